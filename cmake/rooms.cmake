@@ -1,0 +1,38 @@
+# A room is one folder of src/ and one static library, motley_<name>, built from every .cc in it.
+#   motley_room(shard ROOMS graph core LIBS fmt::fmt)
+# x_test.cc files of the room become the test program test_<name>. tools/check_includes.py checks that the includes of
+# a room name only itself and the rooms it is linked with here.
+set(MOTLEY_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers -Werror)
+
+function(motley_room name)
+  cmake_parse_arguments(ARG "" "" "ROOMS;LIBS;TEST_LIBS" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  set(tests ${sources})
+  list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "main\\.cc$")
+  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  add_library(motley_${name} STATIC ${sources})
+  target_compile_options(motley_${name} PRIVATE ${MOTLEY_WARNINGS})
+  target_include_directories(motley_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
+  list(TRANSFORM ARG_ROOMS PREPEND motley_ OUTPUT_VARIABLE rooms)
+  target_link_libraries(motley_${name} PUBLIC ${rooms} ${ARG_LIBS})
+  if(tests)
+    motley_test(test_${name} SOURCES ${tests} LIBS motley_${name} ${ARG_TEST_LIBS})
+  endif()
+endfunction()
+
+# motley_test(name SOURCES a_test.cc ... LIBS ...): a GoogleTest program, one ctest entry.
+function(motley_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LIBS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 600)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_compile_options(${name} PRIVATE ${MOTLEY_WARNINGS})
+  target_compile_definitions(${name} PRIVATE MOTLEY_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                                             MOTLEY_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  target_link_libraries(${name} PRIVATE ${ARG_LIBS} GTest::gtest_main GTest::gmock)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+endfunction()

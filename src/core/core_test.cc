@@ -1,0 +1,88 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/rng.h"
+#include "core/units.h"
+
+namespace motley {
+namespace {
+
+using ::testing::HasSubstr;
+
+template <typename F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const UserError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Units, ParsesAndRefuses) {
+  EXPECT_DOUBLE_EQ(parse_quantity("10.4 Gbps", "bandwidth", "x"), 1.3e9);
+  EXPECT_DOUBLE_EQ(parse_quantity("15.7TFLOPS", "flops", "x"), 15.7e12);
+  EXPECT_DOUBLE_EQ(parse_quantity("16 GiB", "bytes", "x"), 17179869184.);
+  EXPECT_DOUBLE_EQ(parse_quantity("30 us", "time", "x"), 3e-5);
+  EXPECT_DOUBLE_EQ(parse_quantity("5e9", "bandwidth", "x"), 5e9);
+  EXPECT_EQ(message_of([] {
+              parse_quantity("fast", "bandwidth", "link.bandwidth");
+            }).rfind("[units] link.bandwidth is 'fast': not a number", 0),
+            0u);
+  EXPECT_THAT(message_of([] { parse_quantity("3 Gbbs", "bandwidth", "b"); }),
+              HasSubstr("unknown unit 'Gbbs'"));
+  EXPECT_THAT(message_of([] { parse_quantity("-3 GB/s", "bandwidth", "b"); }),
+              HasSubstr("negative"));
+  EXPECT_THAT(message_of([] { parse_quantity("inf", "flops", "b"); }), HasSubstr("finite"));
+}
+
+TEST(Units, Formats) {
+  EXPECT_EQ(format_seconds(0.00125), "1.25 ms");
+  EXPECT_EQ(format_bytes(3. * 1024 * 1024), "3 MiB");
+  EXPECT_EQ(format_flops(12.4e12), "12.4 TFLOP");
+}
+
+TEST(File, WritesWholeFilesOnly) {
+  auto path = std::filesystem::temp_directory_path() / fmt::format("motley_core_{}", getpid());
+  write_file(path, "hello");
+  EXPECT_EQ(read_file(path), "hello");
+  EXPECT_THAT(message_of([&] { read_file(path, 3); }), HasSubstr("at most 3"));
+  std::filesystem::remove(path);
+  EXPECT_THAT(message_of([&] { read_file(path); }), HasSubstr("No such file"));
+  EXPECT_THAT(message_of([] { write_file("/nonexistent/x", ""); }), HasSubstr("cannot write"));
+  EXPECT_THAT(message_of([] { read_file("/tmp"); }), HasSubstr("not a regular file"));
+}
+
+TEST(Json, BoundsDepthAndNamesPlace) {
+  EXPECT_THAT(message_of([] { parse_json(std::string(1000000, '['), "deep.json"); }),
+              HasSubstr("deep.json: nested deeper than 64"));
+  EXPECT_THAT(message_of([] { parse_json("{\"a\":", "cut.json"); }),
+              HasSubstr("cut.json: not valid JSON"));
+  Json j = parse_json(R"({"n": 1.5, "s": "x"})", "j");
+  Fields f(j, "test", "j");
+  EXPECT_THAT(message_of([&] { f.integer("n"); }), HasSubstr("field 'n' is 1.5; give an integer"));
+  EXPECT_THAT(message_of([&] { f.text("missing"); }), HasSubstr("field 'missing' is missing"));
+}
+
+TEST(Rng, IsReproducible) {
+  Rng a(7), b(7);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(a.below(1000), b.below(1000));
+}
+
+TEST(Check, NamesThePlace) {
+  try {
+    MOTLEY_CHECK(1 == 2, "one is {}", 1);
+    FAIL();
+  } catch (const InternalError& e) {
+    EXPECT_THAT(e.what(), HasSubstr("1 == 2: one is 1"));
+  }
+}
+
+}  // namespace
+}  // namespace motley

@@ -1,0 +1,47 @@
+// Two kinds of failure, and no third.
+//
+// UserError: something the user can mend. The message is one line that starts with the room in
+// brackets and names the file, field and value and how to mend it: "[cluster] c.yaml:
+// devices[2].flops is -1; give a positive number". The command line prints it and exits with 2.
+//
+// MOTLEY_CHECK: a broken invariant of ours. It throws InternalError with the place; the command
+// line exits with 1.
+//
+// "No plan fits" is neither: searches return it as a value.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace motley {
+
+class UserError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class InternalError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+// Builds a UserError: throw user_error("plan", "step {} names op {}", i, name).
+template <typename... Args>
+UserError user_error(const char* room, fmt::format_string<Args...> format, Args&&... args) {
+  return UserError(fmt::format("[{}] {}", room, fmt::format(format, std::forward<Args>(args)...)));
+}
+
+[[noreturn]] void check_failed(const char* file, int line, const char* condition,
+                               const std::string& message);
+
+}  // namespace motley
+
+// MOTLEY_CHECK(condition) or MOTLEY_CHECK(condition, "format {}", arg...).
+#define MOTLEY_CHECK(condition, ...)                                                         \
+  do {                                                                                       \
+    if (!(condition)) [[unlikely]]                                                           \
+      ::motley::check_failed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__)); \
+  } while (false)
