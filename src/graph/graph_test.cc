@@ -1,0 +1,91 @@
+#include "graph/graph.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "graph/placement.h"
+
+namespace motley {
+namespace {
+
+using ::testing::HasSubstr;
+
+const char* kText = R"(model toy
+%0 = motley::input("x \"quoted\"") : f32[8,4]
+%1 = motley::parameter("w") : f32[4,4]
+%2 = motley::buffer("running") : f64[]
+%3 = motley::constant([1.0, -inf., 3.25e-09]) : f32[3]
+%4 = aten::mm(%0, %1) : f32[8,4]
+%5, none, %6 = aten::odd(%4, [none, %1], [], [%], [.], none, true, 3, -2.5, "a\nb", bf16) : f32[8,4], none, i64[]
+%7 = aten::sum(%5) : f32[]
+%8 = aten::mm(%1, %1) : f32[4,4] backward
+loss %7
+gradient "w" %8
+update "running" %6
+)";
+
+std::string failure(const std::string& text) {
+  try {
+    parse_graph(text, "g.txt");
+  } catch (const UserError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(GraphText, RoundTrips) {
+  Graph graph = parse_graph(kText, "kText");
+  EXPECT_EQ(to_text(graph), kText);
+  EXPECT_EQ(graph.parameters[0].gradient, ValueId(8));
+  EXPECT_EQ(graph.buffers[0].update, ValueId(6));
+  EXPECT_EQ(graph.inputs_of(graph.nodes[5]), (std::vector<ValueId>{ValueId(4), ValueId(1)}));
+  EXPECT_EQ(graph.nodes[8 - 1].phase, Phase::backward);
+}
+
+TEST(GraphText, NamesTheLine) {
+  EXPECT_THAT(failure("%0 = motley::input(\"x\") : f31[2]\n"),
+              HasSubstr("line 1, column 30: unknown dtype 'f31'"));
+  EXPECT_THAT(failure("%0 = motley::input(\"x\") : f32[2]\n%1 = aten::neg(%4) : f32[2]\n"),
+              HasSubstr("line 2, column"));
+  EXPECT_THAT(failure("%1 = motley::input(\"x\") : f32[2]\n"), HasSubstr("expected %0"));
+  EXPECT_THAT(failure("%0 = aten::neg(none : f32[2]\n"), HasSubstr("expected ','"));
+  EXPECT_THAT(failure("%0 = motley::input(\"x) : f32[2]\n"), HasSubstr("no closing quote"));
+  EXPECT_THAT(failure("%0 = motley::input(\"x\") : f32[99999999,99999999,99999999]\n"),
+              HasSubstr("1e15"));
+  EXPECT_THAT(failure("gradient \"w\" %0\n"), HasSubstr("there is no parameter 'w'"));
+  EXPECT_THAT(failure("%0 = motley::input(\"x\") : f32[2]\nloss %0\n"), HasSubstr("not a scalar"));
+}
+
+TEST(Graph, RemovesDeadNodes) {
+  Graph graph = parse_graph(kText, "kText");
+  graph.add("aten::neg", {ValueId(4)}, {graph.spec(ValueId(4))});
+  size_t before = graph.nodes.size();
+  remove_dead(&graph);
+  EXPECT_EQ(graph.nodes.size(), before - 2);  // the new node and the unused constant
+  EXPECT_TRUE(verify(graph).empty());
+}
+
+TEST(Graph, FingerprintSeesEveryChange) {
+  Graph a = parse_graph(kText, "kText"), b = a;
+  EXPECT_EQ(fingerprint(a), fingerprint(b));
+  std::get<int64_t>(b.nodes[5].args[7])++;
+  EXPECT_NE(fingerprint(a), fingerprint(b));
+}
+
+TEST(Placement, TextRoundTrips) {
+  for (Placement p : {Placement::replicated(), Placement::partial(), Placement::shard(1),
+                      Placement::shard(2, 3)}) {
+    Placement q = Placement::shard(7);
+    EXPECT_TRUE(parse_placement(to_string(p), &q));
+    EXPECT_EQ(p, q);
+  }
+  Placement q;
+  for (const char* bad : {"", "S", "S(", "S(1", "S(1.)", "S(-1)", "S(1) ", "Q"})
+    EXPECT_FALSE(parse_placement(bad, &q)) << bad;
+}
+
+}  // namespace
+}  // namespace motley
