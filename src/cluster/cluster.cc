@@ -1,0 +1,364 @@
+#include "cluster/cluster.h"
+
+#include <unistd.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "core/error.h"
+#include "core/file.h"
+
+namespace motley {
+
+const char* to_string(LinkKind kind) {
+  switch (kind) {
+    case LinkKind::switched:
+      return "switch";
+    case LinkKind::ring:
+      return "ring";
+    case LinkKind::bus:
+      return "bus";
+  }
+  return "?";
+}
+
+std::vector<int> Cluster::count_by_type() const {
+  std::vector<int> counts(types.size());
+  for (const Device& d : devices) ++counts[d.type];
+  return counts;
+}
+
+namespace {
+
+// Walks one file; every failure names it and the path of the field.
+class Reader {
+ public:
+  explicit Reader(std::string file) : file_(std::move(file)) {}
+
+  Cluster read(const std::string& text) {
+    YAML::Node root;
+    try {
+      root = YAML::Load(text);
+    } catch (const YAML::Exception& e) {
+      throw user_error("cluster", "{}: line {}: not valid YAML: {}", file_, e.mark.line + 1, e.msg);
+    }
+    if (!root.IsMap())
+      throw error("the file", "is not a map",
+                  "start with 'name:', 'link:' and 'groups:' or 'devices:'");
+    known_ = device_catalogue();
+    if (YAML::Node list = root["device_types"]) {
+      sequence(list, "device_types");
+      for (size_t i = 0; i < list.size(); ++i)
+        read_type(list[i], fmt::format("device_types[{}]", i));
+    }
+    cluster_.name = root["name"] ? scalar(root["name"], "name") : "unnamed";
+    allow(root, "", {"name", "link", "groups", "devices", "device_types", "uplink", "count"});
+    group(root, GroupId(), "", 0);
+    if (cluster_.devices.empty())
+      throw error("the file", "has no devices", "give 'devices:' in some group");
+    return std::move(cluster_);
+  }
+
+ private:
+  UserError error(const std::string& field, const std::string& what,
+                  const std::string& mend) const {
+    return user_error("cluster", "{}: {} {}; {}", file_, field, what, mend);
+  }
+  static std::string join(const std::string& path, const std::string& field) {
+    return path.empty() ? field : path + "." + field;
+  }
+  void allow(const YAML::Node& map, const std::string& path, std::vector<std::string> names) const {
+    for (auto it : map) {
+      std::string key = scalar(it.first, join(path, "a key"));
+      if (std::find(names.begin(), names.end(), key) == names.end())
+        throw error(join(path, key), "is not a known field",
+                    fmt::format("known are {}", fmt::join(names, ", ")));
+    }
+  }
+  std::string scalar(const YAML::Node& node, const std::string& field) const {
+    if (!node.IsScalar()) throw error(field, "is not a single value", "give one");
+    return node.Scalar();
+  }
+  void sequence(const YAML::Node& node, const std::string& field) const {
+    if (!node.IsSequence()) throw error(field, "is not a list", "give a list");
+  }
+  double quantity(const YAML::Node& node, const char* kind, const std::string& field) const {
+    try {
+      return parse_quantity(scalar(node, field), kind, field);
+    } catch (const UserError& e) {
+      std::string what = e.what();
+      throw user_error("cluster", "{}: {}", file_, what.substr(what.find("] ") + 2));
+    }
+  }
+  double positive(const YAML::Node& node, const char* kind, const std::string& field) const {
+    double x = quantity(node, kind, field);
+    if (x <= 0)
+      throw error(field, fmt::format("is {}", node.Scalar()), "give a number greater than 0");
+    return x;
+  }
+  int count(const YAML::Node& node, const std::string& field) const {
+    double x = positive(node, "number", field);
+    if (x != std::floor(x) || x > kMaxDevices)
+      throw error(field, fmt::format("is {}", node.Scalar()),
+                  fmt::format("give a whole number from 1 to {}", kMaxDevices));
+    return static_cast<int>(x);
+  }
+
+  void read_type(const YAML::Node& node, const std::string& path) {
+    if (!node.IsMap()) throw error(path, "is not a map", "give name, flops, memory, ...");
+    allow(
+        node, path,
+        {"name", "like", "flops", "half_flops", "memory", "memory_bandwidth", "overhead", "speed"});
+    if (!node["name"]) throw error(join(path, "name"), "is missing", "give the type a name");
+    DeviceType type;
+    std::string name = scalar(node["name"], join(path, "name"));
+    bool complete = false;
+    std::string base = node["like"] ? scalar(node["like"], join(path, "like")) : name;
+    for (const DeviceType& k : known_)
+      if (k.name == base) type = k, complete = true;
+    if (node["like"] && !complete)
+      throw error(join(path, "like"), "is '" + base + "', which is not a known device type",
+                  known_names());
+    type.name = name;
+    auto take = [&](const char* field, const char* kind, double* into, bool required) {
+      if (node[field])
+        *into = positive(node[field], kind, join(path, field));
+      else if (required && !complete)
+        throw error(join(path, field), "is missing", "a new device type needs it");
+    };
+    bool half = static_cast<bool>(node["half_flops"]);
+    take("flops", "flops", &type.flops, true);
+    take("half_flops", "flops", &type.half_flops, false);
+    if (!half && (!complete || node["flops"]))
+      type.half_flops = std::max(type.half_flops, type.flops);
+    take("memory", "bytes", &type.memory, true);
+    take("memory_bandwidth", "bandwidth", &type.memory_bandwidth, true);
+    take("overhead", "time", &type.overhead, false);
+    if (node["speed"]) {
+      type.speed = positive(node["speed"], "number", join(path, "speed"));
+      if (type.speed > 1)
+        throw error(join(path, "speed"), "is more than 1", "give the share of one core");
+    } else if (!complete) {
+      type.speed = 0;
+    }
+    std::erase_if(known_, [&](const DeviceType& k) { return k.name == name; });
+    known_.push_back(type);
+  }
+
+  std::string known_names() const {
+    std::vector<std::string> names;
+    for (const DeviceType& k : known_) names.push_back(k.name);
+    std::sort(names.begin(), names.end());
+    return fmt::format("known are {}; or describe it under device_types", fmt::join(names, ", "));
+  }
+
+  int use_type(const std::string& name, const std::string& field) {
+    for (size_t i = 0; i < cluster_.types.size(); ++i)
+      if (cluster_.types[i].name == name) return static_cast<int>(i);
+    for (const DeviceType& k : known_)
+      if (k.name == name) {
+        cluster_.types.push_back(k);
+        return static_cast<int>(cluster_.types.size()) - 1;
+      }
+    throw error(field, "is '" + name + "', which is not a known device type", known_names());
+  }
+
+  void group(const YAML::Node& node, GroupId parent, const std::string& path, int depth) {
+    if (depth > 8) throw error(path, "is nested deeper than 8 groups", "use fewer levels");
+    if (static_cast<int>(cluster_.groups.size()) > kMaxDevices)
+      throw error(path, "makes too many groups", "use fewer");
+    GroupId id(static_cast<int64_t>(cluster_.groups.size()));
+    cluster_.groups.emplace_back();
+    Group g;
+    g.name =
+        node["name"] ? scalar(node["name"], join(path, "name")) : (depth ? "group" : "cluster");
+    g.parent = parent;
+    g.first_device = cluster_.size();
+    YAML::Node link = node["link"];
+    if (!link)
+      throw error(join(path, "link"), "is missing", "give link: {bandwidth: ..., latency: ...}");
+    if (!link.IsMap())
+      throw error(join(path, "link"), "is not a map", "give {bandwidth: ..., latency: ...}");
+    allow(link, join(path, "link"), {"kind", "bandwidth", "latency"});
+    if (!link["bandwidth"])
+      throw error(join(path, "link.bandwidth"), "is missing", "for example 10 Gbps");
+    g.link.bandwidth = positive(link["bandwidth"], "bandwidth", join(path, "link.bandwidth"));
+    if (link["latency"])
+      g.link.latency = quantity(link["latency"], "time", join(path, "link.latency"));
+    if (link["kind"]) {
+      std::string kind = scalar(link["kind"], join(path, "link.kind"));
+      if (kind == "switch")
+        g.link.kind = LinkKind::switched;
+      else if (kind == "ring")
+        g.link.kind = LinkKind::ring;
+      else if (kind == "bus")
+        g.link.kind = LinkKind::bus;
+      else
+        throw error(join(path, "link.kind"), "is '" + kind + "'", "give switch, ring or bus");
+    }
+    if (node["uplink"]) g.uplink = positive(node["uplink"], "bandwidth", join(path, "uplink"));
+    YAML::Node groups = node["groups"], devices = node["devices"];
+    if (static_cast<bool>(groups) == static_cast<bool>(devices))
+      throw error(path.empty() ? "the file" : path, "must have either 'groups' or 'devices'",
+                  "give one of them");
+    if (groups) {
+      sequence(groups, join(path, "groups"));
+      for (size_t i = 0; i < groups.size(); ++i) {
+        std::string child = join(path, fmt::format("groups[{}]", i));
+        if (!groups[i].IsMap()) throw error(child, "is not a map", "give link and devices");
+        allow(groups[i], child, {"name", "count", "link", "uplink", "groups", "devices"});
+        int copies = groups[i]["count"] ? count(groups[i]["count"], join(child, "count")) : 1;
+        for (int c = 0; c < copies; ++c) {
+          g.children.push_back(GroupId(static_cast<int64_t>(cluster_.groups.size())));
+          group(groups[i], id, child, depth + 1);
+        }
+      }
+    } else {
+      sequence(devices, join(path, "devices"));
+      for (size_t i = 0; i < devices.size(); ++i) {
+        std::string field = join(path, fmt::format("devices[{}]", i));
+        const YAML::Node d = devices[i];
+        if (!d.IsMap() || !d["type"])
+          throw error(field, "has no type", "give {type: ..., count: ...}");
+        allow(d, field, {"type", "count"});
+        int type = use_type(scalar(d["type"], join(field, "type")), join(field, "type"));
+        int copies = d["count"] ? count(d["count"], join(field, "count")) : 1;
+        if (cluster_.size() + copies > kMaxDevices)
+          throw error(field, "makes too many devices",
+                      fmt::format("at most {} are planned for", kMaxDevices));
+        for (int c = 0; c < copies; ++c) cluster_.devices.push_back({type, id});
+      }
+    }
+    g.device_count = cluster_.size() - g.first_device;
+    cluster_.groups[id.index] = std::move(g);
+  }
+
+  std::string file_;
+  std::vector<DeviceType> known_;
+  Cluster cluster_;
+};
+
+void write_group(const Cluster& cluster, GroupId id, YAML::Emitter& out) {
+  const Group& g = cluster.groups[id.index];
+  out << YAML::Key << "link" << YAML::Value << YAML::Flow << YAML::BeginMap;
+  if (g.link.kind != LinkKind::switched)
+    out << YAML::Key << "kind" << YAML::Value << to_string(g.link.kind);
+  out << YAML::Key << "bandwidth" << YAML::Value << fmt::format("{}", g.link.bandwidth);
+  out << YAML::Key << "latency" << YAML::Value << fmt::format("{}", g.link.latency) << YAML::EndMap;
+  if (g.uplink > 0) out << YAML::Key << "uplink" << YAML::Value << fmt::format("{}", g.uplink);
+  if (!g.children.empty()) {
+    out << YAML::Key << "groups" << YAML::Value << YAML::BeginSeq;
+    for (GroupId child : g.children) {
+      out << YAML::BeginMap << YAML::Key << "name" << YAML::Value
+          << cluster.groups[child.index].name;
+      write_group(cluster, child, out);
+      out << YAML::EndMap;
+    }
+    out << YAML::EndSeq;
+  } else {
+    out << YAML::Key << "devices" << YAML::Value << YAML::BeginSeq;
+    for (int d = 0; d < g.device_count;) {
+      int type = cluster.devices[g.first_device + d].type, n = 0;
+      while (d < g.device_count && cluster.devices[g.first_device + d].type == type) ++d, ++n;
+      out << YAML::Flow << YAML::BeginMap << YAML::Key << "type" << YAML::Value
+          << cluster.types[type].name << YAML::Key << "count" << YAML::Value << n << YAML::EndMap;
+    }
+    out << YAML::EndSeq;
+  }
+}
+
+}  // namespace
+
+Cluster parse_cluster(const std::string& yaml, const std::string& name) {
+  // yaml-cpp recurses and expands aliases: bound both before it sees the text.
+  if (yaml.size() > (size_t{1} << 24)) throw user_error("cluster", "{}: larger than 16 MiB", name);
+  int depth = 0, deepest = 0;
+  for (char c : yaml) {
+    if (c == '[' || c == '{') deepest = std::max(deepest, ++depth);
+    if (c == ']' || c == '}') depth = std::max(0, depth - 1);
+  }
+  if (deepest > 64) throw user_error("cluster", "{}: nested deeper than 64 brackets", name);
+  size_t column = 0, indent = 0;
+  bool leading = true;
+  for (char c : yaml) {
+    if (c == '\n')
+      column = 0, leading = true;
+    else if (leading && (c == ' ' || c == '-' || c == '?'))
+      indent = std::max(indent, ++column);
+    else
+      leading = false;
+  }
+  if (indent > 512) throw user_error("cluster", "{}: indented deeper than 512 columns", name);
+  return Reader(name).read(yaml);
+}
+
+Cluster load_cluster(const std::string& path_or_name) {
+  namespace fs = std::filesystem;
+  bool is_name =
+      path_or_name.find('/') == std::string::npos && path_or_name.find('.') == std::string::npos;
+  if (!is_name || fs::is_regular_file(path_or_name))
+    return parse_cluster(read_file(path_or_name, size_t{1} << 24), path_or_name);
+  std::vector<std::string> folders;
+  char self[4096];
+  if (ssize_t n = readlink("/proc/self/exe", self, sizeof self); n > 0)
+    for (fs::path p = fs::path(std::string(self, static_cast<size_t>(n))).parent_path();
+         p.has_relative_path(); p = p.parent_path())
+      folders.push_back(p / "clusters");
+  folders.push_back("clusters");
+  std::vector<std::string> names;
+  for (const std::string& folder : folders) {
+    std::error_code code;
+    if (fs::is_regular_file(folder + "/" + path_or_name + ".yaml", code))
+      return parse_cluster(read_file(folder + "/" + path_or_name + ".yaml", size_t{1} << 24),
+                           path_or_name);
+    for (const auto& entry : fs::directory_iterator(folder, code))
+      if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem());
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  throw user_error("cluster",
+                   "'{}' is neither a file nor a shipped cluster; give a path or one of {}",
+                   path_or_name, fmt::join(names, ", "));
+}
+
+std::string to_yaml(const Cluster& cluster) {
+  YAML::Emitter out;
+  out << YAML::BeginMap << YAML::Key << "name" << YAML::Value << cluster.name;
+  write_group(cluster, GroupId(0), out);
+  out << YAML::Key << "device_types" << YAML::Value << YAML::BeginSeq;
+  for (const DeviceType& t : cluster.types) {
+    out << YAML::Flow << YAML::BeginMap << YAML::Key << "name" << YAML::Value << t.name;
+    auto put = [&](const char* field, double x) {
+      if (x > 0) out << YAML::Key << field << YAML::Value << fmt::format("{}", x);
+    };
+    put("flops", t.flops);
+    put("half_flops", t.half_flops);
+    put("memory", t.memory);
+    put("memory_bandwidth", t.memory_bandwidth);
+    put("overhead", t.overhead);
+    put("speed", t.speed);
+    out << YAML::EndMap;
+  }
+  out << YAML::EndSeq << YAML::EndMap;
+  return std::string(out.c_str()) + "\n";
+}
+
+Cluster flat_cluster(const std::vector<DeviceType>& types, const std::vector<int>& counts,
+                     Link link) {
+  Cluster cluster;
+  cluster.name = "flat";
+  cluster.types = types;
+  Group root;
+  root.name = "cluster";
+  root.link = link;
+  for (size_t t = 0; t < types.size(); ++t)
+    for (int i = 0; i < counts[t]; ++i)
+      cluster.devices.push_back({static_cast<int>(t), GroupId(0)});
+  root.device_count = cluster.size();
+  cluster.groups.push_back(root);
+  return cluster;
+}
+
+}  // namespace motley
