@@ -100,6 +100,9 @@ double price(const Option& option, const Weights& weights);
 double complete(const FormTable& table, int have, uint32_t want, int value,
                 std::vector<Conversion>* out);
 
+// The same cost from a set of forms that are all available.
+double complete_from_set(const FormTable& table, uint32_t have, uint32_t want);
+
 // The best solution with the given options: every value completed as cheaply as possible.
 Solution evaluate(const Problem& problem, const std::vector<int>& option, const Weights& weights);
 
