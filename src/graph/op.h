@@ -26,7 +26,7 @@ namespace motley {
 
 // What cutting a label means for results that do not carry it.
 enum class LabelKind : uint8_t {
-  parallel,   // every result carries it, or the cut is not allowed
+  parallel,   // every result carries it (or ignores it)
   reduction,  // results without it become partial sums
   blocked,    // never cut
 };
@@ -34,6 +34,8 @@ enum class LabelKind : uint8_t {
 struct Label {
   int64_t size = 1;
   LabelKind kind = LabelKind::parallel;
+  uint32_t ignored_by = 0;  // bit set of results that do not depend on the operands that carry it:
+                            // they stay replicated
 };
 
 // dims[d] lists the labels of dimension d, outermost first; an empty list: size 1 or broadcast.
@@ -46,6 +48,8 @@ struct Signature {
   std::vector<TensorLabels> operands;    // one per tensor of Graph::inputs_of(node)
   std::vector<TensorLabels> results;     // one per output; an undefined output has no dims
   std::vector<std::vector<int>> linear;  // sets of operand positions
+  std::vector<int> added;  // operands that are added to the sum over reduction labels (a bias):
+                           // when such a label is cut they must be partial too
 };
 
 // A collective inside an operator's kernel.

@@ -1,0 +1,106 @@
+// The one cost model: seconds and bytes of steps and programs on a cluster.
+//
+// Computation is a roofline with a launch overhead, per device type: overhead + max(flops / rate,
+// bytes / bandwidth). A step whose triple cuts a factor of size n does piece/n of the flops and
+// touches piece/n of the bytes of its sharded tensors, and all bytes of the replicated ones.
+// Devices of a type are priced at the largest piece among them.
+//
+// A program's time is stage-synchronised (HAP section 3.2): a collective starts when all devices
+// reach it, so
+//
+//     t = sum over stages of ( collective + max over types of computation up to the next collective
+//     )
+//
+// Neighbouring all-reduces are one message (the runtime coalesces them), so they pay one latency.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cluster/cluster.h"
+#include "net/collectives.h"
+#include "shard/program.h"
+
+namespace motley {
+
+enum class Optimizer { sgd, adamw };
+const char* to_string(Optimizer optimizer);
+bool parse_optimizer(const std::string& text, Optimizer* optimizer);
+// Bytes of state the optimizer keeps per byte of parameter.
+double state_factor(Optimizer optimizer);
+
+// What one step does on all devices together.
+struct Work {
+  Flops flops = 0;        // of the whole op
+  Bytes cut_bytes = 0;    // of its sharded tensors, whole
+  Bytes whole_bytes = 0;  // of its replicated and partial tensors
+  int64_t cut = 0;    // size of the factor that divides flops and cut_bytes; 0: nothing is divided
+  bool half = false;  // 16-bit arithmetic
+  bool free = false;  // an alias or a source: no time
+};
+Work work_of(const Theory& theory, NodeId node, const Triple& triple);
+
+class CostModel {
+ public:
+  explicit CostModel(const Cluster& cluster);
+
+  const Cluster& cluster() const { return cluster_; }
+  int types() const { return static_cast<int>(cluster_.types.size()); }
+
+  // Seconds of a step on a device type that does `fraction` of what is cut. Zero for a fraction of
+  // zero of cut work.
+  Seconds compute(int type, const Work& work, double fraction) const;
+  // Seconds of the optimizer on `bytes` of local parameters.
+  Seconds update(int type, Bytes parameter_bytes, Optimizer optimizer) const;
+  // Seconds of one collective on a tensor of `bytes`, of which device i holds shares[i]. 0 for
+  // slice and mask.
+  Seconds collective(CollectiveKind kind, Bytes bytes, const std::vector<double>& shares) const;
+  Seconds latency() const { return net_.latency_of_ring(); }
+  const CollectiveModel& net() const { return net_; }
+
+ private:
+  Cluster cluster_;
+  CollectiveModel net_;
+};
+
+// Largest piece of a factor among the devices of each type, as a fraction of the factor; and every
+// device's.
+class Fractions {
+ public:
+  Fractions(const Cluster& cluster, const Shares& shares) : cluster_(cluster), shares_(shares) {}
+  // cut == 0: everything (1 for every type).
+  const std::vector<double>& by_type(int64_t cut) const;
+  const std::vector<double>& by_device(int64_t cut) const;
+  const Shares& shares() const { return shares_; }
+
+ private:
+  const Cluster& cluster_;
+  const Shares& shares_;
+  mutable std::map<int64_t, std::vector<double>> by_type_, by_device_;
+};
+
+// One stage: a collective (none before the first) and the computation after it.
+struct Stage {
+  Seconds comm = 0;
+  std::vector<Seconds> compute;  // [type]
+};
+
+struct ProgramCost {
+  Seconds step = 0;              // whole iteration, optimizer included
+  Seconds comm = 0;              // of it in collectives
+  std::vector<Seconds> compute;  // [type] busy seconds
+  std::vector<Stage> stages;
+  std::vector<Bytes> peak_memory;   // [type]
+  std::vector<Bytes> state_memory;  // [type] parameters, gradients, optimizer state: of it, there
+                                    // for the whole step
+};
+
+ProgramCost cost_of(const Theory& theory, const Program& program, const CostModel& model,
+                    const Fractions& fractions, Optimizer optimizer);
+
+// Bytes that each device type holds at its peak: parameters, gradients and optimizer state for the
+// whole step, and activations by liveness; aliases of one tensor count once.
+void memory_of(const Theory& theory, const Program& program, const Fractions& fractions, int types,
+               Optimizer optimizer, std::vector<Bytes>* peak, std::vector<Bytes>* state);
+
+}  // namespace motley

@@ -1,0 +1,44 @@
+// Tensors made from nothing: every element is the same, so any placement is made locally.
+#include "graph/ops/builder.h"
+
+namespace motley::ops {
+
+namespace {
+
+Signature uniform(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  for (int d = 0; d < static_cast<int>(b.out(0).size()); ++d)
+    b.result(0, d, {b.label(b.out(0)[d])});
+  return b.take();
+}
+
+Signature replicated(const Graph& graph, const Node& node) { return Builder(graph, node).take(); }
+
+OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&), int size_arg = -1) {
+  OpDef op{name};
+  op.signature = signature;
+  op.size_arg = size_arg;
+  return op;
+}
+
+}  // namespace
+
+const std::vector<OpDef>& factory_ops() {
+  static const std::vector<OpDef> table = {
+      def("aten::arange", replicated),
+      def("aten::arange.start", replicated),
+      def("aten::arange.start_step", replicated),
+      def("aten::full", uniform, 0),
+      def("aten::full_like", uniform),
+      def("aten::new_empty", uniform, 1),
+      def("aten::new_full", uniform, 1),
+      def("aten::new_ones", uniform, 1),
+      def("aten::new_zeros", uniform, 1),
+      def("aten::ones", uniform, 0),
+      def("aten::scalar_tensor", replicated),
+      def("aten::zeros", uniform, 0),
+  };
+  return table;
+}
+
+}  // namespace motley::ops

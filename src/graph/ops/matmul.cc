@@ -1,0 +1,91 @@
+// Matrix products: Figure 9 of HAP follows from the labels.
+#include "graph/ops/builder.h"
+
+namespace motley::ops {
+
+namespace {
+
+// [b] i k, [b] k j -> [b] i j, with an optional added operand in front.
+Signature product(const Graph& graph, const Node& node, bool batched, bool bias) {
+  Builder b(graph, node);
+  int first = bias ? 1 : 0, d = batched ? 1 : 0;
+  const Shape &x = b.in(first), &y = b.in(first + 1);
+  int batch = batched ? b.label(x[0]) : -1, i = b.label(x[d]), j = b.label(y[d + 1]);
+  int k = b.label(x[d + 1], LabelKind::reduction);
+  if (batched) {
+    b.operand(first, 0, {batch});
+    b.operand(first + 1, 0, {batch});
+    b.result(0, 0, {batch});
+  }
+  b.operand(first, d, {i});
+  b.operand(first, d + 1, {k});
+  b.operand(first + 1, d, {k});
+  b.operand(first + 1, d + 1, {j});
+  b.result(0, d, {i});
+  b.result(0, d + 1, {j});
+  if (bias) {
+    std::vector<int> labels = batched ? std::vector<int>{batch, i, j} : std::vector<int>{i, j};
+    b.broadcast_operand(0, labels, b.out(0));
+    b.added(0);
+    b.linear({0, 1});
+    b.linear({0, 2});
+  } else {
+    b.linear({0});
+    b.linear({1});
+  }
+  return b.take();
+}
+
+Signature mm(const Graph& graph, const Node& node) { return product(graph, node, false, false); }
+Signature addmm(const Graph& graph, const Node& node) { return product(graph, node, false, true); }
+Signature bmm(const Graph& graph, const Node& node) { return product(graph, node, true, false); }
+Signature baddbmm(const Graph& graph, const Node& node) { return product(graph, node, true, true); }
+
+Signature mv(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  int i = b.label(b.in(0)[0]), k = b.label(b.in(0)[1], LabelKind::reduction);
+  b.operand(0, 0, {i});
+  b.operand(0, 1, {k});
+  b.operand(1, 0, {k});
+  b.result(0, 0, {i});
+  b.linear({0});
+  b.linear({1});
+  return b.take();
+}
+
+Signature dot(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  int k = b.label(b.in(0)[0], LabelKind::reduction);
+  b.operand(0, 0, {k});
+  b.operand(1, 0, {k});
+  b.linear({0});
+  b.linear({1});
+  return b.take();
+}
+
+// Twice the product of the result's size and the contracted dimension.
+double flops(const Graph& graph, const Node& node) {
+  auto inputs = graph.inputs_of(node);
+  const Shape& last = graph.spec(inputs.back()).shape;
+  int64_t k = last.size() >= 2 ? last[last.size() - 2] : last[0];
+  return 2.0 * static_cast<double>(graph.spec(node.outputs[0]).numel()) * static_cast<double>(k);
+}
+
+OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&)) {
+  OpDef op{name};
+  op.signature = signature;
+  op.flops = flops;
+  return op;
+}
+
+}  // namespace
+
+const std::vector<OpDef>& matmul_ops() {
+  static const std::vector<OpDef> table = {
+      def("aten::addmm", addmm), def("aten::baddbmm", baddbmm), def("aten::bmm", bmm),
+      def("aten::dot", dot),     def("aten::mm", mm),           def("aten::mv", mv),
+  };
+  return table;
+}
+
+}  // namespace motley::ops

@@ -1,0 +1,65 @@
+#include "net/collectives.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace motley {
+
+CollectiveModel::CollectiveModel(const Cluster& cluster) : devices_(cluster.size()) {
+  bandwidth_ = std::numeric_limits<double>::infinity();
+  if (devices_ == 1) return;
+  for (size_t g = 0; g < cluster.groups.size(); ++g) {
+    const Group& group = cluster.groups[g];
+    int members =
+        group.children.empty() ? group.device_count : static_cast<int>(group.children.size());
+    if (members > 1) latency_ = std::max(latency_, group.link.latency);
+    if (group.children.empty()) {
+      if (members < 2) continue;
+      // A bus carries the traffic of every device in both directions.
+      double port = group.link.kind == LinkKind::bus ? group.link.bandwidth / (2. * members)
+                                                     : group.link.bandwidth;
+      for (int d = 0; d < group.device_count; ++d)
+        ports_.push_back({group.first_device + d, 1, port});
+    } else {
+      for (GroupId id : group.children) {
+        const Group& child = cluster.groups[id.index];
+        double port = child.uplink > 0 ? child.uplink : group.link.bandwidth;
+        if (group.link.kind == LinkKind::bus) port /= 2. * members;
+        if (members > 1) ports_.push_back({child.first_device, child.device_count, port});
+      }
+    }
+  }
+  for (const Port& port : ports_) bandwidth_ = std::min(bandwidth_, port.bandwidth);
+}
+
+Seconds CollectiveModel::all_reduce(Bytes bytes) const {
+  if (devices_ == 1) return 0;
+  double p = devices_, steps = std::ceil(std::log2(p));
+  return std::min(2 * (p - 1) / p * bytes / bandwidth_ + 2 * (p - 1) * latency_,
+                  2 * bytes / bandwidth_ + 2 * steps * latency_);
+}
+
+Seconds CollectiveModel::all_gather(Bytes bytes, const std::vector<double>& shares) const {
+  if (devices_ == 1) return 0;
+  double p = devices_, padded = *std::max_element(shares.begin(), shares.end()) * bytes * (p - 1);
+  return padded / bandwidth_ + std::ceil(std::log2(p)) * latency_;
+}
+
+Seconds CollectiveModel::reduce_scatter(Bytes bytes, const std::vector<double>& shares) const {
+  return all_gather(bytes, shares);
+}
+
+Seconds CollectiveModel::all_to_all(Bytes bytes, const std::vector<double>& shares) const {
+  if (devices_ == 1) return 0;
+  std::vector<double> prefix(shares.size() + 1, 0);
+  for (size_t d = 0; d < shares.size(); ++d) prefix[d + 1] = prefix[d] + shares[d];
+  double worst = 0;
+  for (const Port& port : ports_) {
+    double s = prefix[port.first + port.count] - prefix[port.first];
+    worst = std::max(worst, s * (1 - s) * bytes / port.bandwidth);
+  }
+  return worst + std::ceil(std::log2(static_cast<double>(devices_))) * latency_;
+}
+
+}  // namespace motley

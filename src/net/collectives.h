@@ -1,0 +1,52 @@
+// Closed-form times of collectives over all devices of a cluster, for searches that price thousands
+// of them.
+//
+// A ring visits the devices in the order of the tree, so that it enters every group once; its pace
+// is that of the slowest port it crosses. A tree (recursive halving and doubling) pays fewer
+// latencies; small messages take the cheaper of both. With p devices, S bytes in all, B the slowest
+// port and L the largest latency on the way:
+//
+//   all-reduce       min( 2(p-1)/p S/B + 2(p-1) L,  2 S/B + 2 ceil(log2 p) L )
+//   all-gather       shards padded to the largest, m = the largest share:  min( (p-1) m S/B + (p-1)
+//   L,  ... log2 ... ) reduce-scatter   as all-gather all-to-all       per port: a group with share
+//   s of the tensor sends s (1 - s) S and receives as much; the worst port
+//
+// The fluid simulator of this room (fluid.h) is the reference for what sharing and other algorithms
+// cost.
+#pragma once
+
+#include <vector>
+
+#include "cluster/cluster.h"
+#include "core/units.h"
+
+namespace motley {
+
+class CollectiveModel {
+ public:
+  explicit CollectiveModel(const Cluster& cluster);
+
+  // `bytes`: size of the whole tensor. `shares`: fraction of it that each device holds (sum 1).
+  Seconds all_reduce(Bytes bytes) const;
+  Seconds all_gather(Bytes bytes, const std::vector<double>& shares) const;
+  Seconds reduce_scatter(Bytes bytes, const std::vector<double>& shares) const;
+  Seconds all_to_all(Bytes bytes, const std::vector<double>& shares) const;
+
+  // all_gather = fixed + slope * largest share, for the load-balancing LP; the same for
+  // reduce_scatter.
+  Seconds latency_of_ring() const { return latency_; }
+  BytesPerSecond ring_bandwidth() const { return bandwidth_; }
+  int devices() const { return devices_; }
+
+ private:
+  struct Port {
+    int first, count;          // devices below it
+    BytesPerSecond bandwidth;  // one direction
+  };
+  int devices_;
+  BytesPerSecond bandwidth_ = 0;  // of the slowest port on a ring through all devices
+  Seconds latency_ = 0;           // the largest on the way
+  std::vector<Port> ports_;
+};
+
+}  // namespace motley

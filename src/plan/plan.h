@@ -1,0 +1,60 @@
+// The plan: the narrow waist. Every search produces one; the simulator, the runtime, the report and
+// the exporters read it.
+//
+// A plan is whole: it holds the graph it is for, the cluster, the ratios and the program, so that
+// nothing else is needed to check, simulate or run it, and one made in an editor is as good as a
+// searched one. The file is JSON; docs/plan-file.md describes every field. Reading a file proves
+// nothing but its syntax: check() decides whether a plan is sound.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cluster/cluster.h"
+#include "core/file.h"
+#include "cost/cost.h"
+#include "shard/program.h"
+
+namespace motley {
+
+constexpr int kPlanVersion = 1;
+
+struct Plan {
+  std::string engine = "spmd";
+  std::string model;  // zoo spec or name of a graph file
+  int64_t batch = 0;  // global
+  Optimizer optimizer = Optimizer::adamw;
+  Cluster cluster;
+  std::vector<double> ratios;    // [device] share of every cut factor; sum 1
+  std::unique_ptr<Graph> graph;  // stable addresses: theory refers to graph
+  std::unique_ptr<Theory> theory;
+  Program program;
+
+  // What the planner predicted. Informative only.
+  Seconds predicted_step_s = 0;
+  Seconds lower_bound_s = 0;
+  std::vector<Bytes> peak_memory_bytes;  // [device]
+
+  void set_graph(Graph g) {
+    graph = std::make_unique<Graph>(std::move(g));
+    theory = std::make_unique<Theory>(*graph);
+  }
+};
+
+Json to_json(const Plan& plan);
+// Throws UserError naming `name`, the field, its value and the mend.
+Plan parse_plan(const std::string& text, const std::string& name);
+void save_plan(const Plan& plan, const std::string& path);
+Plan load_plan(const std::string& path);
+
+// The independent checker: what is wrong with a plan, empty if it is sound. It trusts no search: it
+// derives the theory again and follows the program step by step, and it adds up the memory of every
+// device.
+std::vector<std::string> check(const Plan& plan, bool memory_limit = true);
+
+// The plan in words: which parameters and activations are cut how, who gets how much, what is
+// communicated and why.
+std::string describe(const Plan& plan);
+
+}  // namespace motley

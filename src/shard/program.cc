@@ -1,0 +1,196 @@
+#include "shard/program.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/error.h"
+
+namespace motley {
+
+std::string to_text(const Theory& theory, const Step& step) {
+  if (!step.is_compute())
+    return fmt::format("{} %{} {} -> {}", to_string(step.kind), step.value.index,
+                       to_string(step.from), to_string(step.to));
+  return fmt::format("node {} {} {}", step.node.index, theory.graph().node(step.node).op,
+                     to_string(theory.triples(step.node)[step.triple]));
+}
+
+Step parse_step(const Theory& theory, const std::string& line, const std::string& where) {
+  auto fail = [&](const std::string& why) {
+    return user_error("plan", "{}: '{}' {}", where, line.substr(0, 200), why);
+  };
+  const Graph& graph = theory.graph();
+  auto word = [&](size_t* at) {
+    size_t end = line.find(' ', *at);
+    if (end == std::string::npos) end = line.size();
+    std::string w = line.substr(*at, end - *at);
+    *at = std::min(line.size(), end + 1);
+    return w;
+  };
+  auto index = [&](const std::string& text, size_t count, const char* what) {
+    if (text.empty() || text.size() > 9 ||
+        text.find_first_not_of("0123456789") != std::string::npos)
+      throw fail(fmt::format("has no {} number", what));
+    int i = std::stoi(text);
+    if (i >= static_cast<int>(count))
+      throw fail(fmt::format("names {} {}; the graph has {}", what, i, count));
+    return i;
+  };
+  size_t at = 0;
+  std::string head = word(&at);
+  Step step;
+  if (head == "node") {
+    step.node = NodeId(index(word(&at), graph.nodes.size(), "node"));
+    std::string op = word(&at);
+    if (op != graph.node(step.node).op)
+      throw fail(fmt::format("is {} in the graph; the plan was made for another model",
+                             graph.node(step.node).op));
+    std::string triple = line.substr(at);
+    const auto& triples = theory.triples(step.node);
+    for (size_t t = 0; t < triples.size(); ++t)
+      if (to_string(triples[t]) == triple) step.triple = static_cast<int>(t);
+    if (step.triple < 0)
+      throw fail("is not a Hoare triple of this op; see `motley check` for those that are");
+    return step;
+  }
+  std::string value = word(&at), from = word(&at), arrow = word(&at), to = word(&at);
+  if (value.empty() || value[0] != '%' || arrow != "->" || !parse_placement(from, &step.from) ||
+      !parse_placement(to, &step.to))
+    throw fail("is not a step; write 'node N op IN -> OUT' or 'collective %V FROM -> TO'");
+  step.value = ValueId(index(value.substr(1), graph.values.size(), "value"));
+  if (!Theory::conversion(step.from, step.to, &step.kind) || head != to_string(step.kind))
+    throw fail("is not a collective between these placements");
+  return step;
+}
+
+std::vector<std::string> check(const Theory& theory, const Program& program) {
+  const Graph& graph = theory.graph();
+  std::vector<std::string> problems;
+  std::set<std::pair<ValueId, Placement>> available;
+  std::vector<bool> ran(graph.nodes.size());
+  auto problem = [&](size_t s, const std::string& why) {
+    if (problems.size() < 20) problems.push_back(fmt::format("step {}: {}", s, why));
+  };
+  auto need = [&](size_t s, ValueId v, Placement p) {
+    if (!available.count({v, p}))
+      problem(s,
+              fmt::format("needs %{} as {}, which no earlier step makes", v.index, to_string(p)));
+  };
+  std::map<ValueId, Placement> stored;
+  for (size_t s = 0; s < program.steps.size(); ++s) {
+    const Step& step = program.steps[s];
+    if (step.is_compute()) {
+      if (step.node.index >= static_cast<int>(graph.nodes.size()) || step.triple < 0 ||
+          step.triple >= static_cast<int>(theory.triples(step.node).size())) {
+        problem(s, "names a node or triple that does not exist");
+        continue;
+      }
+      const Node& node = graph.node(step.node);
+      const Triple& triple = theory.triples(step.node)[step.triple];
+      auto inputs = graph.inputs_of(node);
+      for (size_t i = 0; i < inputs.size(); ++i) need(s, inputs[i], triple.in[i]);
+      for (size_t o = 0; o < node.outputs.size(); ++o) {
+        ValueId v = node.outputs[o];
+        if (!v.valid()) continue;
+        if (!available.insert({v, triple.out[o]}).second)
+          problem(s,
+                  fmt::format("makes %{} as {} a second time", v.index, to_string(triple.out[o])));
+        if (is_source(node)) stored.emplace(v, triple.out[o]);
+      }
+      // An op may run under several triples (a replicated and a sharded copy); a source is stored
+      // once, and a random op or one with a collective inside runs once.
+      bool once =
+          node.op == "motley::parameter" || node.op == "motley::buffer" || !triple.kernel.empty();
+      if (ran[step.node.index] && once)
+        problem(s, fmt::format("runs node {} a second time", step.node.index));
+      ran[step.node.index] = true;
+    } else {
+      if (!step.value.valid() || step.value.index >= static_cast<int>(graph.values.size())) {
+        problem(s, "names a value that does not exist");
+        continue;
+      }
+      CollectiveKind kind;
+      if (!theory.legal(step.value, step.from) || !theory.legal(step.value, step.to) ||
+          !Theory::conversion(step.from, step.to, &kind) || kind != step.kind)
+        problem(s, fmt::format("{} does not turn {} of %{} into {}", to_string(step.kind),
+                               to_string(step.from), step.value.index, to_string(step.to)));
+      need(s, step.value, step.from);
+      if (!available.insert({step.value, step.to}).second)
+        problem(s,
+                fmt::format("makes %{} as {} a second time", step.value.index, to_string(step.to)));
+    }
+  }
+  auto has = [&](ValueId v, Placement p) { return available.count({v, p}) > 0; };
+  if (graph.loss.valid() && !has(graph.loss, Placement::replicated()) &&
+      !has(graph.loss, Placement::partial()))
+    problems.push_back("the loss is neither replicated nor partial at the end");
+  auto placed_as = [&](const std::string& name, ValueId source, ValueId result, const char* what) {
+    auto it = stored.find(source);
+    if (it == stored.end()) {
+      if (result.valid()) problems.push_back(fmt::format("{} is never made", name));
+      return;
+    }
+    if (result.valid() && !has(result, it->second))
+      problems.push_back(
+          fmt::format("the {} of {} is not placed {} as it is", what, name, to_string(it->second)));
+  };
+  for (const Parameter& p : graph.parameters) placed_as(p.name, p.value, p.gradient, "gradient");
+  for (const Buffer& b : graph.buffers) placed_as(b.name, b.value, b.update, "update");
+  return problems;
+}
+
+std::vector<Placement> stored_placements(const Theory& theory, const Program& program) {
+  const Graph& graph = theory.graph();
+  std::vector<Placement> stored(graph.values.size());
+  for (const Step& step : program.steps)
+    if (step.is_compute() && is_source(graph.node(step.node)))
+      stored[graph.node(step.node).outputs[0].index] =
+          theory.triples(step.node)[step.triple].out[0];
+  return stored;
+}
+
+std::vector<Held> lifetimes(const Theory& theory, const Program& program) {
+  const Graph& graph = theory.graph();
+  std::vector<Held> held;
+  std::map<std::pair<ValueId, Placement>, size_t> index;
+  std::map<ValueId, Placement> stored;
+  auto make = [&](ValueId v, Placement p, int s) {
+    index[{v, p}] = held.size();
+    held.push_back({v, p, s, s});
+  };
+  auto use = [&](ValueId v, Placement p, int s) {
+    if (auto it = index.find({v, p}); it != index.end()) held[it->second].last = s;
+  };
+  int end = static_cast<int>(program.steps.size());
+  for (int s = 0; s < end; ++s) {
+    const Step& step = program.steps[s];
+    if (step.is_compute()) {
+      const Node& node = graph.node(step.node);
+      const Triple& triple = theory.triples(step.node)[step.triple];
+      auto inputs = graph.inputs_of(node);
+      for (size_t i = 0; i < inputs.size(); ++i) use(inputs[i], triple.in[i], s);
+      for (size_t o = 0; o < node.outputs.size(); ++o)
+        if (node.outputs[o].valid()) {
+          make(node.outputs[o], triple.out[o], s);
+          if (is_source(node)) stored.emplace(node.outputs[o], triple.out[o]);
+        }
+    } else {
+      use(step.value, step.from, s);
+      make(step.value, step.to, s);
+    }
+  }
+  use(graph.loss, Placement::replicated(), end);
+  use(graph.loss, Placement::partial(), end);
+  auto keep = [&](ValueId source, ValueId result) {
+    auto it = stored.find(source);
+    if (it == stored.end()) return;
+    use(source, it->second, end);
+    if (result.valid()) use(result, it->second, end);
+  };
+  for (const Parameter& p : graph.parameters) keep(p.value, p.gradient);
+  for (const Buffer& b : graph.buffers) keep(b.value, b.update);
+  return held;
+}
+
+}  // namespace motley

@@ -1,0 +1,63 @@
+// A distributed program (HAP section 4.1): the instructions every device runs, in order, on its own
+// pieces.
+//
+// A step is either a node of the graph under one of its Hoare triples, or a collective that makes
+// one more placement of a value. A value may be held in several placements at once; each is a
+// tensor of its own. The program is equivalent to the graph if every step finds its operands, and
+// at the end the loss is replicated or partial and every parameter's gradient (every buffer's
+// update) is placed as the parameter (buffer) is.
+//
+// Text form, one step a line; it names what it means in full, so that programs can be written by
+// hand:
+//
+//   node 12 aten::mm S(0), R -> S(0)
+//   node 40 aten::embedding S(0), R -> P [embedding.vocab]
+//   all_reduce %77 P -> R
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "shard/theory.h"
+
+namespace motley {
+
+struct Step {
+  NodeId node;      // valid: computation
+  int triple = -1;  // into Theory::triples(node)
+  ValueId value;    // valid: collective
+  Placement from, to;
+  CollectiveKind kind = CollectiveKind::all_reduce;
+
+  bool is_compute() const { return node.valid(); }
+  friend bool operator==(const Step&, const Step&) = default;
+};
+
+struct Program {
+  std::vector<Step> steps;
+};
+
+std::string to_text(const Theory& theory, const Step& step);
+// Throws UserError that starts with `where` if the line is not a step of this graph or not a triple
+// of its theory.
+Step parse_step(const Theory& theory, const std::string& line, const std::string& where);
+
+// What is wrong with a program, as sentences; empty if it is equivalent to the graph. Trusts
+// nothing but the theory: REQUIRES only that triple numbers are in range where they are used.
+std::vector<std::string> check(const Theory& theory, const Program& program);
+
+// [value] How every parameter, buffer and input is stored, read off the program (other values:
+// replicated).
+std::vector<Placement> stored_placements(const Theory& theory, const Program& program);
+
+// Lifetimes: for every step the (value, placement) pairs whose last use it is, as indices into
+// `held`.
+struct Held {
+  ValueId value;
+  Placement placement;
+  int made;  // step that makes it
+  int last;  // last step that uses it; steps.size() if it is needed at the end
+};
+std::vector<Held> lifetimes(const Theory& theory, const Program& program);
+
+}  // namespace motley

@@ -1,0 +1,83 @@
+// The background theory of a graph (HAP section 4.2): for every value its possible placements, for
+// every node the Hoare triples { placements of the operands } op { placements of the results }.
+//
+// Triples are derived, not listed. First the dimensions of all values are refined into atomic
+// factors until every op agrees (a view splits [3*heads*dim] into 3 x heads x dim; the product that
+// made the tensor, and the weight it was made from, then know the same factors). Then each label of
+// an op's signature that may be cut gives one triple per atomic factor, each `linear` set one over
+// partial sums, each ExtraRule itself, and every op runs replicated.
+//
+// Cost: linear in the size of the graph; calls that look alike (same op, arguments, shapes and
+// factors) share one table.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph/graph.h"
+#include "graph/op.h"
+#include "shard/shares.h"
+
+namespace motley {
+
+struct Triple {
+  std::vector<Placement> in;   // one per tensor of Graph::inputs_of(node)
+  std::vector<Placement> out;  // one per output of the node (undefined outputs: replicated)
+  int64_t cut = 0;     // size of the factor that divides the work; 0: every device does all of it
+  std::string kernel;  // name of the extra rule, empty for the op itself
+  std::vector<InnerCollective> collectives;
+};
+std::string to_string(
+    const Triple& triple);  // "S(0), R -> S(0)" or "S(0), R -> P [embedding.vocab]"
+
+// Collectives between placements of one value. Free ones move nothing between devices.
+enum class CollectiveKind : uint8_t {
+  all_reduce,      // P -> R
+  reduce_scatter,  // P -> S
+  all_gather,      // S -> R, shards padded to the largest
+  all_to_all,      // S -> S'
+  slice,           // R -> S, free
+  mask,            // R -> P, free: the first device keeps its value, the others hold zeros
+};
+const char* to_string(CollectiveKind kind);
+
+class Theory {
+ public:
+  explicit Theory(const Graph& graph);
+
+  const Graph& graph() const { return graph_; }
+  // Atomic factors of every dimension of a value, outermost first; a dimension of size 1 has none.
+  const std::vector<std::vector<int64_t>>& factors(ValueId value) const {
+    return factors_[value.index];
+  }
+  // R, then P (for floating point), then every S.
+  std::vector<Placement> placements(ValueId value) const;
+  bool legal(ValueId value, Placement placement) const;
+  const std::vector<Triple>& triples(NodeId node) const { return *triples_[node.index]; }
+  // Number of the triple table of a node: equal numbers, equal tables.
+  int table(NodeId node) const { return table_[node.index]; }
+  int tables() const { return static_cast<int>(tables_.size()); }
+  // Size of the factor that a placement cuts. REQUIRES: a legal shard.
+  int64_t cut_size(ValueId value, Placement placement) const;
+  // Shape of the piece of a value that a device holds.
+  Shape local_shape(ValueId value, Placement placement, const Shares& shares, int device) const;
+  // Names of the ops that are not in the table and only run replicated, sorted.
+  std::vector<std::string> unknown_ops() const;
+
+  // Which collective converts a into b (a != b); false if none does.
+  static bool conversion(Placement a, Placement b, CollectiveKind* kind);
+
+ private:
+  void refine();
+  void derive();
+
+  const Graph& graph_;
+  std::vector<Signature> signatures_;                       // [node]
+  std::vector<std::vector<std::vector<int64_t>>> factors_;  // [value][dim]
+  std::vector<std::unique_ptr<std::vector<Triple>>> tables_;
+  std::vector<const std::vector<Triple>*> triples_;
+  std::vector<int> table_;
+};
+
+}  // namespace motley
