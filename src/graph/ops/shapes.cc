@@ -69,7 +69,8 @@ std::vector<TensorSpec> shape_convolution_backward(const Graph& graph, const Nod
                 {operand(graph, node, 1), operand(graph, node, 2), {grad.dtype, {grad.shape[1]}}});
 }
 
-// (input, weight, bias, running_mean, running_var, training, ...) -> output, saved mean, saved inverse deviation
+// (input, weight, bias, running_mean, running_var, training, ...) -> output, saved mean, saved
+// inverse deviation
 std::vector<TensorSpec> shape_native_batch_norm(const Graph& graph, const Node& node) {
   const TensorSpec& x = operand(graph, node, 0);
   const TensorSpec saved{x.dtype, {std::get<bool>(node.args[5]) ? x.shape[1] : 0}};
@@ -87,8 +88,7 @@ std::vector<TensorSpec> shape_native_batch_norm_backward(const Graph& graph, con
 std::vector<TensorSpec> shape_native_layer_norm(const Graph& graph, const Node& node) {
   const TensorSpec& x = operand(graph, node, 0);
   TensorSpec saved = x;
-  for (size_t i = 0; i < integers(node, 1).size(); i++)
-    saved.shape[saved.shape.size() - 1 - i] = 1;
+  for (size_t i = 0; i < integers(node, 1).size(); i++) saved.shape[saved.shape.size() - 1 - i] = 1;
   return {x, saved, saved};
 }
 
@@ -102,7 +102,8 @@ std::vector<TensorSpec> shape_native_layer_norm_backward(const Graph& graph, con
 // (input, weight, bias, N, C, HxW, group, eps) -> output, mean, inverse deviation
 std::vector<TensorSpec> shape_native_group_norm(const Graph& graph, const Node& node) {
   const TensorSpec& x = operand(graph, node, 0);
-  const TensorSpec saved{x.dtype, {std::get<int64_t>(node.args[3]), std::get<int64_t>(node.args[6])}};
+  const TensorSpec saved{x.dtype,
+                         {std::get<int64_t>(node.args[3]), std::get<int64_t>(node.args[6])}};
   return {x, saved, saved};
 }
 

@@ -1,7 +1,8 @@
-// Shapes of results, for the operators that libtorch has no Meta kernel for. An OpDef names one as its `shape`.
+// Shapes of results, for the operators that libtorch has no Meta kernel for. An OpDef names one as
+// its `shape`.
 //
-// Each takes a node whose arguments are complete and whose outputs are not, and returns one spec per output; {-1} is an
-// output that is undefined. Arguments are taken to be valid: the model ran.
+// Each takes a node whose arguments are complete and whose outputs are not, and returns one spec
+// per output; {-1} is an output that is undefined. Arguments are taken to be valid: the model ran.
 #pragma once
 
 #include <vector>
@@ -12,9 +13,11 @@ namespace motley {
 
 using ShapeFunction = std::vector<TensorSpec> (*)(const Graph&, const Node&);
 
-// Result 0 is like operand 0: pointwise ops whose other operands broadcast to it, and most `_backward`s.
+// Result 0 is like operand 0: pointwise ops whose other operands broadcast to it, and most
+// `_backward`s.
 std::vector<TensorSpec> shape_like_first(const Graph& graph, const Node& node);
-// Like the second argument: mse_loss_backward, max_pool2d_with_indices_backward, _adaptive_avg_pool2d_backward, ...
+// Like the second argument: mse_loss_backward, max_pool2d_with_indices_backward,
+// _adaptive_avg_pool2d_backward, ...
 std::vector<TensorSpec> shape_like_second(const Graph& graph, const Node& node);
 
 std::vector<TensorSpec> shape_convolution(const Graph& graph, const Node& node);

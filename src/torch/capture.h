@@ -1,0 +1,56 @@
+// Capture: one training step as a Graph, by running the model once.
+//
+// A boxed fallback on the dispatch key Fake, which lies below autograd, sees every ATen call of the
+// model's forward pass, its loss and torch::autograd::grad. Factories are redirected to the Meta
+// device, so nothing is computed or allocated: a model of 40 billion parameters takes well under a
+// second and its graph a few megabytes. The backward graph is PyTorch's own.
+//
+// The recorded program is functional. Tensors are known by their storage and geometry (offset,
+// sizes, strides):
+//   - a storage has a base value, and a tree of views over it, each with the op that makes it from
+//   its parent;
+//   - an in-place op is recorded as its functional twin (add_ as add, copy_ as its source) and
+//   written to the view: through
+//     the inverses of the view's ops up to the base (slice_scatter for slice, t for t, ...);
+//   - other views of a written storage are made again from the base when they are next read.
+// Views that change nothing, detach, and copies of contiguous tensors leave no node. Strides are
+// not part of the graph: as_strided is rewritten to views, slices and permutations, or refused.
+//
+// Numbers that libtorch wraps as 0-dim tensors become literals and other CPU tensors of at most
+// 4096 elements constants. The running statistics of batch normalisation become explicit updates of
+// buffers, computed from the saved mean and inverse deviation.
+//
+// Not captured: control flow that depends on values (item() is a UserError), sparse, quantised and
+// complex tensors, changes of a parameter inside the step.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "graph/graph.h"
+
+namespace motley {
+
+class TrainModule;
+
+struct Capture {
+  Graph graph;
+  std::vector<std::string> unknown_ops;  // not in the op table: they will run replicated
+  std::vector<std::pair<std::string, std::string>>
+      tied;  // another name of a parameter, and its name in the graph
+  double seconds = 0;
+};
+
+// Captures a zoo model ("gpt:layers=2") for a global batch. Throws UserError as parse_model does,
+// or if the step cannot be captured.
+Capture capture(const std::string& model, int64_t batch, DType dtype = DType::f32);
+
+// Captures what `build` makes. `build` runs under the Meta device: it must make the module and its
+// tensors.
+Capture capture(const std::string& name, const std::function<std::shared_ptr<TrainModule>()>& build,
+                int64_t batch, DType dtype = DType::f32);
+
+}  // namespace motley
