@@ -1,0 +1,233 @@
+#include "net/topology.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+
+namespace motley::net {
+
+std::vector<LinkUse> LinkLoad::take() {
+  std::sort(touched_.begin(), touched_.end());
+  std::vector<LinkUse> uses;
+  uses.reserve(touched_.size());
+  for (int link : touched_) {
+    if (flows_[link] > 0) uses.push_back({link, flows_[link]});
+    flows_[link] = 0;
+  }
+  touched_.clear();
+  return uses;
+}
+
+Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
+  size_t nodes = static_cast<size_t>(devices_) + cluster.groups.size();
+  parent_.assign(nodes, -1);
+  depth_.assign(nodes, 0);
+  position_.assign(nodes, 0);
+  up_.assign(nodes, -1);
+  down_.assign(nodes, -1);
+  first_.assign(nodes, 0);
+  count_.assign(nodes, 1);
+  children_.assign(nodes, 0);
+  kind_.assign(nodes, LinkKind::switched);
+  latency_.assign(nodes, 0);
+  medium_.assign(nodes, -1);
+
+  auto link = [&](std::string name, BytesPerSecond bandwidth) {
+    MOTLEY_CHECK(bandwidth > 0, "{}", name);
+    links_.push_back({std::move(name), bandwidth});
+    return static_cast<int>(links_.size()) - 1;
+  };
+  auto attach = [&](int node, int group, BytesPerSecond uplink, const std::string& name) {
+    const Link& shared = cluster.groups[group - devices_].link;
+    parent_[node] = group;
+    depth_[node] = depth_[group] + 1;
+    position_[node] = children_[group]++;
+    BytesPerSecond port = uplink > 0                          ? uplink
+                          : shared.kind == LinkKind::switched ? shared.bandwidth
+                                                              : 0;
+    if (port > 0) {
+      up_[node] = link(name + " up", port);
+      down_[node] = link(name + " down", port);
+    }
+  };
+  std::vector<std::string> names(cluster.groups.size());
+  for (size_t g = 0; g < cluster.groups.size(); ++g) {
+    const Group& group = cluster.groups[g];
+    int node = devices_ + static_cast<int>(g);
+    kind_[node] = group.link.kind;
+    latency_[node] = group.link.latency;
+    first_[node] = group.first_device;
+    count_[node] = group.device_count;
+    if (group.parent.valid()) {
+      MOTLEY_CHECK(group.parent.index < static_cast<int>(g));
+      int parent = devices_ + group.parent.index;
+      names[g] = fmt::format("{}[{}]", group.name, children_[parent]);
+      if (group.parent.index != 0) names[g] = names[group.parent.index] + "." + names[g];
+      attach(node, parent, group.uplink, names[g]);
+    } else {
+      names[g] = group.name;
+    }
+  }
+  for (int d = 0; d < devices_; ++d) {
+    first_[d] = d;
+    attach(d, devices_ + cluster.devices[d].parent.index, 0, fmt::format("device {}", d));
+  }
+  for (size_t g = 0; g < cluster.groups.size(); ++g) {
+    int node = devices_ + static_cast<int>(g);
+    const Link& shared = cluster.groups[g].link;
+    if (shared.kind == LinkKind::bus) {
+      medium_[node] = link(names[g] + " bus", shared.bandwidth);
+    } else if (shared.kind == LinkKind::ring && children_[node] > 1) {
+      medium_[node] = static_cast<int>(links_.size());
+      for (const char* way : {"cw", "ccw"})
+        for (int hop = 0; hop < children_[node]; ++hop)
+          link(fmt::format("{} hop {} {}", names[g], hop, way), shared.bandwidth);
+    }
+  }
+}
+
+int Topology::lift(int node, int depth) const {
+  while (depth_[node] > depth) node = parent_[node];
+  return node;
+}
+
+int Topology::common_depth(int a, int b) const {
+  int depth = std::min(depth_[a], depth_[b]);
+  a = lift(a, depth), b = lift(b, depth);
+  while (a != b) a = parent_[a], b = parent_[b];
+  return depth_[a];
+}
+
+// Hop i clockwise joins child i to i + 1; hop i counter-clockwise joins i + 1 to i.
+void Topology::cross_ring(int group, int from, int to, double flows, LinkLoad* load) const {
+  int n = children_[group], clockwise = (to - from + n) % n;
+  auto walk = [&](bool cw, double amount) {
+    if (cw)
+      for (int i = from; i != to; i = (i + 1) % n) load->add(medium_[group] + i, amount);
+    else
+      for (int i = from; i != to; i = (i + n - 1) % n)
+        load->add(medium_[group] + n + (i + n - 1) % n, amount);
+  };
+  if (2 * clockwise == n) {
+    walk(true, flows / 2);
+    walk(false, flows / 2);
+  } else {
+    walk(2 * clockwise < n, flows);
+  }
+}
+
+void Topology::add_path(int from, int to, double flows, LinkLoad* load) const {
+  MOTLEY_CHECK(from != to);
+  int top = common_depth(from, to);
+  int x = from, y = to;
+  for (; depth_[x] > top + 1; x = parent_[x]) {
+    if (up_[x] >= 0) load->add(up_[x], flows);
+    if (kind_[parent_[x]] == LinkKind::bus) load->add(medium_[parent_[x]], flows);
+  }
+  for (; depth_[y] > top + 1; y = parent_[y]) {
+    if (down_[y] >= 0) load->add(down_[y], flows);
+    if (kind_[parent_[y]] == LinkKind::bus) load->add(medium_[parent_[y]], flows);
+  }
+  if (up_[x] >= 0) load->add(up_[x], flows);
+  if (down_[y] >= 0) load->add(down_[y], flows);
+  int group = parent_[x];
+  if (kind_[group] == LinkKind::bus) load->add(medium_[group], flows);
+  if (kind_[group] == LinkKind::ring) cross_ring(group, position_[x], position_[y], flows, load);
+}
+
+void Topology::add_all_pairs(const std::vector<int>& devices, LinkLoad* load) const {
+  // Members below every tree node touched; nodes are taken deepest first so that a group is
+  // complete before it is counted into its parent.
+  double n = static_cast<double>(devices.size());
+  std::vector<std::pair<int, double>> layer;  // (node, members), all of one depth
+  std::vector<std::vector<std::pair<int, double>>> by_depth;
+  for (int d : devices) {
+    if (static_cast<size_t>(depth_[d]) >= by_depth.size()) by_depth.resize(depth_[d] + 1);
+    by_depth[depth_[d]].push_back({d, 1.0});
+  }
+  std::vector<double> positions;
+  for (size_t depth = by_depth.size(); depth-- > 1;) {
+    layer = std::move(by_depth[depth]);
+    std::sort(layer.begin(), layer.end(), [&](const auto& a, const auto& b) {
+      return std::pair(parent_[a.first], position_[a.first]) <
+             std::pair(parent_[b.first], position_[b.first]);
+    });
+    for (size_t i = 0; i < layer.size();) {
+      int group = parent_[layer[i].first];
+      double members = 0, squares = 0;
+      size_t first = i;
+      for (; i < layer.size() && parent_[layer[i].first] == group; ++i) {
+        auto [node, m] = layer[i];
+        members += m;
+        squares += m * m;
+        if (m == n) continue;
+        if (up_[node] >= 0) load->add(up_[node], m * (n - m));
+        if (down_[node] >= 0) load->add(down_[node], m * (n - m));
+      }
+      double inside = members * members - squares, crossing = 2 * members * (n - members);
+      if (kind_[group] == LinkKind::bus && inside + crossing > 0)
+        load->add(medium_[group], inside + crossing);
+      if (kind_[group] == LinkKind::ring && inside > 0) {
+        positions.assign(children_[group], 0.0);
+        for (size_t k = first; k < i; ++k) positions[position_[layer[k].first]] = layer[k].second;
+        pairs_on_ring(group, positions, load);
+      }
+      by_depth[depth - 1].push_back({group, members});
+    }
+  }
+}
+
+// Clockwise traffic of hop a (from child a to a + 1), with m the members of each child and w_d = 1
+// for distances below n/2, 1/2 at n/2: the flows that start at a join, those that end at a leave,
+//   L[a] = L[a-1] + m[a] * sum_d w_d m[a+d] - m[a] * sum_d w_d m[a-d],
+// and L[0] follows from the mean: the sum over hops is the sum over pairs of their distance.
+// Counter-clockwise traffic of hop a is that of the reversed pairs, which have the same counts.
+void Topology::pairs_on_ring(int group, const std::vector<double>& members, LinkLoad* load) const {
+  int n = children_[group], half = n / 2;
+  std::vector<double> prefix(2 * static_cast<size_t>(n) + 1, 0.0);  // of m repeated twice
+  std::vector<double> moment = prefix;                              // of index * m
+  for (int i = 0; i < 2 * n; ++i) {
+    prefix[i + 1] = prefix[i] + members[i % n];
+    moment[i + 1] = moment[i] + i * members[i % n];
+  }
+  double tie = n % 2 == 0 ? 0.5 : 1.0;  // weight of distance `half`
+  std::vector<double> level(n, 0.0);
+  double distances = 0, sum = 0;
+  for (int a = 0; a < n; ++a) {
+    // starts: distances 1..half after a; ends: the same before a, taken one turn later.
+    double far = members[(a + half) % n], behind = members[(a + n - half) % n];
+    double starts = prefix[a + half + 1] - prefix[a + 1] - (1 - tie) * far;
+    double ends = prefix[a + n] - prefix[a + n - half] - (1 - tie) * behind;
+    level[a] = (a > 0 ? level[a - 1] : 0) + members[a] * (starts - ends);
+    distances += members[a] * (moment[a + half + 1] - moment[a + 1] -
+                               a * (prefix[a + half + 1] - prefix[a + 1]) - (1 - tie) * half * far);
+    sum += level[a];
+  }
+  double base = (distances - sum) / n;
+  for (int a = 0; a < n; ++a) {
+    double flows = level[a] + base;
+    if (flows < 1e-9) continue;
+    load->add(medium_[group] + a, flows);
+    load->add(medium_[group] + n + a, flows);
+  }
+}
+
+Seconds Topology::latency(int from, int to) const {
+  int top = common_depth(from, to);
+  Seconds total = 0;
+  for (int x = parent_[from]; depth_[x] > top; x = parent_[x]) total += latency_[x];
+  for (int y = parent_[to]; depth_[y] > top; y = parent_[y]) total += latency_[y];
+  return total + latency_[lift(from, top)];
+}
+
+BytesPerSecond Topology::bandwidth_into(int first, int count) const {
+  BytesPerSecond least = std::numeric_limits<double>::infinity();
+  for (int node = first; node >= 0 && count_[node] <= count; node = parent_[node])
+    if (first_[node] == first && count_[node] == count && down_[node] >= 0)
+      least = std::min(least, links_[down_[node]].bandwidth);
+  return least;
+}
+
+}  // namespace motley::net

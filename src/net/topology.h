@@ -1,0 +1,106 @@
+// The network as a list of links and the paths over them, built from a Cluster.
+//
+// A link is one direction of a port, one direction of a ring hop, or a whole half-duplex bus. What
+// a message crosses follows the cluster tree. It climbs from the sender to the lowest common group,
+// passes it, and descends:
+//
+//   climbing out of x, a child of p:   switch: x's port up.  bus: the bus.  ring: nothing (a ring
+//                                      joins the children; each child reaches the outside directly)
+//   passing p from child x to child y: switch: x up, y down.  bus: the bus, once.
+//                                      ring: the hops on the shorter side; equally short sides
+//                                      carry half each
+//   descending into y:                 as climbing, in the other direction
+//
+// A child group with an `uplink` of its own has a port of that bandwidth whatever joins it to its
+// siblings; on a switch a port without one has the switch's bandwidth. All devices below a group
+// share its port: that is the node's NIC.
+//
+// Latency of a path: the sum of the latencies of the groups it crosses, once for each side it
+// climbs or descends and once for the group it passes.
+//
+// Cost: building is linear in devices + groups; a path costs its length.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cluster/cluster.h"
+#include "core/units.h"
+
+namespace motley::net {
+
+struct NetworkLink {
+  std::string name;  // "node[1] up", "gpu 17 down", "node[0] hop 3 cw", "host[2] bus"
+  BytesPerSecond bandwidth = 0;
+};
+
+// How many unit flows cross a link; a fraction where a flow is split over two ways.
+struct LinkUse {
+  int link = 0;
+  double flows = 0;
+  friend bool operator==(const LinkUse&, const LinkUse&) = default;
+};
+
+// Sums uses by link. Costs O(1) an addition and nothing for links never touched.
+class LinkLoad {
+ public:
+  explicit LinkLoad(int links) : flows_(static_cast<size_t>(links), 0.0) {}
+  void add(int link, double flows) {
+    if (flows_[link] == 0) touched_.push_back(link);
+    flows_[link] += flows;
+  }
+  // The uses so far, by link number; starts anew.
+  std::vector<LinkUse> take();
+
+ private:
+  std::vector<double> flows_;
+  std::vector<int> touched_;
+};
+
+class Topology {
+ public:
+  explicit Topology(const Cluster& cluster);
+
+  int devices() const { return devices_; }
+  const std::vector<NetworkLink>& links() const { return links_; }
+
+  // Adds `flows` unit flows from one device to another. REQUIRES: from != to.
+  void add_path(int from, int to, double flows, LinkLoad* load) const;
+
+  // Adds one unit flow from each of `devices` to each other one, without listing the pairs:
+  // O(devices * depth + children of the rings touched).
+  void add_all_pairs(const std::vector<int>& devices, LinkLoad* load) const;
+
+  Seconds latency(int from, int to) const;
+
+  // The group that holds the device directly, and the depth of the lowest group that holds both.
+  int leaf_group(int device) const { return parent_[device]; }
+  int common_depth(int a, int b) const;
+
+  // The bandwidth into the group that holds exactly the devices [first, first + count), over the
+  // narrowest of the ports that lead only to it; infinity if no group or device is that range or
+  // nothing bounds it.
+  BytesPerSecond bandwidth_into(int first, int count) const;
+
+ private:
+  // Tree nodes: devices are 0 .. devices-1, group g is devices + g.
+  int parent_of(int node) const { return parent_[node]; }
+  void cross_ring(int group, int from, int to, double flows, LinkLoad* load) const;
+  void pairs_on_ring(int group, const std::vector<double>& members, LinkLoad* load) const;
+  int lift(int node, int depth) const;
+
+  int devices_ = 0;
+  std::vector<NetworkLink> links_;
+  std::vector<int> parent_;         // tree node of the parent group; -1 for the root
+  std::vector<int> depth_;          // root 0
+  std::vector<int> position_;       // among the parent's children
+  std::vector<int> up_, down_;      // port links of a node, -1: none
+  std::vector<int> first_, count_;  // devices below
+  std::vector<int> children_;       // of a group, how many
+  std::vector<LinkKind> kind_;      // of a group
+  std::vector<Seconds> latency_;    // of a group
+  std::vector<int> medium_;  // of a group: its bus link, or the first of its 2 * children ring hops
+};
+
+}  // namespace motley::net

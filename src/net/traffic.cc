@@ -1,0 +1,411 @@
+#include "net/traffic.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/error.h"
+
+namespace motley::net {
+
+const char* to_string(Collective collective) {
+  switch (collective) {
+    case Collective::all_reduce:
+      return "all_reduce";
+    case Collective::reduce_scatter:
+      return "reduce_scatter";
+    case Collective::all_gather:
+      return "all_gather";
+    case Collective::reduce:
+      return "reduce";
+    case Collective::broadcast:
+      return "broadcast";
+  }
+  return "?";
+}
+
+const char* to_string(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::ring:
+      return "ring";
+    case Algorithm::tree:
+      return "tree";
+    case Algorithm::hierarchical:
+      return "hierarchical";
+    case Algorithm::direct:
+      return "direct";
+  }
+  return "?";
+}
+
+Algorithm parse_algorithm(const std::string& name) {
+  for (Algorithm a : {Algorithm::ring, Algorithm::tree, Algorithm::hierarchical, Algorithm::direct})
+    if (name == to_string(a)) return a;
+  throw user_error("net", "algorithm is '{}'; give ring, tree, hierarchical or direct", name);
+}
+
+int tree_parent(int ranks, int rank) {
+  if (rank == 0) return -1;
+  int bit = rank & -rank;
+  int parent = (rank ^ bit) | (bit << 1);
+  return parent < ranks ? parent : rank ^ bit;
+}
+
+int second_tree_parent(int ranks, int rank) {
+  if (ranks % 2 == 0) {
+    int parent = tree_parent(ranks, ranks - 1 - rank);
+    return parent < 0 ? -1 : ranks - 1 - parent;
+  }
+  int parent = tree_parent(ranks, (rank + ranks - 1) % ranks);
+  return parent < 0 ? -1 : (parent + 1) % ranks;
+}
+
+namespace {
+
+using Run = std::vector<int>;
+
+// Builds the transfers of one group.
+class Builder {
+ public:
+  // `load` is empty, and is empty again when done.
+  Builder(const Topology& topology, const std::vector<int>& devices, Bytes bytes,
+          const Tuning& tuning, LinkLoad* load)
+      : net_(topology),
+        n_(static_cast<double>(devices.size())),
+        bytes_(bytes),
+        tuning_(tuning),
+        load_(*load) {
+    MOTLEY_CHECK(devices.size() >= 2 && bytes >= 0);
+    order_ = devices;
+    // Nearest to the root first: each group of the tree is then one stretch.
+    int root = devices[0];
+    std::vector<std::pair<int, int>> keyed;
+    for (int d : devices) keyed.push_back({d == root ? -1000 : -net_.common_depth(root, d), d});
+    std::sort(keyed.begin(), keyed.end());
+    for (size_t i = 0; i < keyed.size(); ++i) {
+      order_[i] = keyed[i].second;
+      MOTLEY_CHECK(i == 0 || order_[i] != order_[i - 1], "device {} twice", order_[i]);
+    }
+    for (int d : order_) {
+      if (runs_.empty() || net_.leaf_group(runs_.back()[0]) != net_.leaf_group(d))
+        runs_.emplace_back();
+      runs_.back().push_back(d);
+    }
+  }
+
+  Chain build(Collective collective, Algorithm algorithm) {
+    switch (algorithm) {
+      case Algorithm::ring:
+        ring(collective);
+        break;
+      case Algorithm::tree:
+        tree(collective);
+        break;
+      case Algorithm::hierarchical:
+        hierarchical(collective);
+        break;
+      case Algorithm::direct:
+        direct(collective);
+        break;
+    }
+    if (!chain_.empty()) chain_[0].delay += tuning_.launch;
+    return std::move(chain_);
+  }
+
+ private:
+  // Ends a transfer: what has been loaded, `bytes` a unit flow.
+  void emit(Bytes bytes, Seconds delay) {
+    Transfer t;
+    t.bytes = bytes;
+    t.uses = load_.take();
+    t.delay = delay;
+    chain_.push_back(std::move(t));
+  }
+
+  // Loads a ring, half each way round, and returns the sum of the latencies of its hops.
+  Seconds load_ring(const std::vector<int>& ring) {
+    Seconds latency = 0;
+    for (size_t i = 0; i < ring.size(); ++i) {
+      int next = ring[(i + 1) % ring.size()];
+      net_.add_path(ring[i], next, 0.5, &load_);
+      net_.add_path(next, ring[i], 0.5, &load_);
+      latency += net_.latency(ring[i], next);
+    }
+    return latency;
+  }
+  // Loads a chain that carries `flows` along `order`, or against it; returns its latency.
+  Seconds load_chain(const std::vector<int>& order, double flows, bool forward) {
+    Seconds latency = 0;
+    for (size_t i = 0; i + 1 < order.size(); ++i) {
+      net_.add_path(forward ? order[i] : order[i + 1], forward ? order[i + 1] : order[i], flows,
+                    &load_);
+      latency += net_.latency(order[i], order[i + 1]);
+    }
+    return latency;
+  }
+  // The physical order with each run but for the root reversed.
+  std::vector<int> mirrored(const std::vector<Run>& runs) const {
+    std::vector<int> order;
+    for (size_t r = 0; r < runs.size(); ++r) {
+      if (r == 0) order.push_back(runs[0][0]);
+      order.insert(order.end(), runs[r].rbegin(), runs[r].rend() - (r == 0 ? 1 : 0));
+    }
+    return order;
+  }
+  std::vector<int> heads() const {
+    std::vector<int> heads;
+    for (const Run& run : runs_) heads.push_back(run[0]);
+    return heads;
+  }
+  // One chain within each run, all at once; returns the greatest latency.
+  Seconds load_run_chains(bool forward) {
+    Seconds latency = 0;
+    for (const Run& run : runs_) {
+      latency = std::max(latency, load_chain(run, 0.5, forward));
+      latency = std::max(latency, load_chain(mirrored({run}), 0.5, forward));
+    }
+    return latency;
+  }
+
+  void ring(Collective collective) {
+    if (collective == Collective::reduce || collective == Collective::broadcast) {
+      bool forward = collective == Collective::broadcast;
+      Seconds latency = load_chain(order_, 0.5, forward);
+      latency = std::max(latency, load_chain(mirrored(runs_), 0.5, forward));
+      emit(bytes_, latency);
+      return;
+    }
+    double rounds = collective == Collective::all_reduce ? 2 : 1;
+    Seconds latency = load_ring(order_);
+    emit(rounds * (n_ - 1) / n_ * bytes_, rounds * (n_ - 1) / n_ * latency);
+  }
+
+  // One of the two trees, given the parent of every run (-1: the tree's root). `up(s)` and
+  // `down(s)` are the flows over an edge with s devices below it. Returns the latency of the
+  // deepest path.
+  template <typename Up, typename Down>
+  Seconds load_tree(const std::vector<int>& parents, bool rooted, const Up& up, const Down& down) {
+    int runs = static_cast<int>(runs_.size());
+    std::vector<std::vector<int>> children(runs);
+    int top = 0;
+    for (int r = 0; r < runs; ++r)
+      if (parents[r] < 0)
+        top = r;
+      else
+        children[parents[r]].push_back(r);
+    // Runs, parents first.
+    std::vector<int> sequence = {top};
+    for (size_t i = 0; i < sequence.size(); ++i)
+      for (int c : children[sequence[i]]) sequence.push_back(c);
+    std::vector<double> below(runs, 0.0);
+    std::vector<Seconds> depth(runs, 0.0);
+    for (size_t i = sequence.size(); i-- > 0;) {
+      int r = sequence[i];
+      below[r] += static_cast<double>(runs_[r].size());
+      if (parents[r] >= 0) below[parents[r]] += below[r];
+    }
+    auto edge = [&](int parent, int child, double s) {
+      if (up(s) > 0) net_.add_path(child, parent, up(s), &load_);
+      if (down(s) > 0) net_.add_path(parent, child, down(s), &load_);
+    };
+    // A rooted operation has its root in run 0: it feeds the tree's root, and no edge leads to it.
+    Seconds feed = 0, deepest = 0;
+    if (rooted && top != 0) {
+      edge(runs_[0][0], runs_[top][0], n_);
+      feed = net_.latency(runs_[0][0], runs_[top][0]);
+    }
+    for (int r : sequence) {
+      const Run& run = runs_[r];
+      depth[r] = feed;
+      if (parents[r] >= 0) {
+        int parent = runs_[parents[r]][0];
+        depth[r] = depth[parents[r]] + net_.latency(parent, run[0]);
+        if (!(rooted && r == 0)) edge(parent, run[0], below[r]);
+      }
+      Seconds along = depth[r];
+      for (size_t i = 1; i < run.size(); ++i) {
+        edge(run[i - 1], run[i], static_cast<double>(run.size() - i));
+        along += net_.latency(run[i - 1], run[i]);
+      }
+      deepest = std::max(deepest, along);
+    }
+    return deepest;
+  }
+
+  void tree(Collective collective) {
+    int runs = static_cast<int>(runs_.size());
+    std::vector<int> first(runs), second(runs);
+    for (int r = 0; r < runs; ++r) {
+      first[r] = tree_parent(runs, r);
+      second[r] = second_tree_parent(runs, r);
+    }
+    bool rooted = collective == Collective::reduce || collective == Collective::broadcast;
+    auto up = [&](double s) {
+      if (collective == Collective::broadcast) return 0.0;
+      return collective == Collective::all_gather ? 0.5 * s / n_ : 0.5;
+    };
+    auto down = [&](double s) {
+      if (collective == Collective::reduce) return 0.0;
+      if (collective == Collective::reduce_scatter) return 0.5 * s / n_;
+      return collective == Collective::all_gather ? 0.5 * (n_ - s) / n_ : 0.5;
+    };
+    Seconds latency =
+        std::max(load_tree(first, rooted, up, down), load_tree(second, rooted, up, down));
+    emit(bytes_, rooted ? latency : 2 * latency);
+    Transfer& t = chain_.back();
+    if (tuning_.tree_share < 1)
+      for (const LinkUse& use : t.uses)
+        t.cap = std::min(t.cap, tuning_.tree_share * net_.links()[use.link].bandwidth);
+  }
+
+  // Reduce-scatter (or all-gather) rings within all runs, then the same across their i-th devices.
+  void ring_within_runs(double rounds) {
+    double m = static_cast<double>(runs_[0].size());
+    if (m == 1) return;
+    Seconds latency = 0;
+    for (const Run& run : runs_) latency = std::max(latency, load_ring(run));
+    emit(rounds * (m - 1) / m * bytes_, rounds * (m - 1) / m * latency);
+  }
+  void ring_across_runs(double rounds) {
+    double r = static_cast<double>(runs_.size()), m = static_cast<double>(runs_[0].size());
+    if (r == 1) return;
+    Seconds latency = 0;
+    for (size_t i = 0; i < runs_[0].size(); ++i) {
+      std::vector<int> across;
+      for (const Run& run : runs_) across.push_back(run[i]);
+      latency = std::max(latency, load_ring(across));
+    }
+    emit(rounds * (r - 1) / r * bytes_ / m, rounds * (r - 1) / r * latency);
+  }
+  // The heads scatter (or gather) each run's share: a hop carries all but the share it leads from.
+  void ring_of_heads() {
+    double r = static_cast<double>(runs_.size()), least = n_;
+    for (const Run& run : runs_) least = std::min(least, static_cast<double>(run.size()));
+    Seconds latency = load_ring(heads());
+    emit((n_ - least) / n_ * bytes_, (r - 1) / r * latency);
+  }
+  void all_reduce_of_heads() {
+    double r = static_cast<double>(runs_.size());
+    Seconds latency = load_ring(heads());
+    emit(2 * (r - 1) / r * bytes_, 2 * (r - 1) / r * latency);
+  }
+  void chains_in_runs(bool forward) {
+    Seconds latency = load_run_chains(forward);
+    emit(bytes_, latency);
+  }
+
+  void hierarchical(Collective collective) {
+    bool equal = true;
+    for (const Run& run : runs_) equal = equal && run.size() == runs_[0].size();
+    switch (collective) {
+      case Collective::all_reduce:
+        if (equal) {
+          ring_within_runs(1);
+          ring_across_runs(2);
+          ring_within_runs(1);
+        } else {
+          chains_in_runs(false);
+          all_reduce_of_heads();
+          chains_in_runs(true);
+        }
+        break;
+      case Collective::reduce_scatter:
+        if (equal) {
+          ring_within_runs(1);
+          ring_across_runs(1);
+        } else {
+          chains_in_runs(false);
+          ring_of_heads();
+          shares_in_runs(true);
+        }
+        break;
+      case Collective::all_gather:
+        if (equal) {
+          ring_across_runs(1);
+          ring_within_runs(1);
+        } else {
+          shares_in_runs(false);
+          ring_of_heads();
+          chains_in_runs(true);
+        }
+        break;
+      case Collective::reduce:
+        if (runs_[0].size() > 1 || !equal) chains_in_runs(false);
+        if (runs_.size() > 1) emit_head_chain(false);
+        break;
+      case Collective::broadcast:
+        if (runs_.size() > 1) emit_head_chain(true);
+        if (runs_[0].size() > 1 || !equal) chains_in_runs(true);
+        break;
+    }
+  }
+  void emit_head_chain(bool forward) {
+    std::vector<int> order = heads();
+    Seconds latency = load_chain(order, 1, forward);
+    emit(bytes_, latency);
+  }
+  // Each head hands its run's devices their S/n, or collects it.
+  void shares_in_runs(bool out) {
+    Seconds latency = 0;
+    for (const Run& run : runs_)
+      for (size_t i = 1; i < run.size(); ++i) {
+        net_.add_path(out ? run[0] : run[i], out ? run[i] : run[0], 1, &load_);
+        latency = std::max(latency, net_.latency(run[0], run[i]));
+      }
+    emit(bytes_ / n_, latency);
+  }
+
+  void direct(Collective collective) {
+    // The farthest pair of a tree: from anywhere to the farthest, and from there again.
+    auto farthest_from = [&](int from) {
+      std::pair<Seconds, int> best(-1, from);
+      for (int d : order_)
+        if (d != from) best = std::max(best, {net_.latency(from, d), d});
+      return best;
+    };
+    Seconds farthest = farthest_from(farthest_from(order_[0]).second).first;
+    if (collective == Collective::reduce || collective == Collective::broadcast) {
+      for (int d : order_) {
+        if (d == order_[0]) continue;
+        bool out = collective == Collective::broadcast;
+        net_.add_path(out ? order_[0] : d, out ? d : order_[0], 1, &load_);
+      }
+      emit(bytes_, farthest);
+      return;
+    }
+    for (int round = 0; round < (collective == Collective::all_reduce ? 2 : 1); ++round) {
+      net_.add_all_pairs(order_, &load_);
+      emit(bytes_ / n_, farthest);
+    }
+  }
+
+  const Topology& net_;
+  double n_;
+  Bytes bytes_;
+  Tuning tuning_;
+  LinkLoad& load_;
+  std::vector<int> order_;  // physical, the root first
+  std::vector<Run> runs_;
+  Chain chain_;
+};
+
+}  // namespace
+
+Chain traffic(const Topology& topology, Collective collective, Algorithm algorithm,
+              const std::vector<int>& devices, Bytes bytes, const Tuning& tuning) {
+  LinkLoad load(static_cast<int>(topology.links().size()));
+  return Builder(topology, devices, bytes, tuning, &load).build(collective, algorithm);
+}
+
+Seconds collective_time(const Topology& topology, Collective collective, Algorithm algorithm,
+                        const std::vector<std::vector<int>>& groups, Bytes bytes,
+                        const Tuning& tuning) {
+  std::vector<Chain> chains;
+  chains.reserve(groups.size());
+  LinkLoad load(static_cast<int>(topology.links().size()));
+  for (const std::vector<int>& group : groups)
+    chains.push_back(Builder(topology, group, bytes, tuning, &load).build(collective, algorithm));
+  return simulate(topology.links(), chains).makespan;
+}
+
+}  // namespace motley::net
