@@ -1,5 +1,5 @@
-// Times of the folded search on synthetic transformer training steps, by depth: order, first solve, solve with other
-// weights. Arguments: [--csv] [--layers N]... ; default layers 12 24 48.
+// Times of the folded search on synthetic transformer training steps, by depth: order, first solve,
+// solve with other weights. Arguments: [--csv] [--layers N]... ; default layers 12 24 48.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -58,13 +58,13 @@ int main(int argc, char** argv) {
     Order order;
     Solution first;
     const double order_s = seconds([&] { order = make_order(problem); });
-    const double first_s =
-        seconds([&] { first = solve_folded(problem, order, {{0.5, 0.5}, {}}); });
+    const double first_s = seconds([&] { first = solve_folded(problem, order, {{0.5, 0.5}, {}}); });
     const double again_s = seconds([&] { solve_folded(problem, order, {{0.3, 0.7}, {}}); });
-    fmt::print(fmt::runtime(csv ? "{},{},{:.4f},{:.4f},{:.4f},{},{:.9g},{:.9g}\n"
-                   : "{:>6} {:>6} {:>9.4f} {:>9.4f} {:>9.4f} {:>9} {:>12.9g} {:>12.9g}\n"),
-               layers, problem.nodes.size(), order_s, first_s, again_s, first.states, first.price,
-               first.lower_bound);
+    fmt::print(
+        fmt::runtime(csv ? "{},{},{:.4f},{:.4f},{:.4f},{},{:.9g},{:.9g}\n"
+                         : "{:>6} {:>6} {:>9.4f} {:>9.4f} {:>9.4f} {:>9} {:>12.9g} {:>12.9g}\n"),
+        layers, problem.nodes.size(), order_s, first_s, again_s, first.states, first.price,
+        first.lower_bound);
   }
   return 0;
 }

@@ -603,7 +603,8 @@ class Search {
           const Touch& touch = order_.touches[step.touch_begin + t];
           if (touch.before == Role::kAbsent) continue;
           const Place& place = layout_.place[step.touch_begin + t];
-          sets[t] = static_cast<uint32_t>(local.word[place.word] >> place.shift & full(touch.value));
+          sets[t] =
+              static_cast<uint32_t>(local.word[place.word] >> place.shift & full(touch.value));
         }
         for (const Transition& transition : transitions(step, sets)) {
           Move move{{}, transition.cost, transition.option};
@@ -654,8 +655,12 @@ class Search {
         if (it != live_.end()) live_.erase(it);
         continue;
       }
-      const Live live{touch.value, layout_.place[t], touch.after, touch.need,
-                      upgrade(touch.value, touch.after), full(touch.value)};
+      const Live live{touch.value,
+                      layout_.place[t],
+                      touch.after,
+                      touch.need,
+                      upgrade(touch.value, touch.after),
+                      full(touch.value)};
       if (it != live_.end()) live_.erase(it);
       live_.push_back(live);
     }

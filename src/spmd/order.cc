@@ -77,7 +77,8 @@ struct Wiring {
       begin.push_back(static_cast<int>(list.size()));
     }
     for (int value : list) ++uses[value];
-    for (size_t v = 0; v < values; ++v) weight[v] = std::log2(1.0 + std::popcount(made[v] | need[v]));
+    for (size_t v = 0; v < values; ++v)
+      weight[v] = std::log2(1.0 + std::popcount(made[v] | need[v]));
   }
 
   void add(int value) {
@@ -402,7 +403,8 @@ Order make_order(const Problem& problem, const OrderOptions& options) {
     at = repeat.begin;
     // The first block may see a different past; the order of the second serves all.
     for (int k = 0; k < repeat.period; ++k) greedy.eliminate(nodes[at + k]);
-    const std::vector<int> block = greedy.improve(nodes, at + repeat.period, at + 2 * repeat.period);
+    const std::vector<int> block =
+        greedy.improve(nodes, at + repeat.period, at + 2 * repeat.period);
     for (int r = 0; r < repeat.count; ++r, at += repeat.period) {
       for (int k : block) result.push_back(nodes[at + k]);
       if (r > 0) {

@@ -1,20 +1,23 @@
 // The order in which the folded search eliminates nodes, and what stays live between them.
 //
-// The folded search (folded.h) keeps one state per combination of forms of the *live* values: those some of whose nodes
-// (producer, consumers) are eliminated and some not. A joint forward and backward graph in execution order keeps every
-// saved activation live; folded at the loss, only a few tensors are live at each layer boundary, whatever the depth.
+// The folded search (folded.h) keeps one state per combination of forms of the *live* values: those
+// some of whose nodes (producer, consumers) are eliminated and some not. A joint forward and
+// backward graph in execution order keeps every saved activation live; folded at the loss, only a
+// few tensors are live at each layer boundary, whatever the depth.
 //
-// Folded positions: a forward node keeps its index; a node without inputs sits at its first consumer; a backward node
-// at the smaller of its backward inputs' least position and its saved forward inputs' greatest; a node without outputs
-// (an optimizer update) with its gradient. From there a randomised greedy over a window of positions minimises the sum
-// over steps of 2^(live width), a value counting log2(1 + its forms).
+// Folded positions: a forward node keeps its index; a node without inputs sits at its first
+// consumer; a backward node at the smaller of its backward inputs' least position and its saved
+// forward inputs' greatest; a node without outputs (an optimizer update) with its gradient. From
+// there a randomised greedy over a window of positions minimises the sum over steps of 2^(live
+// width), a value counting log2(1 + its forms).
 //
-// Repeats: layers of a model show as a stretch of steps with equal option tables and equal relative wiring (each value
-// named by how many steps ago it was touched, which also covers a mask that all layers share). One block is ordered and
-// its order copied to all, so the repeats survive, and the search may solve a few blocks and skip the others.
+// Repeats: layers of a model show as a stretch of steps with equal option tables and equal relative
+// wiring (each value named by how many steps ago it was touched, which also covers a mask that all
+// layers share). One block is ordered and its order copied to all, so the repeats survive, and the
+// search may solve a few blocks and skip the others.
 //
-// An order depends on tables and wiring, not on costs: it serves every solve of a problem whose costs change.
-// Cost: O(restarts * window * nodes outside repeats) plus O(all nodes log nodes).
+// An order depends on tables and wiring, not on costs: it serves every solve of a problem whose
+// costs change. Cost: O(restarts * window * nodes outside repeats) plus O(all nodes log nodes).
 #pragma once
 
 #include <cstdint>
@@ -60,7 +63,7 @@ struct Order {
 
 struct OrderOptions {
   int window = 20;
-  int restarts = 48;
+  int restarts = 400;
   uint64_t seed = 0;
   bool repeats = true;  // look for repeated blocks
 };

@@ -172,8 +172,7 @@ void validate(const Problem& problem) {
       MOTLEY_CHECK(option.in.size() == node.inputs.size(), "node {}: arity", i);
       MOTLEY_CHECK(option.out.size() == node.outputs.size(), "node {}: arity", i);
       for (size_t k = 0; k < option.in.size(); ++k) {
-        MOTLEY_CHECK(option.in[k] <
-                     problem.form_tables[problem.value_table[node.inputs[k]]].forms);
+        MOTLEY_CHECK(option.in[k] < problem.form_tables[problem.value_table[node.inputs[k]]].forms);
       }
       for (size_t k = 0; k < option.out.size(); ++k) {
         MOTLEY_CHECK(option.out[k] <

@@ -9,8 +9,8 @@ namespace motley::spmd {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-// Forms. A weight matrix [in, out] has S0 (rows) and S1 (columns); a vector has S0. Attention scores [batch, heads,
-// query, key] use S2 for heads and S1 for the query.
+// Forms. A weight matrix [in, out] has S0 (rows) and S1 (columns); a vector has S0. Attention
+// scores [batch, heads, query, key] use S2 for heads and S1 for the query.
 enum Form : uint8_t { R, P, S0, S1, S2 };
 
 struct Rule {
@@ -73,8 +73,8 @@ class Builder {
     for (uint8_t form = 0; form < matrix_[weight]; ++form) {
       if (form != P) rules.push_back({{form, form}, {}});
     }
-    node("update" + std::to_string(matrix_[weight]), 10 * elements_[weight],
-         20 * elements_[weight], rules, {token_[weight], gradient}, {});
+    node("update" + std::to_string(matrix_[weight]), 10 * elements_[weight], 20 * elements_[weight],
+         rules, {token_[weight], gradient}, {});
   }
 
   int gradient_of(int weight) { return value(elements_[weight], matrix_[weight]); }
@@ -145,13 +145,12 @@ class Builder {
   std::map<int, double> elements_;
 };
 
-const std::vector<Rule> kLinear = {
-    {{S0, R, R}, {S0}}, {{S1, R, R}, {S1}}, {{R, S1, S0}, {S2}},
-    {{S2, S0, P}, {P}}, {{R, S0, P}, {P}},  {{R, R, R}, {R}}};
+const std::vector<Rule> kLinear = {{{S0, R, R}, {S0}}, {{S1, R, R}, {S1}}, {{R, S1, S0}, {S2}},
+                                   {{S2, S0, P}, {P}}, {{R, S0, P}, {P}},  {{R, R, R}, {R}}};
 const std::vector<Rule> kLinearInput = {{{S0, R}, {S0}}, {{S1, R}, {S1}}, {{S2, S1}, {P}},
                                         {{R, S0}, {S2}}, {{P, R}, {P}},   {{R, R}, {R}}};
-const std::vector<Rule> kLinearWeight = {{{S0, S0}, {P}},  {{S1, S1}, {P}}, {{S2, R}, {S0}},
-                                         {{R, S2}, {S1}},  {{R, P}, {P}},   {{R, R}, {R}}};
+const std::vector<Rule> kLinearWeight = {{{S0, S0}, {P}}, {{S1, S1}, {P}}, {{S2, R}, {S0}},
+                                         {{R, S2}, {S1}}, {{R, P}, {P}},   {{R, R}, {R}}};
 const std::vector<Rule> kBias = {{{S0}, {P}}, {{S1}, {P}}, {{S2}, {S0}}, {{P}, {P}}, {{R}, {R}}};
 const std::vector<Rule> kAdd = {
     {{S0, S0}, {S0}}, {{S1, S1}, {S1}}, {{S2, S2}, {S2}}, {{P, P}, {P}}, {{R, R}, {R}}};
@@ -164,13 +163,11 @@ const std::vector<Rule> kScores = {
 const std::vector<Rule> kMix = kScores;
 const std::vector<Rule> kMixT = {
     {{S0, S0}, {S0}}, {{S2, S2}, {S2}}, {{S1, S1}, {P}}, {{R, R}, {R}}};
-const std::vector<Rule> kMask = {
-    {{S0, R}, {S0}}, {{S2, R}, {S2}}, {{S1, S0}, {S1}}, {{R, R}, {R}}};
-const std::vector<Rule> kNorm = {{{S0, R, R}, {S0, S0}}, {{S1, R, R}, {S1, S1}},
-                                 {{R, R, R}, {R, R}}};
-const std::vector<Rule> kNormBackward = {{{S0, S0, S0, R}, {S0, P, P}},
-                                         {{S1, S1, S1, R}, {S1, P, P}},
-                                         {{R, R, R, R}, {R, R, R}}};
+const std::vector<Rule> kMask = {{{S0, R}, {S0}}, {{S2, R}, {S2}}, {{S1, S0}, {S1}}, {{R, R}, {R}}};
+const std::vector<Rule> kNorm = {
+    {{S0, R, R}, {S0, S0}}, {{S1, R, R}, {S1, S1}}, {{R, R, R}, {R, R}}};
+const std::vector<Rule> kNormBackward = {
+    {{S0, S0, S0, R}, {S0, P, P}}, {{S1, S1, S1, R}, {S1, P, P}}, {{R, R, R, R}, {R, R, R}}};
 
 }  // namespace
 
@@ -243,8 +240,8 @@ Problem gpt_problem(const GptShape& shape) {
   b.node("mask", 1e3, shape.sequence * shape.sequence, source, {}, {mask});
   const int table = b.parameter(shape.vocabulary * h, kMatrix);
   int x = b.value(act, kAct);
-  const std::vector<Rule> embed = {{{S0, R}, {S0}}, {{S1, R}, {S1}}, {{R, S1}, {S2}},
-                                   {{R, S0}, {P}},  {{R, R}, {R}}};
+  const std::vector<Rule> embed = {
+      {{S0, R}, {S0}}, {{S1, R}, {S1}}, {{R, S1}, {S2}}, {{R, S0}, {P}}, {{R, R}, {R}}};
   b.node("embed", act, 6 * act, embed, {ids, table}, {x});
 
   struct Layer {
@@ -261,7 +258,8 @@ Problem gpt_problem(const GptShape& shape) {
     const int raw = attend("scores", scores, kScores, l.query, l.key);
     const int masked = b.value(scores, kAct);
     b.node("mask_add", scores, 4 * scores, kMask, {raw, mask}, {masked});
-    l.probability = unary("softmax", scores, {kUnary[0], kUnary[1], kUnary[2], kUnary[3]}, {masked});
+    l.probability =
+        unary("softmax", scores, {kUnary[0], kUnary[1], kUnary[2], kUnary[3]}, {masked});
     const int context = attend("mix", act, kMix, l.probability, l.val);
     const int projected = linear(context, h, h, &l.out);
     x = unary("add", act, kAdd, {x, projected});
@@ -276,8 +274,8 @@ Problem gpt_problem(const GptShape& shape) {
   const double v = shape.vocabulary;
   const int head = shape.tied ? table : b.parameter(v * h, kMatrix);
   const int logits = b.value(tokens * v, kAct);
-  const std::vector<Rule> project = {{{S0, R}, {S0}}, {{S1, R}, {S1}}, {{R, S0}, {S2}},
-                                     {{S2, S1}, {P}}, {{R, R}, {R}}};
+  const std::vector<Rule> project = {
+      {{S0, R}, {S0}}, {{S1, R}, {S1}}, {{R, S0}, {S2}}, {{S2, S1}, {P}}, {{R, R}, {R}}};
   b.node("logits", 2 * act * v, 2 * tokens * v, project, {y, head}, {logits});
   b.node("targets", 0, 0, source, {}, {targets});
   const int loss = b.value(1, 2);
@@ -289,11 +287,11 @@ Problem gpt_problem(const GptShape& shape) {
   b.node("loss_backward", 4 * tokens * v, 4 * tokens * v,
          {{{S0, S0}, {S0}}, {{S1, S1}, {S1}}, {{R, R}, {R}}}, {logits, targets}, {dlogits});
   const int dy = b.value(act, kAct);
-  const std::vector<Rule> project_input = {{{S0, R}, {S0}}, {{S1, R}, {S1}}, {{S2, S0}, {P}},
-                                           {{R, S1}, {S2}}, {{R, R}, {R}}};
+  const std::vector<Rule> project_input = {
+      {{S0, R}, {S0}}, {{S1, R}, {S1}}, {{S2, S0}, {P}}, {{R, S1}, {S2}}, {{R, R}, {R}}};
   b.node("logits_input", 2 * act * v, 2 * tokens * v, project_input, {dlogits, head}, {dy});
-  const std::vector<Rule> project_weight = {{{S0, S0}, {P}}, {{S1, S1}, {P}}, {{S2, R}, {S0}},
-                                            {{R, S2}, {S1}}, {{R, R}, {R}}};
+  const std::vector<Rule> project_weight = {
+      {{S0, S0}, {P}}, {{S1, S1}, {P}}, {{S2, R}, {S0}}, {{R, S2}, {S1}}, {{R, R}, {R}}};
   int dhead = b.gradient_of(head);
   b.node("logits_weight", 2 * act * v, 2 * tokens * v, project_weight, {dlogits, y}, {dhead});
   if (!shape.tied) b.update(head, dhead);
@@ -310,18 +308,18 @@ Problem gpt_problem(const GptShape& shape) {
     const int draw = unary("softmax_backward", scores, kBinary, {dp, l.probability});
     const int dquery = attend("mix", act, kMix, draw, l.key);
     const int dkey = attend("mix_t", act, kMixT, draw, l.query);
-    int dnorm = unary("add", act, kAdd,
-                      {linear_backward(l.q, dquery), linear_backward(l.k, dkey)});
+    int dnorm = unary("add", act, kAdd, {linear_backward(l.q, dquery), linear_backward(l.k, dkey)});
     dnorm = unary("add", act, kAdd, {dnorm, linear_backward(l.v, dval)});
     dx = unary("add", act, kAdd, {dx, norm_backward(l.norm1, dnorm)});
   }
   int dtable = b.gradient_of(table);
-  const std::vector<Rule> embed_weight = {{{S0, S0}, {P}}, {{S1, S1}, {P}}, {{R, S2}, {S1}},
-                                          {{R, R}, {R}},   {{R, P}, {P}}};
+  const std::vector<Rule> embed_weight = {
+      {{S0, S0}, {P}}, {{S1, S1}, {P}}, {{R, S2}, {S1}}, {{R, R}, {R}}, {{R, P}, {P}}};
   b.node("embed_weight", act, 6 * act, embed_weight, {ids, dx}, {dtable});
   if (shape.tied) {
     const int sum = b.gradient_of(table);
-    const std::vector<Rule> add = {{{R, R}, {R}}, {{P, P}, {P}}, {{S0, S0}, {S0}}, {{S1, S1}, {S1}}};
+    const std::vector<Rule> add = {
+        {{R, R}, {R}}, {{P, P}, {P}}, {{S0, S0}, {S0}}, {{S1, S1}, {S1}}};
     b.node("add_matrix", v * h, 12 * v * h, add, {dtable, dhead}, {sum});
     dtable = sum;
   }

@@ -46,8 +46,8 @@ Solution brute_force(const Problem& problem, const Weights& weights) {
 Solution integer_program(const Problem& problem, const Weights& weights) {
   Cbc_Model* model = Cbc_newModel();
   Cbc_setLogLevel(model, 0);
-  // One "choice" variable per option; per value, arcs of positive cost bought once and one flow per required form.
-  // Variables and rows are collected first and handed over by column.
+  // One "choice" variable per option; per value, arcs of positive cost bought once and one flow per
+  // required form. Variables and rows are collected first and handed over by column.
   struct Column {
     double cost;
     double upper;
@@ -171,8 +171,8 @@ Solution integer_program(const Problem& problem, const Weights& weights) {
   const double* x = Cbc_getColSolution(model);
   std::vector<int> option;
   for (const auto& list : choice) {
-    const auto best = std::max_element(list.begin(), list.end(),
-                                       [&](int a, int b) { return x[a] < x[b]; });
+    const auto best =
+        std::max_element(list.begin(), list.end(), [&](int a, int b) { return x[a] < x[b]; });
     option.push_back(static_cast<int>(best - list.begin()));
   }
   Solution solution = evaluate(problem, option, weights);
@@ -268,8 +268,7 @@ Problem random_problem(uint64_t seed, const RandomShape& shape) {
       for (int64_t o = 0; o < options; ++o) {
         Option option;
         const auto form = [&](int v) {
-          return static_cast<uint8_t>(
-              rng.below(problem.form_tables[problem.value_table[v]].forms));
+          return static_cast<uint8_t>(rng.below(problem.form_tables[problem.value_table[v]].forms));
         };
         for (int v : node.inputs) option.in.push_back(form(v));
         for (int v : node.outputs) option.out.push_back(form(v));

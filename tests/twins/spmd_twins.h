@@ -1,4 +1,5 @@
-// Slow, obvious twins of the searches over synthesis problems (spmd/problem.h), a checker, and random problems.
+// Slow, obvious twins of the searches over synthesis problems (spmd/problem.h), a checker, and
+// random problems.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +12,14 @@ namespace motley::spmd {
 // Tries every combination of options. REQUIRES: few nodes.
 Solution brute_force(const Problem& problem, const Weights& weights);
 
-// An integer program solved by CBC to a proven optimum: a binary per option; per value and required form a unit of flow
-// from the form made to the form required over conversion arcs, each bought once by a binary.
+// An integer program solved by CBC to a proven optimum: a binary per option; per value and required
+// form a unit of flow from the form made to the form required over conversion arcs, each bought
+// once by a binary.
 Solution integer_program(const Problem& problem, const Weights& weights);
 
-// Walks a solution step by step: every conversion starts from a form that is there, every input is there in the form
-// its option needs, and the price is the sum of what was paid. Returns what is wrong, or "".
+// Walks a solution step by step: every conversion starts from a form that is there, every input is
+// there in the form its option needs, and the price is the sum of what was paid. Returns what is
+// wrong, or "".
 std::string check_solution(const Problem& problem, const Solution& solution,
                            const Weights& weights);
 
@@ -27,8 +30,9 @@ struct RandomShape {
   int max_options = 4;
 };
 
-// A random problem: a dag with shared values, nodes of two outputs, tokens without conversions, backward flags,
-// conversions that are missing or free, tables shared by several nodes, and now and then no solution.
+// A random problem: a dag with shared values, nodes of two outputs, tokens without conversions,
+// backward flags, conversions that are missing or free, tables shared by several nodes, and now and
+// then no solution.
 Problem random_problem(uint64_t seed, const RandomShape& shape);
 
 // Random weights over types, summing to 1.

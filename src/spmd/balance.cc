@@ -1,0 +1,244 @@
+#include "spmd/balance.h"
+
+#include <coin/Clp_C_Interface.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+
+#include "core/error.h"
+
+namespace motley::spmd {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kClpInf = std::numeric_limits<double>::max();
+
+// A linear program, minimised; all columns are >= 0.
+class LinearProgram {
+ public:
+  int column(double cost, double upper = kClpInf) {
+    cost_.push_back(cost);
+    upper_.push_back(upper);
+    entries_.emplace_back();
+    return static_cast<int>(cost_.size()) - 1;
+  }
+  int row(double lower, double upper, const std::vector<std::pair<int, double>>& terms) {
+    const int r = static_cast<int>(row_lower_.size());
+    row_lower_.push_back(lower);
+    row_upper_.push_back(upper);
+    for (const auto& [column, coefficient] : terms) {
+      if (coefficient != 0) entries_[column].emplace_back(r, coefficient);
+    }
+    return r;
+  }
+  // Whether there is an optimum.
+  bool solve() {
+    std::vector<CoinBigIndex> start{0};
+    std::vector<int> index;
+    std::vector<double> element;
+    const std::vector<double> lower(cost_.size(), 0);
+    for (const auto& column : entries_) {
+      for (const auto& [r, coefficient] : column) {
+        index.push_back(r);
+        element.push_back(coefficient);
+      }
+      start.push_back(static_cast<CoinBigIndex>(index.size()));
+    }
+    const std::unique_ptr<Clp_Simplex, void (*)(Clp_Simplex*)> model(Clp_newModel(),
+                                                                     Clp_deleteModel);
+    Clp_setLogLevel(model.get(), 0);
+    Clp_setPrimalTolerance(model.get(), 1e-10);
+    Clp_setDualTolerance(model.get(), 1e-10);
+    Clp_loadProblem(model.get(), static_cast<int>(cost_.size()),
+                    static_cast<int>(row_lower_.size()), start.data(), index.data(), element.data(),
+                    lower.data(), upper_.data(), cost_.data(), row_lower_.data(),
+                    row_upper_.data());
+    Clp_dual(model.get(), 0);
+    if (Clp_status(model.get()) != 0) return false;
+    const double* x = Clp_primalColumnSolution(model.get());
+    const double* y = Clp_dualRowSolution(model.get());
+    value.assign(x, x + cost_.size());
+    dual.assign(y, y + row_lower_.size());
+    return true;
+  }
+
+  std::vector<double> value;  // [column]
+  std::vector<double> dual;   // [row]
+
+ private:
+  std::vector<double> cost_, upper_, row_lower_, row_upper_;
+  std::vector<std::vector<std::pair<int, double>>> entries_;
+};
+
+// Stages equal up to a factor: the greatest of their times is 1, `scale` is the sum of the factors.
+struct Merged {
+  double scale = 0;
+  std::vector<double> sharded, replicated;
+  int segment = 0;
+};
+
+std::vector<Merged> merge(const BalanceProblem& problem, double share) {
+  std::vector<Merged> merged;
+  std::map<std::vector<int64_t>, size_t> known;
+  for (const Stage& stage : problem.stages) {
+    const size_t types = problem.devices.size();
+    double unit = 0;
+    for (size_t j = 0; j < types; ++j) {
+      unit = std::max({unit, stage.sharded[j] * share, stage.replicated[j]});
+    }
+    if (unit == 0) continue;
+    // Twelve digits: stages of equal layers differ by rounding only.
+    std::vector<int64_t> key{stage.segment};
+    for (size_t j = 0; j < types; ++j) {
+      key.push_back(std::llround(stage.sharded[j] * share / unit * 1e12));
+      key.push_back(std::llround(stage.replicated[j] / unit * 1e12));
+    }
+    const auto [it, fresh] = known.try_emplace(std::move(key), merged.size());
+    if (fresh) {
+      Merged m{0, {}, {}, stage.segment};
+      for (size_t j = 0; j < types; ++j) {
+        m.sharded.push_back(stage.sharded[j] * share / unit);
+        m.replicated.push_back(stage.replicated[j] / unit);
+      }
+      merged.push_back(std::move(m));
+    }
+    merged[it->second].scale += unit;
+  }
+  return merged;
+}
+
+}  // namespace
+
+double step_seconds(const BalanceProblem& problem, const std::vector<std::vector<double>>& ratio) {
+  double sum = 0;
+  for (const Stage& stage : problem.stages) {
+    const std::vector<double>& b = ratio[stage.segment];
+    double longest = 0;
+    for (size_t j = 0; j < b.size(); ++j) {
+      longest = std::max(longest, stage.sharded[j] * b[j] + stage.replicated[j]);
+    }
+    sum += stage.comm_fixed + stage.comm_padded * *std::max_element(b.begin(), b.end()) + longest;
+  }
+  return sum;
+}
+
+Balance balance(const BalanceProblem& problem) {
+  const size_t types = problem.devices.size(), segments = problem.sharded.size();
+  MOTLEY_CHECK(types >= 1 && segments >= 1);
+  MOTLEY_CHECK(problem.fixed.size() == types && problem.capacity.size() == types);
+  double count = 0;
+  for (int n : problem.devices) {
+    MOTLEY_CHECK(n >= 1);
+    count += n;
+  }
+  std::vector<double> padded(segments, 0);
+  for (const Stage& stage : problem.stages) {
+    MOTLEY_CHECK(stage.segment >= 0 && stage.segment < static_cast<int>(segments));
+    MOTLEY_CHECK(stage.sharded.size() == types && stage.replicated.size() == types);
+    padded[stage.segment] += stage.comm_padded;
+  }
+  // Columns are shares in units of the mean share, and stage times in units of the longest work of
+  // the stage; costs in units of their sum. So all numbers are about 1.
+  const double share = 1 / count;
+  const std::vector<Merged> stages = merge(problem, share);
+  double unit = 0;
+  for (const Merged& stage : stages) unit += stage.scale;
+  for (double p : padded) unit += p * share;
+  if (unit == 0) unit = 1;
+
+  Balance result;
+  result.rows = static_cast<int>(stages.size());
+  const auto build = [&](bool elastic, LinearProgram* lp, std::vector<std::vector<int>>* b,
+                         std::vector<std::vector<int>>* work, std::vector<int>* memory,
+                         std::vector<int>* extra) {
+    for (size_t s = 0; s < segments; ++s) {
+      std::vector<std::pair<int, double>> whole;
+      b->emplace_back();
+      const int largest = lp->column(elastic ? 0 : padded[s] * share / unit);
+      for (size_t j = 0; j < types; ++j) {
+        const int column = lp->column(0);
+        b->back().push_back(column);
+        whole.emplace_back(column, problem.devices[j] * share);
+        lp->row(0, kClpInf, {{largest, 1}, {column, -1}});
+      }
+      lp->row(1, 1, whole);
+    }
+    for (const Merged& stage : stages) {
+      if (elastic) break;
+      const int time = lp->column(stage.scale / unit);
+      work->emplace_back();
+      for (size_t j = 0; j < types; ++j) {
+        work->back().push_back(lp->row(stage.replicated[j], kClpInf,
+                                       {{time, 1}, {(*b)[stage.segment][j], -stage.sharded[j]}}));
+      }
+    }
+    for (size_t j = 0; j < types; ++j) {
+      memory->push_back(-1);
+      extra->push_back(-1);
+      if (problem.capacity[j] == kInf) continue;
+      std::vector<std::pair<int, double>> terms;
+      const double bytes = std::max(problem.capacity[j], 1.0);
+      for (size_t s = 0; s < segments; ++s) {
+        terms.emplace_back((*b)[s][j], problem.sharded[s][j] * share / bytes);
+      }
+      if (elastic) {
+        (*extra)[j] = lp->column(problem.devices[j] * bytes * share / 1e9);
+        terms.emplace_back((*extra)[j], -1);
+      }
+      (*memory)[j] = lp->row(-kClpInf, (problem.capacity[j] - problem.fixed[j]) / bytes, terms);
+    }
+  };
+
+  LinearProgram lp;
+  std::vector<std::vector<int>> b, work;
+  std::vector<int> memory, extra;
+  build(false, &lp, &b, &work, &memory, &extra);
+  result.feasible = lp.solve();
+  if (!result.feasible) {
+    LinearProgram elastic;
+    b.clear();
+    memory.clear();
+    extra.clear();
+    build(true, &elastic, &b, &work, &memory, &extra);
+    MOTLEY_CHECK(elastic.solve(), "elastic balance");
+    for (size_t j = 0; j < types; ++j) {
+      const double bytes = std::max(problem.capacity[j], 1.0);
+      result.lacking_bytes.push_back(extra[j] < 0 ? 0 : elastic.value[extra[j]] * bytes);
+    }
+    return result;
+  }
+  for (size_t s = 0; s < segments; ++s) {
+    std::vector<double> ratio;
+    double sum = 0;
+    for (size_t j = 0; j < types; ++j) {
+      ratio.push_back(std::max(0.0, lp.value[b[s][j]] * share));
+      sum += ratio[j] * problem.devices[j];
+    }
+    for (double& r : ratio) r /= sum;
+    result.ratio.push_back(std::move(ratio));
+  }
+  result.seconds = step_seconds(problem, result.ratio);
+  result.weights.compute.assign(types, 0);
+  double sum = 0;
+  for (const auto& rows : work) {
+    for (size_t j = 0; j < types; ++j) {
+      const double dual = std::max(0.0, lp.dual[rows[j]]);
+      result.weights.compute[j] += dual;
+      sum += dual;
+    }
+  }
+  for (double& w : result.weights.compute) w = sum > 0 ? w / sum : 1.0 / static_cast<double>(types);
+  for (size_t j = 0; j < types; ++j) {
+    if (memory[j] < 0) continue;
+    const double bytes = std::max(problem.capacity[j], 1.0);
+    const double dual = std::max(0.0, -lp.dual[memory[j]]) * unit / bytes;
+    if (dual > 0 && result.weights.memory.empty()) result.weights.memory.assign(types, 0);
+    if (dual > 0) result.weights.memory[j] = dual;
+  }
+  return result;
+}
+
+}  // namespace motley::spmd

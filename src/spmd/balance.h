@@ -1,0 +1,61 @@
+// Load balancing (HAP section 5.1): the sharding ratios that make a fixed program fastest.
+//
+// A program is a list of stages, each a communication followed by computation on every device
+// (section 3.2). Devices come in types: type j has n_j identical devices, each of which gets the
+// share b_j of whatever is sharded. A stage computes for a_j b_j + r_j seconds on type j (sharded
+// and replicated work), and communicates for comm_fixed + comm_padded * M seconds, M being the
+// largest share (collectives pad shards to the largest). So
+//
+//     minimise   sum_i ( comm_fixed_i + comm_padded_i M + t_i )
+//     subject to t_i >= a_ij b_j + r_ij,   sum_j n_j b_j = 1,   0 <= b_j <= M,
+//                sharded_j b_j + fixed_j <= capacity_j        bytes on each device of type j.
+//
+// Section 5.2 gives each segment of the model ratios of its own; a stage lies in one segment. The
+// segments are coupled by memory only, and solved in one program.
+//
+// The dual of t_i >= a_ij b_j + r_ij is the weight of type j in stage i: how much of the stage type
+// j decides. Summed over stages and normalised, these are the weights with which the next program
+// search should price compute; the duals of the memory rows are its prices of bytes.
+//
+// Stages equal up to a factor are merged first: the linear program has one row per type for each
+// different one, not for each layer. It is solved by CLP, in well under a millisecond.
+#pragma once
+
+#include <vector>
+
+#include "spmd/problem.h"
+
+namespace motley::spmd {
+
+struct Stage {
+  double comm_fixed = 0, comm_padded = 0;  // seconds; seconds per unit of the largest share
+  std::vector<double> sharded;     // [type] a_j: seconds if one device did all of the sharded work
+  std::vector<double> replicated;  // [type] r_j: seconds
+  int segment = 0;
+};
+
+struct BalanceProblem {
+  std::vector<int> devices;  // [type] n_j >= 1
+  std::vector<Stage> stages;
+  std::vector<std::vector<double>> sharded;  // [segment][type] bytes of a device holding all shards
+  std::vector<double> fixed;                 // [type] bytes on every device
+  std::vector<double> capacity;              // [type] bytes; may be infinite
+};
+
+struct Balance {
+  bool feasible = false;
+  std::vector<std::vector<double>> ratio;  // [segment][type] b_j
+  double seconds = 0;                      // of the step under these ratios
+  Weights weights;                         // for the next program search
+  // When infeasible: the bytes each device of a type lacks, chosen so that the total over all
+  // devices is least.
+  std::vector<double> lacking_bytes;  // [type]
+  int rows = 0;                       // stages after merging
+};
+
+Balance balance(const BalanceProblem& problem);
+
+// The time of the step under given ratios.
+double step_seconds(const BalanceProblem& problem, const std::vector<std::vector<double>>& ratio);
+
+}  // namespace motley::spmd
