@@ -114,6 +114,9 @@ class Recorder {
   void handle(const c10::OperatorHandle& handle, Stack* stack);
 
   bool known(const at::Tensor& tensor) { return static_cast<bool>(find(tensor)); }
+  bool stores(const at::Tensor& tensor) const {
+    return stored_.count(tensor.storage().unsafeGetStorageImpl()) > 0;
+  }
   // Makes `tensor` the base of its storage.
   void define(const at::Tensor& tensor, ValueId value);
   ValueId value_of(const at::Tensor& tensor, const std::string& reader);
@@ -132,6 +135,7 @@ class Recorder {
   ValueId undo(const View& view, const View& parent, ValueId old_parent, ValueId value);
   int add_view(Stored* stored, int parent, Geometry geometry, ViewOp op);
   at::Tensor adopt(const at::Tensor& tensor, const std::string& reader);
+  at::Tensor adopt_operand(const OpInfo& info, const c10::IValue* args, size_t i);
 
   Arg to_arg(const OpInfo& info, const OperatorArg& schema, const c10::IValue& value);
   std::vector<Arg> to_args(const OpInfo& info, const c10::IValue* values);
@@ -165,11 +169,9 @@ class Recorder {
   std::unordered_map<const c10::StorageImpl*, at::Tensor>
       adopted_;                           // CPU tensors and their Meta twins
   std::vector<at::Tensor> adopted_from_;  // held, so that their storages' addresses stay their own
-  std::set<std::string> unknown_;
 };
 
-// ---- operators
-// -----------------------------------------------------------------------------------------------------
+// ---- operators ---------------------------------------------------------------------------------
 
 // Arithmetic with a number is the same with a number that stands for a tensor; one name for both.
 std::string recorded_name(const c10::FunctionSchema& schema) {
@@ -277,8 +279,7 @@ const OpInfo* Recorder::twin_of(const OpInfo& info) {
   return nullptr;
 }
 
-// ---- values, views and storages
-// ------------------------------------------------------------------------------------
+// ---- values, views and storages ----------------------------------------------------------------
 
 ValueId Recorder::emit(const std::string& op, std::vector<Arg> args, const TensorSpec& spec) {
   const NodeId node = graph().add(op, std::move(args), {spec}, phase);
@@ -407,8 +408,12 @@ at::Tensor Recorder::adopt(const at::Tensor& tensor, const std::string& reader) 
   return twin;
 }
 
-// ---- arguments
-// -----------------------------------------------------------------------------------------------------
+// ---- arguments ---------------------------------------------------------------------------------
+
+// A number that libtorch wrapped.
+bool is_literal(const at::Tensor& t) {
+  return !t.is_meta() && t.unsafeGetTensorImpl()->is_wrapped_number();
+}
 
 Arg Recorder::to_arg(const OpInfo& info, const OperatorArg& schema, const c10::IValue& value) {
   if (value.isNone()) return {};
@@ -416,7 +421,7 @@ Arg Recorder::to_arg(const OpInfo& info, const OperatorArg& schema, const c10::I
     case ArgKind::tensor: {
       const at::Tensor& t = value.toTensor();
       if (!t.defined()) return {};
-      if (t.unsafeGetTensorImpl()->is_wrapped_number() && !t.is_meta()) {
+      if (is_literal(t)) {
         const at::Scalar number = t.item();
         if (number.isBoolean()) return number.toBool();
         if (number.isIntegral(false)) return number.toLong();
@@ -488,8 +493,24 @@ void finish(const OpInfo& info, Stack* stack, c10::IValue result) {
   stack->push_back(std::move(result));
 }
 
-// ---- recording
-// -----------------------------------------------------------------------------------------------------
+// A CPU tensor of one number beside a real tensor with dimensions does not take part in type
+// promotion, as a wrapped number does not; otherwise it is adopted.
+at::Tensor Recorder::adopt_operand(const OpInfo& info, const c10::IValue* args, size_t i) {
+  const at::Tensor& t = args[i].toTensor();
+  const bool arithmetic = info.name == "aten::add.Tensor" || info.name == "aten::sub.Tensor" ||
+                          info.name == "aten::mul.Tensor" || info.name == "aten::div.Tensor";
+  if (arithmetic && t.dim() == 0 && t.is_floating_point() && args[1 - i].isTensor()) {
+    const at::Tensor& other = args[1 - i].toTensor();
+    if (other.dim() > 0 && other.is_floating_point()) {
+      at::Tensor number = t.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+      number.unsafeGetTensorImpl()->set_wrapped_number(true);
+      return number;
+    }
+  }
+  return adopt(t, info.name);
+}
+
+// ---- recording ---------------------------------------------------------------------------------
 
 void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
   const OpInfo& info = info_of(handle);
@@ -500,8 +521,7 @@ void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
       if (!args[i].isNone() || !info.has_tensors) args[i] = at::Device(at::kMeta);
     } else if (recording && kind == ArgKind::tensor && args[i].isTensor()) {
       const at::Tensor& t = args[i].toTensor();
-      if (t.defined() && !t.is_meta() && !t.unsafeGetTensorImpl()->is_wrapped_number())
-        args[i] = adopt(t, info.name);
+      if (t.defined() && !t.is_meta() && !is_literal(t)) args[i] = adopt_operand(info, args, i);
     } else if (recording && (kind == ArgKind::tensors || kind == ArgKind::optional_tensors) &&
                args[i].isList()) {
       c10::List<c10::IValue> list = args[i].toList();
@@ -574,13 +594,11 @@ std::vector<at::Tensor> Recorder::record(const OpInfo& info, Stack* stack) {
       if (info.op.args[i].kind == ArgKind::dtype)
         node.args[i] = from_torch(outputs[0].scalar_type());
   for (const at::Tensor& t : outputs) {
-    if (t.defined() && stored_.count(t.storage().unsafeGetStorageImpl()) > 0) {
+    if (t.defined() && stores(t)) {
       record_views(info, std::move(node), parent, outputs);
       return outputs;
     }
   }
-  if (find_op(info.name) == nullptr && unknown_.insert(info.name).second)
-    result.unknown_ops.push_back(info.name);
   std::vector<TensorSpec> specs;
   for (const at::Tensor& t : outputs) specs.push_back(motley::spec_of(t));
   const NodeId id = graph().add(std::move(node.op), std::move(node.args), specs, phase);
@@ -657,9 +675,6 @@ void Recorder::record_views(const OpInfo& info, Node node, Place parent,
       stored->views[static_cast<size_t>(view)].value = values[i];
       stored->views[static_cast<size_t>(view)].version = stored->version;
     } else {
-      const std::string& name = stored->views[static_cast<size_t>(view)].op;
-      if (!name.empty() && find_op(name) == nullptr && unknown_.insert(name).second)
-        result.unknown_ops.push_back(name);
       value_at({stored, view});
     }
   }
@@ -823,8 +838,7 @@ void Recorder::refuse_storage(const OpInfo& info, Stack*) {
   throw user_error("capture", "the model uses {}, which changes how memory is read", info.op.name);
 }
 
-// ---- as_strided
-// ----------------------------------------------------------------------------------------------------
+// ---- as_strided --------------------------------------------------------------------------------
 
 void Recorder::as_strided(const OpInfo& info, Stack* stack) {
   const at::Tensor self = arguments(info, stack)[0].toTensor();
@@ -917,8 +931,7 @@ bool Recorder::unflatten(Stored* stored, const Geometry& wanted) {
   return true;
 }
 
-// ---- the dispatch key
-// ----------------------------------------------------------------------------------------------
+// ---- the dispatch key --------------------------------------------------------------------------
 
 thread_local Recorder* current = nullptr;
 
@@ -983,6 +996,9 @@ Capture capture(const std::string& name, const std::function<std::shared_ptr<Tra
           recorder.result.tied.push_back({item.key(), names[i]});
       continue;
     }
+    if (recorder.stores(item.value()))
+      throw user_error("capture", "{}: parameter {} shares memory with another but not its shape",
+                       name, item.key());
     recorder.define(item.value(), graph.add_parameter(item.key(), spec_of(item.value())));
     parameters.push_back(item.value());
     names.push_back(item.key());
@@ -1026,6 +1042,10 @@ Capture capture(const std::string& name, const std::function<std::shared_ptr<Tra
     if (recorder.changed(buffers[i]))
       graph.buffers[i].update = recorder.value_of(buffers[i], "the update");
   remove_dead(&graph);
+  std::set<std::string> unknown;
+  for (const Node& node : graph.nodes)
+    if (!is_source(node) && find_op(node.op) == nullptr && unknown.insert(node.op).second)
+      recorder.result.unknown_ops.push_back(node.op);
   recorder.result.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return std::move(recorder.result);
