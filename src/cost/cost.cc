@@ -43,14 +43,27 @@ Work work_of(const Theory& theory, NodeId id, const Triple& triple) {
 
 CostModel::CostModel(const Cluster& cluster) : cluster_(cluster), net_(cluster) {}
 
-Seconds CostModel::compute(int type, const Work& work, double fraction) const {
-  if (work.free) return 0;
-  if (work.cut == 0) fraction = 1;
-  if (fraction == 0) return 0;
-  const DeviceType& t = cluster_.types[type];
-  double flops = work.flops * fraction, bytes = work.cut_bytes * fraction + work.whole_bytes;
-  return t.overhead +
-         std::max(flops / (work.half ? t.half_flops : t.flops), bytes / t.memory_bandwidth);
+Seconds CostModel::compute(int type, const Work& work, double fraction, Seconds* cut,
+                           Seconds* whole) const {
+  Seconds slope = 0, base = 0;
+  if (!work.free) {
+    if (work.cut == 0) fraction = 1;
+    const DeviceType& t = cluster_.types[type];
+    double rate = work.half ? t.half_flops : t.flops;
+    double by_flops = work.flops * fraction / rate;
+    double by_bytes = (work.cut_bytes * fraction + work.whole_bytes) / t.memory_bandwidth;
+    base = t.overhead;
+    if (by_flops >= by_bytes) {
+      slope = work.flops / rate;
+    } else {
+      slope = work.cut_bytes / t.memory_bandwidth;
+      base += work.whole_bytes / t.memory_bandwidth;
+    }
+    if (work.cut == 0) base += slope, slope = 0;
+  }
+  if (cut) *cut = slope;
+  if (whole) *whole = base;
+  return !work.free && work.cut > 0 && fraction == 0 ? 0 : slope * fraction + base;
 }
 
 Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer) const {
@@ -110,86 +123,124 @@ int64_t cut_of(const Theory& theory, ValueId v, Placement p) {
 
 }  // namespace
 
+std::vector<bool> pure_gradients(const Graph& graph) {
+  std::vector<bool> pure(graph.values.size());
+  std::vector<bool> gradient(graph.values.size());
+  for (const Parameter& p : graph.parameters)
+    if (p.gradient.valid()) gradient[p.gradient.index] = true;
+  auto consumers = graph.consumers();
+  for (size_t v = graph.values.size(); v-- > 0;) {
+    bool all = true;
+    for (NodeId n : consumers[v]) {
+      const OpDef* op = find_op(graph.node(n).op);
+      all = all && op && op->alias && graph.node(n).outputs.size() == 1 &&
+            pure[graph.node(n).outputs[0].index];
+    }
+    pure[v] = all && (gradient[v] || !consumers[v].empty());
+  }
+  return pure;
+}
+
 ProgramCost cost_of(const Theory& theory, const Program& program, const CostModel& model,
                     const Fractions& fractions, Optimizer optimizer) {
   const Graph& graph = theory.graph();
   const int types = model.types();
+  const std::vector<bool> pure = pure_gradients(graph);
   ProgramCost cost;
   cost.compute.assign(types, 0);
-  cost.stages.push_back({0, std::vector<Seconds>(types, 0)});
-  auto compute = [&](const Work& work) {
-    if (work.free) return;
-    const auto& f = fractions.by_type(work.cut);
-    for (int t = 0; t < types; ++t) {
-      Seconds s = model.compute(t, work, f[t]);
-      cost.stages.back().compute[t] += s;
-      cost.compute[t] += s;
-    }
+  auto new_stage = [&] {
+    StageCost stage;
+    stage.compute.assign(types, 0);
+    stage.cut.assign(types, 0);
+    stage.whole.assign(types, 0);
+    cost.stages.push_back(std::move(stage));
   };
-  auto communicate = [&](Seconds s, bool joins_previous) {
-    if (joins_previous)
-      cost.stages.back().comm += s;
+  new_stage();
+  bool after_gradient = false;
+  // `padded`: seconds per unit of the largest share, of which `seconds` holds the present value.
+  auto communicate = [&](Seconds seconds, Seconds padded, double largest, bool gradient) {
+    if (gradient && after_gradient)
+      seconds = std::max(0.0, seconds - model.net().all_reduce(0));
     else
-      cost.stages.push_back({s, std::vector<Seconds>(types, 0)});
-    cost.comm += s;
+      new_stage();
+    after_gradient = gradient;
+    StageCost& stage = cost.stages.back();
+    stage.comm += seconds;
+    stage.comm_padded += padded;
+    stage.comm_fixed += seconds - padded * largest;
+    cost.comm += seconds;
   };
-  bool after_all_reduce = false;
   for (const Step& step : program.steps) {
     if (step.is_compute()) {
       const Triple& triple = theory.triples(step.node)[step.triple];
       Work work = work_of(theory, step.node, triple);
       for (const InnerCollective& c : triple.collectives)
-        communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)), false);
-      compute(work);
-      if (!work.free) after_all_reduce = false;
+        communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)), 0, 0, false);
+      if (work.free) continue;
+      after_gradient = false;
+      const auto& f = fractions.by_type(work.cut);
+      StageCost& stage = cost.stages.back();
+      for (int t = 0; t < types; ++t) {
+        Seconds cut, whole, s = model.compute(t, work, f[t], &cut, &whole);
+        stage.compute[t] += s;
+        stage.cut[t] += cut;
+        stage.whole[t] += whole;
+        cost.compute[t] += s;
+      }
       continue;
     }
-    Bytes bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
     if (step.kind == CollectiveKind::slice || step.kind == CollectiveKind::mask) continue;
-    bool joins = step.kind == CollectiveKind::all_reduce && after_all_reduce;
-    // For all-to-all both cuts matter; they are close, and the one that is left is used.
-    Placement cut = step.from.is_shard() ? step.from : step.to;
-    Seconds s =
-        model.collective(step.kind, bytes, fractions.by_device(cut_of(theory, step.value, cut)));
-    if (joins) s = std::max(0.0, s - model.net().all_reduce(0));
-    communicate(s, joins);
-    after_all_reduce = step.kind == CollectiveKind::all_reduce;
+    Bytes bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
+    // For all-to-all both cuts matter; they are close, and the one it starts from is used.
+    const auto& shares =
+        fractions.by_device(cut_of(theory, step.value, step.from.is_shard() ? step.from : step.to));
+    bool pads =
+        step.kind == CollectiveKind::all_gather || step.kind == CollectiveKind::reduce_scatter;
+    double largest = *std::max_element(shares.begin(), shares.end());
+    Seconds s = model.collective(step.kind, bytes, shares);
+    communicate(s, pads && largest > 0 ? (s - model.collective(step.kind, 0, shares)) / largest : 0,
+                largest, step.kind == CollectiveKind::all_reduce && pure[step.value.index]);
   }
   // The optimizer works on local pieces.
   const std::vector<Placement> stored = stored_placements(theory, program);
-  for (int t = 0; t < types; ++t) {
-    Seconds s = 0;
-    for (const Parameter& p : graph.parameters) {
-      if (!p.gradient.valid()) continue;
-      Placement placement = stored[p.value.index];
-      s += model.update(t,
-                        static_cast<Bytes>(graph.spec(p.value).bytes()) *
-                            fractions.by_type(cut_of(theory, p.value, placement))[t],
-                        optimizer);
+  for (const Parameter& p : graph.parameters) {
+    if (!p.gradient.valid()) continue;
+    Placement placement = stored[p.value.index];
+    const auto& f = fractions.by_type(cut_of(theory, p.value, placement));
+    Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
+    for (int t = 0; t < types; ++t) {
+      Seconds s = model.update(t, bytes * f[t], optimizer);
+      StageCost& stage = cost.stages.back();
+      stage.compute[t] += s;
+      cost.compute[t] += s;
+      (placement.is_shard() ? stage.cut : stage.whole)[t] +=
+          placement.is_shard() ? model.update(t, bytes, optimizer) : s;
     }
-    cost.stages.back().compute[t] += s;
-    cost.compute[t] += s;
   }
-  for (const Stage& stage : cost.stages)
+  for (const StageCost& stage : cost.stages)
     cost.step += stage.comm + *std::max_element(stage.compute.begin(), stage.compute.end());
-  memory_of(theory, program, fractions, types, optimizer, &cost.peak_memory, &cost.state_memory);
+  cost.memory = memory_of(theory, program, fractions, types, optimizer);
   return cost;
 }
 
-void memory_of(const Theory& theory, const Program& program, const Fractions& fractions, int types,
-               Optimizer optimizer, std::vector<Bytes>* peak, std::vector<Bytes>* state) {
+MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
+                     int types, Optimizer optimizer) {
   const Graph& graph = theory.graph();
   std::vector<Held> held = lifetimes(theory, program);
-  state->assign(types, 0);
+  MemoryCost memory;
+  memory.state.assign(types, 0);
+  Bytes state_cut = 0, state_whole = 0;
   const std::vector<Placement> stored = stored_placements(theory, program);
   std::vector<bool> persistent(graph.values.size());
   for (const Parameter& p : graph.parameters) {
     persistent[p.value.index] = true;
     if (p.gradient.valid()) persistent[p.gradient.index] = true;
-    double copies = p.gradient.valid() ? 2 + state_factor(optimizer) : 1;
-    const auto& f = fractions.by_type(cut_of(theory, p.value, stored[p.value.index]));
-    for (int t = 0; t < types; ++t)
-      (*state)[t] += copies * static_cast<Bytes>(graph.spec(p.value).bytes()) * f[t];
+    Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes()) *
+                  (p.gradient.valid() ? 2 + state_factor(optimizer) : 1);
+    Placement placement = stored[p.value.index];
+    (placement.is_shard() ? state_cut : state_whole) += bytes;
+    const auto& f = fractions.by_type(cut_of(theory, p.value, placement));
+    for (int t = 0; t < types; ++t) memory.state[t] += bytes * f[t];
   }
   // Aliases share the storage of what they view: the storage lives until its last alias dies.
   std::vector<int> storage(held.size());
@@ -199,45 +250,60 @@ void memory_of(const Theory& theory, const Program& program, const Fractions& fr
     storage[h] = static_cast<int>(h);
     index[{held[h].value, held[h].placement}] = static_cast<int>(h);
     const Step& step = program.steps[held[h].made];
+    auto shares_with = [&](ValueId v, Placement p) {
+      if (auto it = index.find({v, p}); it != index.end()) storage[h] = storage[it->second];
+    };
     if (step.is_compute()) {
       const Node& node = graph.node(step.node);
       const OpDef* op = find_op(node.op);
-      if (op && op->alias) {
-        const Triple& triple = theory.triples(step.node)[step.triple];
-        auto it = index.find({graph.inputs_of(node)[0], triple.in[0]});
-        if (it != index.end()) storage[h] = storage[it->second];
-      }
+      if (op && op->alias)
+        shares_with(graph.inputs_of(node)[0], theory.triples(step.node)[step.triple].in[0]);
     } else if (step.kind == CollectiveKind::slice) {
-      auto it = index.find({step.value, step.from});
-      if (it != index.end()) storage[h] = storage[it->second];
+      shares_with(step.value, step.from);
     }
     held[storage[h]].last = std::max(held[storage[h]].last, held[h].last);
   }
-  std::vector<std::vector<Bytes>> delta(end + 2);
+  // What is made (positive) and freed (negative) before each step: local bytes by type, and whole
+  // sizes cut and uncut.
+  struct Delta {
+    std::vector<Bytes> local;
+    Bytes cut = 0, whole = 0;
+  };
+  std::vector<Delta> deltas(end + 2);
   for (size_t h = 0; h < held.size(); ++h) {
     if (storage[h] != static_cast<int>(h)) continue;
     const Held& x = held[h];
-    bool whole_step = x.last == end && persistent[x.value.index];
-    if (whole_step) continue;  // counted as state
+    if (x.last == end && persistent[x.value.index]) continue;  // counted as state
+    Bytes bytes = static_cast<Bytes>(graph.spec(x.value).bytes());
     const auto& f = fractions.by_type(cut_of(theory, x.value, x.placement));
     auto add = [&](int at, double sign) {
-      if (delta[at].empty()) delta[at].assign(types, 0);
-      for (int t = 0; t < types; ++t)
-        delta[at][t] += sign * static_cast<Bytes>(graph.spec(x.value).bytes()) * f[t];
+      Delta& d = deltas[at];
+      d.local.resize(types, 0);
+      for (int t = 0; t < types; ++t) d.local[t] += sign * bytes * f[t];
+      (x.placement.is_shard() ? d.cut : d.whole) += sign * bytes;
     };
     add(x.made, 1);
     add(x.last + 1, -1);
   }
-  peak->assign(types, 0);
+  memory.peak.assign(types, 0);
+  memory.cut.assign(types, state_cut);
+  memory.whole.assign(types, state_whole);
   std::vector<Bytes> now(types, 0);
-  for (const auto& d : delta) {
-    if (d.empty()) continue;
+  Bytes cut = 0, whole = 0;
+  for (const Delta& d : deltas) {
+    if (d.local.empty()) continue;
+    cut += d.cut;
+    whole += d.whole;
     for (int t = 0; t < types; ++t) {
-      now[t] += d[t];
-      (*peak)[t] = std::max((*peak)[t], now[t]);
+      now[t] += d.local[t];
+      if (now[t] <= memory.peak[t]) continue;
+      memory.peak[t] = now[t];
+      memory.cut[t] = state_cut + cut;
+      memory.whole[t] = state_whole + whole;
     }
   }
-  for (int t = 0; t < types; ++t) (*peak)[t] += (*state)[t];
+  for (int t = 0; t < types; ++t) memory.peak[t] += memory.state[t];
+  return memory;
 }
 
 }  // namespace motley

@@ -11,7 +11,8 @@
 //     t = sum over stages of ( collective + max over types of computation up to the next collective
 //     )
 //
-// Neighbouring all-reduces are one message (the runtime coalesces them), so they pay one latency.
+// Neighbouring all-reduces of gradients are one message (the runtime coalesces them), so they pay
+// one latency.
 #pragma once
 
 #include <string>
@@ -49,7 +50,10 @@ class CostModel {
 
   // Seconds of a step on a device type that does `fraction` of what is cut. Zero for a fraction of
   // zero of cut work.
-  Seconds compute(int type, const Work& work, double fraction) const;
+  // If given, *cut and *whole are such that the result is *cut * fraction + *whole near this
+  // fraction.
+  Seconds compute(int type, const Work& work, double fraction, Seconds* cut = nullptr,
+                  Seconds* whole = nullptr) const;
   // Seconds of the optimizer on `bytes` of local parameters.
   Seconds update(int type, Bytes parameter_bytes, Optimizer optimizer) const;
   // Seconds of one collective on a tensor of `bytes`, of which device i holds shares[i]. 0 for
@@ -79,20 +83,30 @@ class Fractions {
   mutable std::map<int64_t, std::vector<double>> by_type_, by_device_;
 };
 
-// One stage: a collective (none before the first) and the computation after it.
-struct Stage {
+// One stage: a collective (none before the first) and the computation after it. With b the share of
+// a type and M the largest share, its times are linear near the shares they were computed for:
+//   comm = comm_fixed + comm_padded * M,   compute[type] = cut[type] * b[type] + whole[type]
+struct StageCost {
   Seconds comm = 0;
-  std::vector<Seconds> compute;  // [type]
+  Seconds comm_fixed = 0, comm_padded = 0;
+  std::vector<Seconds> compute;     // [type]
+  std::vector<Seconds> cut, whole;  // [type]
+};
+
+struct MemoryCost {
+  std::vector<Bytes> peak;  // [type]
+  std::vector<Bytes>
+      state;  // [type] of it parameters, gradients and optimizer state, there for the whole step
+  std::vector<Bytes> cut,
+      whole;  // [type] at the peak: bytes of cut tensors, uncut; bytes of the others
 };
 
 struct ProgramCost {
   Seconds step = 0;              // whole iteration, optimizer included
   Seconds comm = 0;              // of it in collectives
   std::vector<Seconds> compute;  // [type] busy seconds
-  std::vector<Stage> stages;
-  std::vector<Bytes> peak_memory;   // [type]
-  std::vector<Bytes> state_memory;  // [type] parameters, gradients, optimizer state: of it, there
-                                    // for the whole step
+  std::vector<StageCost> stages;
+  MemoryCost memory;
 };
 
 ProgramCost cost_of(const Theory& theory, const Program& program, const CostModel& model,
@@ -100,7 +114,11 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
 
 // Bytes that each device type holds at its peak: parameters, gradients and optimizer state for the
 // whole step, and activations by liveness; aliases of one tensor count once.
-void memory_of(const Theory& theory, const Program& program, const Fractions& fractions, int types,
-               Optimizer optimizer, std::vector<Bytes>* peak, std::vector<Bytes>* state);
+MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
+                     int types, Optimizer optimizer);
+
+// [value] True for gradients, and what they are aliases of, that nothing but the optimizer reads:
+// their all-reduces can wait for the end of the step and share one latency.
+std::vector<bool> pure_gradients(const Graph& graph);
 
 }  // namespace motley

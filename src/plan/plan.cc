@@ -118,9 +118,9 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit) {
   } else if (problems.empty() && memory_limit) {
     Shares shares(plan.ratios);
     Fractions fractions(plan.cluster, shares);
-    std::vector<Bytes> peak, state;
-    memory_of(theory, plan.program, fractions, static_cast<int>(plan.cluster.types.size()),
-              plan.optimizer, &peak, &state);
+    auto peak = memory_of(theory, plan.program, fractions,
+                          static_cast<int>(plan.cluster.types.size()), plan.optimizer)
+                    .peak;
     for (size_t t = 0; t < peak.size(); ++t)
       if (peak[t] > plan.cluster.types[t].memory)
         problems.push_back(fmt::format("device type {} needs {} and has {}",
@@ -208,10 +208,10 @@ std::string describe(const Plan& plan) {
   for (size_t t = 0; t < cost.compute.size(); ++t)
     out += fmt::format(", {} busy {}", plan.cluster.types[t].name, format_seconds(cost.compute[t]));
   out += "\n  memory      ";
-  for (size_t t = 0; t < cost.peak_memory.size(); ++t)
+  for (size_t t = 0; t < cost.memory.peak.size(); ++t)
     out +=
         fmt::format("{}{} {} of {}", t ? ", " : "", plan.cluster.types[t].name,
-                    format_bytes(cost.peak_memory[t]), format_bytes(plan.cluster.types[t].memory));
+                    format_bytes(cost.memory.peak[t]), format_bytes(plan.cluster.types[t].memory));
   return out + "\n";
 }
 

@@ -1,0 +1,134 @@
+#include "graph/canonical.h"
+
+#include "core/error.h"
+#include "graph/ops/builder.h"
+
+namespace motley {
+
+namespace {
+
+constexpr int64_t kMean = 1, kSum = 2;  // at::Reduction
+
+class Rewriter {
+ public:
+  explicit Rewriter(const Graph& from) : from_(from), value_(from.values.size()) {
+    to_.model = from.model;
+  }
+
+  Graph run() {
+    for (const Node& node : from_.nodes) rewrite(node);
+    auto role = [&](ValueId v) { return v.valid() ? value_[v.index] : v; };
+    for (const Parameter& p : from_.parameters)
+      to_.parameters.push_back({p.name, role(p.value), role(p.gradient)});
+    for (const Buffer& b : from_.buffers)
+      to_.buffers.push_back({b.name, role(b.value), role(b.update)});
+    for (const Input& i : from_.inputs) to_.inputs.push_back({i.name, role(i.value)});
+    to_.loss = role(from_.loss);
+    remove_dead(&to_);
+    return std::move(to_);
+  }
+
+ private:
+  ValueId emit(const std::string& op, std::vector<Arg> args, const TensorSpec& spec, Phase phase) {
+    return to_.node(to_.add(op, std::move(args), {spec}, phase)).outputs[0];
+  }
+  ValueId scale(ValueId x, double factor, Phase phase) {
+    return emit("aten::mul.Tensor", {x, factor}, to_.spec(x), phase);
+  }
+
+  void copy(const Node& node, std::vector<Arg> args) {
+    std::vector<TensorSpec> specs;
+    for (ValueId v : node.outputs)
+      specs.push_back(v.valid() ? from_.spec(v) : TensorSpec{DType::f32, {-1}});
+    NodeId id = to_.add(node.op, std::move(args), specs, node.phase);
+    for (size_t o = 0; o < node.outputs.size(); ++o)
+      if (node.outputs[o].valid()) value_[node.outputs[o].index] = to_.node(id).outputs[o];
+  }
+
+  // How many targets are not `ignored`, as a scalar of the given dtype; once per target.
+  ValueId count(ValueId target, int64_t ignored, DType dtype) {
+    for (const auto& [t, i, c] : counts_)
+      if (t == target && i == ignored) return c;
+    TensorSpec spec = to_.spec(target);
+    spec.dtype = DType::b8;
+    ValueId kept = emit("aten::ne.Scalar", {target, ignored}, spec, Phase::forward);
+    spec.dtype = dtype;
+    ValueId real =
+        emit("aten::_to_copy", {kept, dtype, {}, {}, {}, false, {}}, spec, Phase::forward);
+    ValueId sum = emit("aten::sum", {real, {}}, {dtype, {}}, Phase::forward);
+    counts_.push_back({target, ignored, sum});
+    return sum;
+  }
+
+  void rewrite(const Node& node) {
+    std::vector<Arg> args = node.args;
+    for (Arg& arg : args) {
+      if (auto v = std::get_if<ValueId>(&arg); v && v->valid()) *v = value_[v->index];
+      if (auto list = std::get_if<std::vector<ValueId>>(&arg))
+        for (ValueId& v : *list)
+          if (v.valid()) v = value_[v.index];
+    }
+    auto output = [&](size_t o) { return node.outputs[o]; };
+    auto tensor = [&](size_t at) { return std::get<ValueId>(args[at]); };
+    const std::string& op = node.op;
+    if ((op == "aten::mean" || op == "aten::mean.dim") && is_float(to_.spec(tensor(0)).dtype)) {
+      const TensorSpec &in = to_.spec(tensor(0)), out = from_.spec(output(0));
+      double ratio = static_cast<double>(out.numel()) / static_cast<double>(in.numel());
+      ValueId sum = op == "aten::mean" ? emit("aten::sum", {args[0], {}}, out, node.phase)
+                                       : emit("aten::sum.dim_IntList",
+                                              {args[0], args[1], args[2], {}}, out, node.phase);
+      value_[output(0).index] = scale(sum, ratio, node.phase);
+    } else if (op == "aten::mse_loss" && ops::int_arg(node, 2, kMean) == kMean) {
+      double n = static_cast<double>(to_.spec(tensor(0)).numel());
+      ValueId sum = emit(op, {args[0], args[1], kSum}, from_.spec(output(0)), node.phase);
+      value_[output(0).index] = scale(sum, 1 / n, node.phase);
+    } else if (op == "aten::mse_loss_backward" && ops::int_arg(node, 3, kMean) == kMean) {
+      double n = static_cast<double>(to_.spec(tensor(1)).numel());
+      ValueId dy = scale(tensor(0), 1 / n, node.phase);
+      value_[output(0).index] =
+          emit(op, {dy, args[1], args[2], kSum}, from_.spec(output(0)), node.phase);
+    } else if (op == "aten::nll_loss_forward" && ops::int_arg(node, 3, kMean) == kMean &&
+               !ops::is_tensor_arg(node, 2)) {
+      const TensorSpec loss = from_.spec(output(0));
+      ValueId n = count(tensor(1), ops::int_arg(node, 4, -100), loss.dtype);
+      std::vector<Arg> summed = args;
+      summed[3] = kSum;
+      NodeId id = to_.add(op, summed, {loss, loss}, node.phase);
+      value_[output(0).index] =
+          emit("aten::div.Tensor", {to_.node(id).outputs[0], n}, loss, node.phase);
+      if (output(1).valid()) value_[output(1).index] = n;
+    } else if (op == "aten::nll_loss_backward" && ops::int_arg(node, 4, kMean) == kMean &&
+               !ops::is_tensor_arg(node, 3)) {
+      ValueId n = count(tensor(2), ops::int_arg(node, 5, -100), to_.spec(tensor(0)).dtype);
+      ValueId dy = emit("aten::div.Tensor", {args[0], n}, to_.spec(tensor(0)), node.phase);
+      value_[output(0).index] = emit(op, {dy, args[1], args[2], args[3], kSum, args[5], n},
+                                     from_.spec(output(0)), node.phase);
+    } else if (op == "aten::ones_like" || op == "aten::zeros_like" || op == "aten::empty_like" ||
+               op == "aten::full_like") {
+      const TensorSpec& spec = from_.spec(output(0));
+      Arg fill = op == "aten::full_like" ? args[1] : Arg(op == "aten::ones_like" ? 1.0 : 0.0);
+      if (std::holds_alternative<ValueId>(fill)) return copy(node, std::move(args));
+      value_[output(0).index] =
+          emit("aten::full", {spec.shape, fill, spec.dtype, {}, {}, {}}, spec, node.phase);
+    } else {
+      copy(node, std::move(args));
+    }
+  }
+
+  struct Count {
+    ValueId target;
+    int64_t ignored;
+    ValueId count;
+  };
+
+  const Graph& from_;
+  Graph to_;
+  std::vector<ValueId> value_;  // [value of from_]
+  std::vector<Count> counts_;
+};
+
+}  // namespace
+
+Graph canonicalize(const Graph& graph) { return Rewriter(graph).run(); }
+
+}  // namespace motley

@@ -1,0 +1,550 @@
+#include "spmd/build.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <set>
+#include <unordered_map>
+
+#include "core/error.h"
+
+namespace motley::spmd {
+
+namespace {
+
+using GraphNode = ::motley::Node;
+using ProgramStep = ::motley::Step;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+int find_root(std::vector<int>& parent, int x) {
+  while (parent[x] != x) x = parent[x] = parent[parent[x]];
+  return x;
+}
+
+}  // namespace
+
+Builder::Builder(const Theory& theory, const CostModel& model, Optimizer optimizer,
+                 Restriction restriction)
+    : theory_(theory), model_(model), optimizer_(optimizer), restriction_(restriction) {
+  problem_.types = model.types();
+  contract();
+  add_values();
+  add_nodes();
+}
+
+int Builder::form_of(ValueId value, Placement placement) const {
+  const auto& list = placements_[value.index];
+  auto it = std::find(list.begin(), list.end(), placement);
+  return it == list.end() ? -1 : form_index_[value.index][it - list.begin()];
+}
+
+void Builder::contract() {
+  const Graph& graph = theory_.graph();
+  contracted_.assign(graph.nodes.size(), false);
+  class_of_.assign(graph.values.size(), -1);
+  placements_.resize(graph.values.size());
+  std::vector<int> first(graph.values.size() + 1,
+                         0);  // number of a value's first (value, placement) pair
+  for (size_t v = 0; v < graph.values.size(); ++v) {
+    placements_[v] = theory_.placements(ValueId(v));
+    first[v + 1] = first[v] + static_cast<int>(placements_[v].size());
+  }
+  std::vector<int> parent(first.back());
+  std::iota(parent.begin(), parent.end(), 0);
+  auto pair_of = [&](ValueId v, Placement p) {
+    const auto& list = placements_[v.index];
+    auto it = std::find(list.begin(), list.end(), p);
+    return it == list.end() ? -1 : first[v.index] + static_cast<int>(it - list.begin());
+  };
+  std::vector<int> depth(graph.values.size());
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const GraphNode& node = graph.nodes[n];
+    const OpDef* op = find_op(node.op);
+    auto inputs = graph.inputs_of(node);
+    bool alias = op && op->alias && inputs.size() == 1 && node.outputs.size() == 1 &&
+                 node.outputs[0].valid() &&
+                 graph.spec(inputs[0]).numel() == graph.spec(node.outputs[0]).numel();
+    if (alias) {
+      contracted_[n] = true;
+      ValueId v = node.outputs[0];
+      class_of_[v.index] = class_of_[inputs[0].index];
+      classes_[class_of_[v.index]].members.push_back(v);
+      depth[v.index] = depth[inputs[0].index] + 1;
+      for (const Triple& t : theory_.triples(NodeId(n))) {
+        int a = pair_of(inputs[0], t.in[0]), b = pair_of(v, t.out[0]);
+        if (a >= 0 && b >= 0) parent[find_root(parent, a)] = find_root(parent, b);
+      }
+      continue;
+    }
+    for (ValueId v : node.outputs) {
+      if (!v.valid()) continue;
+      class_of_[v.index] = static_cast<int>(classes_.size());
+      classes_.push_back({v, {v}, {}, false});
+    }
+  }
+  form_index_.resize(graph.values.size());
+  for (Class& c : classes_) {
+    std::map<int, int> form;  // union-find root -> form
+    for (ValueId v : c.members)
+      for (Placement p : placements_[v.index]) {
+        int root = find_root(parent, pair_of(v, p));
+        auto [it, fresh] = form.try_emplace(root, static_cast<int>(c.forms.size()));
+        if (fresh && c.forms.size() == kMaxForms) {
+          form.erase(it);
+          form_index_[v.index].push_back(
+              -1);  // more placements than a search state holds: the rarest are not used
+          continue;
+        }
+        if (fresh) c.forms.push_back({v, {}});
+        Form& f = c.forms[it->second];
+        if (depth[v.index] < depth[f.top.index]) f.top = v;
+        f.members.push_back({v, p});
+        form_index_[v.index].push_back(it->second);
+      }
+  }
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (graph.nodes[n].phase != Phase::backward || contracted_[n]) continue;
+    for (ValueId v : graph.inputs_of(graph.nodes[n])) {
+      Class& c = classes_[class_of_[v.index]];
+      const GraphNode& producer = graph.node(graph.value(c.root).producer);
+      if (producer.phase == Phase::forward && !is_source(producer)) c.saved = true;
+    }
+  }
+  const std::vector<bool> pure = pure_gradients(graph);
+  for (const Class& c : classes_) gradient_class_.push_back(pure[c.root.index]);
+}
+
+void Builder::add_values() {
+  const Graph& graph = theory_.graph();
+  std::unordered_map<std::string, int> known;
+  for (size_t c = 0; c < classes_.size(); ++c) {
+    const Class& cls = classes_[c];
+    // All that prices depend on: size, and per form its cut and where it may be converted.
+    std::string key =
+        fmt::format("{}{}|", graph.spec(cls.root).bytes(), gradient_class_[c] ? "g" : "");
+    for (const Form& f : cls.forms) {
+      auto [v, p] = f.members[0];
+      key +=
+          fmt::format("{}{}", static_cast<int>(p.kind), p.is_shard() ? theory_.cut_size(v, p) : 0);
+      key += f.top == cls.root ? "r" : "m";
+      for (const Form& g : cls.forms)
+        key += std::any_of(g.members.begin(), g.members.end(),
+                           [&](const auto& m) { return m.first == f.top; })
+                   ? '1'
+                   : '0';
+      key += ',';
+    }
+    auto [it, fresh] = known.try_emplace(key, static_cast<int>(problem_.form_tables.size()));
+    if (fresh) {
+      FormTable table;
+      table.forms = static_cast<int>(cls.forms.size());
+      table.convert.assign(table.forms * table.forms, kInfinity);
+      problem_.form_tables.push_back(std::move(table));
+      table_class_.push_back(static_cast<int>(c));
+    }
+    problem_.value_table.push_back(it->second);
+  }
+}
+
+std::vector<Placement> Builder::stored_choices(ValueId source) const {
+  std::vector<Placement> choices;
+  for (Placement p : theory_.placements(source)) {
+    if (p.is_partial()) continue;
+    if (p.is_shard() && restriction_ == Restriction::data_parallel) continue;
+    choices.push_back(p);
+  }
+  // ZeRO: everything that can be cut is.
+  if (restriction_ == Restriction::zero && choices.size() > 1) choices.erase(choices.begin());
+  return choices;
+}
+
+void Builder::add_nodes() {
+  const Graph& graph = theory_.graph();
+  std::unordered_map<std::string, int> known;
+  auto table_for = [&](const std::string& key,
+                       const std::function<void(OptionTable*, OptionOrigin*)>& fill) {
+    auto [it, fresh] = known.try_emplace(key, static_cast<int>(problem_.option_tables.size()));
+    if (fresh) {
+      problem_.option_tables.emplace_back();
+      option_origins_.emplace_back();
+      table_exemplar_.push_back(static_cast<int>(problem_.nodes.size()));
+      fill(&problem_.option_tables.back(), &option_origins_.back());
+      for (Option& o : problem_.option_tables.back().options) {
+        o.compute.assign(problem_.types, 0);
+        o.memory.assign(problem_.types, 0);
+      }
+    }
+    return it->second;
+  };
+  auto forms_key = [&](ValueId v) {
+    std::string key;
+    for (int f : form_index_[v.index]) (key += std::to_string(f)) += '.';
+    return key + ";";
+  };
+  auto add_node = [&](int table, std::vector<int> inputs, std::vector<int> outputs, bool backward,
+                      Source source) {
+    spmd::Node node;
+    node.table = table;
+    node.inputs = std::move(inputs);
+    node.outputs = std::move(outputs);
+    node.backward = backward;
+    problem_.nodes.push_back(std::move(node));
+    sources_.push_back(source);
+  };
+  // A value without conversions whose form k is "stored in choice k".
+  std::map<int, int> token_tables;
+  auto add_token = [&](int choices) {
+    auto [it, fresh] =
+        token_tables.try_emplace(choices, static_cast<int>(problem_.form_tables.size()));
+    if (fresh) {
+      FormTable table;
+      table.forms = choices;
+      table.convert.assign(choices * choices, kInfinity);
+      for (int i = 0; i < choices; ++i) table.convert[i * choices + i] = 0;
+      problem_.form_tables.push_back(std::move(table));
+      table_class_.push_back(-1);
+    }
+    problem_.value_table.push_back(it->second);
+    return static_cast<int>(problem_.value_table.size()) - 1;
+  };
+  struct Stored {
+    ValueId value, result;
+    int token;
+    std::vector<Placement> choices;
+  };
+  std::vector<Stored> parameters(graph.parameters.size()), buffers(graph.buffers.size());
+  std::map<ValueId, std::pair<int, int>> role;  // source value -> (parameter, buffer)
+  for (size_t p = 0; p < graph.parameters.size(); ++p)
+    role[graph.parameters[p].value] = {static_cast<int>(p), -1};
+  for (size_t b = 0; b < graph.buffers.size(); ++b)
+    role[graph.buffers[b].value] = {-1, static_cast<int>(b)};
+  std::set<ValueId> cut_inputs;
+  for (const Input& i : graph.inputs) cut_inputs.insert(i.value);
+
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const GraphNode& node = graph.nodes[n];
+    if (contracted_[n]) continue;
+    const auto& triples = theory_.triples(NodeId(n));
+    Source source{Origin::node, NodeId(n), -1, -1};
+    if (is_source(node)) {
+      ValueId v = node.outputs[0];
+      int cls = class_of_[v.index];
+      auto it = role.find(v);
+      ValueId result;
+      if (it != role.end()) {
+        source.parameter = it->second.first;
+        source.buffer = it->second.second;
+        result = source.parameter >= 0 ? graph.parameters[source.parameter].gradient
+                                       : graph.buffers[source.buffer].update;
+      }
+      if (result.valid()) {
+        Stored stored{v, result, 0, stored_choices(v)};
+        std::erase_if(stored.choices,
+                      [&](Placement p) { return form_of(v, p) < 0 || form_of(result, p) < 0; });
+        stored.token = add_token(static_cast<int>(stored.choices.size()));
+        std::string key = fmt::format("stored{}|{}|{}", source.parameter >= 0 ? "p" : "b",
+                                      graph.spec(v).bytes(), forms_key(v));
+        for (Placement p : stored.choices)
+          key += fmt::format("{}:{},", to_string(p), p.is_shard() ? theory_.cut_size(v, p) : 0);
+        int table = table_for(key, [&](OptionTable* t, OptionOrigin* origin) {
+          for (size_t k = 0; k < stored.choices.size(); ++k) {
+            Option o;
+            o.out = {static_cast<uint8_t>(form_of(v, stored.choices[k])), static_cast<uint8_t>(k)};
+            t->options.push_back(o);
+            for (size_t i = 0; i < triples.size(); ++i)
+              if (triples[i].out[0] == stored.choices[k])
+                origin->triple.push_back(static_cast<int>(i));
+          }
+          MOTLEY_CHECK(origin->triple.size() == t->options.size());
+        });
+        add_node(table, {}, {cls, stored.token}, false, source);
+        (source.parameter >= 0 ? parameters[source.parameter] : buffers[source.buffer]) =
+            std::move(stored);
+        continue;
+      }
+      // Whole is enough: pieces of it are free. A cut batch is a restriction.
+      bool cut = cut_inputs.count(v) &&
+                 (restriction_ == Restriction::data_parallel || restriction_ == Restriction::zero);
+      bool batched = cut && theory_.legal(v, Placement::shard(0));
+      int table =
+          table_for(fmt::format("source{}{}", batched ? "cut" : "", batched ? forms_key(v) : ""),
+                    [&](OptionTable* t, OptionOrigin* origin) {
+                      Option o;
+                      Placement p = batched ? Placement::shard(0) : Placement::replicated();
+                      o.out = {static_cast<uint8_t>(form_of(v, p))};
+                      t->options.push_back(o);
+                      for (size_t i = 0; i < triples.size(); ++i)
+                        if (triples[i].out[0] == p) origin->triple.push_back(static_cast<int>(i));
+                    });
+      add_node(table, {}, {cls}, false, source);
+      continue;
+    }
+    std::vector<int> inputs, outputs;
+    std::string key = fmt::format("{}|", theory_.table(NodeId(n)));
+    auto operands = graph.inputs_of(node);
+    for (ValueId v : operands) {
+      inputs.push_back(class_of_[v.index]);
+      key += forms_key(v);
+    }
+    key += "|";
+    for (ValueId v : node.outputs) {
+      if (!v.valid()) continue;
+      outputs.push_back(class_of_[v.index]);
+      key += forms_key(v) + (classes_[class_of_[v.index]].saved ? "s" : "");
+    }
+    int table = table_for(key, [&](OptionTable* t, OptionOrigin* origin) {
+      for (size_t i = 0; i < triples.size(); ++i) {
+        Option o;
+        bool known_forms = true;
+        auto put = [&](std::vector<uint8_t>* list, ValueId v, Placement p) {
+          int f = form_of(v, p);
+          known_forms = known_forms && f >= 0;
+          list->push_back(static_cast<uint8_t>(std::max(f, 0)));
+        };
+        for (size_t k = 0; k < operands.size(); ++k) put(&o.in, operands[k], triples[i].in[k]);
+        for (size_t k = 0; k < node.outputs.size(); ++k)
+          if (node.outputs[k].valid()) put(&o.out, node.outputs[k], triples[i].out[k]);
+        if (!known_forms) continue;
+        t->options.push_back(std::move(o));
+        origin->triple.push_back(static_cast<int>(i));
+      }
+    });
+    add_node(table, std::move(inputs), std::move(outputs), node.phase == Phase::backward, source);
+  }
+  auto add_update = [&](const Stored& s, int parameter, int buffer) {
+    if (!s.result.valid()) return;
+    std::string key = fmt::format("update{}|{}", parameter >= 0 ? "p" : "b", forms_key(s.result));
+    for (Placement p : s.choices) key += to_string(p);
+    int table = table_for(key, [&](OptionTable* t, OptionOrigin* origin) {
+      for (size_t k = 0; k < s.choices.size(); ++k) {
+        Option o;
+        o.in = {static_cast<uint8_t>(k), static_cast<uint8_t>(form_of(s.result, s.choices[k]))};
+        t->options.push_back(o);
+        origin->triple.push_back(static_cast<int>(k));
+      }
+    });
+    add_node(table, {s.token, class_of_[s.result.index]}, {}, true,
+             {Origin::update, NodeId(), parameter, buffer});
+  };
+  for (size_t p = 0; p < parameters.size(); ++p) add_update(parameters[p], static_cast<int>(p), -1);
+  for (size_t b = 0; b < buffers.size(); ++b) add_update(buffers[b], -1, static_cast<int>(b));
+  if (graph.loss.valid()) {
+    int table =
+        table_for("goal|" + forms_key(graph.loss), [&](OptionTable* t, OptionOrigin* origin) {
+          for (Placement p : {Placement::replicated(), Placement::partial()}) {
+            int f = form_of(graph.loss, p);
+            if (f < 0) continue;
+            Option o;
+            o.in = {static_cast<uint8_t>(f)};
+            t->options.push_back(o);
+            origin->triple.push_back(0);
+          }
+        });
+    add_node(table, {class_of_[graph.loss.index]}, {}, true, {Origin::goal, NodeId(), -1, -1});
+  }
+}
+
+void Builder::price(const Fractions& fractions) {
+  const Graph& graph = theory_.graph();
+  for (size_t t = 0; t < problem_.form_tables.size(); ++t) {
+    if (table_class_[t] < 0) continue;
+    FormTable& table = problem_.form_tables[t];
+    const Class& c = classes_[table_class_[t]];
+    bool gradient = gradient_class_[table_class_[t]];
+    Bytes bytes = static_cast<Bytes>(graph.spec(c.root).bytes());
+    for (int to = 0; to < table.forms; ++to)
+      for (int from = 0; from < table.forms; ++from) {
+        double& cost = table.convert[from * table.forms + to];
+        cost = from == to ? 0 : kInfinity;
+        // Converted at the top member that has the wanted form; a form that starts below the root
+        // only serves below it.
+        const Form &f = c.forms[from], &g = c.forms[to];
+        if (from == to || f.top != c.root) continue;
+        auto source = std::find_if(f.members.begin(), f.members.end(),
+                                   [&](const auto& m) { return m.first == g.top; });
+        if (source == f.members.end()) continue;
+        auto target = std::find_if(g.members.begin(), g.members.end(),
+                                   [&](const auto& m) { return m.first == g.top; });
+        CollectiveKind kind;
+        if (!Theory::conversion(source->second, target->second, &kind)) continue;
+        bool free = kind == CollectiveKind::slice || kind == CollectiveKind::mask;
+        if (!free && kind != CollectiveKind::all_reduce &&
+            restriction_ == Restriction::data_parallel)
+          continue;
+        if (restriction_ == Restriction::zero && kind == CollectiveKind::all_to_all) continue;
+        Placement cut = source->second.is_shard() ? source->second : target->second;
+        int64_t size = cut.is_shard() ? theory_.cut_size(g.top, cut) : 0;
+        cost = model_.collective(kind, bytes, fractions.by_device(size));
+        // Gradients are all-reduced together and share one latency.
+        if (gradient && kind == CollectiveKind::all_reduce)
+          cost = std::max(0.0, cost - model_.net().all_reduce(0));
+      }
+  }
+  for (size_t t = 0; t < problem_.option_tables.size(); ++t) {
+    const Source& source = sources_[table_exemplar_[t]];
+    if (source.origin != Origin::node) continue;
+    const GraphNode& node = graph.node(source.node);
+    const auto& triples = theory_.triples(source.node);
+    auto& options = problem_.option_tables[t].options;
+    for (size_t i = 0; i < options.size(); ++i) {
+      Option& o = options[i];
+      const Triple& triple = triples[option_origins_[t].triple[i]];
+      if (source.parameter >= 0 && o.out.size() == 2) {
+        const TensorSpec& spec = graph.spec(node.outputs[0]);
+        Placement p = triple.out[0];
+        const auto& f = fractions.by_type(p.is_shard() ? theory_.cut_size(node.outputs[0], p) : 0);
+        for (int j = 0; j < problem_.types; ++j) {
+          Bytes local = static_cast<Bytes>(spec.bytes()) * f[j];
+          o.compute[j] = model_.update(j, local, optimizer_);
+          o.memory[j] = local * (2 + state_factor(optimizer_));
+        }
+        continue;
+      }
+      o.comm = 0;
+      for (const InnerCollective& c : triple.collectives)
+        o.comm += model_.net().all_reduce(static_cast<Bytes>(c.bytes));
+      Work work = work_of(theory_, source.node, triple);
+      const auto& f = fractions.by_type(work.cut);
+      for (int j = 0; j < problem_.types; ++j) {
+        o.compute[j] = model_.compute(j, work, f[j]);
+        o.memory[j] = 0;
+        for (size_t k = 0; k < node.outputs.size(); ++k) {
+          ValueId v = node.outputs[k];
+          if (!v.valid() || !classes_[class_of_[v.index]].saved) continue;
+          Placement p = triple.out[k];
+          double fraction = p.is_shard() ? fractions.by_type(theory_.cut_size(v, p))[j] : 1;
+          o.memory[j] += static_cast<Bytes>(graph.spec(v).bytes()) * fraction;
+        }
+      }
+    }
+  }
+}
+
+Program Builder::program(const Solution& solution) const {
+  const Graph& graph = theory_.graph();
+  Program program;
+  std::set<std::pair<ValueId, Placement>> available;
+  // The conversion that makes a form of a class, and the triple each graph node runs.
+  std::map<std::pair<int, int>, int> conversion;
+  for (const Conversion& c : solution.conversions) conversion[{c.value, c.to}] = c.from;
+  std::vector<int> triple(graph.nodes.size(), -1);
+  for (size_t n = 0; n < problem_.nodes.size(); ++n)
+    if (sources_[n].origin == Origin::node)
+      triple[sources_[n].node.index] =
+          option_origins_[problem_.nodes[n].table].triple[solution.option[n]];
+
+  auto run = [&](NodeId node, int t) {
+    ProgramStep step;
+    step.node = node;
+    step.triple = t;
+    program.steps.push_back(step);
+    const GraphNode& n = graph.node(node);
+    for (size_t o = 0; o < n.outputs.size(); ++o)
+      if (n.outputs[o].valid()) available.insert({n.outputs[o], theory_.triples(node)[t].out[o]});
+  };
+  // Makes a value available in a placement: by its producer, by aliasing another placement of what
+  // it views, or by the conversion the solution names.
+  std::function<void(ValueId, Placement)> ensure = [&](ValueId v, Placement p) {
+    if (available.count({v, p})) return;
+    NodeId producer = graph.value(v).producer;
+    int cls = class_of_[v.index];
+    int form = form_of(v, p);
+    const Form& f = classes_[cls].forms[form];
+    if (contracted_[producer.index] && f.top != v) {
+      ValueId parent = graph.inputs_of(graph.node(producer))[0];
+      const auto& triples = theory_.triples(producer);
+      for (size_t t = 0; t < triples.size(); ++t)
+        if (triples[t].out[0] == p && form_of(parent, triples[t].in[0]) == form) {
+          ensure(parent, triples[t].in[0]);
+          run(producer, static_cast<int>(t));
+          return;
+        }
+    }
+    auto it = conversion.find({cls, form});
+    MOTLEY_CHECK(it != conversion.end(), "nothing makes %{} as {}", v.index, to_string(p));
+    const Form& from = classes_[cls].forms[it->second];
+    MOTLEY_CHECK(f.top == v);
+    auto source = std::find_if(from.members.begin(), from.members.end(),
+                               [&](const auto& m) { return m.first == v; });
+    MOTLEY_CHECK(source != from.members.end());
+    ensure(v, source->second);
+    ProgramStep step;
+    step.value = v;
+    step.from = source->second;
+    step.to = p;
+    MOTLEY_CHECK(Theory::conversion(step.from, step.to, &step.kind));
+    program.steps.push_back(step);
+    available.insert({v, p});
+  };
+
+  // Gradients that are scattered leave as soon as they are made.
+  std::map<NodeId, std::vector<std::pair<ValueId, Placement>>> early;
+  std::vector<std::pair<ValueId, Placement>> late;
+  for (size_t n = 0; n < problem_.nodes.size(); ++n) {
+    const Source& s = sources_[n];
+    if (s.origin != Origin::update) continue;
+    ValueId source =
+        s.parameter >= 0 ? graph.parameters[s.parameter].value : graph.buffers[s.buffer].value;
+    ValueId result =
+        s.parameter >= 0 ? graph.parameters[s.parameter].gradient : graph.buffers[s.buffer].update;
+    NodeId node = graph.value(source).producer;
+    Placement p = theory_.triples(node)[triple[node.index]].out[0];
+    if (p.is_shard())
+      early[graph.value(classes_[class_of_[result.index]].root).producer].push_back({result, p});
+    else
+      late.push_back({result, p});
+  }
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    NodeId node(n);
+    if (contracted_[n]) continue;
+    const GraphNode& g = graph.node(node);
+    const Triple& t = theory_.triples(node)[triple[n]];
+    auto inputs = graph.inputs_of(g);
+    for (size_t i = 0; i < inputs.size(); ++i) ensure(inputs[i], t.in[i]);
+    run(node, triple[n]);
+    if (auto it = early.find(node); it != early.end())
+      for (const auto& [v, p] : it->second) ensure(v, p);
+  }
+  if (graph.loss.valid() && !available.count({graph.loss, Placement::partial()}) &&
+      !available.count({graph.loss, Placement::replicated()})) {
+    int f = form_of(graph.loss, Placement::partial());
+    bool partial = f >= 0 && classes_[class_of_[graph.loss.index]].forms[f].top != graph.loss;
+    ensure(graph.loss, partial ? Placement::partial() : Placement::replicated());
+  }
+  for (const auto& [v, p] : late) ensure(v, p);
+
+  // A source that is only read in pieces of one kind is made in pieces.
+  std::map<ValueId, std::set<Placement>> reads;
+  for (const ProgramStep& s : program.steps) {
+    if (s.is_compute()) {
+      const Triple& t = theory_.triples(s.node)[s.triple];
+      auto inputs = graph.inputs_of(graph.node(s.node));
+      for (size_t i = 0; i < inputs.size(); ++i) reads[inputs[i]].insert(t.in[i]);
+    } else if (s.kind != CollectiveKind::slice) {
+      reads[s.value].insert(s.from);
+    }
+  }
+  Program trimmed;
+  std::set<ValueId> cut;
+  for (ProgramStep s : program.steps) {
+    if (s.is_compute() && graph.node(s.node).op == "motley::input") {
+      ValueId v = graph.node(s.node).outputs[0];
+      const auto& r = reads[v];
+      if (r.size() == 1 && r.begin()->is_shard() &&
+          theory_.triples(s.node)[s.triple].out[0].is_replicated()) {
+        const auto& triples = theory_.triples(s.node);
+        for (size_t t = 0; t < triples.size(); ++t)
+          if (triples[t].out[0] == *r.begin()) s.triple = static_cast<int>(t), cut.insert(v);
+      }
+    } else if (!s.is_compute() && s.kind == CollectiveKind::slice && cut.count(s.value)) {
+      continue;
+    }
+    trimmed.steps.push_back(s);
+  }
+  return trimmed;
+}
+
+}  // namespace motley::spmd

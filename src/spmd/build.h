@@ -1,0 +1,93 @@
+// From a captured graph and its theory to a synthesis problem, and from a solution back to a
+// program.
+//
+// Aliases are contracted: a tensor and its views (transposes, reshapes of equal size) are one
+// *value* of the problem, and a *form* of it is a set of placements of its members that the views
+// turn into one another for free. That halves the nodes and loses nothing: a form that exists only
+// below some view (a batch that is cut after it was split off a product) is reached by converting
+// there.
+//
+// Sources: a parameter is stored in one placement, fixed once; its gradient must come out in the
+// same. That is expressed by a token, a second output of the parameter that has no conversions and
+// that the update consumes together with the gradient. Buffers that the step changes work alike.
+// Inputs are read whole or in pieces at no cost.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cost/cost.h"
+#include "shard/program.h"
+#include "spmd/problem.h"
+
+namespace motley::spmd {
+
+// What programs may do; the baselines of the field are restrictions.
+enum class Restriction {
+  none,
+  data_parallel,    // inputs cut in dimension 0, parameters whole, no collective but all-reduce
+  tensor_parallel,  // inputs whole: no cut of the batch
+  zero,  // inputs cut in dimension 0, parameters and their state cut, gathered where they are used
+};
+
+class Builder {
+ public:
+  Builder(const Theory& theory, const CostModel& model, Optimizer optimizer,
+          Restriction restriction = Restriction::none);
+
+  const Problem& problem() const { return problem_; }
+  // Sets all costs for the given shares. The structure (what order.h looks at) does not change.
+  void price(const Fractions& fractions);
+  // The program of a solution: nodes in graph order, collectives where their result is first used,
+  // except that a gradient is scattered as soon as it is there (it frees memory) and all-reduces of
+  // gradients stand together at the end.
+  Program program(const Solution& solution) const;
+
+ private:
+  struct Form {
+    ValueId top;  // nearest to the root of the members that have it
+    std::vector<std::pair<ValueId, Placement>> members;
+  };
+  struct Class {
+    ValueId root;
+    std::vector<ValueId> members;
+    std::vector<Form> forms;
+    bool saved = false;  // made forward and read backward
+  };
+  enum class Origin : uint8_t { node, update, goal };
+  struct Source {
+    Origin origin;
+    NodeId node;         // Origin::node
+    int parameter = -1;  // update, or the source it belongs to: index into parameters
+    int buffer = -1;
+  };
+  struct OptionOrigin {
+    std::vector<int>
+        triple;  // [option] triple of the node it came from, or placement number of a token
+  };
+
+  int form_of(ValueId value, Placement placement) const;
+  void contract();
+  void add_values();
+  void add_nodes();
+  std::vector<Placement> stored_choices(ValueId source) const;
+
+  const Theory& theory_;
+  const CostModel& model_;
+  Optimizer optimizer_;
+  Restriction restriction_;
+
+  std::vector<int> class_of_;                 // [graph value] -> class
+  std::vector<bool> contracted_;              // [graph node]
+  std::vector<Class> classes_;                // class number = problem value, tokens follow
+  std::vector<std::vector<int>> form_index_;  // [graph value][index in placements()] -> form
+  std::vector<std::vector<Placement>> placements_;
+  std::vector<int> table_class_;              // [form table] exemplar class, -1: token
+  std::vector<int> table_exemplar_;           // [option table] exemplar problem node
+  std::vector<Source> sources_;               // [problem node]
+  std::vector<OptionOrigin> option_origins_;  // [option table]
+  std::vector<bool> gradient_class_;          // class holds a gradient that only an update reads
+  Problem problem_;
+};
+
+}  // namespace motley::spmd

@@ -1,0 +1,49 @@
+// HAP's outer loop (section 3.1): program and ratios optimise each other until they repeat; the
+// best pair is returned.
+//
+//     Q(s) = argmin over programs of t(Q, B(s-1))      folded search on prices weighted over device
+//     types B(s) = argmin over ratios of t(Q(s), B)          load-balancing LP
+//
+// starting from ratios proportional to speed and, again, from equal ones. The weights of the types
+// are the duals of the LP's stage constraints. Per-device memory is a hard limit: programs that
+// exceed it are searched again with a price per byte, found by bisection.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cost/cost.h"
+#include "plan/plan.h"
+#include "spmd/build.h"
+#include "spmd/problem.h"
+
+namespace motley::spmd {
+
+struct SynthesisOptions {
+  Optimizer optimizer = Optimizer::adamw;
+  Restriction restriction = Restriction::none;
+  bool memory_limit = true;
+  std::vector<double> ratios;  // fixed ratios; empty: found
+  Limits limits;
+};
+
+struct Synthesis {
+  bool feasible = false;
+  std::string reason;  // infeasible: which device type lacks how much; else why the search stopped
+  Program program;
+  std::vector<double> ratios;  // [device], sum 1
+  ProgramCost cost;            // of program at ratios
+  Seconds lower_bound = 0;     // of any program at these ratios
+  int rounds = 0;              // (Q, B) iterations
+  int solves = 0;              // program searches
+  int64_t states = 0;
+  double seconds = 0;
+};
+
+Synthesis synthesize(const Theory& theory, const CostModel& model, const SynthesisOptions& options);
+
+// Ratios proportional to the devices' speed at what the graph mostly does, and equal ones.
+std::vector<double> proportional_ratios(const Cluster& cluster);
+std::vector<double> even_ratios(const Cluster& cluster);
+
+}  // namespace motley::spmd
