@@ -3,12 +3,14 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <numeric>
 #include <set>
 #include <unordered_map>
@@ -160,6 +162,7 @@ class Recorder {
   void clone(const OpInfo& info, Stack* stack);
   void to_copy(const OpInfo& info, Stack* stack);
   void factory(const OpInfo& info, Stack* stack);
+  void empty_like(const OpInfo& info, Stack* stack);
   void index_put(const OpInfo& info, Stack* stack);
   void refuse_value(const OpInfo& info, Stack* stack);
   void refuse_storage(const OpInfo& info, Stack* stack);
@@ -204,12 +207,17 @@ const OpInfo& Recorder::info_of(const c10::OperatorHandle& handle) {
       {"aten::_index_put_impl_", &Recorder::index_put},
       {"aten::_local_scalar_dense", &Recorder::refuse_value},
       {"aten::_to_copy", &Recorder::to_copy},
+      {"aten::_unique", &Recorder::refuse_value},
+      {"aten::_unique2", &Recorder::refuse_value},
       {"aten::as_strided", &Recorder::as_strided},
+      {"aten::bincount", &Recorder::refuse_value},
       {"aten::clone", &Recorder::clone},
       {"aten::copy_", &Recorder::copy},
+      {"aten::empty_like", &Recorder::empty_like},
       {"aten::empty_strided", &Recorder::factory},
       {"aten::equal", &Recorder::refuse_value},
       {"aten::fill_.Scalar", &Recorder::fill},
+      {"aten::masked_select", &Recorder::refuse_value},
       {"aten::native_batch_norm", &Recorder::batch_norm},
       {"aten::native_batch_norm_backward", &Recorder::batch_norm_backward},
       {"aten::new_empty", &Recorder::factory},
@@ -218,11 +226,13 @@ const OpInfo& Recorder::info_of(const c10::OperatorHandle& handle) {
       {"aten::new_ones", &Recorder::factory},
       {"aten::new_zeros", &Recorder::factory},
       {"aten::nonzero", &Recorder::refuse_value},
-      {"aten::masked_select", &Recorder::refuse_value},
+      {"aten::repeat_interleave.Tensor", &Recorder::refuse_value},
       {"aten::resize_", &Recorder::refuse_storage},
       {"aten::set_.source_Storage", &Recorder::refuse_storage},
       {"aten::set_.source_Storage_storage_offset", &Recorder::refuse_storage},
       {"aten::set_.source_Tensor", &Recorder::refuse_storage},
+      {"aten::unique_consecutive", &Recorder::refuse_value},
+      {"aten::unique_dim", &Recorder::refuse_value},
       {"aten::view.dtype", &Recorder::refuse_storage},
       {"aten::zero_", &Recorder::fill},
   };
@@ -266,7 +276,7 @@ const OpInfo* Recorder::twin_of(const OpInfo& info) {
         dispatcher.findSchemaOrThrow(it->second.name.c_str(), it->second.overload_name.c_str()));
   auto usable = [&](const c10::OperatorHandle& handle) {
     for (const c10::Argument& a : handle.schema().arguments())
-      if (a.alias_info() != nullptr) return false;
+      if (a.alias_info() != nullptr && a.alias_info()->isWrite()) return false;
     return same_types(info.op, skip, digest(handle));
   };
   if (auto handle = dispatcher.findSchema({base, schema.overload_name()}))
@@ -545,24 +555,90 @@ void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
   }
 }
 
+// Finds the shapes of results by running the op on the CPU with small sizes: each size of an
+// operand is replaced by a prime of its own, and the primes in the results are replaced back.
+// Empty: that does not explain the results.
+std::vector<TensorSpec> probe(const OpInfo& info, Stack arguments,
+                              const std::vector<int64_t>& primes) {
+  std::map<int64_t, int64_t> small = {{1, 1}}, large = {{1, 1}};
+  int64_t rank = 0;
+  auto shrink = [&](const at::Tensor& t) {
+    std::vector<int64_t> sizes;
+    rank = std::max(rank, t.dim());
+    for (int64_t size : t.sizes()) {
+      if (!small.count(size) && small.size() <= primes.size() && size > 1) {
+        const int64_t prime = primes[small.size() - 1];
+        small[size] = prime;
+        large[prime] = size;
+      }
+      sizes.push_back(small.count(size) ? small[size] : 0);
+    }
+    return at::zeros(sizes, at::TensorOptions(at::kCPU).dtype(t.scalar_type()));
+  };
+  for (size_t i = 0; i < arguments.size(); i++) {
+    c10::IValue& value = arguments[i];
+    const ArgKind kind = info.op.args[i].kind;
+    if (value.isNone()) continue;
+    if (kind == ArgKind::device) {
+      value = at::Device(at::kCPU);
+    } else if (kind == ArgKind::tensor && value.toTensor().defined() &&
+               !is_literal(value.toTensor())) {
+      value = shrink(value.toTensor());
+    } else if (kind == ArgKind::tensors) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : value.toTensorVector()) list.push_back(shrink(t));
+      value = list;
+    } else if (kind == ArgKind::optional_tensors) {
+      return {};
+    } else if (kind == ArgKind::integers) {  // dimensions are fine, sizes are not
+      for (int64_t d : value.toIntVector())
+        if (d < -rank || d >= rank) return {};
+    }
+  }
+  std::vector<TensorSpec> specs;
+  try {
+    info.op.handle.callBoxed(&arguments);
+  } catch (const c10::Error&) {
+    return {};
+  }
+  for (const c10::IValue& value : arguments) {
+    if (!value.isTensor() || !value.toTensor().defined()) return {};
+    TensorSpec spec = motley::spec_of(value.toTensor());
+    for (int64_t& size : spec.shape) {
+      if (!large.count(size)) return {};
+      size = large[size];
+    }
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
 std::vector<at::Tensor> Recorder::evaluate(const OpInfo& info, Node* node, Stack* stack) {
   std::vector<at::Tensor> outputs;
   const size_t below = stack->size() - info.op.args.size();
-  if (info.shape != nullptr) {
+  auto return_specs = [&](const std::vector<TensorSpec>& specs) {
     stack->resize(below);
-    for (const TensorSpec& spec : info.shape(graph(), *node)) {
-      if (spec.shape == Shape{-1})
-        outputs.emplace_back();
-      else
-        outputs.push_back(
-            at::empty(spec.shape, at::TensorOptions(at::kMeta).dtype(to_torch(spec.dtype))));
+    for (const TensorSpec& spec : specs) {
+      outputs.emplace_back();
+      if (spec.shape != Shape{-1})
+        outputs.back() =
+            at::empty(spec.shape, at::TensorOptions(at::kMeta).dtype(to_torch(spec.dtype)));
       stack->push_back(outputs.back());
     }
+  };
+  if (info.shape != nullptr) {
+    return_specs(info.shape(graph(), *node));
     return outputs;
   }
+  const Stack arguments(stack->end() - static_cast<int64_t>(info.op.args.size()), stack->end());
   try {
     info.op.handle.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
+    const std::vector<TensorSpec> specs = probe(info, arguments, {2, 3, 5, 7, 11, 13, 17, 19});
+    if (!specs.empty() && specs == probe(info, arguments, {5, 2, 3, 13, 7, 19, 11, 17})) {
+      return_specs(specs);
+      return outputs;
+    }
     throw user_error("capture",
                      "{} cannot be captured: neither libtorch nor the op table knows the shape of "
                      "its result",
@@ -789,6 +865,19 @@ void Recorder::factory(const OpInfo& info, Stack* stack) {
     args.emplace_back();
   }
   define(out, emit(op, std::move(args), spec));
+}
+
+// Memory without values may as well hold those of `self`; random ops drawn into it follow its
+// shape.
+void Recorder::empty_like(const OpInfo& info, Stack* stack) {
+  const at::Tensor self = arguments(info, stack)[0].toTensor();
+  const ValueId value = value_of(self, info.name);
+  info.op.handle.callBoxed(stack);
+  const at::Tensor& out = stack->back().toTensor();
+  const TensorSpec spec = motley::spec_of(out);
+  define(out, spec == motley::spec_of(self) ? value
+                                            : emit("aten::empty.memory_format",
+                                                   {spec.shape, spec.dtype, {}, {}, {}, {}}, spec));
 }
 
 void Recorder::batch_norm(const OpInfo& info, Stack* stack) {

@@ -1,6 +1,10 @@
 // Shapes of results, for the operators that libtorch has no Meta kernel for. An OpDef names one as
 // its `shape`.
 //
+// Capture finds out by itself how a result's sizes follow from its operands' where sizes are all
+// there is to it (pointwise ops, reductions, ...); listed here is what has windows or sizes among
+// its arguments, or is common.
+//
 // Each takes a node whose arguments are complete and whose outputs are not, and returns one spec
 // per output; {-1} is an output that is undefined. Arguments are taken to be valid: the model ran.
 #pragma once

@@ -1,0 +1,43 @@
+// What the executor needs of a group of devices. Pieces may be of unequal size and empty; every
+// tensor is contiguous.
+//
+// thread_group(): devices as threads of one process, for tests and `motley verify`; sums are taken
+// in rank order, so that every device gets the same bits. gloo.h: processes, over c10d. Every call
+// is collective and blocks until the result is there; a device that fails takes the others down
+// with an exception.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace motley {
+
+enum class Reduction { sum, max };
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // In place.
+  virtual void all_reduce(at::Tensor& tensor, Reduction reduction = Reduction::sum) = 0;
+  // pieces[r] is filled with rank r's tensor; pieces[rank()] is what this rank gives.
+  virtual void all_gather(std::vector<at::Tensor>& pieces) = 0;
+  // pieces[r]: this rank's contribution to rank r's result. Returns the sum of all contributions to
+  // this rank.
+  virtual at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) = 0;
+  // send[r] goes to rank r; receive[r], of the right shape, is filled with what rank r sends.
+  virtual void all_to_all(const std::vector<at::Tensor>& send,
+                          std::vector<at::Tensor>& receive) = 0;
+  virtual void barrier() = 0;
+};
+
+// Runs body(communicator of rank r) on `size` threads and waits for all. The first exception is
+// rethrown; the other threads are released from whatever they wait for.
+void run_thread_group(int size, const std::function<void(Communicator&)>& body);
+
+}  // namespace motley

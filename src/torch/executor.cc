@@ -1,0 +1,452 @@
+#include "torch/executor.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "graph/ops/builder.h"
+#include "torch/dispatch.h"
+#include "torch/kernels.h"
+
+namespace motley {
+
+namespace {
+
+constexpr int64_t kBucketBytes = int64_t{64} << 20;
+
+// A value's shape with every dimension split into its atomic factors: a placement then cuts one
+// axis.
+struct Factored {
+  std::vector<int64_t> shape;  // of the whole value
+  int axis = -1;               // the cut one; -1: none
+};
+
+Factored factored(const Theory& theory, ValueId value, Placement p) {
+  Factored f;
+  const auto& factors = theory.factors(value);
+  for (size_t d = 0; d < factors.size(); ++d) {
+    if (p.is_shard() && d == p.dim) f.axis = static_cast<int>(f.shape.size()) + p.factor;
+    f.shape.insert(f.shape.end(), factors[d].begin(), factors[d].end());
+  }
+  return f;
+}
+
+}  // namespace
+
+double random_element(uint64_t seed, int64_t step, int node, int64_t index) {
+  uint64_t stream =
+      mix64(mix64(mix64(seed) ^ static_cast<uint64_t>(step)) ^ static_cast<uint64_t>(node));
+  return static_cast<double>(mix64(stream ^ mix64(static_cast<uint64_t>(index))) >> 11) * 0x1p-53;
+}
+
+namespace {
+
+// bernoulli.p(self, p): the piece of a tensor of 0s and 1s that `global_index` (by local element,
+// in order) says.
+template <typename F>
+at::Tensor bernoulli(const Node& node, const Shape& local, DType dtype, uint64_t seed, int64_t step,
+                     int id, F global_index) {
+  double p = ops::real_arg(node, 1, 0.5);
+  at::Tensor out = at::empty(local, at::TensorOptions().dtype(at::kDouble));
+  double* data = out.data_ptr<double>();
+  for (int64_t i = 0, n = out.numel(); i < n; ++i)
+    data[i] = random_element(seed, step, id, global_index(i)) < p;
+  return out.to(to_torch(dtype));
+}
+
+}  // namespace
+
+std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step) {
+  Kernel kernel = [seed, step](const Graph& graph, const Node& node,
+                               const std::vector<at::Tensor>&) {
+    int id = graph.value(node.outputs[0]).producer.index;
+    const TensorSpec& spec = graph.spec(node.outputs[0]);
+    return std::vector<at::Tensor>{
+        bernoulli(node, spec.shape, spec.dtype, seed, step, id, [](int64_t i) { return i; })};
+  };
+  std::map<std::string, Kernel> kernels;
+  for (const OpDef* op : all_ops())
+    if (op->random) kernels[op->name] = kernel;
+  return kernels;
+}
+
+struct Executor::Instruction {
+  enum class Kind { source, call, rule, random, empty, convert, bucket } kind = Kind::call;
+  const Node* node = nullptr;
+  NodeId id;
+  const Operator* op = nullptr;
+  RuleKernel rule = nullptr;
+  std::vector<Arg> args;
+  std::map<ValueId, int> operand_slot;  // tensors of args
+  std::vector<int> operands, results;   // slots in order; -1: an undefined output
+  std::vector<Shape> result_shapes;
+  std::vector<bool> wanted;  // empty piece: results that must be computed all the same
+  std::vector<Shape>
+      stand_in;         // empty piece: shapes of operands to call with (empty: the operand itself)
+  Placement placement;  // random: of the result
+  int64_t begin = 0, length = 0;  // of this device's piece of the cut dimension
+  std::vector<Step> steps;        // conversions: one, or a bucket of all-reduces
+  std::vector<int> free;          // slots dead after this instruction
+};
+
+Executor::Executor(const Theory& theory, const Program& program, const Shares& shares,
+                   Communicator& communicator, ExecutorOptions options)
+    : theory_(theory),
+      program_(program),
+      shares_(shares),
+      communicator_(communicator),
+      options_(std::move(options)) {
+  MOTLEY_CHECK(shares.devices() == communicator.size());
+  stored_ = stored_placements(theory, program);
+  compile();
+}
+
+Executor::~Executor() = default;
+
+int Executor::slot(ValueId value, Placement placement) const {
+  return slots_.at({value, placement});
+}
+
+Shape Executor::local_shape(ValueId value, Placement placement) const {
+  return theory_.local_shape(value, placement, shares_, communicator_.rank());
+}
+
+Placement Executor::stored(ValueId source) const { return stored_[source.index]; }
+
+at::Tensor Executor::piece(ValueId value, Placement placement, const at::Tensor& whole) const {
+  if (!placement.is_shard()) return whole;
+  Factored f = factored(theory_, value, placement);
+  int64_t n = f.shape[f.axis];
+  return whole.reshape(f.shape)
+      .narrow(f.axis, shares_.begin(n, communicator_.rank()), shares_.of(n)[communicator_.rank()])
+      .reshape(local_shape(value, placement))
+      .contiguous();
+}
+
+void Executor::set(ValueId source, at::Tensor local) {
+  MOTLEY_CHECK(local.sizes().vec() == local_shape(source, stored(source)),
+               "the piece of %{} has another shape", source.index);
+  sources_[source] = std::move(local);
+}
+
+at::Tensor Executor::get(ValueId source) const { return sources_.at(source); }
+
+void Executor::compile() {
+  const Graph& graph = theory_.graph();
+  const int rank = communicator_.rank();
+  const std::vector<Held> held = lifetimes(theory_, program_);
+  const int end = static_cast<int>(program_.steps.size());
+  for (size_t h = 0; h < held.size(); ++h)
+    slots_[{held[h].value, held[h].placement}] = static_cast<int>(h);
+  values_.resize(held.size());
+  std::vector<std::vector<int>> dead(end + 1);
+  for (size_t h = 0; h < held.size(); ++h) dead[held[h].last].push_back(static_cast<int>(h));
+  const std::vector<bool> pure = pure_gradients(graph);
+  int64_t bucket_bytes = 0;
+
+  for (int s = 0; s < end; ++s) {
+    const Step& step = program_.steps[s];
+    Instruction in;
+    in.free = dead[s];
+    if (!step.is_compute()) {
+      // All-reduces of gradients that stand together go as one message.
+      bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
+      int64_t bytes = graph.spec(step.value).bytes();
+      if (gradient && !instructions_.empty()) {
+        Instruction& last = instructions_.back();
+        bool joins = last.kind == Instruction::Kind::bucket &&
+                     bucket_bytes + bytes <= kBucketBytes &&
+                     graph.spec(last.steps[0].value).dtype == graph.spec(step.value).dtype;
+        if (joins) {
+          last.steps.push_back(step);
+          last.free.insert(last.free.end(), in.free.begin(), in.free.end());
+          bucket_bytes += bytes;
+          continue;
+        }
+      }
+      in.kind = gradient ? Instruction::Kind::bucket : Instruction::Kind::convert;
+      in.steps = {step};
+      bucket_bytes = bytes;
+      instructions_.push_back(std::move(in));
+      continue;
+    }
+    const Node& node = graph.node(step.node);
+    const Triple& triple = theory_.triples(step.node)[step.triple];
+    const OpDef* def = is_source(node) ? nullptr : find_op(node.op);
+    auto inputs = graph.inputs_of(node);
+    in.node = &node;
+    in.id = step.node;
+    in.args = node.args;
+    std::vector<Shape> operand_shapes;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      in.operands.push_back(slot(inputs[i], triple.in[i]));
+      operand_shapes.push_back(local_shape(inputs[i], triple.in[i]));
+    }
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      ValueId v = node.outputs[o];
+      in.results.push_back(v.valid() ? slot(v, triple.out[o]) : -1);
+      in.result_shapes.push_back(v.valid() ? local_shape(v, triple.out[o]) : Shape{});
+    }
+    if (triple.cut > 0) {
+      in.length = shares_.of(triple.cut)[rank];
+      in.begin = shares_.begin(triple.cut, rank);
+    }
+    if (is_source(node)) {
+      in.kind = Instruction::Kind::source;
+      in.placement = triple.out[0];
+    } else if (!triple.kernel.empty()) {
+      in.kind = Instruction::Kind::rule;
+      in.rule = find_kernel(triple.kernel);
+      // The kernels think in elements of the cut dimension; the cut factor is its outermost.
+      for (size_t i = 0; i < inputs.size(); ++i)
+        if (triple.in[i].is_shard()) {
+          int64_t inner = graph.spec(inputs[i]).shape[triple.in[i].dim] / triple.cut;
+          in.begin *= inner, in.length *= inner;
+          break;
+        } else if (i + 1 == inputs.size() && triple.out[0].is_shard()) {
+          int64_t inner = graph.spec(node.outputs[0]).shape[triple.out[0].dim] / triple.cut;
+          in.begin *= inner, in.length *= inner;
+        }
+    } else if (def && def->random) {
+      in.kind = Instruction::Kind::random;
+      in.placement = triple.out[0];
+    } else {
+      bool empty = triple.cut > 0 && in.length == 0;
+      in.kind = empty ? Instruction::Kind::empty : Instruction::Kind::call;
+      std::vector<Shape> result_shapes = in.result_shapes;
+      bool any = false;
+      for (size_t o = 0; o < node.outputs.size(); ++o) {
+        in.wanted.push_back(empty && node.outputs[o].valid() && triple.out[o].is_replicated());
+        any = any || in.wanted.back();
+      }
+      if (empty && any) {
+        // Results that do not depend on the cut operands are computed with a piece of size one in
+        // their place.
+        for (size_t i = 0; i < inputs.size(); ++i) {
+          in.stand_in.push_back({});
+          if (!triple.in[i].is_shard()) continue;
+          Shape shape = graph.spec(inputs[i]).shape;
+          shape[triple.in[i].dim] /= triple.cut;
+          operand_shapes[i] = in.stand_in.back() = shape;
+        }
+        for (size_t o = 0; o < node.outputs.size(); ++o)
+          if (node.outputs[o].valid() && triple.out[o].is_shard()) {
+            result_shapes[o] = graph.spec(node.outputs[o]).shape;
+            result_shapes[o][triple.out[o].dim] /= triple.cut;
+          }
+      }
+      in.op = &find_operator(node.op);
+      if (def && def->size_arg >= 0) in.args[def->size_arg] = result_shapes[0];
+      if (def && def->localize)
+        def->localize({graph, node, operand_shapes, result_shapes}, &in.args);
+    }
+    instructions_.push_back(std::move(in));
+  }
+}
+
+void Executor::convert(const Instruction& instruction) {
+  const Step& step = instruction.steps[0];
+  const int rank = communicator_.rank(), size = communicator_.size();
+  at::Tensor from = values_[slot(step.value, step.from)];
+  at::Tensor to;
+  const Shape target = local_shape(step.value, step.to);
+  switch (step.kind) {
+    case CollectiveKind::all_reduce:
+      to = from.contiguous().clone();
+      communicator_.all_reduce(to);
+      break;
+    case CollectiveKind::mask:
+      to = rank == 0 ? from : at::zeros_like(from);
+      break;
+    case CollectiveKind::slice:
+      to = piece(step.value, step.to, from);
+      break;
+    case CollectiveKind::all_gather:
+      to = gather(step.value, step.from, from);
+      break;
+    case CollectiveKind::reduce_scatter: {
+      Factored f = factored(theory_, step.value, step.to);
+      std::vector<int64_t> sizes = shares_.of(f.shape[f.axis]);
+      std::vector<at::Tensor> pieces = from.reshape(f.shape).split_with_sizes(sizes, f.axis);
+      for (at::Tensor& p : pieces) p = p.contiguous();
+      to = communicator_.reduce_scatter(pieces).reshape(target);
+      break;
+    }
+    case CollectiveKind::all_to_all: {
+      Factored f = factored(theory_, step.value, step.from),
+               g = factored(theory_, step.value, step.to);
+      const auto& from_sizes = shares_.of(f.shape[f.axis]);
+      const auto& to_sizes = shares_.of(g.shape[g.axis]);
+      std::vector<int64_t> local = f.shape;
+      local[f.axis] = from_sizes[rank];
+      std::vector<at::Tensor> send = from.reshape(local).split_with_sizes(to_sizes, g.axis),
+                              receive;
+      for (at::Tensor& p : send) p = p.contiguous();
+      for (int r = 0; r < size; ++r) {
+        std::vector<int64_t> shape = f.shape;
+        shape[f.axis] = from_sizes[r];
+        shape[g.axis] = to_sizes[rank];
+        receive.push_back(at::empty(shape, from.options()));
+      }
+      communicator_.all_to_all(send, receive);
+      to = at::cat(receive, f.axis).reshape(target);
+      break;
+    }
+  }
+  values_[slot(step.value, step.to)] = to;
+}
+
+at::Tensor Executor::gather(ValueId value, Placement placement, const at::Tensor& local) {
+  if (placement.is_replicated()) return local;
+  if (placement.is_partial()) {
+    at::Tensor sum = local.contiguous().clone();
+    communicator_.all_reduce(sum);
+    return sum;
+  }
+  Factored f = factored(theory_, value, placement);
+  const auto& sizes = shares_.of(f.shape[f.axis]);
+  std::vector<at::Tensor> pieces;
+  for (int r = 0; r < communicator_.size(); ++r) {
+    std::vector<int64_t> shape = f.shape;
+    shape[f.axis] = sizes[r];
+    pieces.push_back(r == communicator_.rank() ? local.reshape(shape).contiguous()
+                                               : at::empty(shape, local.options()));
+  }
+  communicator_.all_gather(pieces);
+  return at::cat(pieces, f.axis).reshape(theory_.graph().spec(value).shape);
+}
+
+std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_number) {
+  const Graph& graph = theory_.graph();
+  std::vector<ValueId> inputs = graph.inputs_of(*in.node);
+  switch (in.kind) {
+    case Instruction::Kind::source: {
+      ValueId v = in.node->outputs[0];
+      if (in.node->op == "motley::constant") {
+        const auto& data = std::get<std::vector<double>>(in.node->args[0]);
+        at::Tensor whole =
+            at::tensor(data, at::kDouble)
+                .to(at::TensorOptions(options_.device).dtype(to_torch(graph.spec(v).dtype)))
+                .reshape(graph.spec(v).shape);
+        return {piece(v, in.placement, whole)};
+      }
+      auto it = sources_.find(v);
+      MOTLEY_CHECK(it != sources_.end(), "{} was not set", std::get<std::string>(in.node->args[0]));
+      return {it->second};
+    }
+    case Instruction::Kind::rule: {
+      std::vector<at::Tensor> operands;
+      for (int s : in.operands) operands.push_back(values_[s]);
+      return in.rule(
+          {graph, *in.node, operands, in.result_shapes, communicator_, in.begin, in.length});
+    }
+    case Instruction::Kind::random: {
+      const TensorSpec& spec = graph.spec(in.node->outputs[0]);
+      if (!in.placement.is_shard())
+        return {bernoulli(*in.node, spec.shape, spec.dtype, options_.seed, step_number, in.id.index,
+                          [](int64_t i) { return i; })
+                    .to(options_.device)};
+      // Local index (o, l, i) of (outer, piece, inner) is global index (o, begin + l, i).
+      Factored f = factored(theory_, in.node->outputs[0], in.placement);
+      int64_t inner = 1;
+      for (size_t a = f.axis + 1; a < f.shape.size(); ++a) inner *= f.shape[a];
+      int64_t n = f.shape[f.axis], begin = in.begin, length = std::max<int64_t>(in.length, 1);
+      return {bernoulli(*in.node, in.result_shapes[0], spec.dtype, options_.seed, step_number,
+                        in.id.index,
+                        [=](int64_t i) {
+                          return ((i / (inner * length)) * n + begin + i / inner % length) * inner +
+                                 i % inner;
+                        })
+                  .to(options_.device)};
+    }
+    case Instruction::Kind::empty: {
+      std::vector<at::Tensor> computed;
+      if (!in.stand_in.empty()) {
+        std::map<ValueId, at::Tensor> operands;
+        for (size_t i = 0; i < inputs.size(); ++i)
+          operands[inputs[i]] = in.stand_in[i].empty()
+                                    ? values_[in.operands[i]]
+                                    : at::zeros(in.stand_in[i], values_[in.operands[i]].options());
+        computed = call(
+            *in.op, in.args, [&](ValueId v) { return operands.at(v); }, options_.device);
+      }
+      std::vector<at::Tensor> results;
+      for (size_t o = 0; o < in.node->outputs.size(); ++o) {
+        ValueId v = in.node->outputs[o];
+        if (!v.valid())
+          results.emplace_back();
+        else if (in.wanted[o])
+          results.push_back(computed[o]);
+        else
+          results.push_back(
+              at::zeros(in.result_shapes[o],
+                        at::TensorOptions(options_.device).dtype(to_torch(graph.spec(v).dtype))));
+      }
+      return results;
+    }
+    default: {
+      // The operands in order; a value that occurs twice may be held in two placements.
+      size_t next = 0;
+      return call(
+          *in.op, in.args, [&](ValueId) { return values_[in.operands[next++]]; }, options_.device);
+    }
+  }
+}
+
+Executor::Result Executor::step(int64_t number) {
+  const Graph& graph = theory_.graph();
+  at::NoGradGuard no_grad;
+  for (const Instruction& in : instructions_) {
+    bool is_compute = in.steps.empty();
+    if (options_.before) options_.before(is_compute);
+    if (in.kind == Instruction::Kind::convert) {
+      convert(in);
+    } else if (in.kind == Instruction::Kind::bucket) {
+      std::vector<at::Tensor> flat;
+      for (const Step& s : in.steps) flat.push_back(values_[slot(s.value, s.from)].reshape({-1}));
+      at::Tensor bucket = flat.size() == 1 ? flat[0].clone() : at::cat(flat);
+      communicator_.all_reduce(bucket);
+      int64_t at = 0;
+      for (const Step& s : in.steps) {
+        int64_t n = graph.spec(s.value).numel();
+        values_[slot(s.value, s.to)] = bucket.narrow(0, at, n).reshape(graph.spec(s.value).shape);
+        at += n;
+      }
+    } else {
+      std::vector<at::Tensor> results = compute(in, number);
+      MOTLEY_CHECK(results.size() >= in.results.size(), "{} has {} results, not {}", in.node->op,
+                   results.size(), in.results.size());
+      for (size_t o = 0; o < in.results.size(); ++o) {
+        if (in.results[o] < 0) continue;
+        MOTLEY_CHECK(results[o].sizes().vec() == in.result_shapes[o],
+                     "result {} of node {} ({}) is [{}], not [{}]", o, in.id.index, in.node->op,
+                     fmt::join(results[o].sizes().vec(), ","), fmt::join(in.result_shapes[o], ","));
+        values_[in.results[o]] = std::move(results[o]);
+      }
+    }
+    for (int s : in.free) values_[s].reset();
+    if (options_.after) options_.after(is_compute);
+  }
+
+  Result result;
+  auto find = [&](ValueId v, Placement p) { return values_[slot(v, p)]; };
+  if (graph.loss.valid()) {
+    bool whole = slots_.count({graph.loss, Placement::replicated()}) &&
+                 find(graph.loss, Placement::replicated()).defined();
+    result.loss =
+        whole ? find(graph.loss, Placement::replicated())
+              : gather(graph.loss, Placement::partial(), find(graph.loss, Placement::partial()));
+  }
+  for (const Parameter& p : graph.parameters)
+    result.gradients.push_back(p.gradient.valid() ? find(p.gradient, stored(p.value))
+                                                  : at::Tensor());
+  for (const Buffer& b : graph.buffers)
+    if (b.update.valid()) sources_[b.value] = find(b.update, stored(b.value));
+  for (at::Tensor& v : values_) v.reset();
+  return result;
+}
+
+}  // namespace motley
