@@ -227,7 +227,8 @@ const Case kCases[] = {
      [](const at::Tensor& w, const at::Tensor& x) {
        const at::Tensor mask = at::ones({6, 6}, at::kBool).tril().unsqueeze(0);
        const at::Tensor scores = at::matmul(x.transpose(1, 2), w).masked_fill(~mask, -1e9);
-       return sum_of_squares(scores.softmax(-1)) + 2 * w.pow(2).mean() - w.abs().mean() / 3;
+       return sum_of_squares(scores.softmax(-1)) + 2 * w.pow(2).mean() - w.abs().mean() / 3 +
+              x.mul(w).max();
      }},
     {"stack_unbind_flip_roll",
      [](const at::Tensor& w, const at::Tensor& x) {
@@ -264,6 +265,40 @@ TEST(CaptureErrors, ControlFlowOnValues) {
                 return x.sum().item<double>() > 0 ? w.sum() : w.mean();
               }),
               HasSubstr("depend on values"));
+}
+
+TEST(CaptureErrors, ShapesThatDependOnValues) {
+  EXPECT_THAT(error_of([](const at::Tensor& w, const at::Tensor& x) {
+                return at::masked_select(w * x, x > 0).sum();
+              }),
+              HasSubstr("depend on values"));
+}
+
+TEST(CaptureErrors, TensorMadeWithTheModelButNotRegistered) {
+  class Forgetful : public Small {
+   public:
+    Forgetful()
+        : Small([this](const at::Tensor& w, const at::Tensor& x) {
+            return (w * x * scale_).sum();
+          }) {}
+
+   private:
+    at::Tensor scale_ = torch::ones({6});
+  };
+  try {
+    capture(
+        "forgetful", [] { return std::make_shared<Forgetful>(); }, 3);
+    FAIL();
+  } catch (const UserError& e) {
+    EXPECT_THAT(e.what(), HasSubstr("aten::mul.Tensor reads a tensor f32[6] that is neither"));
+  }
+}
+
+TEST(CaptureErrors, OverlappingStrides) {
+  EXPECT_THAT(error_of([](const at::Tensor& w, const at::Tensor& x) {
+                return (w * x).as_strided({3, 4}, {2, 1}).sum();
+              }),
+              HasSubstr("is no sequence of views"));
 }
 
 TEST(CaptureErrors, LargeTensorFromOutside) {

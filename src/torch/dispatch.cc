@@ -64,8 +64,9 @@ ArgKind kind_of(const c10::Type& type, const std::string& name) {
   }
 }
 
-at::Tensor number(const at::Scalar& value, at::Device device) {
-  at::Tensor t = at::scalar_tensor(value, at::TensorOptions(device).dtype(value.type()));
+// On the CPU whatever the device: kernels take a number beside their tensors without a transfer.
+at::Tensor number(const at::Scalar& value) {
+  at::Tensor t = at::scalar_tensor(value, at::TensorOptions(at::kCPU).dtype(value.type()));
   t.unsafeGetTensorImpl()->set_wrapped_number(true);
   return t;
 }
@@ -89,9 +90,9 @@ c10::IValue convert(const Operator& op, const OperatorArg& schema, const Arg& ar
   switch (schema.kind) {
     case ArgKind::tensor:
       if (const auto* v = std::get_if<ValueId>(&arg)) return tensor_of(*v);
-      if (const auto* i = std::get_if<int64_t>(&arg)) return number(*i, device);
-      if (const auto* d = std::get_if<double>(&arg)) return number(*d, device);
-      if (const auto* b = std::get_if<bool>(&arg)) return number(*b, device);
+      if (const auto* i = std::get_if<int64_t>(&arg)) return number(*i);
+      if (const auto* d = std::get_if<double>(&arg)) return number(*d);
+      if (const auto* b = std::get_if<bool>(&arg)) return number(*b);
       break;
     case ArgKind::tensors:
       if (const auto* values = std::get_if<std::vector<ValueId>>(&arg)) {
@@ -196,6 +197,7 @@ const Operator& find_operator(const std::string& name) {
         {wanted.substr(0, dot), dot == std::string::npos ? "" : wanted.substr(dot + 1)});
     if (!handle) throw user_error("torch", "this libtorch has no operator '{}'", name);
     entry = std::make_unique<Operator>(digest(*handle));
+    entry->name = name;
     if (name == "aten::clone")
       entry->args.back().fill = static_cast<int64_t>(at::MemoryFormat::Contiguous);
   }
