@@ -297,234 +297,120 @@ struct Place {
 };
 
 // Places for the values of every touch, before and after it (they are the same), and words needed.
-struct Layout {
-  explicit Layout(const Problem& problem, const Order& order) : place(order.touches.size()) {
-    std::vector<uint64_t> used;  // [word]
-    std::vector<Place> at(problem.value_table.size());
-    const auto bits = [&](int value) {
-      const int forms = problem.form_tables[problem.value_table[value]].forms;
-      return (uint64_t{1} << forms) - 1;
-    };
+class Layout {
+ public:
+  Layout(const Problem& problem, const Order& order)
+      : place(order.touches.size()), problem_(problem), at_(problem.value_table.size()) {
     for (const Step& step : order.steps) {
-      for (int t = step.touch_begin; t < step.touch_end; ++t) {
-        const Touch& touch = order.touches[t];
-        if (touch.before != Role::kAbsent || touch.after == Role::kAbsent) continue;
-        const uint64_t mask = bits(touch.value);
-        const int width = std::popcount(mask);
-        Place found{-1, 0};
-        for (size_t w = 0; w <= used.size() && found.word < 0; ++w) {
-          if (w == used.size()) used.push_back(0);
-          for (int shift = 0; shift + width <= 64; ++shift) {
-            if ((used[w] & (mask << shift)) == 0) {
-              found = {static_cast<int>(w), shift};
-              break;
-            }
-          }
-        }
-        used[found.word] |= mask << found.shift;
-        at[touch.value] = found;
+      if (step.node >= 0) {
+        lay(order, step);
+        continue;
       }
+      for (int i = step.inner_begin; i < step.inner_end; ++i) lay(order, order.inner[i]);
       for (int t = step.touch_begin; t < step.touch_end; ++t) {
-        const Touch& touch = order.touches[t];
-        place[t] = at[touch.value];
-        if (touch.before != Role::kAbsent && touch.after == Role::kAbsent) {
-          used[place[t].word] &= ~(bits(touch.value) << place[t].shift);
-        }
+        place[t] = at_[order.touches[t].value];
       }
     }
-    words = std::max<int>(1, static_cast<int>(used.size()));
+    words = std::max<int>(1, static_cast<int>(used_.size()));
   }
 
   std::vector<Place> place;  // [touch]
   int words;
-};
-
-template <int W>
-class Search {
- public:
-  Search(const Problem& problem, const Order& order, const Layout& layout, const Weights& weights,
-         const Limits& limits)
-      : problem_(problem),
-        order_(order),
-        layout_(layout),
-        limits_(limits),
-        start_(now_s()),
-        cap_(std::max<int64_t>(1, limits.max_states)) {
-    for (const FormTable& table : problem.form_tables) spaces_.emplace_back(table);
-    prices_.resize(problem.option_tables.size());
-    std::vector<double> least(prices_.size(), kInf);
-    for (size_t t = 0; t < prices_.size(); ++t) {
-      for (const Option& option : problem.option_tables[t].options) {
-        prices_[t].push_back(price(option, weights));
-        least[t] = std::min(least[t], prices_[t].back());
-      }
-    }
-    kinds_.resize(order.kinds);
-    const size_t steps = order.steps.size();
-    suffix_.assign(steps + 1, 0);
-    for (size_t k = steps; k-- > 0;) {
-      suffix_[k] = suffix_[k + 1] + least[problem.nodes[order.steps[k].node].table];
-    }
-    history_.resize(steps);
-  }
-
-  Solution run(const Weights& weights) {
-    keys_.assign(1, Key<W>{});
-    costs_.assign(1, 0);
-    size_t repeat = 0;
-    int block = 0;
-    std::vector<Boundary> boundaries;
-    for (int k = 0; k < static_cast<int>(order_.steps.size());) {
-      const bool in_repeat = repeat < order_.repeats.size() && k >= order_.repeats[repeat].begin;
-      step(k++);
-      if (keys_.empty()) return stopped();
-      if (!in_repeat) continue;
-      const Repeat& r = order_.repeats[repeat];
-      if (k != r.begin + (block + 1) * r.period) continue;
-      ++block;
-      if (lost_ == kInf && block < r.count) k = boundary(r, k, &block, &boundaries);
-      if (block == r.count) {
-        ++repeat;
-        block = 0;
-        boundaries.clear();
-      }
-    }
-    MOTLEY_CHECK(keys_.size() == 1);
-    Solution solution = evaluate(problem_, replay(), weights);
-    const double cost = offset_ + costs_[0];
-    MOTLEY_CHECK(std::abs(solution.price - cost) <= 1e-9 * std::max(cost, solution.price) + 1e-300,
-                 "search says {}, its program costs {}", cost, solution.price);
-    solution.lower_bound = std::min(solution.price, lost_);
-    if (solution.lower_bound < solution.price) solution.stop = reason_;
-    return finish(std::move(solution));
-  }
 
  private:
-  struct Live {
-    int value;
-    Place place;
-    Role role;
-    uint32_t need;
-    Upgrade* upgrade;
-    uint64_t mask;
-  };
+  uint64_t bits(int value) const {
+    return (uint64_t{1} << problem_.form_tables[problem_.value_table[value]].forms) - 1;
+  }
 
-  struct Record {
-    std::vector<int> parent, option;
-  };
+  void lay(const Order& order, const Step& step) {
+    for (int t = step.touch_begin; t < step.touch_end; ++t) {
+      const Touch& touch = order.touches[t];
+      if (touch.before != Role::kAbsent || touch.after == Role::kAbsent) continue;
+      const uint64_t mask = bits(touch.value);
+      const int width = std::popcount(mask);
+      Place found{-1, 0};
+      for (size_t w = 0; w <= used_.size() && found.word < 0; ++w) {
+        if (w == used_.size()) used_.push_back(0);
+        for (int shift = 0; shift + width <= 64; ++shift) {
+          if ((used_[w] & (mask << shift)) == 0) {
+            found = {static_cast<int>(w), shift};
+            break;
+          }
+        }
+      }
+      used_[found.word] |= mask << found.shift;
+      at_[touch.value] = found;
+    }
+    for (int t = step.touch_begin; t < step.touch_end; ++t) {
+      const Touch& touch = order.touches[t];
+      place[t] = at_[touch.value];
+      if (touch.before != Role::kAbsent && touch.after == Role::kAbsent) {
+        used_[place[t].word] &= ~(bits(touch.value) << place[t].shift);
+      }
+    }
+  }
 
-  struct Skip {
-    int at, length, times;  // before step `at + length * times`, `times` copies of the steps before
-  };
+  const Problem& problem_;
+  std::vector<Place> at_;       // [value]
+  std::vector<uint64_t> used_;  // [word]
+};
 
-  // A frontier at the end of a block in terms that do not depend on which block it is.
-  struct Boundary {
-    std::vector<std::vector<int>> slots;  // sorted descriptions of the live values
-    std::vector<std::vector<uint32_t>> sets;
-    std::vector<double> costs;
-    int step;
-    double offset;
-  };
+// Tables of one kind of step.
+struct Kind {
+  bool ready = false;
+  std::vector<int> options;               // of a node: those that no other replaces
+  std::vector<std::vector<int>> choices;  // of a cluster: the options of its nodes
+  std::map<std::vector<uint32_t>, std::vector<Transition>> transitions;
+};
 
-  // Tables of one kind of step.
-  struct Kind {
-    bool ready = false;
-    std::vector<int> options;
-    std::map<std::vector<uint32_t>, std::vector<Transition>> transitions;
-  };
+// All that depends on the problem and the weights only.
+class Tables {
+ public:
+  Tables(const Problem& the_problem, const Order& the_order, const Weights& weights)
+      : problem(the_problem), order(the_order), kinds(order.kinds) {
+    spaces_.reserve(problem.form_tables.size());
+    for (const FormTable& table : problem.form_tables) spaces_.emplace_back(table);
+    prices.resize(problem.option_tables.size());
+    for (size_t t = 0; t < prices.size(); ++t) {
+      for (const Option& option : problem.option_tables[t].options) {
+        prices[t].push_back(price(option, weights));
+      }
+    }
+  }
 
-  FormSpace& space(int value) { return spaces_[problem_.value_table[value]]; }
+  const Problem& problem;
+  const Order& order;
+  std::vector<std::vector<double>> prices;  // [option table][option]
+  std::vector<Kind> kinds;
+
+  FormSpace& space(int value) { return spaces_[problem.value_table[value]]; }
 
   Upgrade* upgrade(int value, Role role) {
-    auto& found = upgrades_[{problem_.value_table[value], role,
-                             role == Role::kNeed ? order_.made[value] : 0}];
-    if (!found) found = std::make_unique<Upgrade>(&space(value), role, order_.made[value]);
+    auto& found =
+        upgrades_[{problem.value_table[value], role, role == Role::kNeed ? order.made[value] : 0}];
+    if (!found) found = std::make_unique<Upgrade>(&space(value), role, order.made[value]);
     return found.get();
   }
 
-  Solution finish(Solution solution) const {
-    solution.states = expanded_;
-    solution.seconds = now_s() - start_;
-    return solution;
+  uint64_t full(int value) const {
+    return (uint64_t{1} << problem.form_tables[problem.value_table[value]].forms) - 1;
   }
 
-  Solution stopped() const {
-    Solution solution;
-    solution.price = kInf;
-    solution.lower_bound = lost_;
-    solution.stop = lost_ == kInf ? StopReason::kInfeasible : reason_;
-    return finish(std::move(solution));
-  }
-
-  // Sets required of the touched values, and made, by one option.
-  void demands(const Step& step, const Option& option, std::vector<uint32_t>* want,
-               std::vector<int>* made) const {
-    const Node& node = problem_.nodes[step.node];
-    const int touches = step.touch_end - step.touch_begin;
-    want->assign(touches, 0);
-    made->assign(touches, -1);
-    for (int t = 0; t < touches; ++t) {
-      const int value = order_.touches[step.touch_begin + t].value;
-      for (size_t i = 0; i < node.inputs.size(); ++i) {
-        if (node.inputs[i] == value) (*want)[t] |= 1u << option.in[i];
-      }
-      for (size_t o = 0; o < node.outputs.size(); ++o) {
-        if (node.outputs[o] == value) (*made)[t] = option.out[o];
-      }
-    }
-  }
-
-  // Options that no other option replaces at no greater cost, conversions included.
-  void prepare(const Step& step, Kind* kind) {
-    kind->ready = true;
-    const int table = problem_.nodes[step.node].table;
-    const auto& options = problem_.option_tables[table].options;
-    std::vector<int> by_price;
-    for (size_t o = 0; o < options.size(); ++o) {
-      if (prices_[table][o] < kInf) by_price.push_back(static_cast<int>(o));
-    }
-    std::stable_sort(by_price.begin(), by_price.end(),
-                     [&](int a, int b) { return prices_[table][a] < prices_[table][b]; });
-    std::vector<uint32_t> want_a, want_b;
-    std::vector<int> made_a, made_b;
-    for (int a : by_price) {
-      demands(step, options[a], &want_a, &made_a);
-      bool dominated = false;
-      for (int b : kind->options) {
-        demands(step, options[b], &want_b, &made_b);
-        double cost = prices_[table][b];
-        for (size_t t = 0; t < want_a.size(); ++t) {
-          const Touch& touch = order_.touches[step.touch_begin + t];
-          if (want_b[t] != 0) cost += space(touch.value).steiner(want_a[t], want_b[t]);
-          const bool used = touch.before != Role::kAbsent || touch.after != Role::kAbsent;
-          if (made_a[t] >= 0 && used) {
-            cost += space(touch.value).steiner(1u << made_b[t], 1u << made_a[t]);
-          }
-        }
-        if (cost <= prices_[table][a]) {
-          dominated = true;
-          break;
-        }
-      }
-      if (!dominated) kind->options.push_back(a);
-    }
-  }
-
-  // All undominated ways through a step from the given sets of the touched values.
-  const std::vector<Transition>& transitions(const Step& step, const std::vector<uint32_t>& sets) {
-    Kind& kind = kinds_[step.kind];
+  // All undominated ways through a node from the given sets of the values it touches.
+  const std::vector<Transition>& through_node(const Step& step, const std::vector<uint32_t>& sets) {
+    Kind& kind = kinds[step.kind];
     if (!kind.ready) prepare(step, &kind);
     const auto [it, fresh] = kind.transitions.try_emplace(sets);
     if (!fresh) return it->second;
     std::vector<Transition>& list = it->second;
-    const int table = problem_.nodes[step.node].table;
+    const int table = problem.nodes[step.node].table;
     std::vector<uint32_t> want;
     std::vector<int> made;
     for (int o : kind.options) {
-      demands(step, problem_.option_tables[table].options[o], &want, &made);
-      std::vector<Transition> partial{{prices_[table][o], o, {}}}, next;
+      demands(step, problem.option_tables[table].options[o], &want, &made);
+      std::vector<Transition> partial{{prices[table][o], o, {}}}, next;
       for (size_t t = 0; t < sets.size() && !partial.empty(); ++t) {
-        const Touch& touch = order_.touches[step.touch_begin + t];
+        const Touch& touch = order.touches[step.touch_begin + t];
         FormSpace& forms = space(touch.value);
         std::vector<Grown> ways;
         if (touch.before == Role::kHave) {
@@ -546,15 +432,21 @@ class Search {
       }
       list.insert(list.end(), partial.begin(), partial.end());
     }
-    std::stable_sort(list.begin(), list.end(),
+    prune(step, &list);
+    return list;
+  }
+
+  // Drops transitions that another replaces.
+  void prune(const Step& step, std::vector<Transition>* list) {
+    std::stable_sort(list->begin(), list->end(),
                      [](const Transition& a, const Transition& b) { return a.cost < b.cost; });
     std::vector<Transition> kept;
-    for (Transition& a : list) {
+    for (Transition& a : *list) {
       bool dominated = false;
       for (const Transition& b : kept) {
         double cost = b.cost;
-        for (size_t t = 0; t < sets.size(); ++t) {
-          const Touch& touch = order_.touches[step.touch_begin + t];
+        for (size_t t = 0; t < a.sets.size(); ++t) {
+          const Touch& touch = order.touches[step.touch_begin + t];
           if (touch.after == Role::kAbsent || a.sets[t] == b.sets[t]) continue;
           cost += (*upgrade(touch.value, touch.after))(b.sets[t], a.sets[t]);
         }
@@ -565,32 +457,124 @@ class Search {
       }
       if (!dominated) kept.push_back(std::move(a));
     }
-    list = std::move(kept);
-    return list;
+    *list = std::move(kept);
   }
 
+ private:
+  // Sets required of the touched values, and made, by one option.
+  void demands(const Step& step, const Option& option, std::vector<uint32_t>* want,
+               std::vector<int>* made) const {
+    const Node& node = problem.nodes[step.node];
+    const int touches = step.touch_end - step.touch_begin;
+    want->assign(touches, 0);
+    made->assign(touches, -1);
+    for (int t = 0; t < touches; ++t) {
+      const int value = order.touches[step.touch_begin + t].value;
+      for (size_t i = 0; i < node.inputs.size(); ++i) {
+        if (node.inputs[i] == value) (*want)[t] |= 1u << option.in[i];
+      }
+      for (size_t o = 0; o < node.outputs.size(); ++o) {
+        if (node.outputs[o] == value) (*made)[t] = option.out[o];
+      }
+    }
+  }
+
+  // Options that no other option replaces at no greater cost, conversions included.
+  void prepare(const Step& step, Kind* kind) {
+    kind->ready = true;
+    const int table = problem.nodes[step.node].table;
+    const auto& options = problem.option_tables[table].options;
+    std::vector<int> by_price;
+    for (size_t o = 0; o < options.size(); ++o) {
+      if (prices[table][o] < kInf) by_price.push_back(static_cast<int>(o));
+    }
+    std::stable_sort(by_price.begin(), by_price.end(),
+                     [&](int a, int b) { return prices[table][a] < prices[table][b]; });
+    std::vector<uint32_t> want_a, want_b;
+    std::vector<int> made_a, made_b;
+    for (int a : by_price) {
+      demands(step, options[a], &want_a, &made_a);
+      bool dominated = false;
+      for (int b : kind->options) {
+        demands(step, options[b], &want_b, &made_b);
+        double cost = prices[table][b];
+        for (size_t t = 0; t < want_a.size(); ++t) {
+          const Touch& touch = order.touches[step.touch_begin + t];
+          if (want_b[t] != 0) cost += space(touch.value).steiner(want_a[t], want_b[t]);
+          const bool used = touch.before != Role::kAbsent || touch.after != Role::kAbsent;
+          if (made_a[t] >= 0 && used) {
+            cost += space(touch.value).steiner(1u << made_b[t], 1u << made_a[t]);
+          }
+        }
+        if (cost <= prices[table][a]) {
+          dominated = true;
+          break;
+        }
+      }
+      if (!dominated) kind->options.push_back(a);
+    }
+  }
+
+  std::vector<FormSpace> spaces_;  // [form table]
+  std::map<std::tuple<int, Role, uint32_t>, std::unique_ptr<Upgrade>> upgrades_;
+};
+
+// A live value.
+struct Live {
+  int value;
+  Place place;
+  Role role;
+  uint32_t need;
+  Upgrade* upgrade;
+  uint64_t mask;
+};
+
+// Where the states after a step came from, and what the step did: an option, or for a cluster the
+// number of a choice.
+struct Record {
+  std::vector<int> parent, option;
+};
+
+// The states between two steps.
+template <int W>
+class Frontier {
+ public:
+  Frontier(Tables* tables, const Layout& layout) : tables_(*tables), layout_(layout) { clear(); }
+
+  std::vector<Key<W>> keys;  // [state]
+  std::vector<double> costs;
+  std::vector<Live> live;
+
+  // One state, which knows nothing.
+  void clear() {
+    keys.assign(1, Key<W>{});
+    costs.assign(1, 0);
+    live.clear();
+  }
+
+  size_t size() const { return keys.size(); }
+
   // Eliminates the node of one step from all states.
-  void step(int k) {
-    const Step& step = order_.steps[k];
+  void advance(const Step& step, Record* from) {
     const int touches = step.touch_end - step.touch_begin;
     Key<W> touched{};
     for (int t = 0; t < touches; ++t) {
-      const Touch& touch = order_.touches[step.touch_begin + t];
+      const Touch& touch = tables_.order.touches[step.touch_begin + t];
       if (touch.before == Role::kAbsent) continue;
       const Place& place = layout_.place[step.touch_begin + t];
-      touched.word[place.word] |= full(touch.value) << place.shift;
+      touched.word[place.word] |= tables_.full(touch.value) << place.shift;
     }
     // Transitions of each combination of touched sets, in terms of keys.
     locals_.reset(64);
     moves_.clear();
     move_begin_.assign(1, 0);
-    next_.reset(keys_.size() * 2);
+    next_.reset(keys.size() * 2);
     next_costs_.clear();
-    Record& record = history_[k];
+    Record& record = *from;
     record.parent.clear();
     record.option.clear();
-    for (size_t s = 0; s < keys_.size(); ++s) {
-      Key<W> local = keys_[s], rest = keys_[s];
+    for (size_t s = 0; s < keys.size(); ++s) {
+      Key<W> local = keys[s], rest = keys[s];
       for (int w = 0; w < W; ++w) {
         local.word[w] &= touched.word[w];
         rest.word[w] &= ~touched.word[w];
@@ -600,11 +584,11 @@ class Search {
       if (fresh) {
         std::vector<uint32_t> sets(touches, 0);
         for (int t = 0; t < touches; ++t) {
-          const Touch& touch = order_.touches[step.touch_begin + t];
+          const Touch& touch = tables_.order.touches[step.touch_begin + t];
           if (touch.before == Role::kAbsent) continue;
           const Place& place = layout_.place[step.touch_begin + t];
-          sets[t] =
-              static_cast<uint32_t>(local.word[place.word] >> place.shift & full(touch.value));
+          sets[t] = static_cast<uint32_t>(local.word[place.word] >> place.shift &
+                                          tables_.full(touch.value));
         }
         for (const Transition& transition : transitions(step, sets)) {
           Move move{{}, transition.cost, transition.option};
@@ -620,7 +604,7 @@ class Search {
         const Move& move = moves_[m];
         Key<W> key = rest;
         for (int w = 0; w < W; ++w) key.word[w] |= move.add.word[w];
-        const double cost = costs_[s] + move.cost;
+        const double cost = costs[s] + move.cost;
         const int to = next_.number(key, &fresh);
         if (fresh) {
           next_costs_.push_back(cost);
@@ -633,53 +617,48 @@ class Search {
         }
       }
     }
-    expanded_ += static_cast<int64_t>(keys_.size());
-    keys_.swap(next_.keys());
-    costs_.swap(next_costs_);
+    keys.swap(next_.keys());
+    costs.swap(next_costs_);
     update_live(step);
-    dominate(k);
-    truncate(k);
-  }
-
-  uint64_t full(int value) const {
-    return (uint64_t{1} << problem_.form_tables[problem_.value_table[value]].forms) - 1;
+    dominate(from);
   }
 
   void update_live(const Step& step) {
     touched_live_.clear();
     for (int t = step.touch_begin; t < step.touch_end; ++t) {
-      const Touch& touch = order_.touches[t];
-      const auto it = std::find_if(live_.begin(), live_.end(),
-                                   [&](const Live& live) { return live.value == touch.value; });
+      const Touch& touch = tables_.order.touches[t];
+      const auto it = std::find_if(live.begin(), live.end(),
+                                   [&](const Live& other) { return other.value == touch.value; });
       if (touch.after == Role::kAbsent) {
-        if (it != live_.end()) live_.erase(it);
+        if (it != live.end()) live.erase(it);
         continue;
       }
-      const Live live{touch.value,
-                      layout_.place[t],
-                      touch.after,
-                      touch.need,
-                      upgrade(touch.value, touch.after),
-                      full(touch.value)};
-      if (it != live_.end()) live_.erase(it);
-      live_.push_back(live);
+      const Live now{touch.value,
+                     layout_.place[t],
+                     touch.after,
+                     touch.need,
+                     tables_.upgrade(touch.value, touch.after),
+                     tables_.full(touch.value)};
+      if (it != live.end()) live.erase(it);
+      live.push_back(now);
     }
     for (int t = step.touch_begin; t < step.touch_end; ++t) {
-      for (size_t i = 0; i < live_.size(); ++i) {
-        if (live_[i].value == order_.touches[t].value) touched_live_.push_back(static_cast<int>(i));
+      for (size_t i = 0; i < live.size(); ++i) {
+        if (live[i].value == tables_.order.touches[t].value)
+          touched_live_.push_back(static_cast<int>(i));
       }
     }
   }
 
   // Drops dominated states: against the cheapest states in all slots, and against states that
   // differ in one slot that the step touched.
-  void dominate(int k) {
-    const size_t n = keys_.size();
+  void dominate(Record* record) {
+    const size_t n = keys.size();
     if (n < 2) return;
     by_cost_.resize(n);
     std::iota(by_cost_.begin(), by_cost_.end(), 0);
     const auto cheaper = [&](int a, int b) {
-      return costs_[a] != costs_[b] ? costs_[a] < costs_[b] : keys_[a] < keys_[b];
+      return costs[a] != costs[b] ? costs[a] < costs[b] : keys[a] < keys[b];
     };
     std::sort(by_cost_.begin(), by_cost_.end(), cheaper);
     dead_.assign(n, 0);
@@ -692,24 +671,24 @@ class Search {
       }
     }
     for (int at : touched_live_) {
-      const Live& live = live_[at];
+      const Live& slot = live[at];
       groups_.reset(n);
       head_.clear();
       chain_.assign(n, -1);
       // Cheapest first: a later state of a group can only be covered by an earlier one.
       for (int a : by_cost_) {
         if (dead_[a]) continue;
-        Key<W> key = keys_[a];
-        key.word[live.place.word] &= ~(live.mask << live.place.shift);
+        Key<W> key = keys[a];
+        key.word[slot.place.word] &= ~(slot.mask << slot.place.shift);
         bool fresh;
         const int group = groups_.number(key, &fresh);
         if (fresh) {
           head_.push_back(a);
           continue;
         }
-        const uint32_t set = set_of(a, live);
+        const uint32_t set = set_of(a, slot);
         for (int b = head_[group]; b >= 0; b = chain_[b]) {
-          if (costs_[b] + (*live.upgrade)(set_of(b, live), set) <= costs_[a]) {
+          if (costs[b] + (*slot.upgrade)(set_of(b, slot), set) <= costs[a]) {
             dead_[a] = 1;
             break;
           }
@@ -720,41 +699,213 @@ class Search {
         }
       }
     }
-    keep(k, [&](int s) { return !dead_[s]; });
+    keep(record, [&](int s) { return !dead_[s]; });
   }
 
-  uint32_t set_of(int state, const Live& live) const {
-    return static_cast<uint32_t>(keys_[state].word[live.place.word] >> live.place.shift &
-                                 live.mask);
+  uint32_t set_of(int state, const Live& slot) const {
+    return static_cast<uint32_t>(keys[state].word[slot.place.word] >> slot.place.shift & slot.mask);
   }
 
   bool covers(int b, int a) const {
-    double room = costs_[a] - costs_[b];
-    for (const Live& live : live_) {
-      const uint32_t set_a = set_of(a, live), set_b = set_of(b, live);
+    double room = costs[a] - costs[b];
+    for (const Live& slot : live) {
+      const uint32_t set_a = set_of(a, slot), set_b = set_of(b, slot);
       if (set_a == set_b) continue;
-      room -= (*live.upgrade)(set_b, set_a);
+      room -= (*slot.upgrade)(set_b, set_a);
       if (room < 0) return false;
     }
     return true;
   }
 
+  // Keeps the `cap` cheapest states; returns the least cost of the others.
+  double truncate(size_t cap, Record* record) {
+    by_cost_.resize(size());
+    std::iota(by_cost_.begin(), by_cost_.end(), 0);
+    std::sort(by_cost_.begin(), by_cost_.end(), [&](int a, int b) {
+      return costs[a] != costs[b] ? costs[a] < costs[b] : keys[a] < keys[b];
+    });
+    const double least = costs[by_cost_[cap]];
+    dead_.assign(size(), 1);
+    for (size_t i = 0; i < cap; ++i) dead_[by_cost_[i]] = 0;
+    keep(record, [&](int s) { return !dead_[s]; });
+    return least;
+  }
+
   template <typename F>
-  void keep(int k, F&& wanted) {
-    Record& record = history_[k];
+  void keep(Record* record, F&& wanted) {
     size_t out = 0;
-    for (size_t s = 0; s < keys_.size(); ++s) {
+    for (size_t s = 0; s < keys.size(); ++s) {
       if (!wanted(static_cast<int>(s))) continue;
-      keys_[out] = keys_[s];
-      costs_[out] = costs_[s];
-      record.parent[out] = record.parent[s];
-      record.option[out] = record.option[s];
+      keys[out] = keys[s];
+      costs[out] = costs[s];
+      record->parent[out] = record->parent[s];
+      record->option[out] = record->option[s];
       ++out;
     }
-    keys_.resize(out);
-    costs_.resize(out);
-    record.parent.resize(out);
-    record.option.resize(out);
+    keys.resize(out);
+    costs.resize(out);
+    record->parent.resize(out);
+    record->option.resize(out);
+  }
+
+ private:
+  // All undominated ways through a step from the given sets of the touched values.
+  const std::vector<Transition>& transitions(const Step& step, const std::vector<uint32_t>& sets) {
+    if (step.node >= 0) return tables_.through_node(step, sets);
+    const auto [it, fresh] = tables_.kinds[step.kind].transitions.try_emplace(sets);
+    if (fresh) it->second = through_cluster(step, sets);
+    return it->second;
+  }
+
+  // A search of its own over the nodes of the cluster.
+  std::vector<Transition> through_cluster(const Step& step, const std::vector<uint32_t>& sets) {
+    const auto& touches = tables_.order.touches;
+    if (!inside_) inside_ = std::make_unique<Frontier>(&tables_, layout_);
+    Frontier& inside = *inside_;
+    inside.clear();
+    for (int t = step.touch_begin; t < step.touch_end; ++t) {
+      const Touch& touch = touches[t];
+      if (touch.before == Role::kAbsent) continue;
+      const Place& place = layout_.place[t];
+      inside.keys[0].word[place.word] |= uint64_t{sets[t - step.touch_begin]} << place.shift;
+      inside.live.push_back({touch.value, place, touch.before, 0,
+                             tables_.upgrade(touch.value, touch.before),
+                             tables_.full(touch.value)});
+    }
+    const int nodes = step.inner_end - step.inner_begin;
+    std::vector<Record> records(nodes);
+    for (int i = 0; i < nodes; ++i) {
+      inside.advance(tables_.order.inner[step.inner_begin + i], &records[i]);
+    }
+    std::vector<Transition> list;
+    for (size_t s = 0; s < inside.size(); ++s) {
+      Transition transition{inside.costs[s], static_cast<int>(s), {}};
+      for (int t = step.touch_begin; t < step.touch_end; ++t) {
+        const Place& place = layout_.place[t];
+        transition.sets.push_back(
+            touches[t].after == Role::kAbsent
+                ? 0
+                : static_cast<uint32_t>(inside.keys[s].word[place.word] >> place.shift &
+                                        tables_.full(touches[t].value)));
+      }
+      list.push_back(std::move(transition));
+    }
+    tables_.prune(step, &list);
+    auto& choices = tables_.kinds[step.kind].choices;
+    for (Transition& transition : list) {
+      std::vector<int> choice(nodes);
+      int state = transition.option;
+      for (int i = nodes; i-- > 0;) {
+        choice[i] = records[i].option[state];
+        state = records[i].parent[state];
+      }
+      transition.option = static_cast<int>(choices.size());
+      choices.push_back(std::move(choice));
+    }
+    return list;
+  }
+
+  struct Move {
+    Key<W> add;
+    double cost;
+    int option;
+  };
+
+  Tables& tables_;
+  const Layout& layout_;
+  std::unique_ptr<Frontier> inside_;
+  std::vector<int> touched_live_;
+
+  // Scratch of advance() and dominate().
+  Numbering<W> locals_, next_, groups_;
+  std::vector<Move> moves_;
+  std::vector<int> move_begin_;
+  std::vector<double> next_costs_;
+  std::vector<int> by_cost_, head_, chain_;
+  std::vector<char> dead_;
+};
+
+template <int W>
+class Search {
+ public:
+  Search(const Problem& problem, const Order& order, const Layout& layout, const Weights& weights,
+         const Limits& limits)
+      : problem_(problem),
+        order_(order),
+        layout_(layout),
+        limits_(limits),
+        start_(now_s()),
+        cap_(std::max<int64_t>(1, limits.max_states)),
+        tables_(problem, order, weights),
+        frontier_(&tables_, layout),
+        history_(order.steps.size()) {
+    suffix_.assign(order.steps.size() + 1, 0);
+    for (size_t k = order.steps.size(); k-- > 0;) {
+      suffix_[k] = suffix_[k + 1];
+      for (int i = order.steps[k].inner_begin; i < order.steps[k].inner_end; ++i) {
+        const auto& prices = tables_.prices[problem.nodes[order.inner[i].node].table];
+        suffix_[k] += prices.empty() ? kInf : *std::min_element(prices.begin(), prices.end());
+      }
+    }
+  }
+
+  Solution run(const Weights& weights) {
+    size_t repeat = 0;
+    int block = 0;
+    std::vector<Boundary> boundaries;
+    for (int k = 0; k < static_cast<int>(order_.steps.size());) {
+      const bool in_repeat = repeat < order_.repeats.size() && k >= order_.repeats[repeat].begin;
+      expanded_ += static_cast<int64_t>(frontier_.size());
+      frontier_.advance(order_.steps[k], &history_[k]);
+      truncate(k++);
+      if (frontier_.size() == 0) return stopped();
+      if (!in_repeat) continue;
+      const Repeat& r = order_.repeats[repeat];
+      if (k != r.begin + (block + 1) * r.period) continue;
+      ++block;
+      if (lost_ == kInf && block < r.count) k = boundary(r, k, &block, &boundaries);
+      if (block == r.count) {
+        ++repeat;
+        block = 0;
+        boundaries.clear();
+      }
+    }
+    MOTLEY_CHECK(frontier_.size() == 1);
+    Solution solution = evaluate(problem_, replay(), weights);
+    const double cost = offset_ + frontier_.costs[0];
+    MOTLEY_CHECK(std::abs(solution.price - cost) <= 1e-9 * std::max(cost, solution.price) + 1e-300,
+                 "search says {}, its program costs {}", cost, solution.price);
+    solution.lower_bound = std::min(solution.price, lost_);
+    if (solution.lower_bound < solution.price) solution.stop = reason_;
+    return finish(std::move(solution));
+  }
+
+ private:
+  struct Skip {
+    int at, length, times;  // before step `at + length * times`, `times` copies of the steps before
+  };
+
+  // A frontier at the end of a block in terms that do not depend on which block it is.
+  struct Boundary {
+    std::vector<std::vector<int>> slots;  // sorted descriptions of the live values
+    std::vector<std::vector<uint32_t>> sets;
+    std::vector<double> costs;
+    int step;
+    double offset;
+  };
+
+  Solution finish(Solution solution) const {
+    solution.states = expanded_;
+    solution.seconds = now_s() - start_;
+    return solution;
+  }
+
+  Solution stopped() const {
+    Solution solution;
+    solution.price = kInf;
+    solution.lower_bound = lost_;
+    solution.stop = lost_ == kInf ? StopReason::kInfeasible : reason_;
+    return finish(std::move(solution));
   }
 
   void truncate(int k) {
@@ -762,17 +913,9 @@ class Search {
       cap_ = kBeam;
       reason_ = StopReason::kTimeLimit;
     }
-    const size_t cap = static_cast<size_t>(std::min<int64_t>(cap_, int64_t{1} << 40));
-    if (keys_.size() <= cap) return;
-    by_cost_.resize(keys_.size());
-    std::iota(by_cost_.begin(), by_cost_.end(), 0);
-    std::sort(by_cost_.begin(), by_cost_.end(), [&](int a, int b) {
-      return costs_[a] != costs_[b] ? costs_[a] < costs_[b] : keys_[a] < keys_[b];
-    });
-    lost_ = std::min(lost_, offset_ + costs_[by_cost_[cap]] + suffix_[k + 1]);
-    dead_.assign(keys_.size(), 1);
-    for (size_t i = 0; i < cap; ++i) dead_[by_cost_[i]] = 0;
-    keep(k, [&](int s) { return !dead_[s]; });
+    if (static_cast<int64_t>(frontier_.size()) <= cap_) return;
+    const double dropped = frontier_.truncate(static_cast<size_t>(cap_), &history_[k]);
+    lost_ = std::min(lost_, offset_ + dropped + suffix_[k + 1]);
   }
 
   // The live values after step k - 1 in an order that is the same at every boundary of a repeat:
@@ -785,8 +928,8 @@ class Search {
         where[order_.touches[t].value] = {s - (k - r.period), t - order_.steps[s].touch_begin};
       }
     }
-    for (size_t i = 0; i < live_.size(); ++i) {
-      const Live& live = live_[i];
+    for (size_t i = 0; i < frontier_.live.size(); ++i) {
+      const Live& live = frontier_.live[i];
       const auto it = where.find(live.value);
       std::vector<int> key = it == where.end()
                                  ? std::vector<int>{1, live.value, 0}
@@ -806,31 +949,32 @@ class Search {
     Boundary b;
     b.step = k;
     for (const auto& [key, at] : slots) b.slots.push_back(key);
-    const double least = *std::min_element(costs_.begin(), costs_.end());
+    const double least = *std::min_element(frontier_.costs.begin(), frontier_.costs.end());
     offset_ += least;
     b.offset = offset_;
-    for (double& cost : costs_) cost -= least;
+    for (double& cost : frontier_.costs) cost -= least;
     std::vector<std::pair<std::vector<uint32_t>, int>> states;
-    for (size_t s = 0; s < keys_.size(); ++s) {
+    for (size_t s = 0; s < frontier_.keys.size(); ++s) {
       std::vector<uint32_t> sets;
-      for (const auto& [key, at] : slots) sets.push_back(set_of(static_cast<int>(s), live_[at]));
+      for (const auto& [key, at] : slots)
+        sets.push_back(frontier_.set_of(static_cast<int>(s), frontier_.live[at]));
       states.emplace_back(std::move(sets), static_cast<int>(s));
     }
     std::sort(states.begin(), states.end());
     // Number the states in this order, so that equal frontiers have equal numbers.
     Record& record = history_[k - 1];
     Record sorted;
-    std::vector<Key<W>> keys;
+    std::vector<Key<W>> sorted_keys;
     for (auto& [sets, s] : states) {
       b.sets.push_back(std::move(sets));
-      b.costs.push_back(costs_[s]);
-      keys.push_back(keys_[s]);
+      b.costs.push_back(frontier_.costs[s]);
+      sorted_keys.push_back(frontier_.keys[s]);
       sorted.parent.push_back(record.parent[s]);
       sorted.option.push_back(record.option[s]);
     }
     record = std::move(sorted);
-    keys_ = std::move(keys);
-    costs_ = b.costs;
+    frontier_.keys = std::move(sorted_keys);
+    frontier_.costs = b.costs;
 
     int go_on = k;
     for (size_t back = 0; back < boundaries->size() && back < kLookBack; ++back) {
@@ -860,10 +1004,10 @@ class Search {
   void move_to(const Repeat& r, const std::vector<std::pair<std::vector<int>, int>>& slots,
                const Boundary& b, int k) {
     const int shift = k - b.step;
-    std::vector<Live> live(live_.size());
+    std::vector<Live> live(frontier_.live.size());
     for (size_t i = 0; i < slots.size(); ++i) {
       const auto& key = slots[i].first;
-      live[i] = live_[slots[i].second];
+      live[i] = frontier_.live[slots[i].second];
       if (key[0] == 1) continue;
       const int t = order_.steps[b.step - r.period + key[1] + shift].touch_begin + key[2];
       const Touch& touch = order_.touches[t];
@@ -871,11 +1015,12 @@ class Search {
       live[i].value = touch.value;
       live[i].place = layout_.place[t];
     }
-    live_ = std::move(live);
-    for (size_t s = 0; s < keys_.size(); ++s) {
-      keys_[s] = Key<W>{};
-      for (size_t i = 0; i < live_.size(); ++i) {
-        keys_[s].word[live_[i].place.word] |= uint64_t{b.sets[s][i]} << live_[i].place.shift;
+    frontier_.live = std::move(live);
+    for (size_t s = 0; s < frontier_.keys.size(); ++s) {
+      frontier_.keys[s] = Key<W>{};
+      for (size_t i = 0; i < frontier_.live.size(); ++i) {
+        frontier_.keys[s].word[frontier_.live[i].place.word] |= uint64_t{b.sets[s][i]}
+                                                                << frontier_.live[i].place.shift;
       }
     }
   }
@@ -886,7 +1031,16 @@ class Search {
     int state = 0;
     size_t skip = skips_.size();
     const auto back = [&](int k, int shift) {
-      option[order_.steps[k + shift].node] = history_[k].option[state];
+      const Step& step = order_.steps[k + shift];
+      const int made = history_[k].option[state];
+      if (step.node >= 0) {
+        option[step.node] = made;
+      } else {
+        const std::vector<int>& choice = tables_.kinds[step.kind].choices[made];
+        for (int i = step.inner_begin; i < step.inner_end; ++i) {
+          option[order_.inner[i].node] = choice[i - step.inner_begin];
+        }
+      }
       state = history_[k].parent[state];
     };
     for (int k = static_cast<int>(order_.steps.size()); k > 0;) {
@@ -903,12 +1057,6 @@ class Search {
     return option;
   }
 
-  struct Move {
-    Key<W> add;
-    double cost;
-    int option;
-  };
-
   const Problem& problem_;
   const Order& order_;
   const Layout& layout_;
@@ -920,26 +1068,11 @@ class Search {
   double offset_ = 0;   // subtracted from all costs
   int64_t expanded_ = 0;
 
-  std::vector<FormSpace> spaces_;            // [form table]
-  std::vector<std::vector<double>> prices_;  // [option table][option]
-  std::vector<double> suffix_;               // [step] least option prices from there on
-  std::vector<Kind> kinds_;
-  std::map<std::tuple<int, Role, uint32_t>, std::unique_ptr<Upgrade>> upgrades_;
-
-  std::vector<Key<W>> keys_;  // the frontier
-  std::vector<double> costs_;
-  std::vector<Live> live_;
-  std::vector<int> touched_live_;
+  Tables tables_;
+  Frontier<W> frontier_;
+  std::vector<double> suffix_;   // [step] least option prices from there on
   std::vector<Record> history_;  // [step]
   std::vector<Skip> skips_;
-
-  // Scratch of step() and dominate().
-  Numbering<W> locals_, next_, groups_;
-  std::vector<Move> moves_;
-  std::vector<int> move_begin_;
-  std::vector<double> next_costs_;
-  std::vector<int> by_cost_, head_, chain_;
-  std::vector<char> dead_;
 };
 
 template <int W>
@@ -952,7 +1085,7 @@ Solution search(const Problem& problem, const Order& order, const Layout& layout
 
 Solution solve_folded(const Problem& problem, const Order& order, const Weights& weights,
                       const Limits& limits) {
-  MOTLEY_CHECK(order.steps.size() == problem.nodes.size());
+  MOTLEY_CHECK(order.inner.size() == problem.nodes.size());
   MOTLEY_CHECK(static_cast<int>(weights.compute.size()) == problem.types);
   const Layout layout(problem, order);
   if (layout.words <= 1) return search<1>(problem, order, layout, weights, limits);

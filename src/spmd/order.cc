@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
+#include <tuple>
 #include <unordered_map>
 
 #include "core/error.h"
@@ -15,6 +17,8 @@ namespace {
 
 constexpr int kMinRepeats = 3;
 constexpr int kMinPeriod = 8;
+constexpr int kClusterNodes = 14;
+constexpr int kClusterSpan = 40;  // in folded positions
 
 struct VectorHash {
   size_t operator()(const std::vector<int>& key) const {
@@ -54,42 +58,57 @@ std::vector<TableForms> forms_of_tables(const Problem& problem) {
   return forms;
 }
 
-// The distinct values of every node, inputs before outputs, and the weight of every value.
+// Nodes that are eliminated in one step.
+using Item = std::vector<int>;
+
+// The distinct values of every item, in order of appearance, and the weight of every value. Values
+// that live within a cluster are left out.
 struct Wiring {
-  explicit Wiring(const Problem& problem) {
+  Wiring(const Problem& problem, const std::vector<Item>& items) {
     const auto forms = forms_of_tables(problem);
     const size_t values = problem.value_table.size();
     made.assign(values, 0);
     need.assign(values, 0);
     uses.assign(values, 0);
     weight.assign(values, 0);
-    begin.push_back(0);
-    for (const Node& node : problem.nodes) {
-      const TableForms& table = forms[node.table];
-      for (size_t k = 0; k < node.inputs.size(); ++k) {
-        add(node.inputs[k]);
-        if (k < table.in.size()) need[node.inputs[k]] |= table.in[k];
+    std::vector<int> seen(values, -1);
+    for (size_t i = 0; i < items.size(); ++i) {
+      for (int n : items[i]) {
+        const Node& node = problem.nodes[n];
+        const TableForms& table = forms[node.table];
+        for (size_t k = 0; k < table.in.size(); ++k) need[node.inputs[k]] |= table.in[k];
+        for (size_t k = 0; k < table.out.size(); ++k) made[node.outputs[k]] |= table.out[k];
+        for (const auto* values_of : {&node.inputs, &node.outputs}) {
+          for (int value : *values_of) {
+            if (seen[value] != static_cast<int>(i)) ++uses[value];
+            seen[value] = static_cast<int>(i);
+          }
+        }
       }
-      for (size_t k = 0; k < node.outputs.size(); ++k) {
-        add(node.outputs[k]);
-        if (k < table.out.size()) made[node.outputs[k]] |= table.out[k];
+    }
+    seen.assign(values, -1);
+    begin.push_back(0);
+    for (size_t i = 0; i < items.size(); ++i) {
+      for (int n : items[i]) {
+        const Node& node = problem.nodes[n];
+        for (const auto* values_of : {&node.inputs, &node.outputs}) {
+          for (int value : *values_of) {
+            if (seen[value] == static_cast<int>(i)) continue;
+            seen[value] = static_cast<int>(i);
+            if (uses[value] > 1 || items[i].size() == 1) list.push_back(value);
+          }
+        }
       }
       begin.push_back(static_cast<int>(list.size()));
     }
-    for (int value : list) ++uses[value];
-    for (size_t v = 0; v < values; ++v)
+    for (size_t v = 0; v < values; ++v) {
       weight[v] = std::log2(1.0 + std::popcount(made[v] | need[v]));
-  }
-
-  void add(int value) {
-    if (std::find(list.begin() + begin.back(), list.end(), value) == list.end()) {
-      list.push_back(value);
     }
   }
 
-  std::vector<int> begin, list;  // values of node i: list[begin[i] .. begin[i + 1])
+  std::vector<int> begin, list;  // values of item i: list[begin[i] .. begin[i + 1])
   std::vector<uint32_t> made, need;
-  std::vector<int> uses;  // [value] nodes that touch it
+  std::vector<int> uses;  // [value] items that touch it
   std::vector<double> weight;
 };
 
@@ -135,87 +154,196 @@ std::vector<int> folded_positions(const Problem& problem) {
   return position;
 }
 
-std::vector<int> folded_order(const Problem& problem) {
+// Joins sources with their users, and nodes without outputs with the makers of their inputs.
+std::vector<Item> cluster(const Problem& problem, const std::vector<int>& position) {
+  const int nodes = static_cast<int>(problem.nodes.size());
+  std::vector<int> leader(nodes), size(nodes, 1), producer(problem.value_table.size());
+  std::vector<std::vector<int>> users(problem.value_table.size());
+  for (int i = 0; i < nodes; ++i) {
+    leader[i] = i;
+    for (int value : problem.nodes[i].inputs) users[value].push_back(i);
+    for (int value : problem.nodes[i].outputs) producer[value] = i;
+  }
+  const auto find = [&](int i) {
+    while (leader[i] != i) i = leader[i] = leader[leader[i]];
+    return i;
+  };
+  const auto join = [&](std::vector<int> group) {
+    for (int& i : group) i = find(i);
+    std::sort(group.begin(), group.end());
+    group.erase(std::unique(group.begin(), group.end()), group.end());
+    int total = 0;
+    for (int i : group) total += size[i];
+    if (total > kClusterNodes) return;
+    for (int i : group) leader[i] = group[0];
+    size[group[0]] = total;
+  };
+  for (int i = 0; i < nodes; ++i) {
+    const Node& node = problem.nodes[i];
+    std::vector<int> group{i};
+    if (node.inputs.empty()) {
+      for (int value : node.outputs) {
+        group.insert(group.end(), users[value].begin(), users[value].end());
+      }
+    } else if (node.outputs.empty()) {
+      for (int value : node.inputs) {
+        if (users[value].size() == 1) group.push_back(producer[value]);
+      }
+    }
+    const auto [first, last] = std::minmax_element(
+        group.begin(), group.end(), [&](int a, int b) { return position[a] < position[b]; });
+    if (position[*last] - position[*first] <= kClusterSpan) join(std::move(group));
+  }
+  std::vector<Item> items;
+  std::vector<int> item_of(nodes, -1);
+  for (int i = 0; i < nodes; ++i) {
+    int& item = item_of[find(i)];
+    if (item < 0) {
+      item = static_cast<int>(items.size());
+      items.emplace_back();
+    }
+    items[item].push_back(i);
+  }
+  return items;
+}
+
+// All nodes in folded order, by themselves or in clusters.
+std::vector<Item> folded_items(const Problem& problem, bool clusters) {
   const std::vector<int> position = folded_positions(problem);
-  std::vector<int> nodes(problem.nodes.size());
-  for (size_t i = 0; i < nodes.size(); ++i) nodes[i] = static_cast<int>(i);
+  std::vector<Item> items;
+  if (clusters) {
+    items = cluster(problem, position);
+  } else {
+    for (size_t i = 0; i < problem.nodes.size(); ++i) items.push_back({static_cast<int>(i)});
+  }
   const auto rank = [&](int i) {
     const Node& node = problem.nodes[i];
     if (node.inputs.empty()) return 0;
     if (!node.backward) return 1;
     return node.outputs.empty() ? 3 : 2;
   };
-  std::sort(nodes.begin(), nodes.end(), [&](int a, int b) {
-    if (position[a] != position[b]) return position[a] < position[b];
-    if (rank(a) != rank(b)) return rank(a) < rank(b);
-    return a < b;
-  });
-  return nodes;
+  const auto before = [&](int a, int b) {
+    return std::tuple(position[a], rank(a), a) < std::tuple(position[b], rank(b), b);
+  };
+  for (Item& item : items) std::sort(item.begin(), item.end(), before);
+  std::sort(items.begin(), items.end(),
+            [&](const Item& a, const Item& b) { return before(a[0], b[0]); });
+  return items;
 }
 
-Order steps_of(const Problem& problem, const Wiring& wiring, const std::vector<int>& nodes,
-               std::vector<int>* shape) {
+// Turns a sequence of items into steps: `order->steps` if `outer`, else `order->inner` (items are
+// then single nodes). Fills everything but kinds.
+void add_steps(const Problem& problem, const std::vector<Item>& items, bool outer, Order* order) {
+  const Wiring wiring(problem, items);
   const size_t values = problem.value_table.size();
-  Order order;
-  order.made = wiring.made;
-  order.steps.reserve(nodes.size());
-  order.touches.reserve(wiring.list.size());
   const auto forms = forms_of_tables(problem);
+  std::vector<Step>& steps = outer ? order->steps : order->inner;
   std::vector<int> last(values, -1), left = wiring.uses;
   std::vector<char> produced(values, 0);
-  for (size_t k = 0; k < nodes.size(); ++k) {
-    const int i = nodes[k];
-    Step step{i, static_cast<int>(order.touches.size()), 0, 0};
-    for (int at = wiring.begin[i]; at < wiring.begin[i + 1]; ++at) {
+  for (size_t k = 0; k < items.size(); ++k) {
+    Step step{};
+    step.node = items[k].size() == 1 ? items[k][0] : -1;
+    step.touch_begin = static_cast<int>(order->touches.size());
+    for (int node : items[k]) {
+      for (int value : problem.nodes[node].outputs) produced[value] |= 2;
+    }
+    for (int at = wiring.begin[k]; at < wiring.begin[k + 1]; ++at) {
       const int value = wiring.list[at];
       Touch touch{value, Role::kAbsent, Role::kAbsent, 0, 0};
       if (last[value] >= 0) {
-        touch.before = produced[value] ? Role::kHave : Role::kNeed;
+        touch.before = produced[value] & 1 ? Role::kHave : Role::kNeed;
         touch.since = static_cast<int>(k) - last[value];
       }
       last[value] = static_cast<int>(k);
-      for (int output : problem.nodes[i].outputs) produced[value] |= output == value;
+      if (produced[value] != 0) produced[value] = 1;
       if (--left[value] > 0) touch.after = produced[value] ? Role::kHave : Role::kNeed;
-      order.touches.push_back(touch);
+      order->touches.push_back(touch);
     }
-    step.touch_end = static_cast<int>(order.touches.size());
-    order.steps.push_back(step);
+    step.touch_end = static_cast<int>(order->touches.size());
+    steps.push_back(step);
   }
   std::vector<uint32_t> need(values, 0);
-  for (size_t k = nodes.size(); k-- > 0;) {
-    const Step& step = order.steps[k];
-    for (int t = step.touch_begin; t < step.touch_end; ++t) {
-      order.touches[t].need = need[order.touches[t].value];
+  for (size_t k = items.size(); k-- > 0;) {
+    for (int t = steps[k].touch_begin; t < steps[k].touch_end; ++t) {
+      order->touches[t].need = need[order->touches[t].value];
     }
-    const Node& node = problem.nodes[step.node];
-    const TableForms& table = forms[node.table];
-    for (size_t in = 0; in < table.in.size(); ++in) need[node.inputs[in]] |= table.in[in];
+    for (int n : items[k]) {
+      const Node& node = problem.nodes[n];
+      const TableForms& table = forms[node.table];
+      for (size_t in = 0; in < table.in.size(); ++in) need[node.inputs[in]] |= table.in[in];
+    }
   }
+}
+
+// Numbers the kinds of all steps, and their shapes: kinds with the distances to earlier touches.
+std::vector<int> number_kinds(const Problem& problem, const std::vector<uint32_t>& made,
+                              Order* order) {
   Interner kinds, shapes;
-  std::vector<int> key;
-  shape->clear();
-  for (Step& step : order.steps) {
-    const Node& node = problem.nodes[step.node];
-    key = {node.table};
+  std::vector<int> key, shape;
+  std::unordered_map<int, int> local;  // value -> number within the step
+  const auto number = [&](int value) {
+    return local.try_emplace(value, static_cast<int>(local.size())).first->second;
+  };
+  const auto touches = [&](const Step& step) {
     for (int t = step.touch_begin; t < step.touch_end; ++t) {
-      const Touch& touch = order.touches[t];
+      const Touch& touch = order->touches[t];
+      key.push_back(number(touch.value));
       key.push_back(problem.value_table[touch.value]);
       key.push_back(static_cast<int>(touch.before) * 4 + static_cast<int>(touch.after));
       key.push_back(static_cast<int>(touch.need));
-      key.push_back(static_cast<int>(wiring.made[touch.value]));
+      key.push_back(static_cast<int>(made[touch.value]));
     }
-    const auto index_of = [&](int value) {
-      int t = step.touch_begin;
-      while (order.touches[t].value != value) ++t;
-      return t - step.touch_begin;
-    };
-    for (int value : node.inputs) key.push_back(index_of(value));
-    for (int value : node.outputs) key.push_back(index_of(value));
+  };
+  const auto single = [&](const Step& step) {
+    const Node& node = problem.nodes[step.node];
+    key.push_back(node.table);
+    touches(step);
+    for (int value : node.inputs) key.push_back(number(value));
+    for (int value : node.outputs) key.push_back(number(value));
+  };
+  for (Step& step : order->inner) {
+    key.assign(1, -1);
+    local.clear();
+    single(step);
     step.kind = kinds(key);
-    for (int t = step.touch_begin; t < step.touch_end; ++t) key.push_back(order.touches[t].since);
-    shape->push_back(shapes(key));
   }
-  order.kinds = kinds.size();
+  for (Step& step : order->steps) {
+    key.assign(1, step.node < 0 ? -2 : -1);
+    local.clear();
+    if (step.node >= 0) {
+      single(step);
+    } else {
+      touches(step);
+      for (int i = step.inner_begin; i < step.inner_end; ++i) single(order->inner[i]);
+    }
+    step.kind = kinds(key);
+    for (int t = step.touch_begin; t < step.touch_end; ++t) {
+      key.push_back(order->touches[t].since);
+    }
+    shape.push_back(shapes(key));
+  }
+  order->kinds = kinds.size();
+  return shape;
+}
+
+// Steps of the given items, and the shape of each.
+Order steps_of(const Problem& problem, const std::vector<Item>& items, const Wiring& wiring,
+               std::vector<int>* shape) {
+  Order order;
+  order.made = wiring.made;
+  add_steps(problem, items, true, &order);
+  std::vector<Item> nodes;
+  for (const Item& item : items) {
+    for (int node : item) nodes.push_back({node});
+  }
+  add_steps(problem, nodes, false, &order);
+  int at = 0;
+  for (size_t k = 0; k < items.size(); ++k) {
+    order.steps[k].inner_begin = at;
+    at += static_cast<int>(items[k].size());
+    order.steps[k].inner_end = at;
+  }
+  *shape = number_kinds(problem, wiring.made, &order);
   return order;
 }
 
@@ -285,8 +413,7 @@ void find_repeats(const std::vector<int>& shape, const std::vector<double>& widt
   find_repeats(shape, width, best.begin + best.period * best.count, to, repeats);
 }
 
-// Improves nodes[from, to) of an elimination order, all before `from` being eliminated. Returns the
-// best permutation found, as positions relative to `from`.
+// Improves sequences of items, of which some have been eliminated already.
 class Greedy {
  public:
   Greedy(const Wiring& wiring, const OrderOptions& options)
@@ -300,6 +427,7 @@ class Greedy {
     }
   }
 
+  // A better sequence for nodes[from, to), as positions relative to `from`.
   std::vector<int> improve(const std::vector<int>& nodes, int from, int to) {
     const std::vector<int> saved_left = left_;
     const double saved_width = width_;
@@ -372,48 +500,63 @@ class Greedy {
 
 }  // namespace
 
-Order order_from_nodes(const Problem& problem, const std::vector<int>& nodes, bool repeats) {
-  MOTLEY_CHECK(nodes.size() == problem.nodes.size());
-  const Wiring wiring(problem);
-  std::vector<int> shape;
-  Order order = steps_of(problem, wiring, nodes, &shape);
-  if (repeats) {
-    find_repeats(shape, widths(order, wiring), 0, static_cast<int>(nodes.size()), &order.repeats);
-  }
-  return order;
-}
-
 Order make_order(const Problem& problem, const OrderOptions& options) {
   validate(problem);
-  const Wiring wiring(problem);
-  std::vector<int> nodes = folded_order(problem), shape;
-  Order base = steps_of(problem, wiring, nodes, &shape);
-  if (options.repeats) {
-    find_repeats(shape, widths(base, wiring), 0, static_cast<int>(nodes.size()), &base.repeats);
-  }
-  Greedy greedy(wiring, options);
-  std::vector<int> result;
-  const auto stretch = [&](int from, int to) {
-    for (int k : greedy.improve(nodes, from, to)) result.push_back(nodes[from + k]);
-    for (int k = from; k < to; ++k) greedy.eliminate(nodes[k]);
-  };
-  int at = 0;
-  for (const Repeat& repeat : base.repeats) {
-    stretch(at, repeat.begin);
-    at = repeat.begin;
-    // The first block may see a different past; the order of the second serves all.
-    for (int k = 0; k < repeat.period; ++k) greedy.eliminate(nodes[at + k]);
-    const std::vector<int> block =
-        greedy.improve(nodes, at + repeat.period, at + 2 * repeat.period);
-    for (int r = 0; r < repeat.count; ++r, at += repeat.period) {
-      for (int k : block) result.push_back(nodes[at + k]);
-      if (r > 0) {
-        for (int k = 0; k < repeat.period; ++k) greedy.eliminate(nodes[at + k]);
-      }
+  std::vector<Item> items = folded_items(problem, options.clusters);
+  {
+    // Inside a cluster all that is outside counts as still to come.
+    std::vector<Item> nodes;
+    for (size_t i = 0; i < problem.nodes.size(); ++i) nodes.push_back({static_cast<int>(i)});
+    const Wiring wiring(problem, nodes);
+    for (Item& item : items) {
+      if (item.size() == 1) continue;
+      Greedy greedy(wiring, options);
+      const Item before = item;
+      const std::vector<int> best = greedy.improve(before, 0, static_cast<int>(before.size()));
+      for (size_t k = 0; k < best.size(); ++k) item[k] = before[best[k]];
     }
   }
-  stretch(at, static_cast<int>(nodes.size()));
-  return order_from_nodes(problem, result, options.repeats);
+  std::vector<int> shape;
+  {
+    const Wiring wiring(problem, items);
+    Order base = steps_of(problem, items, wiring, &shape);
+    const int count = static_cast<int>(items.size());
+    if (options.repeats) {
+      find_repeats(shape, widths(base, wiring), 0, count, &base.repeats);
+    }
+    std::vector<int> nodes(count), result;
+    std::iota(nodes.begin(), nodes.end(), 0);
+    Greedy greedy(wiring, options);
+    const auto stretch = [&](int from, int to) {
+      for (int k : greedy.improve(nodes, from, to)) result.push_back(from + k);
+      for (int k = from; k < to; ++k) greedy.eliminate(k);
+    };
+    int at = 0;
+    for (const Repeat& repeat : base.repeats) {
+      stretch(at, repeat.begin);
+      at = repeat.begin;
+      // The first block may see a different past; the order of the second serves all.
+      for (int k = 0; k < repeat.period; ++k) greedy.eliminate(at + k);
+      const std::vector<int> block =
+          greedy.improve(nodes, at + repeat.period, at + 2 * repeat.period);
+      for (int r = 0; r < repeat.count; ++r, at += repeat.period) {
+        for (int k : block) result.push_back(at + k);
+        if (r > 0) {
+          for (int k = 0; k < repeat.period; ++k) greedy.eliminate(at + k);
+        }
+      }
+    }
+    stretch(at, count);
+    std::vector<Item> ordered;
+    for (int k : result) ordered.push_back(std::move(items[k]));
+    items = std::move(ordered);
+  }
+  const Wiring wiring(problem, items);
+  Order order = steps_of(problem, items, wiring, &shape);
+  if (options.repeats) {
+    find_repeats(shape, widths(order, wiring), 0, static_cast<int>(items.size()), &order.repeats);
+  }
+  return order;
 }
 
 }  // namespace motley::spmd
