@@ -117,7 +117,7 @@ class Recorder {
 
   bool known(const at::Tensor& tensor) { return static_cast<bool>(find(tensor)); }
   bool stores(const at::Tensor& tensor) const {
-    return stored_.count(tensor.storage().unsafeGetStorageImpl()) > 0;
+    return by_storage_.count(tensor.storage().unsafeGetStorageImpl()) > 0;
   }
   // Makes `tensor` the base of its storage.
   void define(const at::Tensor& tensor, ValueId value);
@@ -168,7 +168,8 @@ class Recorder {
   void refuse_storage(const OpInfo& info, Stack* stack);
 
   std::unordered_map<const void*, OpInfo> infos_;  // by the address of the schema
-  std::unordered_map<const c10::StorageImpl*, std::unique_ptr<Stored>> stored_;
+  std::vector<std::unique_ptr<Stored>> stored_;
+  std::unordered_map<const c10::StorageImpl*, Stored*> by_storage_;
   std::unordered_map<const c10::StorageImpl*, at::Tensor>
       adopted_;                           // CPU tensors and their Meta twins
   std::vector<at::Tensor> adopted_from_;  // held, so that their storages' addresses stay their own
@@ -302,15 +303,16 @@ void Recorder::define(const at::Tensor& tensor, ValueId value) {
   auto stored = std::make_unique<Stored>();
   stored->storage = tensor.storage();
   stored->views.push_back({geometry_of(tensor), -1, "", {}, value, 0});
-  stored_[tensor.storage().unsafeGetStorageImpl()] = std::move(stored);
+  by_storage_[tensor.storage().unsafeGetStorageImpl()] = stored.get();
+  stored_.push_back(std::move(stored));
 }
 
 Place Recorder::find(const at::Tensor& tensor) {
-  auto it = stored_.find(tensor.storage().unsafeGetStorageImpl());
-  if (it == stored_.end()) return {};
+  auto it = by_storage_.find(tensor.storage().unsafeGetStorageImpl());
+  if (it == by_storage_.end()) return {};
   const std::vector<View>& views = it->second->views;
   for (size_t i = 0; i < views.size(); i++)
-    if (matches(views[i].geometry, tensor)) return {it->second.get(), static_cast<int>(i)};
+    if (matches(views[i].geometry, tensor)) return {it->second, static_cast<int>(i)};
   return {};
 }
 
@@ -384,8 +386,8 @@ int Recorder::add_view(Stored* stored, int parent, Geometry geometry, ViewOp op)
 }
 
 bool Recorder::changed(const at::Tensor& tensor) {
-  auto it = stored_.find(tensor.storage().unsafeGetStorageImpl());
-  return it != stored_.end() && it->second->version > 0;
+  auto it = by_storage_.find(tensor.storage().unsafeGetStorageImpl());
+  return it != by_storage_.end() && it->second->version > 0;
 }
 
 ValueId Recorder::value_of(const at::Tensor& tensor, const std::string& reader) {
@@ -946,7 +948,7 @@ void Recorder::as_strided(const OpInfo& info, Stack* stack) {
 // Looks for a tensor with the same memory and a view of it with the wanted geometry, and takes over
 // its ops.
 bool Recorder::find_like(Stored* stored, const Geometry& wanted) {
-  for (const auto& [key, other] : stored_) {
+  for (const auto& other : stored_) {
     if (other->views[0].geometry != stored->views[0].geometry) continue;
     for (size_t i = 0; i < other->views.size(); i++) {
       if (other->views[i].geometry != wanted) continue;

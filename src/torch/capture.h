@@ -16,6 +16,9 @@
 // Views that change nothing, detach, and copies of contiguous tensors leave no node. Strides are
 // not part of the graph: as_strided is rewritten to views, slices and permutations, or refused.
 //
+// Where libtorch has no Meta kernel the op table's shape function is asked, and failing that the op
+// is run on the CPU with small sizes, from which its shape rule is read.
+//
 // Numbers that libtorch wraps as 0-dim tensors become literals and other CPU tensors of at most
 // 4096 elements constants. The running statistics of batch normalisation become explicit updates of
 // buffers, computed from the saved mean and inverse deviation.

@@ -32,8 +32,9 @@ TEST(Zoo, TextKeepsWhatIsNotDefault) {
 }
 
 TEST(ZooErrors, NameTheMistake) {
-  EXPECT_EQ(error_of("gtp"),
-            "[zoo] there is no model 'gtp'; the zoo has bert, convnet, gpt, mlp, vgg19, vit");
+  EXPECT_EQ(
+      error_of("gtp"),
+      "[zoo] there is no model 'gtp'; the zoo has bert, convnet, gpt, mlp, resnet50, vgg19, vit");
   EXPECT_EQ(error_of("mlp:depth=3"),
             "[zoo] mlp has no parameter 'depth'; it has layers, hidden, in, classes, dropout");
   EXPECT_EQ(error_of("mlp:layers"), "[zoo] mlp: 'layers' is not of the form parameter=value");
