@@ -119,9 +119,16 @@ std::vector<int> folded_positions(const Problem& problem) {
   for (int i = 0; i < nodes; ++i) {
     for (int value : problem.nodes[i].outputs) producer[value] = i;
   }
+  // Where forward nodes use each value; forward nodes keep their index, so this ascends.
+  std::vector<std::vector<int>> uses(problem.value_table.size());
+  for (int i = 0; i < nodes; ++i) {
+    const Node& node = problem.nodes[i];
+    if (node.backward) continue;
+    for (int value : node.inputs) uses[value].push_back(i);
+    if (node.inputs.empty()) continue;
+    for (int value : node.outputs) uses[value].push_back(i);
+  }
   std::vector<int> position(nodes, kNone);
-  // A node without inputs follows its first consumer with a position, in node order; a backward
-  // consumer's position may itself depend on it, and then it does not count as saved.
   for (int i = 0; i < nodes; ++i) {
     const Node& node = problem.nodes[i];
     if (node.inputs.empty()) continue;
@@ -130,13 +137,15 @@ std::vector<int> folded_positions(const Problem& problem) {
     } else {
       int gradient = kNone, saved = -1;
       for (int value : node.inputs) {
-        const int from = producer[value];
-        if (position[from] == kNone) continue;
-        if (problem.nodes[from].backward) {
-          gradient = std::min(gradient, position[from]);
-        } else {
-          saved = std::max(saved, position[from]);
+        if (problem.nodes[producer[value]].backward) {
+          gradient = std::min(gradient, position[producer[value]]);
         }
+      }
+      for (int value : node.inputs) {
+        // The forward use that the gradient comes down to: of a value that all layers share, the
+        // one in this layer.
+        const auto after = std::upper_bound(uses[value].begin(), uses[value].end(), gradient);
+        if (after != uses[value].begin()) saved = std::max(saved, *(after - 1));
       }
       if (node.outputs.empty() && gradient != kNone) saved = -1;
       position[i] = saved < 0 ? (gradient == kNone ? i : gradient) : std::min(gradient, saved);
@@ -498,24 +507,44 @@ class Greedy {
   double width_ = 0;
 };
 
+// Orders the nodes of each cluster, all that is outside counting as still to come. Clusters of
+// equal structure are ordered alike.
+void order_clusters(const Problem& problem, const OrderOptions& options, std::vector<Item>* items) {
+  std::vector<Item> nodes;
+  for (size_t i = 0; i < problem.nodes.size(); ++i) nodes.push_back({static_cast<int>(i)});
+  const Wiring wiring(problem, nodes);
+  std::unordered_map<std::vector<int>, std::vector<int>, VectorHash> known;
+  std::vector<int> key, local;
+  for (Item& item : *items) {
+    if (item.size() == 1) continue;
+    key.clear();
+    local.clear();
+    for (int node : item) {
+      key.push_back(problem.nodes[node].table);
+      for (int at = wiring.begin[node]; at < wiring.begin[node + 1]; ++at) {
+        const int value = wiring.list[at];
+        auto it = std::find(local.begin(), local.end(), value);
+        key.push_back(static_cast<int>(it - local.begin()));
+        if (it == local.end()) local.push_back(value);
+        key.push_back(wiring.uses[value]);
+        key.push_back(static_cast<int>(wiring.made[value] | wiring.need[value]));
+      }
+    }
+    const auto [it, fresh] = known.try_emplace(key);
+    const Item before = item;
+    if (fresh) {
+      it->second = Greedy(wiring, options).improve(before, 0, static_cast<int>(before.size()));
+    }
+    for (size_t k = 0; k < before.size(); ++k) item[k] = before[it->second[k]];
+  }
+}
+
 }  // namespace
 
 Order make_order(const Problem& problem, const OrderOptions& options) {
   validate(problem);
   std::vector<Item> items = folded_items(problem, options.clusters);
-  {
-    // Inside a cluster all that is outside counts as still to come.
-    std::vector<Item> nodes;
-    for (size_t i = 0; i < problem.nodes.size(); ++i) nodes.push_back({static_cast<int>(i)});
-    const Wiring wiring(problem, nodes);
-    for (Item& item : items) {
-      if (item.size() == 1) continue;
-      Greedy greedy(wiring, options);
-      const Item before = item;
-      const std::vector<int> best = greedy.improve(before, 0, static_cast<int>(before.size()));
-      for (size_t k = 0; k < best.size(); ++k) item[k] = before[best[k]];
-    }
-  }
+  order_clusters(problem, options, &items);
   std::vector<int> shape;
   {
     const Wiring wiring(problem, items);

@@ -6,10 +6,10 @@
 // few tensors are live at each layer boundary, whatever the depth.
 //
 // Folded positions: a forward node keeps its index; a node without inputs sits at its first
-// consumer; a backward node at the smaller of its backward inputs' least position and its saved
-// forward inputs' greatest; a node without outputs (an optimizer update) with its gradient. From
-// there a randomised greedy over a window of positions minimises the sum over steps of 2^(live
-// width), a value counting log2(1 + its forms).
+// consumer; a backward node at the least position of its gradients or, if that is less, at the
+// greatest forward use at or before it of a value it saved; a node without outputs (an optimizer
+// update) with its gradient. From there a randomised greedy over a window of positions minimises
+// the sum over steps of 2^(live width), a value counting log2(1 + its forms).
 //
 // Clusters: a node without inputs (a parameter) is eliminated together with its users when they are
 // near, and an update with the maker of its gradient. A cluster is one step: what is live inside it
