@@ -75,8 +75,12 @@ class Search {
       : theory_(theory),
         model_(model),
         options_(options),
-        builder_(theory, model, options.optimizer, options.restriction),
-        order_(make_order(builder_.problem())) {}
+        builder_(theory, model, options.optimizer, options.restriction) {
+    // The order looks at which conversions exist; any shares will do for that.
+    Shares shares(even_ratios(model.cluster()));
+    builder_.price(Fractions(model.cluster(), shares));
+    order_ = make_order(builder_.problem());
+  }
 
   Synthesis run() {
     auto start = std::chrono::steady_clock::now();
@@ -97,7 +101,10 @@ class Search {
       }
     }
     if (!best_.feasible && options_.memory_limit && no_program_.empty()) limit_memory();
-    if (best_.feasible) certify();
+    if (best_.feasible) {
+      best_.reason = to_string(worst_stop_);
+      certify();
+    }
     if (!best_.feasible && best_.reason.empty())
       best_.reason = no_program_.empty() ? lack_ : no_program_;
     best_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -151,6 +158,8 @@ class Search {
     Solution solution = solve_folded(builder_.problem(), order_, weights, options_.limits);
     ++best_.solves;
     best_.states += solution.states;
+    if (solution.stop != StopReason::kOptimal && solution.stop != StopReason::kInfeasible)
+      worst_stop_ = solution.stop;
     return solution;
   }
 
@@ -221,9 +230,8 @@ class Search {
     for (int i = 0; i < 4 && best_.feasible; ++i) {
       double middle = low > 0 ? std::sqrt(low * high) : high / 10;
       double before = best_.cost.step;
-      feasible_before_ = false;
       try_price(middle, ratios);
-      (best_.cost.step < before || feasible_before_ ? high : low) = middle;
+      (best_.cost.step < before ? high : low) = middle;
     }
   }
 
@@ -271,7 +279,7 @@ class Search {
   Synthesis best_;
   std::string no_program_, lack_;
   double least_excess_ = 0;
-  bool feasible_before_ = false;
+  StopReason worst_stop_ = StopReason::kOptimal;
 };
 
 }  // namespace

@@ -1,0 +1,52 @@
+#include "cli/capture_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "core/log.h"
+#include "core/units.h"
+#include "graph/op.h"
+#include "torch/source.h"
+
+namespace motley {
+
+void add_capture_command(CLI::App& app) {
+  struct Args {
+    std::string model, output;
+    int64_t batch = 8;
+    bool json = false;
+  };
+  auto args = std::make_shared<Args>();
+  auto* command = app.add_subcommand("capture", "Write the captured training step of a model");
+  command->add_option("model", args->model, "Zoo model: name or name:key=value,...")->required();
+  command->add_option("-o,--output", args->output, "Graph file to write")->required();
+  command->add_option("--batch", args->batch, "Global batch")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  command->add_flag("--json", args->json, "Print one JSON object");
+  command->callback([args] {
+    GraphSource source = load_graph(args->model, args->batch);
+    const Graph& graph = source.graph;
+    double flops = 0;
+    for (const Node& node : graph.nodes)
+      if (const OpDef* op = find_op(node.op); op && op->flops) flops += op->flops(graph, node);
+    for (const std::string& op : source.unknown_ops)
+      spdlog::warn("{} is not in the op table: it runs replicated", op);
+    save_graph(graph, args->batch, args->output);
+    if (args->json)
+      print_json({{"nodes", graph.nodes.size()},
+                  {"parameters", graph.parameters.size()},
+                  {"parameter_bytes", graph.parameter_bytes()},
+                  {"flops", flops},
+                  {"capture_s", source.capture_s},
+                  {"unknown_ops", source.unknown_ops}});
+    else
+      std::printf("%s: %zu nodes, %zu parameters (%s), %s a step, captured in %s -> %s\n",
+                  args->model.c_str(), graph.nodes.size(), graph.parameters.size(),
+                  format_bytes(static_cast<double>(graph.parameter_bytes())).c_str(),
+                  format_flops(flops).c_str(), format_seconds(source.capture_s).c_str(),
+                  args->output.c_str());
+  });
+}
+
+}  // namespace motley

@@ -1,0 +1,39 @@
+#include "cli/check_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "core/error.h"
+#include "plan/plan.h"
+
+namespace motley {
+
+void add_check_command(CLI::App& app) {
+  struct Args {
+    std::string plan, memory = "on";
+    bool json = false;
+  };
+  auto args = std::make_shared<Args>();
+  auto* command =
+      app.add_subcommand("check", "Check a plan: is it equivalent to one device, does it fit");
+  command->add_option("plan", args->plan, "Plan file")->required();
+  command->add_option("--memory-limit", args->memory, "on: device memory is checked too")
+      ->check(CLI::IsMember({"on", "off"}));
+  command->add_flag("--json", args->json, "Print one JSON object");
+  command->callback([args] {
+    Plan plan = load_plan(args->plan);
+    std::vector<std::string> problems = check(plan, args->memory == "on");
+    if (args->json) print_json({{"valid", problems.empty()}, {"problems", problems}});
+    if (!args->json)
+      for (const std::string& p : problems) std::printf("%s\n", p.c_str());
+    if (!args->json && problems.empty())
+      std::printf("%s: sound (%zu steps, %d devices)\n", args->plan.c_str(),
+                  plan.program.steps.size(), plan.cluster.size());
+    if (!problems.empty())
+      throw user_error("check", "{}: {} problem{}, the first: {}", args->plan, problems.size(),
+                       problems.size() > 1 ? "s" : "", problems[0]);
+  });
+}
+
+}  // namespace motley

@@ -1,0 +1,26 @@
+// All commands of the program. A command is one file, <name>_command.cc, and one line in
+// add_commands.
+#pragma once
+
+#include <stdexcept>
+
+#include "core/file.h"
+
+namespace CLI {
+class App;
+}
+
+namespace motley {
+
+// No plan satisfies the constraints: exit code 3.
+class NoPlan : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+void add_commands(CLI::App& app);
+
+// Prints exactly one JSON object on standard output.
+void print_json(const Json& json);
+
+}  // namespace motley

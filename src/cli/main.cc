@@ -1,0 +1,36 @@
+// The command line: docs in README.md and `motley --help`. Exit codes: 0 done, 1 our failure, 2 the
+// user's mistake, 3 no feasible plan.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "core/error.h"
+#include "core/log.h"
+
+int main(int argc, char** argv) {
+  CLI::App app{"motley plans and runs the training of one model on mixed accelerators"};
+  app.name("motley");
+  app.require_subcommand(1);
+  std::string level = "warn";
+  app.add_option("--log", level, "warn, info or debug")
+      ->check(CLI::IsMember({"warn", "info", "debug"}));
+  app.parse_complete_callback([&] { motley::init_log(level); });
+  motley::add_commands(app);
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);
+    std::fprintf(stderr, "motley: %s; see motley --help\n", e.what());
+    return 2;
+  } catch (const motley::NoPlan& e) {
+    std::fprintf(stderr, "motley: %s\n", e.what());
+    return 3;
+  } catch (const motley::UserError& e) {
+    std::fprintf(stderr, "motley: %s\n", e.what());
+    return 2;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "motley: internal error: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,33 @@
+#include "cli/models_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "torch/zoo/zoo.h"
+
+namespace motley {
+
+void add_models_command(CLI::App& app) {
+  auto* command = app.add_subcommand("models", "List the model zoo and each model's parameters");
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "Print one JSON object");
+  command->callback([json] {
+    Json models = Json::array();
+    for (const ModelInfo& m : zoo()) {
+      Json params = Json::array();
+      std::string line;
+      for (const ModelParam& p : m.params) {
+        params.push_back({{"name", p.name}, {"default", p.value}});
+        line += fmt::format("{}{}={}", line.empty() ? "" : ",", p.name, p.value);
+      }
+      models.push_back({{"name", m.name}, {"summary", m.summary}, {"params", params}});
+      if (!*json)
+        std::printf("%-10s %s\n           %s:%s\n", m.name.c_str(), m.summary.c_str(),
+                    m.name.c_str(), line.c_str());
+    }
+    if (*json) print_json({{"models", models}});
+  });
+}
+
+}  // namespace motley

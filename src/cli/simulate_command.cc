@@ -1,0 +1,57 @@
+#include "cli/simulate_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "core/error.h"
+#include "sim/simulate.h"
+
+namespace motley {
+
+void add_simulate_command(CLI::App& app) {
+  struct Args {
+    std::string plan, trace;
+    bool json = false;
+  };
+  auto args = std::make_shared<Args>();
+  auto* command = app.add_subcommand("simulate", "Walk every device of a plan through one step");
+  command->add_option("plan", args->plan, "Plan file")->required();
+  command->add_option("--trace", args->trace, "Timeline to write, for Perfetto");
+  command->add_flag("--json", args->json, "Print one JSON object");
+  command->callback([args] {
+    Plan plan = load_plan(args->plan);
+    if (auto problems = check(plan, false); !problems.empty())
+      throw user_error("simulate", "{}: {}", args->plan, problems[0]);
+    Simulation sim = simulate(plan, !args->trace.empty());
+    if (!args->trace.empty()) write_file(args->trace, to_trace(plan, sim));
+    if (args->json) {
+      Json devices = Json::array();
+      for (const DeviceTime& d : sim.devices)
+        devices.push_back({{"busy_s", d.busy},
+                           {"comm_s", d.comm},
+                           {"exposed_comm_s", d.exposed_comm},
+                           {"idle_s", d.idle},
+                           {"peak_memory_bytes", d.peak_memory}});
+      print_json({{"step_s", sim.step},
+                  {"devices", devices},
+                  {"overlap", sim.overlap},
+                  {"load_balance", sim.load_balance}});
+      return;
+    }
+    std::printf("%s a step, load balance %.1f%%\n", format_seconds(sim.step).c_str(),
+                100 * sim.load_balance);
+    std::printf("  %-6s %-12s %10s %10s %10s %12s\n", "device", "type", "busy", "comm", "idle",
+                "peak memory");
+    for (int d = 0; d < plan.cluster.size(); ++d) {
+      const DeviceTime& t = sim.devices[d];
+      std::printf("  %-6d %-12s %10s %10s %10s %12s\n", d, plan.cluster.type_of(d).name.c_str(),
+                  format_seconds(t.busy).c_str(), format_seconds(t.comm).c_str(),
+                  format_seconds(t.idle).c_str(), format_bytes(t.peak_memory).c_str());
+    }
+    if (!args->trace.empty())
+      std::printf("timeline written to %s; open it in ui.perfetto.dev\n", args->trace.c_str());
+  });
+}
+
+}  // namespace motley

@@ -1,0 +1,45 @@
+// The event simulator: a plan, device by device, through one step.
+//
+// Where the cost model prices types at their largest piece and sums over stages, the simulator
+// walks every device through the program with its own integer pieces. Computation occupies its
+// device; a collective starts when the last device arrives and occupies all of them (the runtime's
+// collectives block). The answer is a timeline.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace motley {
+
+struct Span {
+  int device = 0;
+  Seconds begin = 0, end = 0;
+  std::string name;  // "aten::mm", "all_reduce"
+  enum class Kind : uint8_t { compute, comm, wait } kind = Kind::compute;
+  NodeId node;  // compute
+};
+
+struct DeviceTime {
+  Seconds busy = 0;          // computing
+  Seconds comm = 0;          // in collectives
+  Seconds exposed_comm = 0;  // of it not hidden behind computation
+  Seconds idle = 0;          // waiting for others
+  Bytes peak_memory = 0;
+};
+
+struct Simulation {
+  Seconds step = 0;
+  std::vector<DeviceTime> devices;
+  double overlap = 0;       // share of communication that is hidden
+  double load_balance = 0;  // mean busy time over largest busy time
+  std::vector<Span> spans;  // only if asked for
+};
+
+Simulation simulate(const Plan& plan, bool with_spans = false);
+
+// The trace-event format that Perfetto and chrome://tracing open.
+std::string to_trace(const Plan& plan, const Simulation& simulation);
+
+}  // namespace motley
