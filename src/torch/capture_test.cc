@@ -93,6 +93,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "convnet:width=4,image=8,classes=5,dropout=0.5",
                     "gpt:layers=2,hidden=16,heads=4,seq=8,vocab=20",
                     "gpt:layers=1,hidden=16,heads=2,seq=8,vocab=20,dropout=0.1",
+                    "llama:layers=2,hidden=16,heads=4,kv_heads=4,ffn=24,seq=8,vocab=20",
+                    "llama:layers=2,hidden=16,heads=4,kv_heads=2,ffn=24,seq=8,vocab=20,dropout=0.1",
                     "mlp:layers=3,hidden=8,in=6,classes=5", "mlp:layers=1,hidden=8,in=6,classes=5",
                     "mlp:layers=3,hidden=8,in=6,classes=5,dropout=0.3",
                     "resnet50:width=2,image=32,classes=5", "vgg19:width=2,image=32,classes=5",

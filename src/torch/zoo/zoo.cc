@@ -119,6 +119,7 @@ ModelSpec parse_model(const std::string& text) {
     }
   }
   check_divides(spec, "heads", "hidden");
+  check_divides(spec, "kv_heads", "heads");
   check_divides(spec, "patch", "image");
   return spec;
 }

@@ -32,9 +32,9 @@ TEST(Zoo, TextKeepsWhatIsNotDefault) {
 }
 
 TEST(ZooErrors, NameTheMistake) {
-  EXPECT_EQ(
-      error_of("gtp"),
-      "[zoo] there is no model 'gtp'; the zoo has bert, convnet, gpt, mlp, resnet50, vgg19, vit");
+  EXPECT_EQ(error_of("gtp"),
+            "[zoo] there is no model 'gtp'; the zoo has bert, convnet, gpt, llama, mlp, resnet50, "
+            "vgg19, vit");
   EXPECT_EQ(error_of("mlp:depth=3"),
             "[zoo] mlp has no parameter 'depth'; it has layers, hidden, in, classes, dropout");
   EXPECT_EQ(error_of("mlp:layers"), "[zoo] mlp: 'layers' is not of the form parameter=value");
@@ -46,6 +46,8 @@ TEST(ZooErrors, NameTheMistake) {
             "[zoo] mlp: dropout is '1'; give a probability from 0 to below 1");
   EXPECT_EQ(error_of("gpt:heads=7"),
             "[zoo] gpt: hidden is 768, which is not a multiple of heads = 7");
+  EXPECT_EQ(error_of("llama:kv_heads=5"),
+            "[zoo] llama: heads is 32, which is not a multiple of kv_heads = 5");
   EXPECT_EQ(error_of("vit:patch=9"),
             "[zoo] vit: image is 224, which is not a multiple of patch = 9");
 }

@@ -1,0 +1,362 @@
+#include "torch/gloo.h"
+
+#include <ATen/ATen.h>
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "core/error.h"
+
+namespace motley {
+
+namespace {
+
+constexpr std::chrono::seconds kMeetingTime{60};      // for all workers to come
+constexpr std::chrono::minutes kCollectiveTime{30};   // for one collective; dead workers show at once
+constexpr int64_t kNativeGatherBytes = int64_t{64} << 10;  // smaller gathers go pair by pair
+
+const char* variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != 0 ? value : nullptr;
+}
+
+int64_t integer_variable(const char* name, int64_t low, int64_t high) {
+  const char* text = variable(name);
+  if (text == nullptr)
+    throw user_error("run", "{} is not set; launchers set it beside the rank", name);
+  int64_t value = 0;
+  const char* end = text + std::strlen(text);
+  const auto [p, error] = std::from_chars(text, end, value);
+  if (error != std::errc() || p != end || value < low || value > high)
+    throw user_error("run", "{} is '{}'; give an integer from {} to {}", name, text, low, high);
+  return value;
+}
+
+// A TCP end point as text, "127.0.0.1:4711".
+std::string end_point(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (address.ss_family == AF_INET) {
+    const auto& a = reinterpret_cast<const sockaddr_in&>(address);
+    inet_ntop(AF_INET, &a.sin_addr, text, sizeof text);
+    return fmt::format("{}:{}", text, ntohs(a.sin_port));
+  }
+  const auto& a = reinterpret_cast<const sockaddr_in6&>(address);
+  inet_ntop(AF_INET6, &a.sin6_addr, text, sizeof text);
+  return fmt::format("{}:{}", text, ntohs(a.sin6_port));
+}
+
+struct Connection {
+  int fd;
+  std::string here, there;
+};
+
+// The connected TCP sockets of this process.
+std::vector<Connection> connections() {
+  std::vector<Connection> list;
+  DIR* folder = opendir("/proc/self/fd");
+  if (folder == nullptr) return list;
+  while (const dirent* entry = readdir(folder)) {
+    if (entry->d_name[0] == '.') continue;
+    const int fd = std::atoi(entry->d_name);
+    int type = 0;
+    socklen_t length = sizeof type;
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type != SOCK_STREAM) continue;
+    sockaddr_storage here{}, there{};
+    socklen_t a = sizeof here, b = sizeof there;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&here), &a) != 0 ||
+        getpeername(fd, reinterpret_cast<sockaddr*>(&there), &b) != 0)
+      continue;
+    if (here.ss_family != AF_INET && here.ss_family != AF_INET6) continue;
+    list.push_back({fd, end_point(here), end_point(there)});
+  }
+  closedir(folder);
+  return list;
+}
+
+bool ends_with_port(const std::string& end, int port) {
+  return end.ends_with(fmt::format(":{}", port));
+}
+
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  MOTLEY_CHECK(tensor.is_contiguous(), "a piece is not contiguous");
+  return at::from_blob(tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())},
+                       at::TensorOptions().dtype(at::kByte));
+}
+
+bool sums_in_f32(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
+
+class GlooCommunicator final : public ProcessCommunicator {
+ public:
+  explicit GlooCommunicator(const Rendezvous& where) : rank_(where.rank), size_(where.size) {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(where.port);
+    options.isServer = where.rank == 0 && !where.store_outside;
+    options.timeout = kMeetingTime;
+    options.waitWorkers = false;
+    c10::intrusive_ptr<c10d::Store> store;
+    try {
+      store = c10::make_intrusive<c10d::TCPStore>(where.host, options);
+    } catch (const std::exception& e) {
+      if (options.isServer)
+        throw user_error("run", "MASTER_PORT {} is in use or cannot be listened on; give a free one",
+                         where.port);
+      throw user_error("run", "nobody answers at MASTER_ADDR {} port {}; is rank 0 running there?",
+                       where.host, where.port);
+    }
+    store_ = c10::make_intrusive<c10d::PrefixStore>("motley" + where.prefix, store);
+    auto group = c10d::ProcessGroupGloo::Options::create();
+    group->timeout = kMeetingTime;
+    group->threads = 1;
+    group->devices.push_back(device(where.host));
+    try {
+      group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store_, rank_, size_, group);
+    } catch (const std::exception& e) {
+      throw user_error("run", "rank {} waited {} s for the other {} workers; start all of them",
+                       rank_, kMeetingTime.count(), size_ - 1);
+    }
+    find_sockets(where.port);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const std::vector<int>& sockets() const override { return sockets_; }
+  void on_traffic(std::function<void(Traffic)> hook) override { hook_ = std::move(hook); }
+
+  void all_reduce(at::Tensor& tensor, Reduction reduction) override {
+    if (size_ == 1 || tensor.numel() == 0) return;
+    at::Tensor work = sums_in_f32(tensor.scalar_type())       ? tensor.to(at::kFloat)
+                      : tensor.scalar_type() == at::kBool     ? tensor.to(at::kByte)
+                                                              : tensor;
+    run("all_reduce", Traffic::ring, [&] {
+      std::vector<at::Tensor> list{work};
+      c10d::AllreduceOptions options;
+      options.reduceOp =
+          reduction == Reduction::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
+      options.timeout = kCollectiveTime;
+      group_->allreduce(list, options)->wait();
+    });
+    if (!work.is_same(tensor)) tensor.copy_(work);
+  }
+
+  void all_gather(std::vector<at::Tensor>& pieces) override {
+    if (size_ == 1) return;
+    bool equal = true;
+    for (const at::Tensor& p : pieces) equal = equal && p.nbytes() == pieces[0].nbytes();
+    if (equal && static_cast<int64_t>(pieces[0].nbytes()) <= kNativeGatherBytes) {
+      if (pieces[0].nbytes() == 0) return;
+      run("all_gather", Traffic::ring, [&] {
+        std::vector<std::vector<at::Tensor>> out(1);
+        for (const at::Tensor& p : pieces) out[0].push_back(as_bytes(p));
+        std::vector<at::Tensor> in{out[0][rank_]};
+        c10d::AllgatherOptions options;
+        options.timeout = kCollectiveTime;
+        group_->allgather(out, in, options)->wait();
+      });
+      return;
+    }
+    run("all_gather", Traffic::ring, [&] {
+      for (int round = 0; round + 1 < size_; ++round)
+        exchange(right(), pieces[around(rank_ - round)], left(), pieces[around(rank_ - round - 1)]);
+    });
+  }
+
+  at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
+    if (size_ == 1) return pieces[0].clone();
+    at::Tensor result;
+    run("reduce_scatter", Traffic::ring, [&] {
+      // The sum for rank c starts at its right neighbour and walks around the ring to c.
+      const at::ScalarType type = pieces[0].scalar_type();
+      const at::ScalarType sum = sums_in_f32(type) ? at::kFloat : type;
+      at::Tensor travelling = pieces[around(rank_ - 1)].to(sum);
+      for (int round = 0; round + 1 < size_; ++round) {
+        const at::Tensor& mine = pieces[around(rank_ - round - 2)];
+        at::Tensor arriving = at::empty(mine.sizes(), mine.options().dtype(sum));
+        exchange(right(), travelling, left(), arriving);
+        travelling = arriving.add_(mine);
+      }
+      result = travelling.to(type);
+    });
+    return result;
+  }
+
+  void all_to_all(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) override {
+    run("all_to_all", Traffic::all_pairs, [&] {
+      std::vector<c10::intrusive_ptr<c10d::Work>> works;
+      for (int k = 1; k < size_; ++k) post_receive(around(rank_ - k), receive[around(rank_ - k)], &works);
+      for (int k = 1; k < size_; ++k) post_send(around(rank_ + k), send[around(rank_ + k)], &works);
+      receive[rank_].copy_(send[rank_]);
+      for (auto& work : works) work->wait(kCollectiveTime);
+    });
+  }
+
+  void barrier() override {
+    at::Tensor one = at::ones({1}, at::kInt);
+    all_reduce(one, Reduction::sum);
+  }
+
+ private:
+  static std::shared_ptr<::gloo::transport::Device> device(const std::string& host) {
+    if (const char* name = variable("GLOO_SOCKET_IFNAME"))
+      return c10d::ProcessGroupGloo::createDeviceForInterface(name);
+    if (host == "localhost" || host.starts_with("127.") || host == "::1")
+      return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+    return c10d::ProcessGroupGloo::createDefaultDevice();
+  }
+
+  int around(int r) const { return (r % size_ + size_) % size_; }
+  int right() const { return around(rank_ + 1); }
+  int left() const { return around(rank_ - 1); }
+
+  void post_send(int to, const at::Tensor& piece,
+                 std::vector<c10::intrusive_ptr<c10d::Work>>* works) {
+    if (piece.numel() == 0) return;
+    std::vector<at::Tensor> list{as_bytes(piece)};
+    works->push_back(group_->send(list, to, 0));
+  }
+  void post_receive(int from, const at::Tensor& piece,
+                    std::vector<c10::intrusive_ptr<c10d::Work>>* works) {
+    if (piece.numel() == 0) return;
+    std::vector<at::Tensor> list{as_bytes(piece)};
+    works->push_back(group_->recv(list, from, 0));
+  }
+  void exchange(int to, const at::Tensor& out, int from, at::Tensor& in) {
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    post_receive(from, in, &works);
+    post_send(to, out, &works);
+    for (auto& work : works) work->wait(kCollectiveTime);
+  }
+
+  // Runs a collective; what gloo throws becomes PeerLost.
+  template <typename F>
+  void run(const char* what, Traffic traffic, F body) {
+    if (hook_) hook_(traffic);
+    try {
+      body();
+    } catch (const UserError&) {
+      throw;
+    } catch (const InternalError&) {
+      throw;
+    } catch (const std::exception& e) {
+      std::string text = e.what(), who;
+      for (int r = 0; r < size_; ++r)
+        if (!peer_ends_[r].empty() && text.find(peer_ends_[r]) != std::string::npos)
+          who = fmt::format("rank {}", r);
+      if (who.empty()) who = "another worker";
+      const bool closed = text.find("losed") != std::string::npos ||
+                          text.find("reset") != std::string::npos ||
+                          text.find("roken pipe") != std::string::npos;
+      if (closed)
+        throw PeerLost(fmt::format("[run] rank {} lost {} during {}: it ended or was killed", rank_,
+                                   who, what));
+      if (text.find("imed out") != std::string::npos)
+        throw PeerLost(fmt::format("[run] rank {} got no answer from {} during {} in {} minutes",
+                                   rank_, who, what, kCollectiveTime.count()));
+      throw PeerLost(fmt::format("[run] rank {}: {} failed: {}", rank_, what,
+                                 text.substr(0, text.find('\n'))));
+    }
+  }
+
+  // Everybody publishes its end points; a connection to rank r is one whose ends r has the other
+  // way round.
+  void find_sockets(int store_port) {
+    std::vector<Connection> mine;
+    std::string list;
+    for (const Connection& c : connections()) {
+      if (ends_with_port(c.here, store_port) || ends_with_port(c.there, store_port)) continue;
+      mine.push_back(c);
+      list += c.here + " " + c.there + "\n";
+    }
+    auto key = [](int r) { return fmt::format("/sockets/{}", r); };
+    store_->set(key(rank_), std::vector<uint8_t>(list.begin(), list.end()));
+    sockets_.assign(size_, -1);
+    peer_ends_.assign(size_, "");
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      const std::vector<uint8_t> raw = store_->get(key(r));
+      const std::string theirs = "\n" + std::string(raw.begin(), raw.end());
+      for (const Connection& c : mine)
+        if (theirs.find("\n" + c.there + " " + c.here + "\n") != std::string::npos) {
+          sockets_[r] = c.fd;
+          peer_ends_[r] = "]" + c.there.substr(c.there.rfind(':'));
+          if (c.there.find("::") == std::string::npos)
+            peer_ends_[r] = "[" + c.there.substr(0, c.there.rfind(':')) + peer_ends_[r];
+        }
+    }
+  }
+
+  int rank_, size_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+  std::vector<int> sockets_;
+  std::vector<std::string> peer_ends_;  // [rank] as gloo writes it: "[127.0.0.1]:4711"
+  std::function<void(Traffic)> hook_;
+};
+
+}  // namespace
+
+std::optional<Rendezvous> rendezvous_from_environment() {
+  struct Source {
+    const char *rank, *size;
+  };
+  Rendezvous where;
+  const Source sources[] = {{"RANK", "WORLD_SIZE"},
+                            {"SLURM_PROCID", "SLURM_NTASKS"},
+                            {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}};
+  for (const Source& source : sources) {
+    if (variable(source.rank) == nullptr) continue;
+    where.size = static_cast<int>(integer_variable(source.size, 1, 1 << 17));
+    where.rank = static_cast<int>(integer_variable(source.rank, 0, where.size - 1));
+    // A batch script is itself one task; its local workers are started as anywhere else.
+    if (where.size == 1 && std::strcmp(source.rank, "SLURM_PROCID") == 0) continue;
+    if (const char* host = variable("MASTER_ADDR"))
+      where.host = host;
+    else if (const char* first = variable("SLURM_LAUNCH_NODE_IPADDR"))
+      where.host = first;
+    else
+      throw user_error("run", "MASTER_ADDR is not set; give the address of rank 0");
+    where.port = static_cast<int>(integer_variable("MASTER_PORT", 1, 65535));
+    const char* agent = variable("TORCHELASTIC_USE_AGENT_STORE");
+    where.store_outside = agent != nullptr && std::string(agent) == "True";
+    if (const char* attempt = variable("TORCHELASTIC_RESTART_COUNT"))
+      where.prefix = std::string("/attempt_") + attempt;
+    return where;
+  }
+  return std::nullopt;
+}
+
+std::unique_ptr<ProcessCommunicator> join_group(const Rendezvous& rendezvous) {
+  return std::make_unique<GlooCommunicator>(rendezvous);
+}
+
+struct RendezvousStore::Impl {
+  c10::intrusive_ptr<c10d::TCPStore> store;
+};
+
+RendezvousStore::RendezvousStore(int port) : impl_(std::make_unique<Impl>()) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  try {
+    impl_->store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  } catch (const std::exception&) {
+    throw user_error("run", "MASTER_PORT {} is in use or cannot be listened on; give a free one or unset it",
+                     port);
+  }
+}
+
+RendezvousStore::~RendezvousStore() = default;
+
+int RendezvousStore::port() const { return impl_->store->getPort(); }
+
+}  // namespace motley

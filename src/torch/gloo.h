@@ -1,0 +1,78 @@
+// Groups of processes: the Communicator over c10d's gloo backend.
+//
+// Rings carry everything whose total is what matters, all-to-all goes pair by pair. With p workers,
+// S bytes in all and m the largest piece:
+//
+//   all_reduce       gloo's ring                                    2(p-1)/p S per link
+//   all_gather       gloo's ring where pieces are equal and numerous, else p-1 rounds to the right
+//                    neighbour: (p-1) m per link
+//   reduce_scatter   gloo has none: p-1 rounds of partial sums to the right neighbour, (p-1) m
+//   all_to_all       every pair at once, without copies
+//
+// Pieces travel as bytes, so every dtype works; sums of 16-bit numbers are taken in f32. Empty
+// pieces are not sent.
+//
+// A worker that dies closes its connections. Every collective of the others then fails within
+// milliseconds with PeerLost, one line that names the worker where the connection tells.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "torch/communicator.h"
+
+namespace motley {
+
+// Where the workers of a run meet.
+struct Rendezvous {
+  int rank = 0, size = 1;
+  std::string host = "127.0.0.1";
+  int port = 29500;
+  bool store_outside = false;  // a launcher holds the store; otherwise rank 0 does
+  std::string prefix;          // of keys in the store, one per attempt
+};
+
+// Reads what launchers set: RANK and WORLD_SIZE (motley itself, torchrun), SLURM_PROCID and
+// SLURM_NTASKS of a step of several tasks, or OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE; with
+// MASTER_ADDR and MASTER_PORT. Nothing if no launcher started this process. Throws UserError naming
+// the variable that is missing or wrong.
+std::optional<Rendezvous> rendezvous_from_environment();
+
+// Another worker is gone or does not answer. A consequence, not a cause.
+class PeerLost : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+enum class Traffic { ring, all_pairs };
+
+class ProcessCommunicator : public Communicator {
+ public:
+  // [rank] The connected socket to each peer, for pacing; -1: this rank, or not found.
+  virtual const std::vector<int>& sockets() const = 0;
+  // Called before each collective with the pairs that it uses.
+  virtual void on_traffic(std::function<void(Traffic)> hook) = 0;
+};
+
+// Joins the group; returns when all workers are connected. Throws UserError if the store's port is
+// taken or nobody answers there, and if not all workers come within the time limit.
+std::unique_ptr<ProcessCommunicator> join_group(const Rendezvous& rendezvous);
+
+// The meeting point of local workers, held by the process that starts them.
+class RendezvousStore {
+ public:
+  // port 0: any free one. Throws UserError if the port is taken.
+  explicit RendezvousStore(int port);
+  ~RendezvousStore();
+  int port() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace motley
