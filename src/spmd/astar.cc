@@ -323,25 +323,43 @@ class AStar {
         }
       }
     }
-    std::vector<int>& peers = by_done_[q.done];
-    for (int peer : peers) {
-      if (covers(partials_[peer], q)) return;
+    std::vector<Peer>& peers = by_done_[q.done];
+    const int id = static_cast<int>(partials_.size());
+    const Peer mine{q.clock.closed + q.clock.open[0], digest(q), id};
+    for (const Peer& peer : peers) {
+      if (peer.cost > mine.cost || (mine.digest & ~peer.digest) != 0) continue;
+      if (covers(partials_[peer.id], q)) return;
     }
     size_t kept = 0;
-    for (int peer : peers) {
-      if (covers(q, partials_[peer])) {
-        partials_[peer].dead = true;
+    for (const Peer& peer : peers) {
+      if (mine.cost <= peer.cost && (peer.digest & ~mine.digest) == 0 &&
+          covers(q, partials_[peer.id])) {
+        partials_[peer.id].dead = true;
         --alive_;
       } else {
         peers[kept++] = peer;
       }
     }
     peers.resize(kept);
-    const int id = static_cast<int>(partials_.size());
-    peers.push_back(id);
+    peers.push_back(mine);
     queue_.push({q.score, q.left, id});
     partials_.push_back(std::move(q));
     ++alive_;
+  }
+
+  // Of a partial program, to reject most pairs without looking at them.
+  struct Peer {
+    double cost;      // on type 0
+    uint64_t digest;  // fewer properties, fewer bits
+    int id;
+  };
+
+  static uint64_t digest(const Partial& q) {
+    uint64_t bits = 0;
+    for (size_t v = 0; v < q.forms.size(); ++v) {
+      bits |= std::rotl(uint64_t{q.forms[v]}, static_cast<int>(5 * v % 64));
+    }
+    return bits;
   }
 
   const Problem& problem_;
@@ -358,7 +376,7 @@ class AStar {
   using Entry = std::tuple<double, int, int>;  // score, nodes left, partial program
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
   std::vector<Partial> partials_;
-  std::map<std::vector<uint64_t>, std::vector<int>> by_done_;  // not dead, expanded ones included
+  std::map<std::vector<uint64_t>, std::vector<Peer>> by_done_;  // not dead, expanded ones included
   int64_t alive_ = 0, expanded_ = 0;
   double best_cost_ = kInf;
   int best_ = -1;
