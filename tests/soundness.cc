@@ -1,0 +1,143 @@
+#include "soundness.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "graph/canonical.h"
+#include "spmd/build.h"
+#include "spmd/sample.h"
+#include "torch/capture.h"
+#include "torch/eager.h"
+#include "torch/executor.h"
+
+namespace motley {
+
+namespace {
+
+double error_of(const at::Tensor& got, const at::Tensor& expected) {
+  if (got.sizes() != expected.sizes()) return 1e300;
+  if (expected.numel() == 0) return 0;
+  double scale = std::max(expected.abs().max().item<double>(), 1e-6);
+  double error = (got - expected).abs().max().item<double>() / scale;
+  return error == error ? error : 1e300;
+}
+
+}  // namespace
+
+double program_error(const Theory& theory, const Program& program, const Shares& shares, const Feeds& feeds, const StepResult& expected,
+                     uint64_t seed) {
+  const Graph& graph = theory.graph();
+  std::mutex mutex;
+  double worst = 0;
+  run_thread_group(shares.devices(), [&](Communicator& communicator) {
+    ExecutorOptions options;
+    options.seed = seed;
+    Executor executor(theory, program, shares, communicator, options);
+    auto feed = [&](ValueId v, const at::Tensor& whole) { executor.set(v, executor.piece(v, executor.stored(v), whole)); };
+    for (const Parameter& p : graph.parameters) feed(p.value, feeds.parameters.at(p.name));
+    for (const Buffer& b : graph.buffers) feed(b.value, feeds.buffers.at(b.name));
+    for (const Input& i : graph.inputs) feed(i.value, feeds.inputs.at(i.name));
+    Executor::Result result = executor.step(0);
+    double mine = error_of(result.loss, expected.loss);
+    for (size_t p = 0; p < graph.parameters.size(); ++p) {
+      const Parameter& parameter = graph.parameters[p];
+      if (!parameter.gradient.valid()) continue;
+      at::Tensor whole = executor.gather(parameter.gradient, executor.stored(parameter.value), result.gradients[p]);
+      mine = std::max(mine, error_of(whole, expected.gradients.at(parameter.name)));
+    }
+    for (const Buffer& b : graph.buffers) {
+      if (!b.update.valid()) continue;
+      at::Tensor whole = executor.gather(b.value, executor.stored(b.value), executor.get(b.value));
+      mine = std::max(mine, error_of(whole, expected.updates.at(b.name)));
+    }
+    std::lock_guard lock(mutex);
+    worst = std::max(worst, mine);
+  });
+  return worst;
+}
+
+const std::vector<SoundnessCase>& soundness_cases() {
+  static const std::vector<SoundnessCase> cases = {
+      {"bert:layers=1,hidden=16,heads=4,seq=6,vocab=11", 6},
+      {"convnet:width=4,image=8,classes=5", 6},
+      {"gpt:layers=2,hidden=16,heads=4,seq=6,vocab=11,dropout=0.2", 6},
+      {"mlp:layers=2,hidden=12,in=10,classes=7", 9},
+      {"vgg19:width=2,image=32,classes=5", 4},
+      {"vit:layers=1,hidden=16,heads=4,image=8,patch=4,classes=5", 6},
+  };
+  return cases;
+}
+
+std::vector<std::vector<double>> soundness_ratios(int devices, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<std::vector<double>> list;
+  list.push_back(std::vector<double>(devices, 1.0 / devices));
+  std::vector<double> random(devices), extreme(devices, 1.0);
+  for (double& r : random) r = 0.05 + rng.uniform();
+  extreme[rng.below(devices)] = 1e-3;
+  list.push_back(random);
+  list.push_back(extreme);
+  for (auto& ratios : list) {
+    double total = 0;
+    for (double r : ratios) total += r;
+    for (double& r : ratios) r /= total;
+  }
+  return list;
+}
+
+SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases, const std::vector<int>& devices, int programs, uint64_t seed,
+                              bool verbose) {
+  SoundnessReport report;
+  for (const SoundnessCase& c : cases) {
+    ModelSpec spec = parse_model(c.model);
+    auto module = materialize(spec, seed, DType::f64);
+    Graph graph = canonicalize(capture(c.model, c.batch, DType::f64).graph);
+    Theory theory(graph);
+    Feeds feeds{parameters_of(*module), buffers_of(*module), random_inputs(*module, c.batch, seed + 1, DType::f64)};
+    for (auto* map : {&feeds.parameters, &feeds.buffers})
+      for (auto& [name, tensor] : *map) tensor = tensor.detach().clone();
+    InterpretOptions interpret_options;
+    interpret_options.kernels = random_kernels(seed, 0);
+    StepResult expected = interpret(graph, feeds, interpret_options);
+    for (int n : devices) {
+      DeviceType type = device_catalogue().back();
+      CostModel model(flat_cluster({type}, {n}, {LinkKind::switched, 1e9, 1e-5}));
+      auto ratios = soundness_ratios(n, seed + static_cast<uint64_t>(n));
+      Rng rng(mix64(seed ^ static_cast<uint64_t>(n)) ^ std::hash<std::string>()(c.model));
+      spmd::Builder builder(theory, model, Optimizer::sgd);
+      double worst_here = 0;
+      for (int i = 0; i < programs; ++i) {
+        Shares shares(ratios[i % ratios.size()]);
+        builder.price(Fractions(model.cluster(), shares));
+        Program program = spmd::random_program(builder, &rng);
+        auto problems = check(theory, program);
+        if (!problems.empty()) {
+          ++report.rejected_by_checker;
+          report.worst_case = c.model + ": " + problems[0];
+        }
+        double error = 0;
+        try {
+          error = program_error(theory, program, shares, feeds, expected, seed);
+        } catch (const std::exception& e) {
+          error = 1e301;
+          report.worst_case = e.what();
+        }
+        ++report.programs;
+        worst_here = std::max(worst_here, error);
+        if (error > report.worst) {
+          report.worst = error;
+          if (error < 1e301) report.worst_case = fmt::format("{} on {} devices, program {}, ratios {}", c.model, n, i, fmt::join(shares.ratios(), " "));
+        }
+      }
+      if (verbose) std::printf("%-60s %d devices  %d programs  worst error %.2e\n", c.model.c_str(), n, programs, worst_here), std::fflush(stdout);
+    }
+  }
+  return report;
+}
+
+}  // namespace motley

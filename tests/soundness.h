@@ -1,0 +1,40 @@
+// Soundness by running: a program is right if training with it is training on one device.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shard/program.h"
+#include "shard/theory.h"
+#include "torch/interpret.h"
+
+namespace motley {
+
+// Worst error of one step of a program on `shares.devices()` threads against the interpreted graph, over the loss, every
+// gradient and every buffer update: |a - b| / max(|b|_max over the tensor, 1e-6).
+double program_error(const Theory& theory, const Program& program, const Shares& shares, const Feeds& feeds, const StepResult& expected,
+                     uint64_t seed);
+
+struct SoundnessCase {
+  std::string model;
+  int64_t batch = 0;
+};
+// Every zoo model at toy size.
+const std::vector<SoundnessCase>& soundness_cases();
+
+// Even, random and extreme ratios (one device gets almost nothing) for a number of devices.
+std::vector<std::vector<double>> soundness_ratios(int devices, uint64_t seed);
+
+struct SoundnessReport {
+  int programs = 0;
+  double worst = 0;
+  std::string worst_case;
+  int rejected_by_checker = 0;
+};
+
+// Runs `programs` random feasible programs of each model for each number of devices.
+SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases, const std::vector<int>& devices, int programs, uint64_t seed,
+                              bool verbose);
+
+}  // namespace motley
