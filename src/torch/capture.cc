@@ -122,7 +122,7 @@ class Recorder {
   // Makes `tensor` the base of its storage.
   void define(const at::Tensor& tensor, ValueId value);
   ValueId value_of(const at::Tensor& tensor, const std::string& reader);
-  // The value of a tensor that was defined, and whether it was changed since.
+  // Whether a defined tensor was written to since.
   bool changed(const at::Tensor& tensor);
 
  private:
