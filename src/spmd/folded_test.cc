@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -81,6 +82,38 @@ TEST(Folded, EqualsTheIntegerProgramOnRandomProblems) {
     EXPECT_NEAR(fast.price, slow.price, 1e-9 * slow.price);
     EXPECT_NEAR(slow.lower_bound, slow.price, 1e-6 * slow.price);
   }
+}
+
+// The most bits that sets of live values take between two nodes.
+int widest(const Problem& problem, const Order& order) {
+  int live = 0, most = 0;
+  for (const Step& step : order.inner) {
+    for (int t = step.touch_begin; t < step.touch_end; ++t) {
+      const Touch& touch = order.touches[t];
+      const int forms = problem.form_tables[problem.value_table[touch.value]].forms;
+      if (touch.before == Role::kAbsent && touch.after != Role::kAbsent) live += forms;
+      if (touch.before != Role::kAbsent && touch.after == Role::kAbsent) live -= forms;
+    }
+    most = std::max(most, live);
+  }
+  return most;
+}
+
+TEST(Folded, EqualsTheIntegerProgramOnWideProblems) {
+  int wide = 0;
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    SCOPED_TRACE(seed);
+    const Problem problem = random_problem(seed, {45, 2, 12, 3, false});
+    const Weights weights = random_weights(seed, 2);
+    const Order order = make_order(problem);
+    wide += widest(problem, order) > 64;
+    const Solution fast = solve_folded(problem, order, weights);
+    const Solution slow = integer_program(problem, weights);
+    EXPECT_EQ(fast.stop, StopReason::kOptimal);
+    EXPECT_NEAR(fast.price, slow.price, 1e-9 * slow.price);
+    EXPECT_EQ(check_solution(problem, fast, weights), "");
+  }
+  EXPECT_GE(wide, 3) << "too few problems need keys of more than one word";
 }
 
 TEST(Folded, EqualsTheIntegerProgramOnTransformers) {

@@ -228,11 +228,11 @@ Problem random_problem(uint64_t seed, const RandomShape& shape) {
   for (int t = 0; t < form_tables; ++t) {
     FormTable table;
     table.forms = static_cast<int>(rng.between(2, shape.max_forms));
-    const bool token = rng.chance(0.2);
+    const bool token = rng.chance(0.2) && shape.gaps;
     for (int a = 0; a < table.forms; ++a) {
       for (int b = 0; b < table.forms; ++b) {
         double c = cost();
-        if (token || rng.chance(0.15)) c = kInf;
+        if (token || (shape.gaps && rng.chance(0.15))) c = kInf;
         if (!token && rng.chance(0.15)) c = 0;
         table.convert.push_back(a == b ? 0 : c);
       }
@@ -264,7 +264,8 @@ Problem random_problem(uint64_t seed, const RandomShape& shape) {
       node.table = known[rng.below(static_cast<int64_t>(known.size()))];
     } else {
       OptionTable table;
-      const int64_t options = rng.between(rng.chance(0.02) ? 0 : 1, shape.max_options);
+      const int64_t options =
+          rng.between(shape.gaps && rng.chance(0.02) ? 0 : 1, shape.max_options);
       for (int64_t o = 0; o < options; ++o) {
         Option option;
         const auto form = [&](int v) {
@@ -272,7 +273,7 @@ Problem random_problem(uint64_t seed, const RandomShape& shape) {
         };
         for (int v : node.inputs) option.in.push_back(form(v));
         for (int v : node.outputs) option.out.push_back(form(v));
-        option.comm = rng.chance(0.7) ? 0 : rng.chance(0.05) ? kInf : cost();
+        option.comm = rng.chance(0.7) ? 0 : shape.gaps && rng.chance(0.05) ? kInf : cost();
         for (int j = 0; j < shape.types; ++j) {
           option.compute.push_back(cost());
           option.memory.push_back(0);

@@ -28,6 +28,7 @@ struct RandomShape {
   int types = 2;
   int max_forms = 4;
   int max_options = 4;
+  bool gaps = true;  // conversions that are missing, nodes without options
 };
 
 // A random problem: a dag with shared values, nodes of two outputs, tokens without conversions,
