@@ -21,8 +21,9 @@ namespace motley {
 
 namespace {
 
-constexpr std::chrono::seconds kMeetingTime{60};      // for all workers to come
-constexpr std::chrono::minutes kCollectiveTime{30};   // for one collective; dead workers show at once
+constexpr std::chrono::seconds kMeetingTime{60};  // for all workers to come
+constexpr std::chrono::minutes kCollectiveTime{
+    30};  // for one collective; dead workers show at once
 constexpr int64_t kNativeGatherBytes = int64_t{64} << 10;  // smaller gathers go pair by pair
 
 const char* variable(const char* name) {
@@ -108,7 +109,8 @@ class GlooCommunicator final : public ProcessCommunicator {
       store = c10::make_intrusive<c10d::TCPStore>(where.host, options);
     } catch (const std::exception& e) {
       if (options.isServer)
-        throw user_error("run", "MASTER_PORT {} is in use or cannot be listened on; give a free one",
+        throw user_error("run",
+                         "MASTER_PORT {} is in use or cannot be listened on; give a free one",
                          where.port);
       throw user_error("run", "nobody answers at MASTER_ADDR {} port {}; is rank 0 running there?",
                        where.host, where.port);
@@ -134,14 +136,13 @@ class GlooCommunicator final : public ProcessCommunicator {
 
   void all_reduce(at::Tensor& tensor, Reduction reduction) override {
     if (size_ == 1 || tensor.numel() == 0) return;
-    at::Tensor work = sums_in_f32(tensor.scalar_type())       ? tensor.to(at::kFloat)
-                      : tensor.scalar_type() == at::kBool     ? tensor.to(at::kByte)
-                                                              : tensor;
+    at::Tensor work = sums_in_f32(tensor.scalar_type())   ? tensor.to(at::kFloat)
+                      : tensor.scalar_type() == at::kBool ? tensor.to(at::kByte)
+                                                          : tensor;
     run("all_reduce", Traffic::ring, [&] {
       std::vector<at::Tensor> list{work};
       c10d::AllreduceOptions options;
-      options.reduceOp =
-          reduction == Reduction::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
+      options.reduceOp = reduction == Reduction::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
       options.timeout = kCollectiveTime;
       group_->allreduce(list, options)->wait();
     });
@@ -192,7 +193,8 @@ class GlooCommunicator final : public ProcessCommunicator {
   void all_to_all(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) override {
     run("all_to_all", Traffic::all_pairs, [&] {
       std::vector<c10::intrusive_ptr<c10d::Work>> works;
-      for (int k = 1; k < size_; ++k) post_receive(around(rank_ - k), receive[around(rank_ - k)], &works);
+      for (int k = 1; k < size_; ++k)
+        post_receive(around(rank_ - k), receive[around(rank_ - k)], &works);
       for (int k = 1; k < size_; ++k) post_send(around(rank_ + k), send[around(rank_ + k)], &works);
       receive[rank_].copy_(send[rank_]);
       for (auto& work : works) work->wait(kCollectiveTime);
@@ -350,8 +352,9 @@ RendezvousStore::RendezvousStore(int port) : impl_(std::make_unique<Impl>()) {
   try {
     impl_->store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   } catch (const std::exception&) {
-    throw user_error("run", "MASTER_PORT {} is in use or cannot be listened on; give a free one or unset it",
-                     port);
+    throw user_error(
+        "run", "MASTER_PORT {} is in use or cannot be listened on; give a free one or unset it",
+        port);
   }
 }
 

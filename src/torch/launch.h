@@ -1,0 +1,39 @@
+// Local workers: one command started several times on this machine.
+//
+// The launcher holds the store where the workers meet and speaks torchrun's protocol (RANK,
+// WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), so a worker does not care who started it. The
+// workers die with the launcher, however it ends. When one fails, the others are stopped and one
+// error says which worker failed and why: a worker reports its exception through a pipe, and a
+// report that names a cause, or a death by signal, goes before the complaints of workers that lost
+// a peer.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace motley {
+
+struct LaunchOptions {
+  std::vector<std::string> arguments;  // of this very program, without its name
+  int workers = 1;
+  bool capture = false;                            // rank 0's standard output is returned
+  int threads = 1;                                 // of each worker
+  std::map<std::string, std::string> environment;  // more variables for the workers
+};
+
+// Starts the workers and waits for them. Only rank 0 keeps standard output; standard error is
+// shared. MASTER_PORT is used if set, any free port otherwise. Throws what the first failing worker
+// threw if it was a UserError, std::runtime_error with one line otherwise. On SIGINT and SIGTERM
+// the workers are killed and the process ends by that signal.
+std::string launch_workers(const LaunchOptions& options);
+
+// True in a process that launch_workers started.
+bool is_launched_worker();
+
+// Runs a worker's body. In a launched worker what it throws is reported to the launcher and the
+// process ends at once, without waiting for the group; elsewhere it is thrown on.
+void run_worker(const std::function<void()>& body);
+
+}  // namespace motley

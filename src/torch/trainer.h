@@ -1,0 +1,91 @@
+// Training by a plan: what one worker does.
+//
+// Parameters are drawn from the seed as on one device, every worker keeps its pieces; the optimizer
+// works on the pieces. Clipping uses the norm of the whole gradient: cut gradients are summed over
+// the workers, replicated ones count once. Runs of the same plan, seed and data give the same
+// losses up to rounding, whatever the sharding.
+//
+// A checkpoint is one file DIR/checkpoint.pt in the original layout: a dictionary that torch.load
+// reads, {model, optimizer, seed, step, parameters: {name: tensor}, buffers: {...}, and the
+// optimizer's exp_avg, exp_avg_sq or momentum: {...}}. It does not depend on the plan: a run may
+// go on from it on another cluster.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "torch/communicator.h"
+#include "torch/emulate.h"
+#include "torch/interpret.h"
+
+namespace motley {
+
+struct TrainOptions {
+  uint64_t seed = 0;
+  double learning_rate = 0;  // 0: 1e-3 for AdamW, 1e-2 for SGD
+  double clip = 0;           // largest norm of the gradient; 0: no clipping
+  std::string data;          // empty: see data.h
+  std::string checkpoint;    // folder; empty: none
+  double speed = 0;          // padding of this worker (emulate.h); 0: none
+};
+
+struct StepReport {
+  int64_t step = 0;
+  double loss = 0;
+  double gradient_norm = 0;  // before clipping; 0 without clipping
+  Seconds seconds = 0;
+};
+
+// The canonical graph of the plan's model at the type of the plan's parameters, captured again.
+// Throws UserError naming both models if the plan's graph is not it, or if the plan is not for a
+// model of the zoo.
+Graph graph_of_model(const Plan& plan);
+DType dtype_of(const Plan& plan);
+
+class Trainer {
+ public:
+  // `plan` must be sound (check) and outlive the trainer. Goes on from the checkpoint if there is
+  // one.
+  Trainer(const Plan& plan, Communicator& group, const TrainOptions& options);
+  ~Trainer();
+
+  StepReport step();
+  int64_t next_step() const;
+  const std::string& data_description() const;
+  // Collective; rank 0 writes.
+  void save();
+  // A whole parameter; collective.
+  at::Tensor parameter(const std::string& name);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct RunReport {
+  std::vector<StepReport> steps;
+  Seconds median_step_s = 0;  // the first step warms up and does not count if there are others
+};
+
+// Trains `steps` steps and saves the checkpoint if one is asked for. `progress` is called on every
+// worker.
+RunReport train(const Plan& plan, Communicator& group, const TrainOptions& options, int64_t steps,
+                const std::function<void(const StepReport&)>& progress = nullptr);
+
+// Loss and gradients of one step of a plan on threads of this process against one device: PyTorch
+// by itself, or the interpreter where there are random ops. In double precision or the plan's own.
+struct Verification {
+  DType dtype = DType::f64;
+  double loss_error = 0;  // relative
+  double gradient_error =
+      0;  // largest over parameters: largest difference / largest element, which
+          // counts as at least a millionth of the largest of all gradients
+  std::string worst_parameter;
+  bool equivalent = false;  // both at most 1e-9 in double precision, 1e-4 otherwise
+};
+Verification verify_plan(const Plan& plan, DType dtype = DType::f64, uint64_t seed = 0);
+
+}  // namespace motley
