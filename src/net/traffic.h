@@ -62,6 +62,10 @@ const char* to_string(Algorithm algorithm);
 // Throws UserError that lists the names.
 Algorithm parse_algorithm(const std::string& name);
 
+// What a lone tree was measured to reach on NCCL, fitted on a third of the A100 rows of P2's
+// Appendix A (bench/reduce_bench.cc).
+constexpr double kNcclTreeShare = 0.6;
+
 struct Tuning {
   Seconds launch = 0;     // paid once by every collective before it moves data
   double tree_share = 1;  // of a link's bandwidth that one tree can use

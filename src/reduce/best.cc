@@ -14,6 +14,8 @@ namespace motley::reduce {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Bounds are a hair lower, so that rounding cannot lift one above what it bounds.
+constexpr double kBelow = 1 - 1e-9;
 
 }  // namespace
 
@@ -24,23 +26,37 @@ PlacementCost::PlacementCost(const CostModel& model, Bytes bytes, const Hierarch
       bytes_(bytes),
       synthesis_(
           synthesis_hierarchy(hierarchy, matrix, reduce_axes, HierarchyKind::collapsed, numbering)),
-      seconds_per_share_(synthesis_.levels.size(), 0.0) {
+      units_(synthesis_.levels.size()) {
   if (model.network->devices() != devices_of(hierarchy))
     throw user_error("reduce",
                      "--hierarchy {} has {} devices but the cluster has {}; make them equal",
                      to_string(hierarchy), devices_of(hierarchy), model.network->devices());
   if (numbering != Numbering::level_major) return;  // blocks of the group are not units then
-  int64_t members = size_of(synthesis_.levels);     // of a group, in a block of the level
+  int64_t members = size_of(synthesis_.levels);
   for (size_t l = 1; l < synthesis_.levels.size(); ++l) {
+    Unit& unit = units_[l];
     members /= synthesis_.levels[l];
-    int unit = 1;
-    for (size_t j = synthesis_.source[l] + 1; j < hierarchy.size(); ++j) unit *= hierarchy[j].size;
-    BytesPerSecond slowest = kInfinity;
-    for (int first = 0; first < devices_of(hierarchy); first += unit)
-      slowest = std::min(slowest, model.network->bandwidth_into(first, unit));
-    if (std::isfinite(slowest))
-      seconds_per_share_[l] = bytes / slowest * static_cast<double>(unit / members);
+    unit.devices = 1;
+    for (size_t j = synthesis_.source[l] + 1; j < hierarchy.size(); ++j)
+      unit.devices *= hierarchy[j].size;
+    unit.copies = unit.devices / static_cast<int>(members);
+    unit.slowest = kInfinity, unit.fastest = 0;
+    for (int first = 0; first < devices_of(hierarchy); first += unit.devices) {
+      BytesPerSecond bandwidth = model.network->bandwidth_into(first, unit.devices);
+      unit.slowest = std::min(unit.slowest, bandwidth);
+      unit.fastest = std::max(unit.fastest, bandwidth);
+    }
   }
+}
+
+Bytes PlacementCost::buffer(const Step& step, uint32_t scattered) const {
+  Bytes bytes = bytes_;
+  Span span = span_of(step.form, synthesis_.levels);
+  for (int l = 1; l <= levels(); ++l) {
+    bool gathered = step.collective == Collective::all_gather && l >= span.first && l <= span.last;
+    if ((scattered >> l & 1) && !gathered) bytes /= synthesis_.levels[l];
+  }
+  return bytes;
 }
 
 Seconds PlacementCost::step(const Step& step, uint32_t scattered) {
@@ -48,18 +64,12 @@ Seconds PlacementCost::step(const Step& step, uint32_t scattered) {
                         static_cast<int>(step.collective), scattered);
   auto it = known_.find(key);
   if (it != known_.end()) return it->second;
-  // The buffer of the operation: what all_gather makes, what the others start from.
-  Bytes bytes = bytes_;
-  Span span = span_of(step.form, synthesis_.levels);
-  for (int l = 1; l <= levels(); ++l) {
-    bool gathered = step.collective == Collective::all_gather && l >= span.first && l <= span.last;
-    if ((scattered >> l & 1) && !gathered) bytes /= synthesis_.levels[l];
-  }
   net::Algorithm algorithm = model_.algorithm;
   if (algorithm == net::Algorithm::tree && step.collective != Collective::all_reduce)
     algorithm = net::Algorithm::ring;
-  Seconds seconds = net::collective_time(*model_.network, step.collective, algorithm,
-                                         lower(step.form, synthesis_), bytes, model_.tuning);
+  Seconds seconds =
+      net::collective_time(*model_.network, step.collective, algorithm,
+                           lower(step.form, synthesis_), buffer(step, scattered), model_.tuning);
   known_.emplace(key, seconds);
   return seconds;
 }
@@ -82,22 +92,51 @@ Seconds PlacementCost::all_reduce() {
   return levels() == 0 ? 0 : step({{Shape::inside, 0, 0}, Collective::all_reduce}, 0);
 }
 
+Seconds PlacementCost::at_least(const Step& step, uint32_t scattered) const {
+  Span span = span_of(step.form, synthesis_.levels);
+  Bytes bytes = buffer(step, scattered);
+  double size = 1;  // of a group
+  for (int l = span.first; l <= span.last; ++l) size *= synthesis_.levels[l];
+  Seconds most = 0;
+  double inside = 1;  // members of a group in one unit of level l
+  for (int l = levels(); l >= span.first; --l) {
+    const Unit& unit = units_[l];
+    double groups = step.form.shape == Shape::master ? unit.copies : unit.devices / inside;
+    double share = 1;
+    if (step.collective == Collective::reduce_scatter) share = inside / size;
+    if (step.collective == Collective::all_gather) share = 1 - inside / size;
+    bool alike = step.form.shape != Shape::master && step.collective != Collective::reduce &&
+                 step.collective != Collective::broadcast;
+    most = std::max(most, share * bytes * groups / (alike ? unit.slowest : unit.fastest));
+    if (l <= span.last) inside *= synthesis_.levels[l];
+  }
+  return (most + model_.tuning.launch) * kBelow;
+}
+
 Seconds PlacementCost::at_least(const ProgramState& state) const {
   if (state.goal) return 0;
+  int least = 0;  // size of the smallest level scattered
+  for (int l = 1; l <= levels(); ++l)
+    if ((state.scattered >> l & 1) && (least == 0 || synthesis_.levels[l] < least))
+      least = synthesis_.levels[l];
   Seconds most = 0;
-  for (size_t l = 1; l < seconds_per_share_.size(); ++l)
-    most = std::max(most, state.lack[l] * seconds_per_share_[l]);
-  // A hair less, so that rounding cannot make it exceed what it bounds.
-  return (most + model_.tuning.launch) * (1 - 1e-9);
+  for (int l = 1; l <= levels(); ++l) {
+    double share = state.lack[l];
+    if (share > 0 && share < 1 && least > 0) share = 1 - 1.0 / least;
+    most = std::max(most, share * bytes_ * units_[l].copies / units_[l].slowest);
+  }
+  return (most + model_.tuning.launch) * kBelow;
 }
 
 BestProgram best_program(const ProgramSpace& space, PlacementCost* cost) {
+  // A node is a way to a state whose last step may still be priced by its bound only.
   struct Node {
-    Seconds bound, spent;
+    Seconds bound, spent;  // spent: without the last step while that is not simulated
     int steps, state, parent;
     Step step;
+    bool simulated;
   };
-  std::vector<Node> nodes = {{cost->at_least(space.states[0]), 0, 0, 0, -1, {}}};
+  std::vector<Node> nodes = {{cost->at_least(space.states[0]), 0, 0, 0, -1, {}, true}};
   auto later = [&](int a, int b) {
     return std::tuple(nodes[a].bound, nodes[a].steps, a) >
            std::tuple(nodes[b].bound, nodes[b].steps, b);
@@ -105,14 +144,26 @@ BestProgram best_program(const ProgramSpace& space, PlacementCost* cost) {
   std::priority_queue<int, std::vector<int>, decltype(later)> queue(later);
   queue.push(0);
   std::vector<Seconds> cheapest(space.states.size() * (space.size_limit + 1), kInfinity);
-  Seconds incumbent = kInfinity;
   BestProgram best;
   for (;;) {
     MOTLEY_CHECK(!queue.empty());
     int id = queue.top();
     queue.pop();
-    Node node = nodes[id];
+    Node& node = nodes[id];
     const ProgramState& state = space.states[node.state];
+    Seconds& known = cheapest[node.state * (space.size_limit + 1) + node.steps];
+    if (!node.simulated) {
+      // What a dominated way would cost need not be known.
+      if (node.spent >= known) continue;
+      node.spent += cost->step(node.step, space.states[nodes[node.parent].state].scattered);
+      node.simulated = true;
+      if (node.spent >= known) continue;
+      known = node.spent;
+      node.bound = std::max(node.bound, node.spent + cost->at_least(state));
+      queue.push(id);
+      continue;
+    }
+    if (node.spent > known) continue;
     if (state.goal) {
       best.seconds = node.spent;
       for (int at = id; nodes[at].parent >= 0; at = nodes[at].parent)
@@ -120,20 +171,14 @@ BestProgram best_program(const ProgramSpace& space, PlacementCost* cost) {
       std::reverse(best.program.begin(), best.program.end());
       return best;
     }
-    if (node.spent > cheapest[node.state * (space.size_limit + 1) + node.steps]) continue;
     if (node.steps == space.size_limit) continue;
     ++best.states_expanded;
+    Node from = node;
     for (const Transition& t : state.next) {
-      const ProgramState& to = space.states[t.to];
-      Seconds left = cost->at_least(to);
-      if (node.spent + left > incumbent) continue;  // before anything is simulated
-      Seconds spent = node.spent + cost->step(t.step, state.scattered);
-      Seconds& known = cheapest[t.to * (space.size_limit + 1) + node.steps + 1];
-      if (spent >= known || spent + left > incumbent) continue;
-      known = spent;
-      if (to.goal) incumbent = std::min(incumbent, spent);
+      Seconds bound =
+          from.spent + cost->at_least(t.step, state.scattered) + cost->at_least(space.states[t.to]);
       nodes.push_back(
-          {std::max(node.bound, spent + left), spent, node.steps + 1, t.to, id, t.step});
+          {std::max(from.bound, bound), from.spent, from.steps + 1, t.to, id, t.step, false});
       queue.push(static_cast<int>(nodes.size()) - 1);
     }
   }

@@ -7,16 +7,21 @@
 // rings.
 //
 // best_program searches the graph of states best first (branch and bound) instead of listing
-// programs. The bound on what is left: take the devices below one unit of a hierarchy level. If
-// they together lack contributions from outside to a share of the chunks, those chunks must still
-// come in, each at least once, through that unit's port, for every reduction group present there:
+// programs, and simulates a step only when nothing with a lower bound is left. Both bounds look at
+// what enters the devices below one unit of a hierarchy level, through that unit's port:
 //
-//     time left >= share * bytes * groups / bandwidth into the unit   (+ the launch of one more
-//     step)
+//   a state   if the unit's devices together lack contributions from outside to a share of the
+//   chunks,
+//             those chunks must still come in, each at least once, for every reduction group there
+//   a step    a group that crosses the unit's boundary brings in at least S (reduce_scatter: the
+//   unit's
+//             share of S; all_gather: all but that; reduce, broadcast: S into units with a root, or
+//             without)
 //
-// The shares come from ProgramState::lack, worked out on levels of size 2. A unit lacks none of the
-// chunks, all, or all but those it has scattered to itself: 1 - 1/n of them for a product n >= 2 of
-// sizes, so 1/2 is a bound for every size.
+// and the time is at least those bytes over the port's bandwidth, plus the launch. The shares of a
+// state come from ProgramState::lack, worked out on levels of size 2: a unit lacks none of the
+// chunks, all, or all but those it has scattered to itself, 1 - 1/n of them for a product n of
+// scattered sizes, which is least for the smallest scattered level.
 //
 // place_jointly chooses one placement for several reductions, weighted by their bytes, with a
 // program for each: the least sum of times. Placements are taken in order of their bounds, and one
@@ -26,6 +31,7 @@
 // Cost: a simulation of O(devices * depth) per different step; the search itself is small.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -57,16 +63,27 @@ class PlacementCost {
   Seconds step(const Step& step, uint32_t scattered);
   Seconds program(const Program& program);
   Seconds all_reduce();  // the single all_reduce over each reduction group
-  // A lower bound on the time from this state to the goal.
+  // Lower bounds: on the time from a state to the goal, and of a step.
   Seconds at_least(const ProgramState& state) const;
+  Seconds at_least(const Step& step, uint32_t scattered) const;
 
   int64_t steps_simulated() const { return static_cast<int64_t>(known_.size()); }
 
  private:
+  // The devices below one unit of the system's level; without a bound, infinitely fast.
+  struct Unit {
+    int devices = 1;
+    int copies = 1;  // reduction groups present
+    BytesPerSecond slowest = std::numeric_limits<double>::infinity();
+    BytesPerSecond fastest = std::numeric_limits<double>::infinity();
+  };
+  // S of the step: what all_gather makes, what the others start from.
+  Bytes buffer(const Step& step, uint32_t scattered) const;
+
   CostModel model_;
   Bytes bytes_;
   SynthesisHierarchy synthesis_;
-  std::vector<double> seconds_per_share_;  // [level]: of the bound; 0 where there is none
+  std::vector<Unit> units_;  // [level of the synthesis hierarchy]
   std::map<std::tuple<int, int, int, int, uint32_t>, Seconds> known_;
 };
 

@@ -139,6 +139,10 @@ TEST(Best, EqualsTheBestOfAllPrograms) {
       EXPECT_EQ(cost.program(best.program), best.seconds);
       EXPECT_TRUE(verify(best.program, cost.hierarchy().levels));
       EXPECT_LE(cost.at_least(space.states[0]), least);
+      for (const ProgramState& state : space.states)
+        for (const Transition& t : state.next)
+          EXPECT_LE(cost.at_least(t.step, state.scattered), all.step(t.step, state.scattered))
+              << to_string(t.step, {"0", "1", "2", "3", "4"});
       simulated += cost.steps_simulated(), listed += all.steps_simulated();
     }
   }

@@ -1,0 +1,396 @@
+#include "cli/reduce_command.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+#include "cluster/cluster.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/units.h"
+#include "net/topology.h"
+#include "net/traffic.h"
+#include "reduce/best.h"
+#include "reduce/explain.h"
+
+namespace motley {
+
+namespace {
+
+using namespace reduce;
+
+// Every program is listed while this many device numbers suffice; else the best of each placement.
+constexpr int64_t kMaxListed = 20'000'000;
+constexpr int64_t kMaxVerified = 8192;  // devices of a group; states of more are not run
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// The levels of a cluster whose groups are alike at every depth.
+Hierarchy hierarchy_of(const Cluster& cluster) {
+  auto name_of = [&](const std::vector<GroupId>& groups) {
+    std::string name = cluster.groups[groups[0].index].name;
+    for (GroupId id : groups)
+      if (cluster.groups[id.index].name != name) return std::string("group");
+    return name;
+  };
+  Hierarchy hierarchy;
+  std::vector<GroupId> groups = {GroupId(0)};
+  while (!groups.empty()) {
+    const Group& first = cluster.groups[groups[0].index];
+    std::vector<GroupId> below;
+    for (GroupId id : groups) {
+      const Group& g = cluster.groups[id.index];
+      if (g.children.size() != first.children.size() || g.device_count != first.device_count)
+        throw user_error("reduce", "cluster '{}' has unequal groups; give --hierarchy",
+                         cluster.name);
+      below.insert(below.end(), g.children.begin(), g.children.end());
+    }
+    if (first.children.empty())
+      hierarchy.push_back({"device", first.device_count});
+    else
+      hierarchy.push_back({name_of(below), static_cast<int>(first.children.size())});
+    groups = std::move(below);
+  }
+  return hierarchy;
+}
+
+// A cluster of the hierarchy's shape: 8 GB/s outside, 270 GB/s inside, geometric in between.
+Cluster assumed_cluster(const Hierarchy& hierarchy) {
+  constexpr double kOuter = 8e9, kInner = 270e9;
+  Cluster cluster;
+  cluster.name = "assumed";
+  cluster.types = {device_catalogue()[0]};
+  size_t depth = hierarchy.size();
+  auto grow = [&](auto&& self, GroupId parent, size_t level) -> void {
+    size_t id = cluster.groups.size();
+    cluster.groups.emplace_back();
+    Group g;
+    g.name = level == 0 ? "system" : hierarchy[level - 1].name;
+    g.parent = parent;
+    double inner = depth == 1 ? 1 : static_cast<double>(level) / static_cast<double>(depth - 1);
+    g.link.bandwidth = kOuter * std::pow(kInner / kOuter, inner);
+    g.first_device = cluster.size();
+    for (int i = 0; i < hierarchy[level].size; ++i) {
+      if (level + 1 < depth) {
+        g.children.push_back(GroupId(static_cast<int64_t>(cluster.groups.size())));
+        self(self, GroupId(static_cast<int64_t>(id)), level + 1);
+      } else {
+        cluster.devices.push_back({0, GroupId(static_cast<int64_t>(id))});
+      }
+    }
+    g.device_count = cluster.size() - g.first_device;
+    cluster.groups[id] = std::move(g);
+  };
+  grow(grow, GroupId(), 0);
+  return cluster;
+}
+
+Bytes parse_bytes(const std::string& text, const std::string& option) {
+  Bytes bytes = parse_quantity(text, "bytes", option);
+  if (bytes <= 0) throw user_error("reduce", "{} is {}; give more than 0 bytes", option, text);
+  return bytes;
+}
+
+Json to_json(const Matrix& matrix) {
+  Json rows = Json::array();
+  for (int i = 0; i < matrix.axes; ++i) {
+    Json row = Json::array();
+    for (int j = 0; j < matrix.levels; ++j) row.push_back(matrix.at(i, j));
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+// A program with its steps lowered to groups of devices.
+Json to_json(const Program& program, const PlacementCost& cost, const Hierarchy& hierarchy) {
+  Json steps = Json::array();
+  for (const Step& step : program)
+    steps.push_back(Json{{"collective", net::to_string(step.collective)},
+                         {"form", to_string(step, level_names(cost.hierarchy(), hierarchy))},
+                         {"groups", lower(step.form, cost.hierarchy())}});
+  return steps;
+}
+
+// Whether it was run on full states; a program that fails there is a bug of ours.
+bool check(const Program& program, const PlacementCost& cost) {
+  if (size_of(cost.hierarchy().levels) > kMaxVerified) return false;
+  MOTLEY_CHECK(verify(program, cost.hierarchy().levels),
+               "a synthesised program does not reach its goal");
+  return true;
+}
+
+struct Job {
+  Hierarchy hierarchy;
+  std::vector<int> axes;
+  std::vector<Reduction> reductions;
+  CostModel model;
+  Numbering numbering = Numbering::level_major;
+  int size_limit = 5;
+  bool json = false;
+};
+
+void print_program(const Program& program, PlacementCost* cost, const Hierarchy& hierarchy) {
+  Program prefix;
+  double before = 0;
+  for (size_t s = 0; s < program.size(); ++s) {
+    prefix.push_back(program[s]);
+    double until = cost->program(prefix);
+    Groups groups = lower(program[s].form, cost->hierarchy());
+    std::vector<int> first(groups[0].begin(),
+                           groups[0].begin() + std::min<size_t>(6, groups[0].size()));
+    fmt::print("  {}. {}: {} group{} of {}, the first {{{}{}}}, {}\n", s + 1,
+               in_words(program[s], cost->hierarchy(), hierarchy), groups.size(),
+               groups.size() == 1 ? "" : "s", groups[0].size(), fmt::join(first, " "),
+               first.size() < groups[0].size() ? " .." : "", format_seconds(until - before));
+    before = until;
+  }
+  if (program.empty()) fmt::print("  nothing to do: every group is one device\n");
+}
+
+void one_reduction(const Job& job) {
+  const Reduction& reduction = job.reductions[0];
+  double start = now();
+  ProgramSpaces spaces(job.size_limit);
+  std::vector<Matrix> matrices = placements(job.hierarchy, job.axes);
+  std::vector<PlacementCost> costs;
+  int64_t total = 0;
+  for (const Matrix& m : matrices) {
+    costs.emplace_back(job.model, reduction.bytes, job.hierarchy, m, reduction.axes, job.numbering);
+    total += spaces.of(costs.back().levels()).programs;
+  }
+  bool list = job.json && total * devices_of(job.hierarchy) * 3 <= kMaxListed;
+  std::vector<std::vector<Program>> programs(matrices.size());
+  if (list)
+    for (size_t i = 0; i < matrices.size(); ++i)
+      programs[i] = programs_of(spaces.of(costs[i].levels()));
+  double synthesis = now() - start;
+
+  start = now();
+  std::vector<BestProgram> best;
+  for (PlacementCost& cost : costs) best.push_back(best_program(spaces.of(cost.levels()), &cost));
+  std::vector<std::vector<std::pair<Seconds, size_t>>> order(matrices.size());
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    for (size_t p = 0; p < programs[i].size(); ++p)
+      order[i].push_back({costs[i].program(programs[i][p]), p});
+    std::sort(order[i].begin(), order[i].end());
+    if (list) MOTLEY_CHECK(order[i][0].first == best[i].seconds);
+  }
+  double simulation = now() - start;
+
+  if (job.json) {
+    Json placed = Json::array();
+    for (size_t i = 0; i < matrices.size(); ++i) {
+      Json listed = Json::array();
+      bool verified = true;
+      auto add = [&](const Program& program, Seconds seconds) {
+        verified = check(program, costs[i]) && verified;
+        listed.push_back(
+            Json{{"predicted_s", seconds}, {"steps", to_json(program, costs[i], job.hierarchy)}});
+      };
+      for (auto [seconds, p] : order[i]) add(programs[i][p], seconds);
+      if (!list) add(best[i].program, best[i].seconds);
+      placed.push_back(Json{{"matrix", to_json(matrices[i])},
+                            {"all_reduce_s", costs[i].all_reduce()},
+                            {"best_s", best[i].seconds},
+                            {"programs_count", spaces.of(costs[i].levels()).programs},
+                            {"verified", verified},
+                            {"programs", std::move(listed)}});
+    }
+    Json out{{"hierarchy", to_string(job.hierarchy)},
+             {"axes", job.axes},
+             {"reduce", reduction.axes},
+             {"bytes", reduction.bytes},
+             {"algorithm", net::to_string(job.model.algorithm)},
+             {"placements", std::move(placed)},
+             {"programs_total", total},
+             {"synthesis_s", synthesis},
+             {"simulation_s", simulation}};
+    if (!list)
+      fmt::print(stderr, "[reduce] {} programs: only the best of each placement is listed\n",
+                 total);
+    fmt::print("{}\n", out.dump());
+    return;
+  }
+
+  fmt::print("{} placement{} of axes {} on {}, {} reduced over axes {} on {}s\n\n", matrices.size(),
+             matrices.size() == 1 ? "" : "s", fmt::join(job.axes, ","), to_string(job.hierarchy),
+             format_bytes(reduction.bytes), fmt::join(reduction.axes, ","),
+             net::to_string(job.model.algorithm));
+  std::vector<size_t> by_time(matrices.size());
+  for (size_t i = 0; i < by_time.size(); ++i) by_time[i] = i;
+  std::stable_sort(by_time.begin(), by_time.end(),
+                   [&](size_t a, size_t b) { return best[a].seconds < best[b].seconds; });
+  constexpr size_t kRows = 40;
+  size_t width = 9;
+  for (const Matrix& m : matrices) width = std::max(width, to_string(m).size());
+  fmt::print("{:<{}}  {:>10}  {:>10}  {:>8}  {:>8}  best program\n", "placement", width,
+             "all-reduce", "best", "speed-up", "programs");
+  for (size_t row = 0; row < std::min(kRows, by_time.size()); ++row) {
+    size_t i = by_time[row];
+    std::vector<std::string> words;
+    for (const Step& step : best[i].program)
+      words.push_back(in_words(step, costs[i].hierarchy(), job.hierarchy));
+    double all_reduce = costs[i].all_reduce();
+    fmt::print("{:<{}}  {:>10}  {:>10}  {:>7.2f}x  {:>8}  {}\n", to_string(matrices[i]), width,
+               format_seconds(all_reduce), format_seconds(best[i].seconds),
+               best[i].seconds > 0 ? all_reduce / best[i].seconds : 1.0,
+               spaces.of(costs[i].levels()).programs,
+               words.empty() ? "nothing" : fmt::format("{}", fmt::join(words, "; ")));
+  }
+  if (by_time.size() > kRows) fmt::print("and {} slower placements\n", by_time.size() - kRows);
+  size_t top = by_time[0];
+  bool verified = check(best[top].program, costs[top]);
+  fmt::print("\nfastest: {}{}\n", to_string(matrices[top]),
+             verified ? ", verified on full states" : "");
+  print_program(best[top].program, &costs[top], job.hierarchy);
+  if (!best[top].program.empty())
+    fmt::print("\nwho talks to whom in the first group (same letter; capital: root; dot: idle)\n{}",
+               draw(best[top].program, costs[top].hierarchy(), job.hierarchy));
+  fmt::print("\n{} programs synthesised in {}, simulated in {}\n", total, format_seconds(synthesis),
+             format_seconds(simulation));
+}
+
+void several_reductions(const Job& job) {
+  double start = now();
+  JointPlacement joint =
+      place_jointly(job.model, job.hierarchy, job.axes, job.reductions, job.size_limit);
+  double searched = now() - start;
+  Json reductions = Json::array();
+  if (!job.json)
+    fmt::print(
+        "{} reductions of axes {} on {}: the placement with the least total is {}, {} ({} "
+        "placements, {})\n",
+        job.reductions.size(), fmt::join(job.axes, ","), to_string(job.hierarchy),
+        to_string(joint.matrix), format_seconds(joint.seconds), joint.placements,
+        format_seconds(searched));
+  for (size_t r = 0; r < job.reductions.size(); ++r) {
+    const Reduction& reduction = job.reductions[r];
+    PlacementCost cost(job.model, reduction.bytes, job.hierarchy, joint.matrix, reduction.axes);
+    const BestProgram& best = joint.programs[r];
+    bool verified = check(best.program, cost);
+    if (job.json) {
+      reductions.push_back(Json{{"axes", reduction.axes},
+                                {"bytes", reduction.bytes},
+                                {"all_reduce_s", cost.all_reduce()},
+                                {"predicted_s", best.seconds},
+                                {"verified", verified},
+                                {"steps", to_json(best.program, cost, job.hierarchy)}});
+    } else {
+      fmt::print("\naxes {}, {}: {} (all-reduce {})\n", fmt::join(reduction.axes, ","),
+                 format_bytes(reduction.bytes), format_seconds(best.seconds),
+                 format_seconds(cost.all_reduce()));
+      print_program(best.program, &cost, job.hierarchy);
+    }
+  }
+  if (job.json)
+    fmt::print("{}\n", Json{{"hierarchy", to_string(job.hierarchy)},
+                            {"axes", job.axes},
+                            {"matrix", to_json(joint.matrix)},
+                            {"predicted_s", joint.seconds},
+                            {"reductions", std::move(reductions)},
+                            {"placements_count", joint.placements},
+                            {"search_s", searched}}
+                           .dump());
+}
+
+}  // namespace
+
+void reduce_command(const ReduceOptions& options) {
+  Job job;
+  Cluster cluster;
+  if (!options.cluster.empty()) cluster = load_cluster(options.cluster);
+  if (!options.hierarchy.empty())
+    job.hierarchy = parse_hierarchy(options.hierarchy);
+  else if (!options.cluster.empty())
+    job.hierarchy = hierarchy_of(cluster);
+  else
+    throw user_error(
+        "reduce",
+        "--hierarchy and --cluster are missing; give one, for example --hierarchy node:4,gpu:16");
+  job.axes = parse_axes(options.axes, job.hierarchy);
+  for (const std::string& text : options.reduce) {
+    size_t colon = text.find(':');
+    std::string bytes = colon == std::string::npos ? options.bytes : text.substr(colon + 1);
+    job.reductions.push_back(
+        {parse_reduce_axes(text.substr(0, colon), static_cast<int>(job.axes.size())),
+         parse_bytes(bytes, colon == std::string::npos ? "--bytes" : "--reduce")});
+  }
+  if (job.reductions.empty())
+    throw user_error("reduce",
+                     "--reduce is missing; give the axes to reduce over, for example --reduce 0");
+  if (options.cluster.empty()) {
+    cluster = assumed_cluster(job.hierarchy);
+    fmt::print(
+        stderr,
+        "[reduce] no --cluster: assuming 8 GB/s between the outermost units and 270 GB/s inside "
+        "the innermost\n");
+  } else if (cluster.size() != devices_of(job.hierarchy)) {
+    throw user_error(
+        "reduce", "--hierarchy {} has {} devices, but cluster '{}' has {}; make them equal",
+        to_string(job.hierarchy), devices_of(job.hierarchy), cluster.name, cluster.size());
+  }
+  if (options.numbering != "level" && options.numbering != "axis")
+    throw user_error("reduce", "--numbering is '{}'; give level or axis", options.numbering);
+  if (options.tree_share < 0 || options.tree_share > 1 || std::isnan(options.tree_share))
+    throw user_error("reduce", "--tree-share is {}; give a share above 0 and at most 1",
+                     options.tree_share);
+  net::Topology network(cluster);
+  job.numbering = options.numbering == "axis" ? Numbering::axis_major : Numbering::level_major;
+  job.model.network = &network;
+  job.model.algorithm = net::parse_algorithm(options.algo);
+  job.model.tuning.launch = parse_quantity(options.launch, "time", "--launch");
+  job.model.tuning.tree_share = options.tree_share > 0 ? options.tree_share : net::kNcclTreeShare;
+  job.size_limit = options.size_limit;
+  job.json = options.json;
+  if (job.reductions.size() == 1) {
+    one_reduction(job);
+  } else {
+    if (job.numbering == Numbering::axis_major)
+      throw user_error("reduce",
+                       "--numbering is axis, which joint placement does not use; leave it out");
+    several_reductions(job);
+  }
+}
+
+void add_reduce_command(CLI::App& app) {
+  auto options = std::make_shared<ReduceOptions>();
+  CLI::App* command = app.add_subcommand(
+      "reduce", "places parallelism axes and synthesises reduction programs (P2)");
+  command->add_option("--hierarchy", options->hierarchy,
+                      "levels, outermost first: node:4,gpu:16 (default: those of the cluster)");
+  command->add_option("--axes", options->axes, "sizes of the parallelism axes: 16,2,2")->required();
+  command
+      ->add_option("--reduce", options->reduce,
+                   "axes to reduce over: 0,2, or with bytes of its own: 0,2:1GiB; several are "
+                   "placed jointly")
+      ->required();
+  command->add_option("--cluster", options->cluster,
+                      "cluster file or name (default: assumed links)");
+  command->add_option("--bytes", options->bytes, "size of the buffer of each device")
+      ->capture_default_str();
+  command->add_option("--algo", options->algo, "ring, tree, hierarchical or direct")
+      ->capture_default_str();
+  command
+      ->add_option("--numbering", options->numbering,
+                   "devices of a group in the order of the levels (level) or of the axes (axis)")
+      ->capture_default_str();
+  command
+      ->add_option("--launch", options->launch, "time every collective takes before it moves data")
+      ->capture_default_str();
+  command->add_option(
+      "--tree-share", options->tree_share,
+      fmt::format("share of a link that a tree can use (0: {})", net::kNcclTreeShare));
+  command->add_option("--size-limit", options->size_limit, "steps of a program")
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "one JSON object on standard output");
+  command->callback([options] { reduce_command(*options); });
+}
+
+}  // namespace motley
