@@ -13,7 +13,6 @@
 #include <unordered_map>
 
 #include "core/error.h"
-#include "core/rng.h"
 
 namespace motley::spmd {
 namespace {

@@ -25,10 +25,14 @@
 // cost the same constant each, and the choices of the repeated block are replayed for them. Depth
 // is then nearly free.
 //
-// Cost: states * transitions per step; about 1,500 states per step on a transformer layer.
-// Limits::max_states bounds the states of one step: beyond it the costliest are dropped, and the
-// lower bound of the answer is the least of what the dropped might have cost. The search is a beam
-// from there on, and says so.
+// A cluster of nodes around a parameter (order.h) is one step: its transitions come from a search
+// of its own over its nodes, tabulated per kind and touched sets like those of a node.
+//
+// Cost: states * transitions per step; some hundreds of states per step on a transformer layer, two
+// thousand at most. Limits::max_states bounds the states of one step: beyond it the costliest are
+// dropped, and the lower bound of the answer is the least of what the dropped might have cost. The
+// search is a beam from there on, skips no blocks, and says so. The time limit is looked at between
+// steps; past it the search goes on as a narrow beam to have an answer.
 #pragma once
 
 #include "spmd/order.h"
