@@ -9,15 +9,13 @@
 //
 // Exact reductions:
 //  - sets are closed under free conversions (a replicated tensor has all shards), and forms that
-//  can help no remaining
-//    consumer are dropped;
+//    can help no remaining consumer are dropped;
 //  - an option is dropped if another does as well after converting to its inputs and from its
-//  outputs;
-//  - a state is dropped if another costs no more after paying for all the forms it lacks (available
-//  sets), or for all
-//    the forms it requires in excess (required sets);
+//    outputs;
+//  - a state is dropped if another costs no more after paying for all the forms it lacks
+//    (available sets), or for all the forms it requires in excess (required sets);
 //  - the transitions of a node depend on its kind and on the sets of the values it touches only,
-//  and are tabulated.
+//    and are tabulated.
 //
 // Repeated blocks: dominance looks at differences of cost only, so the frontier after a block is a
 // function of the frontier before it, up to a constant. Once the frontier, relative to its least
