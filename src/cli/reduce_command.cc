@@ -25,7 +25,8 @@ namespace {
 using namespace reduce;
 
 // Every program is listed while this many device numbers suffice; else the best of each placement.
-constexpr int64_t kMaxListed = 20'000'000;
+constexpr int64_t kMaxListed = 5'000'000;
+constexpr size_t kRows = 40;            // of the table for people
 constexpr int64_t kMaxVerified = 8192;  // devices of a group; states of more are not run
 
 double now() {
@@ -172,9 +173,22 @@ void one_reduction(const Job& job) {
       programs[i] = programs_of(spaces.of(costs[i].levels()));
   double synthesis = now() - start;
 
+  // Placements in order of what they cannot beat. A table shows the fastest only, so that the rest
+  // need not be searched.
   start = now();
-  std::vector<BestProgram> best;
-  for (PlacementCost& cost : costs) best.push_back(best_program(spaces.of(cost.levels()), &cost));
+  size_t wanted = job.json ? matrices.size() : std::min(kRows, matrices.size());
+  std::vector<std::pair<Seconds, size_t>> bounds, by_time;
+  for (size_t i = 0; i < matrices.size(); ++i)
+    bounds.push_back({costs[i].at_least(spaces.of(costs[i].levels()).states[0]), i});
+  std::sort(bounds.begin(), bounds.end());
+  std::vector<BestProgram> best(matrices.size());
+  for (auto [bound, i] : bounds) {
+    if (by_time.size() == wanted && bound > by_time.back().first) break;
+    best[i] = best_program(spaces.of(costs[i].levels()), &costs[i]);
+    by_time.push_back({best[i].seconds, i});
+    std::sort(by_time.begin(), by_time.end());
+    if (by_time.size() > wanted) by_time.pop_back();
+  }
   std::vector<std::vector<std::pair<Seconds, size_t>>> order(matrices.size());
   for (size_t i = 0; i < matrices.size(); ++i) {
     for (size_t p = 0; p < programs[i].size(); ++p)
@@ -223,17 +237,11 @@ void one_reduction(const Job& job) {
              matrices.size() == 1 ? "" : "s", fmt::join(job.axes, ","), to_string(job.hierarchy),
              format_bytes(reduction.bytes), fmt::join(reduction.axes, ","),
              net::to_string(job.model.algorithm));
-  std::vector<size_t> by_time(matrices.size());
-  for (size_t i = 0; i < by_time.size(); ++i) by_time[i] = i;
-  std::stable_sort(by_time.begin(), by_time.end(),
-                   [&](size_t a, size_t b) { return best[a].seconds < best[b].seconds; });
-  constexpr size_t kRows = 40;
   size_t width = 9;
   for (const Matrix& m : matrices) width = std::max(width, to_string(m).size());
   fmt::print("{:<{}}  {:>10}  {:>10}  {:>8}  {:>8}  best program\n", "placement", width,
              "all-reduce", "best", "speed-up", "programs");
-  for (size_t row = 0; row < std::min(kRows, by_time.size()); ++row) {
-    size_t i = by_time[row];
+  for (auto [seconds, i] : by_time) {
     std::vector<std::string> words;
     for (const Step& step : best[i].program)
       words.push_back(in_words(step, costs[i].hierarchy(), job.hierarchy));
@@ -244,8 +252,9 @@ void one_reduction(const Job& job) {
                spaces.of(costs[i].levels()).programs,
                words.empty() ? "nothing" : fmt::format("{}", fmt::join(words, "; ")));
   }
-  if (by_time.size() > kRows) fmt::print("and {} slower placements\n", by_time.size() - kRows);
-  size_t top = by_time[0];
+  if (by_time.size() < matrices.size())
+    fmt::print("and {} placements that are not faster\n", matrices.size() - by_time.size());
+  size_t top = by_time[0].second;
   bool verified = check(best[top].program, costs[top]);
   fmt::print("\nfastest: {}{}\n", to_string(matrices[top]),
              verified ? ", verified on full states" : "");
