@@ -29,8 +29,46 @@ double error_of(const at::Tensor& got, const at::Tensor& expected) {
 
 }  // namespace
 
-double program_error(const Theory& theory, const Program& program, const Shares& shares, const Feeds& feeds, const StepResult& expected,
-                     uint64_t seed) {
+std::string first_wrong_value(const Theory& theory, const Program& program, const Shares& shares,
+                              const Feeds& feeds, uint64_t seed) {
+  const Graph& graph = theory.graph();
+  std::map<ValueId, at::Tensor> expected;
+  InterpretOptions interpret_options;
+  interpret_options.kernels = random_kernels(seed, 0);
+  interpret_options.observe = [&](ValueId v, const at::Tensor& t) { expected[v] = t.clone(); };
+  interpret(graph, feeds, interpret_options);
+  std::mutex mutex;
+  std::string found;
+  run_thread_group(shares.devices(), [&](Communicator& communicator) {
+    ExecutorOptions options;
+    options.seed = seed;
+    Executor* running = nullptr;
+    options.observe = [&](ValueId v, Placement p, const at::Tensor& local) {
+      double error =
+          error_of(running->gather(v, p, local).to(at::kDouble), expected.at(v).to(at::kDouble));
+      std::lock_guard lock(mutex);
+      if (error < 1e-9 || !found.empty()) return;
+      const Value& value = graph.value(v);
+      found = fmt::format("%{} as {} is off by {:.1e}; made by node {} {}", v.index, to_string(p),
+                          error, value.producer.index, graph.node(value.producer).op);
+      for (const Step& s : program.steps)
+        if (s.node == value.producer || s.value == v) found += "\n    " + to_text(theory, s);
+    };
+    Executor executor(theory, program, shares, communicator, options);
+    running = &executor;
+    auto feed = [&](ValueId v, const at::Tensor& whole) {
+      executor.set(v, executor.piece(v, executor.stored(v), whole));
+    };
+    for (const Parameter& p : graph.parameters) feed(p.value, feeds.parameters.at(p.name));
+    for (const Buffer& b : graph.buffers) feed(b.value, feeds.buffers.at(b.name));
+    for (const Input& i : graph.inputs) feed(i.value, feeds.inputs.at(i.name));
+    executor.step(0);
+  });
+  return found;
+}
+
+double program_error(const Theory& theory, const Program& program, const Shares& shares,
+                     const Feeds& feeds, const StepResult& expected, uint64_t seed) {
   const Graph& graph = theory.graph();
   std::mutex mutex;
   double worst = 0;
@@ -38,7 +76,9 @@ double program_error(const Theory& theory, const Program& program, const Shares&
     ExecutorOptions options;
     options.seed = seed;
     Executor executor(theory, program, shares, communicator, options);
-    auto feed = [&](ValueId v, const at::Tensor& whole) { executor.set(v, executor.piece(v, executor.stored(v), whole)); };
+    auto feed = [&](ValueId v, const at::Tensor& whole) {
+      executor.set(v, executor.piece(v, executor.stored(v), whole));
+    };
     for (const Parameter& p : graph.parameters) feed(p.value, feeds.parameters.at(p.name));
     for (const Buffer& b : graph.buffers) feed(b.value, feeds.buffers.at(b.name));
     for (const Input& i : graph.inputs) feed(i.value, feeds.inputs.at(i.name));
@@ -47,7 +87,8 @@ double program_error(const Theory& theory, const Program& program, const Shares&
     for (size_t p = 0; p < graph.parameters.size(); ++p) {
       const Parameter& parameter = graph.parameters[p];
       if (!parameter.gradient.valid()) continue;
-      at::Tensor whole = executor.gather(parameter.gradient, executor.stored(parameter.value), result.gradients[p]);
+      at::Tensor whole = executor.gather(parameter.gradient, executor.stored(parameter.value),
+                                         result.gradients[p]);
       mine = std::max(mine, error_of(whole, expected.gradients.at(parameter.name)));
     }
     for (const Buffer& b : graph.buffers) {
@@ -90,7 +131,8 @@ std::vector<std::vector<double>> soundness_ratios(int devices, uint64_t seed) {
   return list;
 }
 
-SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases, const std::vector<int>& devices, int programs, uint64_t seed,
+SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases,
+                              const std::vector<int>& devices, int programs, uint64_t seed,
                               bool verbose) {
   SoundnessReport report;
   for (const SoundnessCase& c : cases) {
@@ -98,7 +140,8 @@ SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases, const std
     auto module = materialize(spec, seed, DType::f64);
     Graph graph = canonicalize(capture(c.model, c.batch, DType::f64).graph);
     Theory theory(graph);
-    Feeds feeds{parameters_of(*module), buffers_of(*module), random_inputs(*module, c.batch, seed + 1, DType::f64)};
+    Feeds feeds{parameters_of(*module), buffers_of(*module),
+                random_inputs(*module, c.batch, seed + 1, DType::f64)};
     for (auto* map : {&feeds.parameters, &feeds.buffers})
       for (auto& [name, tensor] : *map) tensor = tensor.detach().clone();
     InterpretOptions interpret_options;
@@ -131,10 +174,18 @@ SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases, const std
         worst_here = std::max(worst_here, error);
         if (error > report.worst) {
           report.worst = error;
-          if (error < 1e301) report.worst_case = fmt::format("{} on {} devices, program {}, ratios {}", c.model, n, i, fmt::join(shares.ratios(), " "));
+          if (error < 1e301)
+            report.worst_case = fmt::format("{} on {} devices, program {}, ratios {}", c.model, n,
+                                            i, fmt::join(shares.ratios(), " "));
+          if (error > 1e-9 && error < 1e300)
+            report.worst_case +=
+                "\n  first wrong: " + first_wrong_value(theory, program, shares, feeds, seed);
         }
       }
-      if (verbose) std::printf("%-60s %d devices  %d programs  worst error %.2e\n", c.model.c_str(), n, programs, worst_here), std::fflush(stdout);
+      if (verbose)
+        std::printf("%-60s %d devices  %d programs  worst error %.2e\n", c.model.c_str(), n,
+                    programs, worst_here),
+            std::fflush(stdout);
     }
   }
   return report;

@@ -11,10 +11,16 @@
 
 namespace motley {
 
-// Worst error of one step of a program on `shares.devices()` threads against the interpreted graph, over the loss, every
-// gradient and every buffer update: |a - b| / max(|b|_max over the tensor, 1e-6).
-double program_error(const Theory& theory, const Program& program, const Shares& shares, const Feeds& feeds, const StepResult& expected,
-                     uint64_t seed);
+// Worst error of one step of a program on `shares.devices()` threads against the interpreted graph,
+// over the loss, every gradient and every buffer update: |a - b| / max(|b|_max over the tensor,
+// 1e-6).
+double program_error(const Theory& theory, const Program& program, const Shares& shares,
+                     const Feeds& feeds, const StepResult& expected, uint64_t seed);
+
+// The first value of a program that differs from one device, with the steps that made it; empty if
+// none does.
+std::string first_wrong_value(const Theory& theory, const Program& program, const Shares& shares,
+                              const Feeds& feeds, uint64_t seed);
 
 struct SoundnessCase {
   std::string model;
@@ -34,7 +40,8 @@ struct SoundnessReport {
 };
 
 // Runs `programs` random feasible programs of each model for each number of devices.
-SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases, const std::vector<int>& devices, int programs, uint64_t seed,
+SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases,
+                              const std::vector<int>& devices, int programs, uint64_t seed,
                               bool verbose);
 
 }  // namespace motley

@@ -85,11 +85,11 @@ struct Executor::Instruction {
   std::vector<Shape> result_shapes;
   std::vector<bool> wanted;  // empty piece: results that must be computed all the same
   std::vector<Shape>
-      stand_in;         // empty piece: shapes of operands to call with (empty: the operand itself)
-  Placement placement;  // random: of the result
-  int64_t begin = 0, length = 0;  // of this device's piece of the cut dimension
-  std::vector<Step> steps;        // conversions: one, or a bucket of all-reduces
-  std::vector<int> free;          // slots dead after this instruction
+      stand_in;  // empty piece: shapes of operands to call with (empty: the operand itself)
+  std::vector<Placement> placements;  // of the results
+  int64_t begin = 0, length = 0;      // of this device's piece of the cut dimension
+  std::vector<Step> steps;            // conversions: one, or a bucket of all-reduces
+  std::vector<int> free;              // slots dead after this instruction
 };
 
 Executor::Executor(const Theory& theory, const Program& program, const Shares& shares,
@@ -194,9 +194,9 @@ void Executor::compile() {
       in.length = shares_.of(triple.cut)[rank];
       in.begin = shares_.begin(triple.cut, rank);
     }
+    in.placements = triple.out;
     if (is_source(node)) {
       in.kind = Instruction::Kind::source;
-      in.placement = triple.out[0];
     } else if (!triple.kernel.empty()) {
       in.kind = Instruction::Kind::rule;
       in.rule = find_kernel(triple.kernel);
@@ -212,14 +212,19 @@ void Executor::compile() {
         }
     } else if (def && def->random) {
       in.kind = Instruction::Kind::random;
-      in.placement = triple.out[0];
     } else {
       bool empty = triple.cut > 0 && in.length == 0;
       in.kind = empty ? Instruction::Kind::empty : Instruction::Kind::call;
       std::vector<Shape> result_shapes = in.result_shapes;
       bool any = false;
+      bool partial_operand = std::any_of(triple.in.begin(), triple.in.end(),
+                                         [](Placement p) { return p.is_partial(); });
       for (size_t o = 0; o < node.outputs.size(); ++o) {
-        in.wanted.push_back(empty && node.outputs[o].valid() && triple.out[o].is_replicated());
+        // A partial operand (a bias under a cut sum) goes into partial results even where the piece
+        // is empty.
+        in.wanted.push_back(
+            empty && node.outputs[o].valid() &&
+            (triple.out[o].is_replicated() || (triple.out[o].is_partial() && partial_operand)));
         any = any || in.wanted.back();
       }
       if (empty && any) {
@@ -331,7 +336,7 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
             at::tensor(data, at::kDouble)
                 .to(at::TensorOptions(options_.device).dtype(to_torch(graph.spec(v).dtype)))
                 .reshape(graph.spec(v).shape);
-        return {piece(v, in.placement, whole)};
+        return {piece(v, in.placements[0], whole)};
       }
       auto it = sources_.find(v);
       MOTLEY_CHECK(it != sources_.end(), "{} was not set", std::get<std::string>(in.node->args[0]));
@@ -345,12 +350,12 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
     }
     case Instruction::Kind::random: {
       const TensorSpec& spec = graph.spec(in.node->outputs[0]);
-      if (!in.placement.is_shard())
+      if (!in.placements[0].is_shard())
         return {bernoulli(*in.node, spec.shape, spec.dtype, options_.seed, step_number, in.id.index,
                           [](int64_t i) { return i; })
                     .to(options_.device)};
       // Local index (o, l, i) of (outer, piece, inner) is global index (o, begin + l, i).
-      Factored f = factored(theory_, in.node->outputs[0], in.placement);
+      Factored f = factored(theory_, in.node->outputs[0], in.placements[0]);
       int64_t inner = 1;
       for (size_t a = f.axis + 1; a < f.shape.size(); ++a) inner *= f.shape[a];
       int64_t n = f.shape[f.axis], begin = in.begin, length = std::max<int64_t>(in.length, 1);
@@ -426,6 +431,13 @@ Executor::Result Executor::step(int64_t number) {
                      fmt::join(results[o].sizes().vec(), ","), fmt::join(in.result_shapes[o], ","));
         values_[in.results[o]] = std::move(results[o]);
       }
+    }
+    if (options_.observe) {
+      for (const Step& s : in.steps) options_.observe(s.value, s.to, values_[slot(s.value, s.to)]);
+      if (is_compute)
+        for (size_t o = 0; o < in.results.size(); ++o)
+          if (in.results[o] >= 0)
+            options_.observe(in.node->outputs[o], in.placements[o], values_[in.results[o]]);
     }
     for (int s : in.free) values_[s].reset();
     if (options_.after) options_.after(is_compute);

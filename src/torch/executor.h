@@ -8,6 +8,8 @@
 // that they do not depend on the sharding.
 //
 // A device whose piece is empty makes no call: its pieces are empty and its partial sums zero.
+// (Where a result also depends on operands that are not cut, the call is made with zeros of size
+// one in the place of the empty pieces.)
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,6 +33,8 @@ struct ExecutorOptions {
   // Called around every instruction: emulation of slower devices, tracing. `compute` is false for
   // collectives.
   std::function<void(bool compute)> before, after;
+  // Sees every local tensor as it is made.
+  std::function<void(ValueId, Placement, const at::Tensor&)> observe;
 };
 
 class Executor {
