@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <cstdlib>
@@ -344,7 +345,32 @@ struct RendezvousStore::Impl {
   c10::intrusive_ptr<c10d::TCPStore> store;
 };
 
+namespace {
+
+// Whether a port can be listened on; c10d would say it in several lines of its own.
+bool is_free(int port) {
+  const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return true;
+  const int yes = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_any;
+  address.sin6_port = htons(static_cast<uint16_t>(port));
+  const bool free = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+                    listen(fd, 1) == 0;
+  close(fd);
+  return free;
+}
+
+}  // namespace
+
 RendezvousStore::RendezvousStore(int port) : impl_(std::make_unique<Impl>()) {
+  const auto taken = [&] {
+    return user_error(
+        "run", "MASTER_PORT {} is in use or may not be used; give a free one or unset it", port);
+  };
+  if (port != 0 && !is_free(port)) throw taken();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   options.isServer = true;

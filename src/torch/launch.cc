@@ -1,5 +1,6 @@
 #include "torch/launch.h"
 
+#include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -180,6 +181,8 @@ class Group {
     variables["OMP_NUM_THREADS"] = variables["OPENBLAS_NUM_THREADS"] =
         std::to_string(options_.threads);
     variables[kReportVariable] = std::to_string(report.write);
+    // Errors come as exceptions; libtorch's log would repeat them.
+    variables.try_emplace("GLOG_minloglevel", "3");
     for (const auto& [name, value] : options_.environment) variables[name] = value;
     std::vector<std::string> lines, words{"motley"};
     for (const auto& [name, value] : variables) lines.push_back(name + "=" + value);
@@ -270,6 +273,8 @@ std::string launch_workers(const LaunchOptions& options) {
 }
 
 bool is_launched_worker() { return std::getenv(kReportVariable) != nullptr; }
+
+void set_threads(int threads) { at::set_num_threads(threads); }
 
 void run_worker(const std::function<void()>& body) {
   if (!is_launched_worker()) return body();

@@ -15,6 +15,8 @@
 
 namespace motley {
 
+constexpr int kMaxLocalWorkers = 64;
+
 struct LaunchOptions {
   std::vector<std::string> arguments;  // of this very program, without its name
   int workers = 1;
@@ -31,6 +33,9 @@ std::string launch_workers(const LaunchOptions& options);
 
 // True in a process that launch_workers started.
 bool is_launched_worker();
+
+// Threads of one operator in this process.
+void set_threads(int threads);
 
 // Runs a worker's body. In a launched worker what it throws is reported to the launcher and the
 // process ends at once, without waiting for the group; elsewhere it is thrown on.

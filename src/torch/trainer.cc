@@ -19,6 +19,7 @@
 #include "torch/dispatch.h"
 #include "torch/eager.h"
 #include "torch/executor.h"
+#include "torch/source.h"
 
 namespace motley {
 
@@ -31,15 +32,13 @@ Seconds since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// The zoo's model that the plan is for; a plan of a captured graph file names it in the graph.
+ModelSpec model_of(const Plan& plan) {
+  return parse_model(is_graph_file(plan.model) ? plan.graph->model : plan.model);
+}
+
 Graph captured_graph(const Plan& plan, DType dtype) {
-  const std::string& model = plan.model;
-  const size_t dot = model.rfind('.');
-  if (model.find('/') != std::string::npos || (dot != std::string::npos && model.find(':') > dot))
-    throw user_error("run",
-                     "the plan is for the graph file {}, which has no parameters; "
-                     "plan a model of the zoo (motley models)",
-                     model);
-  return canonicalize(capture(model, plan.batch, dtype).graph);
+  return canonicalize(capture(model_of(plan).text(), plan.batch, dtype).graph);
 }
 
 // Optimizers keep the same state for every parameter; by name, for checkpoints.
@@ -102,8 +101,7 @@ struct Trainer::Impl {
     const Graph& graph = *plan.graph;
     const DType dtype = dtype_of(plan);
     DefaultDType default_type(dtype);
-    const std::shared_ptr<TrainModule> module =
-        materialize(parse_model(plan.model), options.seed, dtype);
+    const std::shared_ptr<TrainModule> module = materialize(model_of(plan), options.seed, dtype);
     data = std::make_unique<Dataset>(module->inputs(plan.batch), options.data, options.seed);
     const Tensors whole = parameters_of(*module), buffers = buffers_of(*module);
     for (const Parameter& parameter : graph.parameters) {
@@ -300,6 +298,7 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
                 const std::function<void(const StepReport&)>& progress) {
   Trainer trainer(plan, group, options);
   RunReport report;
+  report.data = trainer.data_description();
   std::vector<Seconds> times;
   group.barrier();
   for (int64_t i = 0; i < steps; ++i) {
@@ -328,7 +327,7 @@ Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
   const Shares shares(plan.ratios);
   const std::vector<Placement> placements = stored_placements(theory, program);
 
-  const std::shared_ptr<TrainModule> module = materialize(parse_model(plan.model), seed, dtype);
+  const std::shared_ptr<TrainModule> module = materialize(model_of(plan), seed, dtype);
   const TensorMap inputs = random_inputs(*module, plan.batch, seed + 1, dtype);
   Feeds feeds{{}, {}, inputs};
   for (const auto& [name, tensor] : parameters_of(*module))
@@ -348,6 +347,7 @@ Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
 
   Verification result;
   result.dtype = dtype;
+  result.reference = random ? "the graph on one device" : "PyTorch on one device";
   double largest = 0;
   for (const auto& [name, gradient] : expected.gradients)
     if (gradient.numel() > 0) largest = std::max(largest, gradient.abs().max().item<double>());

@@ -67,6 +67,7 @@ class Trainer {
 
 struct RunReport {
   std::vector<StepReport> steps;
+  std::string data;           // what was trained on, in words
   Seconds median_step_s = 0;  // the first step warms up and does not count if there are others
 };
 
@@ -79,6 +80,7 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
 // by itself, or the interpreter where there are random ops. In double precision or the plan's own.
 struct Verification {
   DType dtype = DType::f64;
+  std::string reference;  // "PyTorch on one device" or "the graph on one device"
   double loss_error = 0;  // relative
   double gradient_error =
       0;  // largest over parameters: largest difference / largest element, which

@@ -1,0 +1,141 @@
+#include "cli/run_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "core/error.h"
+#include "core/units.h"
+#include "torch/launch.h"
+#include "torch/trainer.h"
+
+namespace motley {
+
+namespace {
+
+Plan sound_plan(const std::string& path, int workers) {
+  Plan plan = load_plan(path);
+  const std::vector<std::string> problems = check(plan, /*memory_limit=*/false);
+  if (!problems.empty())
+    throw user_error("run", "{}: the plan is not sound: {}; see motley check", path, problems[0]);
+  if (workers > 0 && workers != plan.cluster.size())
+    throw user_error("run", "{}: the plan is for {} devices, but {} workers were started", path,
+                     plan.cluster.size(), workers);
+  return plan;
+}
+
+void work(const RunOptions& options, const Rendezvous& where) {
+  const Plan plan = sound_plan(options.plan, where.size);
+  const bool talks = where.rank == 0;
+  set_threads(options.threads);
+  graph_of_model(plan);
+  std::unique_ptr<ProcessCommunicator> group = join_group(where);
+  TrainOptions training;
+  training.seed = options.seed;
+  training.learning_rate = options.learning_rate;
+  training.clip = options.clip;
+  training.data = options.data;
+  training.checkpoint = options.checkpoint;
+  std::string pacing = "off";
+  if (options.emulate) {
+    const DeviceType& type = plan.cluster.type_of(where.rank);
+    if (!(type.speed > 0))
+      throw user_error("run", "--emulate: device type {} has speed 0; give its share of a core",
+                       type.name);
+    training.speed = type.speed;
+    pacing = pace(*group, plan.cluster);
+    if (talks) std::fprintf(stderr, "emulation: padded speed, %s\n", pacing.c_str());
+  }
+  const RunReport report =
+      train(plan, *group, training, options.steps, [&](const StepReport& step) {
+        if (talks)
+          std::fprintf(stderr, "step %lld  loss %.4f  %s\n", static_cast<long long>(step.step),
+                       step.loss, format_seconds(step.seconds).c_str());
+      });
+  group->barrier();
+  if (!talks) return;
+  if (options.json) {
+    Json steps = Json::array();
+    for (const StepReport& s : report.steps) {
+      Json step = {{"step", s.step}, {"loss", s.loss}, {"seconds", s.seconds}};
+      if (options.clip > 0) step["gradient_norm"] = s.gradient_norm;
+      steps.push_back(step);
+    }
+    print_json({{"model", plan.model},
+                {"workers", where.size},
+                {"data", report.data},
+                {"emulated", options.emulate},
+                {"pacing", pacing},
+                {"steps", steps},
+                {"median_step_s", report.median_step_s},
+                {"predicted_step_s", plan.predicted_step_s}});
+  } else if (!report.steps.empty()) {
+    std::printf("%zu steps on %s; loss %.4f -> %.4f; median step %s, predicted %s\n",
+                report.steps.size(), report.data.c_str(), report.steps.front().loss,
+                report.steps.back().loss, format_seconds(report.median_step_s).c_str(),
+                format_seconds(plan.predicted_step_s).c_str());
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+std::vector<std::string> RunOptions::arguments() const {
+  std::vector<std::string> words = {"run",       plan,
+                                    "--steps",   std::to_string(steps),
+                                    "--seed",    std::to_string(seed),
+                                    "--threads", std::to_string(threads)};
+  auto add = [&](const char* name, const std::string& value) {
+    words.push_back(name);
+    words.push_back(value);
+  };
+  if (!data.empty()) add("--data", data);
+  if (!checkpoint.empty()) add("--checkpoint", checkpoint);
+  if (learning_rate > 0) add("--lr", fmt::format("{}", learning_rate));
+  if (clip > 0) add("--clip", fmt::format("{}", clip));
+  if (emulate) words.push_back("--emulate");
+  if (json) words.push_back("--json");
+  return words;
+}
+
+void run_command(const RunOptions& options) {
+  if (const auto where = rendezvous_from_environment()) {
+    run_worker([&] { work(options, *where); });
+    return;
+  }
+  LaunchOptions launch;
+  launch.workers = sound_plan(options.plan, 0).cluster.size();
+  if (launch.workers > kMaxLocalWorkers)
+    throw user_error("run",
+                     "{}: the plan is for {} devices; more than {} workers are not started on one "
+                     "machine, use torchrun or Slurm",
+                     options.plan, launch.workers, kMaxLocalWorkers);
+  launch.arguments = options.arguments();
+  launch.threads = options.threads;
+  launch_workers(launch);
+}
+
+void add_run_command(CLI::App& app) {
+  auto options = std::make_shared<RunOptions>();
+  auto* command = app.add_subcommand("run", "Train by a plan");
+  command->add_option("plan", options->plan, "Plan file")->required();
+  command->add_option("--steps", options->steps, "Steps to train")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  command->add_option("--data", options->data,
+                      "Text file or folder, for language models; default: license texts");
+  command->add_option("--checkpoint", options->checkpoint,
+                      "Folder to go on from, and to save to at the end");
+  command->add_option("--seed", options->seed, "Seed of parameters, data and dropout");
+  command->add_option("--lr", options->learning_rate, "Learning rate; default 1e-3, SGD 1e-2")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--clip", options->clip, "Largest norm of the gradient; default: no clipping")
+      ->check(CLI::PositiveNumber);
+  command->add_flag("--emulate", options->emulate,
+                    "Emulate the speeds and links of the plan's cluster on this machine");
+  command->add_option("--threads", options->threads, "Threads of each worker")
+      ->check(CLI::Range(1, 1024));
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->callback([options] { run_command(*options); });
+}
+
+}  // namespace motley

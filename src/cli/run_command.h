@@ -1,0 +1,35 @@
+// motley run: trains by a plan, on workers started here or by another launcher.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace motley {
+
+struct RunOptions {
+  std::string plan;  // file
+  int64_t steps = 10;
+  std::string data, checkpoint;
+  uint64_t seed = 0;
+  double learning_rate = 0, clip = 0;
+  bool emulate = false;
+  int threads = 1;  // of each local worker
+  bool json = false;
+
+  // The command line that gives these options, for workers.
+  std::vector<std::string> arguments() const;
+};
+
+// Reads and checks the plan, then trains: as a worker if a launcher started this process, on local
+// workers otherwise. Rank 0 prints progress on standard error and the result on standard output.
+// Throws UserError for what the user can mend.
+void run_command(const RunOptions& options);
+
+void add_run_command(CLI::App& app);
+
+}  // namespace motley

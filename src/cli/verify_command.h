@@ -1,0 +1,12 @@
+// motley verify: one step of a plan on threads of this process against one device.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace motley {
+
+void add_verify_command(CLI::App& app);
+
+}  // namespace motley
