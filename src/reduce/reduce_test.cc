@@ -1,11 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
-#include <sstream>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -376,82 +374,6 @@ TEST(Synthesis, EqualsTryingEverySequence) {
     for (int size = 1; size <= limit; ++size) walk(walk, DenseStates(n), size);
     EXPECT_EQ(programs_of(program_space(static_cast<int>(sizes.size()), limit)), found);
   }
-}
-
-struct RowGroup {
-  std::vector<int> sizes, axes, reduce;
-  int programs = 0;
-  std::set<std::string> matrices;
-};
-
-// The row groups of Appendix A, from tests/data/p2.
-std::vector<RowGroup> appendix() {
-  std::map<std::string, RowGroup> groups;
-  auto numbers = [](std::string text) {
-    for (char& c : text)
-      if (c == '[' || c == ']') c = ' ';
-    std::istringstream in(text);
-    std::vector<int> v;
-    for (int x; in >> x;) v.push_back(x);
-    return v;
-  };
-  for (const char* file : {"appendix_a_a100.csv", "v100_structure.csv"}) {
-    std::ifstream in(std::string(MOTLEY_SOURCE_DIR "/tests/data/p2/") + file);
-    std::string line;
-    std::getline(in, line);
-    std::vector<std::string> header;
-    auto cells = [](const std::string& l) {
-      std::vector<std::string> out;
-      std::istringstream s(l);
-      for (std::string cell; std::getline(s, cell, ',');) out.push_back(cell);
-      return out;
-    };
-    header = cells(line);
-    auto column = [&](const char* name) {
-      return std::find(header.begin(), header.end(), name) - header.begin();
-    };
-    while (std::getline(in, line)) {
-      auto row = cells(line);
-      std::string axes = row[column("axes")], reduce = row[column("reduce_axes")];
-      RowGroup& g = groups[row[0] + axes + reduce];
-      g.sizes = {std::stoi(row[column("nodes")]), std::stoi(row[column("gpus_per_node")])};
-      g.axes = numbers(axes);
-      g.reduce = numbers(reduce);
-      g.programs = std::stoi(row[column("n_programs_total")]);
-      g.matrices.insert(row[column("matrix")]);
-    }
-  }
-  std::vector<RowGroup> all;
-  for (auto& [key, g] : groups) all.push_back(std::move(g));
-  return all;
-}
-
-TEST(Synthesis, Appendix42RowGroups) {
-  std::vector<RowGroup> groups = appendix();
-  EXPECT_EQ(groups.size(), 42u);
-  size_t matrices = 0, programs = 0;
-  for (const RowGroup& g : groups) {
-    Hierarchy h = hierarchy_of(g.sizes);
-    std::set<std::string> found;
-    int64_t total = 0;
-    for (const Matrix& m : placements(h, g.axes)) {
-      found.insert(to_string(m));
-      SynthesisHierarchy s = synthesis_hierarchy(h, m, g.reduce);
-      auto all = programs_of(program_space(static_cast<int>(s.levels.size()) - 1, 5));
-      total += static_cast<int64_t>(all.size());
-      for (const Program& p : all) EXPECT_TRUE(verify(p, s.levels)) << to_string(m);
-    }
-    EXPECT_EQ(total, g.programs) << fmt::format("[{}]", fmt::join(g.axes, " "));
-    if (g.axes.size() > 1) {
-      EXPECT_EQ(found, g.matrices);
-    } else {
-      EXPECT_EQ(found.size(), 1u);  // a single axis: the hierarchy itself
-    }
-    matrices += found.size();
-    programs += static_cast<size_t>(total);
-  }
-  EXPECT_EQ(matrices, 104u);
-  EXPECT_EQ(programs, 3128u);
 }
 
 TEST(Synthesis, VerifyRejects) {

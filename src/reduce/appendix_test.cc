@@ -1,0 +1,210 @@
+// Appendix A of P2, row by row: program counts, placements, and predicted against measured seconds
+// (tests/data/p2). bench/reduce_bench.cc prints the same in full and fits the calibrated numbers.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <set>
+#include <sstream>
+
+#include "cluster/cluster.h"
+#include "reduce/best.h"
+
+namespace motley::reduce {
+namespace {
+
+struct Row {
+  std::string group, matrix_text;
+  Hierarchy hierarchy;
+  std::vector<int> axes, reduce;
+  Matrix matrix;
+  bool tree = false;
+  int programs = 0;
+  double all_reduce = 0, optimal = 0;  // 0: not in the table
+};
+
+std::vector<int> numbers(std::string text) {
+  for (char& c : text)
+    if (c == '[' || c == ']') c = ' ';
+  std::istringstream in(text);
+  std::vector<int> v;
+  for (int x; in >> x;) v.push_back(x);
+  return v;
+}
+
+std::vector<Row> read(const std::string& file) {
+  std::ifstream in(MOTLEY_SOURCE_DIR "/tests/data/p2/" + file);
+  std::string line;
+  auto cells = [&] {
+    std::vector<std::string> out;
+    std::istringstream s(line);
+    for (std::string cell; std::getline(s, cell, ',');) out.push_back(cell);
+    return out;
+  };
+  std::getline(in, line);
+  std::vector<std::string> header = cells();
+  std::vector<Row> rows;
+  while (std::getline(in, line)) {
+    std::map<std::string, std::string> at;
+    std::vector<std::string> cell = cells();
+    for (size_t i = 0; i < cell.size(); ++i) at[header[i]] = cell[i];
+    Row row;
+    row.group = at["system"] + " " + at["axes"] + " " + at["reduce_axes"];
+    row.matrix_text = at["matrix"];
+    row.hierarchy = {{"node", std::stoi(at["nodes"])}, {"gpu", std::stoi(at["gpus_per_node"])}};
+    row.axes = numbers(at["axes"]);
+    row.reduce = numbers(at["reduce_axes"]);
+    row.matrix = {static_cast<int>(row.axes.size()), 2, numbers(at["matrix"])};
+    row.tree = at["algo"] == "tree";
+    row.programs = std::stoi(at["n_programs_total"]);
+    if (at.count("allreduce_s")) row.all_reduce = std::stod(at["allreduce_s"]);
+    if (at.count("optimal_s")) row.optimal = std::stod(at["optimal_s"]);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::map<std::string, std::vector<Row>> row_groups() {
+  std::map<std::string, std::vector<Row>> groups;
+  for (const char* file : {"appendix_a_a100.csv", "v100_structure.csv"})
+    for (Row& row : read(file)) groups[row.group].push_back(std::move(row));
+  return groups;
+}
+
+TEST(AppendixA, CountsAndPlacementsOfAll42RowGroupsAreExact) {
+  auto groups = row_groups();
+  EXPECT_EQ(groups.size(), 42u);
+  size_t matrices = 0, programs = 0;
+  for (const auto& [name, rows] : groups) {
+    std::set<std::string> found, printed;
+    for (const Row& row : rows) printed.insert(row.matrix_text);
+    int64_t total = 0;
+    for (const Matrix& m : placements(rows[0].hierarchy, rows[0].axes)) {
+      found.insert(to_string(m));
+      SynthesisHierarchy s = synthesis_hierarchy(rows[0].hierarchy, m, rows[0].reduce);
+      auto all = programs_of(program_space(static_cast<int>(s.levels.size()) - 1, 5));
+      total += static_cast<int64_t>(all.size());
+      for (const Program& p : all) EXPECT_TRUE(verify(p, s.levels)) << name << " " << to_string(m);
+    }
+    EXPECT_EQ(total, rows[0].programs) << name;
+    EXPECT_EQ(found, printed) << name;
+    matrices += found.size();
+    programs += static_cast<size_t>(total);
+  }
+  EXPECT_EQ(matrices, 104u);
+  EXPECT_EQ(programs, 3128u);
+}
+
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(AppendixA, SynthesisOfAllGroupsIn20Milliseconds) {
+  auto groups = row_groups();
+  auto start = std::chrono::steady_clock::now();
+  size_t programs = 0;
+  for (const auto& [name, rows] : groups) {
+    ProgramSpaces spaces(5);
+    for (const Matrix& m : placements(rows[0].hierarchy, rows[0].axes)) {
+      SynthesisHierarchy s = synthesis_hierarchy(rows[0].hierarchy, m, rows[0].reduce);
+      programs += programs_of(spaces.of(static_cast<int>(s.levels.size()) - 1)).size();
+    }
+  }
+  EXPECT_EQ(programs, 3128u);
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 0.020);
+}
+#endif
+
+// ---- predicted against measured ----
+
+struct Machine {
+  double nic, nvswitch, launch, tree_share;
+};
+
+struct Accuracy {
+  double all_reduce = 0, best = 0, speed_up = 0;  // geometric means of max(a/b, b/a)
+  double worst = 1, rank_all_reduce = 0, rank_best = 0;
+};
+
+std::vector<double> ranks(const std::vector<double>& v) {
+  std::vector<double> rank(v.size());
+  for (size_t i = 0; i < v.size(); ++i)
+    for (double other : v) rank[i] += other < v[i] ? 1 : other == v[i] ? 0.5 : 0;
+  return rank;
+}
+double spearman(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> x = ranks(a), y = ranks(b);
+  double n = static_cast<double>(x.size()), mean = n / 2, xy = 0, xx = 0, yy = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    xy += (x[i] - mean) * (y[i] - mean);
+    xx += (x[i] - mean) * (x[i] - mean);
+    yy += (y[i] - mean) * (y[i] - mean);
+  }
+  return xy / std::sqrt(xx * yy);
+}
+
+Accuracy judge(const std::vector<Row>& rows, const Machine& machine) {
+  // Ten runs of 2 GiB a GPU; the runs over two axes number the devices of a group axis by axis.
+  constexpr double kRuns = 10, kBytes = 2.0 * (1 << 30);
+  ProgramSpaces spaces(5);
+  Accuracy sum;
+  std::vector<double> predicted[2], measured[2];
+  for (const Row& row : rows) {
+    Cluster cluster = parse_cluster(
+        fmt::format(
+            "link: {{bandwidth: {}, latency: 30 us}}\ngroups:\n  - {{count: {}, link: {{bandwidth: "
+            "{}, latency: 5 us}}, devices: [{{type: A100-40GB, count: {}}}]}}\n",
+            machine.nic, row.hierarchy[0].size, machine.nvswitch, row.hierarchy[1].size),
+        row.group);
+    net::Topology network(cluster);
+    CostModel model{&network,
+                    row.tree ? net::Algorithm::tree : net::Algorithm::ring,
+                    {machine.launch, machine.tree_share}};
+    PlacementCost cost(model, kBytes, row.hierarchy, row.matrix, row.reduce,
+                       row.reduce.size() > 1 ? Numbering::axis_major : Numbering::level_major);
+    double all_reduce = kRuns * cost.all_reduce();
+    double best = kRuns * best_program(spaces.of(cost.levels()), &cost).seconds;
+    auto error = [](double a, double b) { return std::max(a / b, b / a); };
+    sum.all_reduce += std::log(error(all_reduce, row.all_reduce));
+    sum.best += std::log(error(best, row.optimal));
+    sum.speed_up += std::log(error(all_reduce / best, row.all_reduce / row.optimal));
+    sum.worst = std::max({sum.worst, error(all_reduce, row.all_reduce), error(best, row.optimal)});
+    predicted[0].push_back(all_reduce), measured[0].push_back(row.all_reduce);
+    predicted[1].push_back(best), measured[1].push_back(row.optimal);
+  }
+  double n = static_cast<double>(rows.size());
+  sum.all_reduce = std::exp(sum.all_reduce / n);
+  sum.best = std::exp(sum.best / n);
+  sum.speed_up = std::exp(sum.speed_up / n);
+  sum.rank_all_reduce = spearman(predicted[0], measured[0]);
+  sum.rank_best = spearman(predicted[1], measured[1]);
+  return sum;
+}
+
+TEST(AppendixA, A100SecondsWithThePapersBandwidths) {
+  Accuracy a = judge(read("appendix_a_a100.csv"), {8e9, 270e9, 0, 1});
+  EXPECT_LE(a.all_reduce, 1.20);
+  EXPECT_LE(a.speed_up, 1.12);
+  EXPECT_GE(a.rank_all_reduce, 0.985);
+  EXPECT_GE(a.rank_best, 0.985);
+}
+
+TEST(AppendixA, A100SecondsCalibratedOnAThirdAndJudgedOnTheRest) {
+  std::vector<Row> rows = read("appendix_a_a100.csv"), judged;
+  EXPECT_EQ(rows.size(), 124u);
+  for (size_t i = 0; i < rows.size(); ++i)
+    if (i % 3 != 0) judged.push_back(rows[i]);
+  // What bench/reduce_bench.cc fits on rows 0, 3, 6, ...
+  Accuracy a = judge(judged, {8.95e9, 257e9, 2.98e-3, 0.61});
+  EXPECT_LE(a.all_reduce, 1.10);
+  EXPECT_LE(a.best, 1.10);
+  EXPECT_LE(a.worst, 1.6);
+  EXPECT_LE(a.speed_up, 1.12);
+  EXPECT_GE(a.rank_all_reduce, 0.985);
+  EXPECT_GE(a.rank_best, 0.985);
+}
+
+}  // namespace
+}  // namespace motley::reduce
