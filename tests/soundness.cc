@@ -133,13 +133,13 @@ std::vector<std::vector<double>> soundness_ratios(int devices, uint64_t seed) {
 
 SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases,
                               const std::vector<int>& devices, int programs, uint64_t seed,
-                              bool verbose) {
+                              bool verbose, Theory::Lookup lookup) {
   SoundnessReport report;
   for (const SoundnessCase& c : cases) {
     ModelSpec spec = parse_model(c.model);
     auto module = materialize(spec, seed, DType::f64);
     Graph graph = canonicalize(capture(c.model, c.batch, DType::f64).graph);
-    Theory theory(graph);
+    Theory theory(graph, lookup);
     Feeds feeds{parameters_of(*module), buffers_of(*module),
                 random_inputs(*module, c.batch, seed + 1, DType::f64)};
     for (auto* map : {&feeds.parameters, &feeds.buffers})

@@ -42,6 +42,6 @@ struct SoundnessReport {
 // Runs `programs` random feasible programs of each model for each number of devices.
 SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases,
                               const std::vector<int>& devices, int programs, uint64_t seed,
-                              bool verbose);
+                              bool verbose, Theory::Lookup lookup = find_op);
 
 }  // namespace motley

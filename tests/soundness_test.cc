@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
+#include "core/rng.h"
 #include "graph/canonical.h"
+#include "graph/ops/builder.h"
 #include "spmd/build.h"
 #include "spmd/sample.h"
 #include "torch/capture.h"
@@ -13,10 +17,158 @@ namespace motley {
 namespace {
 
 TEST(Soundness, RandomProgramsEqualOneDevice) {
-  SoundnessReport report = run_soundness(soundness_cases(), {2, 3, 4, 5}, 6, 1, false);
+  SoundnessReport report = run_soundness(soundness_cases(), {2, 3, 4, 5}, 12, 7, false);
   EXPECT_EQ(report.rejected_by_checker, 0) << report.worst_case;
   EXPECT_LT(report.worst, 1e-9) << report.worst_case;
-  EXPECT_EQ(report.programs, 6 * 4 * 6);
+  EXPECT_EQ(report.programs, 6 * 4 * 12);
+}
+
+// Wrong rules, each planted in place of the right entry; running random programs must catch every
+// one.
+struct Planted {
+  const char* op;
+  const char* model;
+  Signature (*signature)(const Graph&, const Node&);
+};
+
+Signature right(const Graph& graph, const Node& node) {
+  return find_op(node.op)->signature(graph, node);
+}
+
+const std::vector<Planted>& planted() {
+  static const std::vector<Planted> list = {
+      // A nonlinear op said to be linear.
+      {"aten::gelu", "gpt:layers=1,hidden=8,heads=2,seq=4,vocab=7",
+       [](const Graph& g, const Node& n) {
+         Signature s = right(g, n);
+         s.linear.push_back({0});
+         return s;
+       }},
+      // A sum over one partial operand only: the other is added once per device.
+      {"aten::add.Tensor", "gpt:layers=1,hidden=8,heads=2,seq=4,vocab=7",
+       [](const Graph& g, const Node& n) {
+         Signature s = right(g, n);
+         if (s.operands.size() == 2) s.linear.push_back({0});
+         return s;
+       }},
+      // The bias of a product is added by every device.
+      {"aten::addmm", "mlp:layers=2,hidden=12,in=10,classes=7",
+       [](const Graph& g, const Node& n) {
+         Signature s = right(g, n);
+         s.added.clear();
+         return s;
+       }},
+      // A softmax over a cut dimension without its collectives.
+      {"aten::_softmax", "vit:layers=1,hidden=8,heads=2,image=8,patch=4,classes=5",
+       [](const Graph& g, const Node& n) {
+         Signature s = right(g, n);
+         for (Label& l : s.labels) l.kind = LabelKind::parallel;
+         return s;
+       }},
+      // Gradients of layer norm's weights said to be whole where each device sees a part of the
+      // batch.
+      {"aten::native_layer_norm_backward", "bert:layers=1,hidden=8,heads=2,seq=4,vocab=7",
+       [](const Graph& g, const Node& n) {
+         Signature s = right(g, n);
+         for (Label& l : s.labels)
+           if (l.kind == LabelKind::reduction) l.kind = LabelKind::parallel, l.ignored_by = 6;
+         return s;
+       }},
+      // A convolution whose cut input channels are not summed.
+      {"aten::convolution", "convnet:width=4,image=8,classes=5",
+       [](const Graph& g, const Node& n) {
+         Signature s = right(g, n);
+         for (Label& l : s.labels)
+           if (l.kind == LabelKind::reduction) l.kind = LabelKind::parallel, l.ignored_by = 1;
+         return s;
+       }},
+  };
+  return list;
+}
+
+const Planted* now = nullptr;
+
+const OpDef* wrong_lookup(const std::string& name) {
+  if (name != now->op) return find_op(name);
+  static OpDef wrong{""};
+  wrong = *find_op(name);
+  wrong.signature = now->signature;
+  return &wrong;
+}
+
+TEST(Soundness, CatchesEveryPlantedWrongRule) {
+  for (const Planted& p : planted()) {
+    now = &p;
+    SoundnessReport report;
+    for (uint64_t seed = 0; seed < 12 && report.worst < 1e-6; ++seed)
+      report = run_soundness({{p.model, 6}}, {2, 3}, 20, seed, false, wrong_lookup);
+    EXPECT_GT(report.worst, 1e-6) << p.op;
+  }
+}
+
+// Mutants of sound programs. Every mutant the checker lets pass must still equal one device.
+TEST(Checker, LetsNoWrongMutantPass) {
+  int refused = 0, passed = 0;
+  for (const char* model :
+       {"mlp:layers=2,hidden=12,in=10,classes=7", "gpt:layers=1,hidden=8,heads=2,seq=4,vocab=7",
+        "convnet:width=4,image=8,classes=5"}) {
+    const int64_t batch = 6;
+    auto module = materialize(parse_model(model), 1, DType::f64);
+    Graph graph = canonicalize(capture(model, batch, DType::f64).graph);
+    Theory theory(graph);
+    Feeds feeds{parameters_of(*module), buffers_of(*module),
+                random_inputs(*module, batch, 2, DType::f64)};
+    for (auto* map : {&feeds.parameters, &feeds.buffers})
+      for (auto& [name, tensor] : *map) tensor = tensor.detach().clone();
+    InterpretOptions options;
+    options.kernels = random_kernels(1, 0);
+    StepResult expected = interpret(graph, feeds, options);
+    CostModel cost(flat_cluster({device_catalogue().back()}, {3}, {LinkKind::switched, 1e9, 1e-5}));
+    Shares shares({0.5, 0.3, 0.2});
+    spmd::Builder builder(theory, cost, Optimizer::sgd);
+    builder.price(Fractions(cost.cluster(), shares));
+    Rng rng(5);
+    for (int trial = 0; trial < 600; ++trial) {
+      Program program = spmd::random_program(builder, &rng);
+      size_t at = static_cast<size_t>(rng.below(static_cast<int64_t>(program.steps.size())));
+      Step& step = program.steps[at];
+      const int kind = static_cast<int>(rng.below(5));
+      if (kind == 0) {
+        program.steps.erase(program.steps.begin() + static_cast<int64_t>(at));
+      } else if (kind == 1) {
+        std::swap(step, program.steps[static_cast<size_t>(
+                            rng.below(static_cast<int64_t>(program.steps.size())))]);
+      } else if (kind == 2 && step.is_compute()) {
+        step.triple =
+            static_cast<int>(rng.below(static_cast<int64_t>(theory.triples(step.node).size())));
+      } else if (kind == 3 && !step.is_compute()) {
+        auto placements = theory.placements(step.value);
+        (rng.chance(0.5) ? step.from : step.to) =
+            placements[static_cast<size_t>(rng.below(static_cast<int64_t>(placements.size())))];
+        Theory::conversion(step.from, step.to, &step.kind);
+      } else if (kind == 4 && !step.is_compute()) {
+        step.kind = static_cast<CollectiveKind>(rng.below(6));
+      } else {
+        continue;
+      }
+      auto right_when_run = [&] {
+        try {
+          return program_error(theory, program, shares, feeds, expected, 1) < 1e-9;
+        } catch (const std::exception&) {
+          return false;
+        }
+      };
+      if (check(theory, program).empty()) {
+        ++passed;
+        EXPECT_TRUE(right_when_run()) << model << " trial " << trial;
+      } else {
+        ++refused;
+      }
+    }
+  }
+  std::printf("%d mutants refused, %d passed and equal one device\n", refused, passed);
+  EXPECT_GE(refused, 1000);
+  EXPECT_GT(passed, 50);
 }
 
 }  // namespace

@@ -84,14 +84,14 @@ struct Occurrence {
 
 }  // namespace
 
-Theory::Theory(const Graph& graph) : graph_(graph) {
+Theory::Theory(const Graph& graph, Lookup lookup) : graph_(graph), lookup_(lookup) {
   factors_.resize(graph.values.size());
   for (size_t v = 0; v < graph.values.size(); ++v)
     for (int64_t n : graph.values[v].spec.shape)
       factors_[v].push_back(n > 1 ? Factors{n} : Factors{});
   signatures_.reserve(graph.nodes.size());
   for (const Node& node : graph.nodes) {
-    const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
+    const OpDef* op = is_source(node) ? nullptr : lookup_(node.op);
     signatures_.push_back(op && op->signature ? op->signature(graph, node) : Signature{});
   }
   refine();
@@ -190,7 +190,7 @@ void Theory::derive() {
     std::vector<ValueId> outputs = node.outputs;
 
     // The key says all that the triples depend on: the signature, the factors, the extra rules.
-    const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
+    const OpDef* op = is_source(node) ? nullptr : lookup_(node.op);
     std::vector<ExtraRule> extra;
     if (op && op->extra) extra = op->extra(graph_, node);
     std::string key = node.op + "|";
@@ -385,7 +385,7 @@ Shape Theory::local_shape(ValueId value, Placement p, const Shares& shares, int 
 std::vector<std::string> Theory::unknown_ops() const {
   std::set<std::string> names;
   for (const Node& node : graph_.nodes)
-    if (!is_source(node) && !find_op(node.op)) names.insert(node.op);
+    if (!is_source(node) && !lookup_(node.op)) names.insert(node.op);
   return {names.begin(), names.end()};
 }
 

@@ -44,7 +44,9 @@ const char* to_string(CollectiveKind kind);
 
 class Theory {
  public:
-  explicit Theory(const Graph& graph);
+  using Lookup = const OpDef* (*)(const std::string&);
+  // `lookup` finds the entries of the op table; tests plant wrong ones.
+  explicit Theory(const Graph& graph, Lookup lookup = find_op);
 
   const Graph& graph() const { return graph_; }
   // Atomic factors of every dimension of a value, outermost first; a dimension of size 1 has none.
@@ -73,6 +75,7 @@ class Theory {
   void derive();
 
   const Graph& graph_;
+  Lookup lookup_;
   std::vector<Signature> signatures_;                       // [node]
   std::vector<std::vector<std::vector<int64_t>>> factors_;  // [value][dim]
   std::vector<std::unique_ptr<std::vector<Triple>>> tables_;
