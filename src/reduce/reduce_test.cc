@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "core/error.h"
@@ -374,6 +375,60 @@ TEST(Synthesis, EqualsTryingEverySequence) {
     for (int size = 1; size <= limit; ++size) walk(walk, DenseStates(n), size);
     EXPECT_EQ(programs_of(program_space(static_cast<int>(sizes.size()), limit)), found);
   }
+}
+
+// What the costs and bounds rest on, at sizes other than 2 and whichever way a state is reached: a
+// device that holds something holds the buffer divided by the sizes of the levels scattered; and
+// the units of a level lack none of the chunks, all, or at least 1 - 1/n for the smallest scattered
+// size n.
+TEST(Synthesis, WhatIsHeldAndLackedFollowsFromTheStateOfTwos) {
+  for (const std::vector<int>& sizes :
+       {std::vector<int>{5}, {2, 3}, {4, 3}, {2, 3, 2}, {3, 2, 4}}) {
+    std::vector<int> levels = rooted(sizes);
+    int n = static_cast<int>(size_of(levels)), checked = 0;
+    ProgramSpace space = program_space(static_cast<int>(sizes.size()), 5);
+    auto walk = [&](auto&& self, int s, const DenseStates& state, int left) -> void {
+      const ProgramState& twos = space.states[s];
+      int scattered = 1, least = n;
+      for (size_t l = 1; l < levels.size(); ++l)
+        if (twos.scattered >> l & 1) scattered *= levels[l], least = std::min(least, levels[l]);
+      for (int d = 0; d < n; ++d) ASSERT_TRUE(state.held(d) == 0 || state.held(d) * scattered == n);
+      for (int l = 0, block = n; l < static_cast<int>(levels.size()); ++l) {
+        block /= levels[l];
+        int lacking = n;
+        for (int first = 0; first < n; first += block)
+          lacking = std::min(lacking, state.lacking(first, block));
+        if (twos.lack[l] == 0 || twos.lack[l] == 1) {
+          ASSERT_EQ(lacking, twos.lack[l] * n);
+        } else {
+          ASSERT_GT(scattered, 1);
+          ASSERT_GE(lacking * least, n * (least - 1));
+        }
+      }
+      ++checked;
+      if (left == 0) return;
+      for (const Transition& t : twos.next) {
+        DenseStates next = state;
+        ASSERT_TRUE(next.apply(t.step.collective, groups_of(t.step.form, levels)));
+        self(self, t.to, next, left - 1);
+      }
+    };
+    walk(walk, 0, DenseStates(n), 5);
+    EXPECT_GE(checked, 6);
+  }
+}
+
+// Longer programs than usual: the invariants checked inside hold, and the counts never shrink.
+TEST(Synthesis, LongerLimits) {
+  for (int levels = 1; levels <= 3; ++levels) {
+    int64_t before = 0;
+    for (int limit = 1; limit <= kMaxSizeLimit; ++limit) {
+      int64_t programs = program_space(levels, limit).programs;
+      EXPECT_GE(programs, before);
+      before = programs;
+    }
+  }
+  EXPECT_EQ(program_space(2, kMaxSizeLimit).programs, 47);  // none of two levels is longer than 4
 }
 
 TEST(Synthesis, VerifyRejects) {

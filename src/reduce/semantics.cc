@@ -31,6 +31,12 @@ bool DenseStates::holds(int device, int chunk) const {
   return false;
 }
 
+int DenseStates::held(int device) const {
+  int chunks = 0;
+  for (int c = 0; c < devices_; ++c) chunks += holds(device, c);
+  return chunks;
+}
+
 bool DenseStates::strays(const std::vector<std::vector<uint64_t>>& goal) const {
   for (int d = 0; d < devices_; ++d)
     for (int c = 0; c < devices_; ++c)

@@ -54,6 +54,9 @@ class DenseStates {
   // together, lack some device.
   int lacking(int first, int count) const;
 
+  // How many chunks the device holds.
+  int held(int device) const;
+
   int devices() const { return devices_; }
   int words() const { return words_; }
 
