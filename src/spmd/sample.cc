@@ -31,6 +31,7 @@ Program random_program(const Builder& builder, Rng* rng) {
   };
   Solution solution;
   std::vector<uint32_t> forms(problem.value_table.size());
+  std::vector<int> made(problem.value_table.size());
   for (const Node& node : problem.nodes) {
     const auto& options = problem.option_tables[node.table].options;
     std::vector<int> possible;
@@ -41,10 +42,22 @@ Program random_program(const Builder& builder, Rng* rng) {
       if (ok) possible.push_back(static_cast<int>(o));
     }
     MOTLEY_CHECK(!possible.empty(), "a node has no reachable option");
+    // More often than not go on with the forms that are there, so that chains of cuts and partial
+    // sums grow long.
+    std::vector<int> direct;
+    for (int o : possible) {
+      bool ok = true;
+      for (size_t i = 0; i < node.inputs.size(); ++i)
+        ok = ok && made[node.inputs[i]] == options[o].in[i];
+      if (ok) direct.push_back(o);
+    }
+    if (!direct.empty() && rng->chance(0.6)) possible = direct;
     int choice = possible[rng->below(static_cast<int64_t>(possible.size()))];
     solution.option.push_back(choice);
-    for (size_t i = 0; i < node.outputs.size(); ++i)
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      made[node.outputs[i]] = options[choice].out[i];
       forms[node.outputs[i]] = reachable(node.outputs[i], options[choice].out[i]);
+    }
   }
   Weights weights;
   weights.compute.assign(problem.types, 0);
