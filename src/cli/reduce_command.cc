@@ -62,9 +62,11 @@ Hierarchy hierarchy_of(const Cluster& cluster) {
   return hierarchy;
 }
 
-// A cluster of the hierarchy's shape: 8 GB/s outside, 270 GB/s inside, geometric in between.
+// A cluster of the hierarchy's shape: 8 GB/s and 30 us outside, 270 GB/s and 5 us inside, geometric
+// in between.
 Cluster assumed_cluster(const Hierarchy& hierarchy) {
-  constexpr double kOuter = 8e9, kInner = 270e9;
+  constexpr BytesPerSecond kOuter = 8e9, kInner = 270e9;
+  constexpr Seconds kOuterLatency = 30e-6, kInnerLatency = 5e-6;
   Cluster cluster;
   cluster.name = "assumed";
   cluster.types = {device_catalogue()[0]};
@@ -77,6 +79,7 @@ Cluster assumed_cluster(const Hierarchy& hierarchy) {
     g.parent = parent;
     double inner = depth == 1 ? 1 : static_cast<double>(level) / static_cast<double>(depth - 1);
     g.link.bandwidth = kOuter * std::pow(kInner / kOuter, inner);
+    g.link.latency = kOuterLatency * std::pow(kInnerLatency / kOuterLatency, inner);
     g.first_device = cluster.size();
     for (int i = 0; i < hierarchy[level].size; ++i) {
       if (level + 1 < depth) {
@@ -233,7 +236,7 @@ void one_reduction(const Job& job) {
     return;
   }
 
-  fmt::print("{} placement{} of axes {} on {}, {} reduced over axes {} on {}s\n\n", matrices.size(),
+  fmt::print("{} placement{} of axes {} on {}, {} reduced over axes {} ({})\n\n", matrices.size(),
              matrices.size() == 1 ? "" : "s", fmt::join(job.axes, ","), to_string(job.hierarchy),
              format_bytes(reduction.bytes), fmt::join(reduction.axes, ","),
              net::to_string(job.model.algorithm));
@@ -338,8 +341,9 @@ void reduce_command(const ReduceOptions& options) {
     cluster = assumed_cluster(job.hierarchy);
     fmt::print(
         stderr,
-        "[reduce] no --cluster: assuming 8 GB/s between the outermost units and 270 GB/s inside "
-        "the innermost\n");
+        "[reduce] no --cluster: assuming 8 GB/s and 30 us between the outermost units, 270 GB/s "
+               "and 5 us inside the innermost
+");
   } else if (cluster.size() != devices_of(job.hierarchy)) {
     throw user_error(
         "reduce", "--hierarchy {} has {} devices, but cluster '{}' has {}; make them equal",
