@@ -342,8 +342,7 @@ void reduce_command(const ReduceOptions& options) {
     fmt::print(
         stderr,
         "[reduce] no --cluster: assuming 8 GB/s and 30 us between the outermost units, 270 GB/s "
-               "and 5 us inside the innermost
-");
+        "and 5 us inside the innermost\n");
   } else if (cluster.size() != devices_of(job.hierarchy)) {
     throw user_error(
         "reduce", "--hierarchy {} has {} devices, but cluster '{}' has {}; make them equal",
