@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <set>
@@ -166,6 +167,10 @@ Accuracy judge(const std::vector<Row>& rows, const Machine& machine) {
                        row.reduce.size() > 1 ? Numbering::axis_major : Numbering::level_major);
     double all_reduce = kRuns * cost.all_reduce();
     double best = kRuns * best_program(spaces.of(cost.levels()), &cost).seconds;
+    double listed = std::numeric_limits<double>::infinity();
+    for (const Program& p : programs_of(spaces.of(cost.levels())))
+      listed = std::min(listed, kRuns * cost.program(p));
+    EXPECT_EQ(best, listed) << row.group << " " << row.matrix_text;
     auto error = [](double a, double b) { return std::max(a / b, b / a); };
     sum.all_reduce += std::log(error(all_reduce, row.all_reduce));
     sum.best += std::log(error(best, row.optimal));
