@@ -51,14 +51,12 @@ void Padding::account() {
 
 void Padding::sleep() {
   if (owed_ <= 0) return;
-  const Seconds start = wall_clock();
   timespec t;
   t.tv_sec = static_cast<time_t>(owed_);
   t.tv_nsec = static_cast<long>((owed_ - std::floor(owed_)) * 1e9);
   while (clock_nanosleep(CLOCK_MONOTONIC, 0, &t, &t) == EINTR) {
   }
-  owed_ = std::max(-kMaxDebt, owed_ - (wall_clock() - start));
-  mark();
+  account();
 }
 
 void Padding::before(bool compute) {

@@ -101,7 +101,13 @@ struct Trainer::Impl {
     const Graph& graph = *plan.graph;
     const DType dtype = dtype_of(plan);
     DefaultDType default_type(dtype);
-    const std::shared_ptr<TrainModule> module = materialize(model_of(plan), options.seed, dtype);
+    std::shared_ptr<TrainModule> module;
+    {
+      // Devices that are threads share torch's generator.
+      static std::mutex mutex;
+      std::lock_guard lock(mutex);
+      module = materialize(model_of(plan), options.seed, dtype);
+    }
     data = std::make_unique<Dataset>(module->inputs(plan.batch), options.data, options.seed);
     const Tensors whole = parameters_of(*module), buffers = buffers_of(*module);
     for (const Parameter& parameter : graph.parameters) {

@@ -1,0 +1,485 @@
+// The runtime as a whole: groups of real processes, training by plans, emulation, failures.
+//
+// A test that needs processes starts this program again, several times, with the name of a body in
+// a variable; Worker.DISABLED_Body runs it.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <numeric>
+#include <thread>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "graph/canonical.h"
+#include "spmd/planner.h"
+#include "torch/capture.h"
+#include "torch/data.h"
+#include "torch/emulate.h"
+#include "torch/gloo.h"
+#include "torch/launch.h"
+#include "torch/trainer.h"
+
+namespace motley {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// `count` devices; the first is as fast as three of the last.
+Cluster uneven_cluster(int count) {
+  std::vector<DeviceType> types;
+  for (int i = 0; i < count; ++i) {
+    DeviceType type;
+    type.name = fmt::format("type{}", i);
+    type.flops = type.half_flops = 1e9 * (3 - 2. * i / std::max(count - 1, 1));
+    type.memory = 1e10;
+    type.memory_bandwidth = 1e10;
+    type.overhead = 1e-6;
+    type.speed = 0.2;
+    types.push_back(type);
+  }
+  return flat_cluster(types, std::vector<int>(count, 1), {LinkKind::switched, 1e8, 1e-6});
+}
+
+Plan make(const std::string& model, int64_t batch, const Cluster& cluster,
+          spmd::Restriction restriction = spmd::Restriction::none,
+          Optimizer optimizer = Optimizer::adamw) {
+  spmd::PlanRequest request;
+  request.model = model;
+  request.batch = batch;
+  request.baselines = false;
+  request.synthesis.optimizer = optimizer;
+  request.synthesis.restriction = restriction;
+  request.synthesis.ratios = spmd::proportional_ratios(cluster);
+  spmd::PlanResult result = spmd::plan(canonicalize(capture(model, batch).graph), cluster, request);
+  MOTLEY_CHECK(result.feasible, "{}", result.reason);
+  return std::move(result.plan);
+}
+
+std::vector<StepReport> train_on_threads(const Plan& plan, const TrainOptions& options,
+                                         int64_t steps) {
+  std::vector<StepReport> reports;
+  run_thread_group(plan.cluster.size(), [&](Communicator& group) {
+    RunReport report = train(plan, group, options, steps);
+    if (group.rank() == 0) reports = report.steps;
+  });
+  return reports;
+}
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+// ---- What workers do. A body throws if something is wrong.
+
+const char* kModels[] = {"mlp:layers=3,hidden=16,in=12,classes=5",
+                         "gpt:layers=1,hidden=16,heads=4,seq=8,vocab=256",
+                         "convnet:width=4,image=8,classes=5"};
+
+at::Tensor sample(at::ScalarType type, const std::vector<int64_t>& shape, int64_t salt) {
+  int64_t n = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  return ((at::arange(n, at::kLong) * 7 + salt * 13) % 11).to(type).reshape(shape);
+}
+
+// One of everything, with pieces of sizes[r] rows; all numbers are small integers, so every sum is
+// exact.
+std::vector<at::Tensor> exercise(Communicator& group, at::ScalarType type,
+                                 const std::vector<int64_t>& sizes) {
+  const int rank = group.rank(), size = group.size();
+  std::vector<at::Tensor> results, gathered, scattered, send, receive;
+  for (int r = 0; r < size; ++r) {
+    gathered.push_back(r == rank ? sample(type, {sizes[r], 3}, rank)
+                                 : at::empty({sizes[r], 3}, type));
+    scattered.push_back(sample(type, {sizes[r], 3}, rank * size + r));
+    send.push_back(sample(type, {sizes[rank] % 100, sizes[r] % 100}, rank * size + r));
+    receive.push_back(at::empty({sizes[r] % 100, sizes[rank] % 100}, type));
+  }
+  group.all_gather(gathered);
+  results.insert(results.end(), gathered.begin(), gathered.end());
+  group.all_to_all(send, receive);
+  results.insert(results.end(), receive.begin(), receive.end());
+  if (type == at::kBool) return results;
+  results.push_back(group.reduce_scatter(scattered));
+  for (Reduction reduction : {Reduction::sum, Reduction::max}) {
+    at::Tensor t = sample(type, {5}, rank);
+    group.all_reduce(t, reduction);
+    results.push_back(t);
+  }
+  group.barrier();
+  return results;
+}
+
+void collectives(ProcessCommunicator& group) {
+  for (int r = 0; r < group.size(); ++r)
+    MOTLEY_CHECK((group.sockets()[r] >= 0) == (r != group.rank()), "socket to {}", r);
+  for (at::ScalarType type : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kBool})
+    for (const std::vector<int64_t>& sizes : std::vector<std::vector<int64_t>>{
+             {2, 2, 2, 2}, {5, 0, 1, 3}, {0, 0, 7, 0}, {0, 0, 0, 0}, {9001, 1, 20020, 0}}) {
+      const std::vector<at::Tensor> mine = exercise(group, type, sizes);
+      std::vector<at::Tensor> expected;
+      run_thread_group(group.size(), [&](Communicator& threads) {
+        std::vector<at::Tensor> results = exercise(threads, type, sizes);
+        if (threads.rank() == group.rank()) expected = results;
+      });
+      for (size_t i = 0; i < mine.size(); ++i)
+        MOTLEY_CHECK(mine[i].equal(expected[i]), "result {} of {}", i, fmt::join(sizes, ","));
+    }
+}
+
+void training(ProcessCommunicator& group) {
+  for (const char* model : kModels) {
+    const Plan plan = make(model, 12, uneven_cluster(group.size()));
+    const RunReport report = train(plan, group, {}, 3);
+    if (group.rank() != 0) continue;
+    const Plan alone = make(model, 12, uneven_cluster(1));
+    const std::vector<StepReport> expected = train_on_threads(alone, {}, 3);
+    for (int i = 0; i < 3; ++i)
+      MOTLEY_CHECK(std::abs(report.steps[i].loss - expected[i].loss) < 2e-5 * expected[i].loss,
+                   "{} step {}: {} is not {}", model, i, report.steps[i].loss, expected[i].loss);
+  }
+}
+
+void killed(ProcessCommunicator& group) {
+  const Plan plan = make(kModels[0], 12, uneven_cluster(group.size()));
+  train(plan, group, {}, 1 << 20, [&](const StepReport& step) {
+    if (group.rank() == 1 && step.step == 3) std::raise(SIGKILL);
+  });
+}
+
+void mistaken(ProcessCommunicator& group) {
+  if (group.rank() == 2) throw user_error("test", "rank 2 was given nonsense");
+  group.barrier();
+}
+
+void stuck_exit(ProcessCommunicator& group) {
+  if (group.rank() == 1) _exit(7);
+  group.barrier();
+}
+
+void paced(ProcessCommunicator& group) {
+  // Two and two, 160 Mbit/s between them and much inside.
+  Cluster cluster = parse_cluster(R"(
+name: two-sites
+link: {bandwidth: 160 Mbps, latency: 1 us}
+groups:
+  - {name: a, link: {bandwidth: 8 Gbps, latency: 1 us}, devices: [{type: cpu-core, count: 2}]}
+  - {name: b, link: {bandwidth: 8 Gbps, latency: 1 us}, devices: [{type: cpu-core, count: 2}]}
+)",
+                                  "test");
+  const std::string mode = pace(group, cluster);
+  MOTLEY_CHECK(mode == "paced sockets", "{}", mode);
+  auto seconds = [&](auto collective) {
+    group.barrier();
+    const auto start = Clock::now();
+    collective();
+    group.barrier();
+    return since(start);
+  };
+  const int64_t n = 2 << 20;  // 8 MiB in f32
+  const double bytes = 4. * n, bandwidth = 160e6 / 8;
+  at::Tensor t = at::ones({n});
+  std::vector<at::Tensor> pieces;
+  for (int r = 0; r < 4; ++r) pieces.push_back(at::ones({n / 4}));
+  struct Case {
+    const char* name;
+    double measured, expected;
+  };
+  const Case cases[] = {
+      {"all_reduce", seconds([&] { group.all_reduce(t); }), 2 * 0.75 * bytes / bandwidth},
+      {"all_gather", seconds([&] { group.all_gather(pieces); }), 0.75 * bytes / bandwidth},
+      {"reduce_scatter", seconds([&] { group.reduce_scatter(pieces); }), 0.75 * bytes / bandwidth},
+      {"all_to_all", seconds([&] {
+         std::vector<at::Tensor> receive;
+         for (int r = 0; r < 4; ++r) receive.push_back(at::empty({n / 4}));
+         group.all_to_all(pieces, receive);
+       }),
+       bytes / bandwidth},
+  };
+  for (const Case& c : cases) {
+    if (group.rank() == 0)
+      std::fprintf(stderr, "%s: %.3f s, bytes/bandwidth %.3f s\n", c.name, c.measured, c.expected);
+    MOTLEY_CHECK(c.measured > 0.9 * c.expected && c.measured < 1.15 * c.expected + 0.05,
+                 "{} took {} s, not {} s", c.name, c.measured, c.expected);
+  }
+}
+
+void padded(ProcessCommunicator& group) {
+  const double speeds[] = {0.4, 0.1};
+  const double speed = speeds[group.rank()];
+  const at::Tensor a = at::ones({128, 128}), b = at::ones({64});
+  for (bool large : {true, false}) {
+    Padding padding(speed);
+    timespec c0, c1;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &c0);
+    const auto start = Clock::now();
+    while (since(start) < 1) {
+      padding.before(true);
+      large ? at::mm(a, a) : at::add(b, b);
+      padding.after(true);
+    }
+    padding.before(false);
+    const double wall = since(start);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &c1);
+    const double cpu = static_cast<double>(c1.tv_sec - c0.tv_sec) +
+                       1e-9 * static_cast<double>(c1.tv_nsec - c0.tv_nsec);
+    MOTLEY_CHECK(std::abs(cpu / wall / speed - 1) < 0.05, "share {} instead of {}", cpu / wall,
+                 speed);
+  }
+}
+
+struct Body {
+  const char* name;
+  void (*run)(ProcessCommunicator&);
+};
+const Body kBodies[] = {
+    {"collectives", collectives}, {"killed", killed}, {"mistaken", mistaken},
+    {"padded", padded},           {"paced", paced},   {"stuck_exit", stuck_exit},
+    {"training", training}};
+
+TEST(Worker, DISABLED_Body) {
+  const char* name = std::getenv("MOTLEY_TEST_BODY");
+  ASSERT_NE(name, nullptr) << "started by the other tests only";
+  set_threads(1);
+  run_worker([&] {
+    auto group = join_group(*rendezvous_from_environment());
+    for (const Body& body : kBodies)
+      if (body.name == std::string(name)) body.run(*group);
+    group->barrier();
+  });
+}
+
+void run_processes(int workers, const std::string& body) {
+  LaunchOptions launch;
+  launch.arguments = {"--gtest_filter=Worker.DISABLED_Body", "--gtest_also_run_disabled_tests"};
+  launch.workers = workers;
+  launch.capture = true;
+  launch.environment["MOTLEY_TEST_BODY"] = body;
+  launch_workers(launch);
+}
+
+// ---- Groups of processes
+
+TEST(GlooTest, CollectivesEqualTheThreadGroups) {
+  EXPECT_NO_THROW(run_processes(4, "collectives"));
+}
+
+TEST(GlooTest, PacedTransfersTakeBytesOverBandwidth) { EXPECT_NO_THROW(run_processes(4, "paced")); }
+
+TEST(GlooTest, TheEnvironmentIsChecked) {
+  auto with = [](const std::vector<std::pair<const char*, const char*>>& variables) {
+    const char* all[] = {"RANK",        "WORLD_SIZE",   "MASTER_ADDR",
+                         "MASTER_PORT", "SLURM_PROCID", "SLURM_NTASKS"};
+    for (const char* name : all) unsetenv(name);
+    for (const auto& [name, value] : variables) setenv(name, value, 1);
+    std::string text = message_of([] {
+      const auto where = rendezvous_from_environment();
+      throw std::runtime_error(
+          where ? fmt::format("{}/{} {}:{}", where->rank, where->size, where->host, where->port)
+                : "none");
+    });
+    for (const char* name : all) unsetenv(name);
+    return text;
+  };
+  EXPECT_EQ(with({}), "none");
+  EXPECT_EQ(with({{"RANK", "1"},
+                  {"WORLD_SIZE", "2"},
+                  {"MASTER_ADDR", "10.0.0.1"},
+                  {"MASTER_PORT", "29500"}}),
+            "1/2 10.0.0.1:29500");
+  EXPECT_EQ(with({{"SLURM_PROCID", "3"},
+                  {"SLURM_NTASKS", "4"},
+                  {"MASTER_ADDR", "n1"},
+                  {"MASTER_PORT", "1"}}),
+            "3/4 n1:1");
+  EXPECT_EQ(with({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}), "none");
+  EXPECT_THAT(with({{"RANK", "1"}}), HasSubstr("[run] WORLD_SIZE is not set"));
+  EXPECT_THAT(with({{"RANK", "2"}, {"WORLD_SIZE", "2"}}),
+              HasSubstr("RANK is '2'; give an integer from 0 to 1"));
+  EXPECT_THAT(with({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("MASTER_ADDR is not set"));
+  EXPECT_THAT(
+      with({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "x"}}),
+      HasSubstr("MASTER_PORT is 'x'"));
+}
+
+TEST(LaunchTest, AKilledWorkerStopsTheOthersWithOneLine) {
+  const auto start = Clock::now();
+  const std::string text = message_of([] { run_processes(3, "killed"); });
+  EXPECT_EQ(text, "[run] worker 1 was killed by signal 9 (Killed); the others were stopped");
+  EXPECT_LT(since(start), 20);
+}
+
+TEST(LaunchTest, TheFirstCauseIsReported) {
+  EXPECT_EQ(message_of([] { run_processes(3, "mistaken"); }), "[test] rank 2 was given nonsense");
+  EXPECT_EQ(message_of([] { run_processes(3, "stuck_exit"); }),
+            "[run] worker 1 ended with code 7; the others were stopped");
+}
+
+TEST(LaunchTest, APortInUseIsSaidSo) {
+  const int fd = socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  socklen_t length = sizeof address;
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(listen(fd, 1), 0);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  const int port = ntohs(address.sin6_port);
+  setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+  EXPECT_EQ(message_of([] { run_processes(2, "collectives"); }),
+            fmt::format("[run] MASTER_PORT {} is in use or may not be used; give a free one or "
+                        "unset it",
+                        port));
+  setenv("MASTER_PORT", "http", 1);
+  EXPECT_THAT(message_of([] { run_processes(2, "collectives"); }),
+              HasSubstr("MASTER_PORT is 'http'"));
+  unsetenv("MASTER_PORT");
+  close(fd);
+}
+
+// ---- Training
+
+TEST(TrainerTest, ProcessesEqualOneDevice) { EXPECT_NO_THROW(run_processes(3, "training")); }
+
+TEST(TrainerTest, ClippingIsOfTheWholeGradient) {
+  const std::string model = "mlp:layers=3,hidden=16,in=12,classes=5";
+  TrainOptions options;
+  options.clip = 0.05;
+  for (Optimizer optimizer : {Optimizer::adamw, Optimizer::sgd}) {
+    const Plan alone = make(model, 12, uneven_cluster(1), spmd::Restriction::none, optimizer);
+    const std::vector<StepReport> expected = train_on_threads(alone, options, 4);
+    for (spmd::Restriction restriction :
+         {spmd::Restriction::zero, spmd::Restriction::tensor_parallel,
+          spmd::Restriction::data_parallel}) {
+      const Plan plan = make(model, 12, uneven_cluster(3), restriction, optimizer);
+      bool cut = false;
+      for (const Parameter& p : plan.graph->parameters)
+        cut = cut || stored_placements(*plan.theory, plan.program)[p.value.index].is_shard();
+      EXPECT_EQ(cut, restriction != spmd::Restriction::data_parallel);
+      const std::vector<StepReport> steps = train_on_threads(plan, options, 4);
+      for (int i = 0; i < 4; ++i) {
+        EXPECT_GT(steps[i].gradient_norm, options.clip);
+        EXPECT_NEAR(steps[i].gradient_norm, expected[i].gradient_norm,
+                    2e-5 * expected[i].gradient_norm);
+        EXPECT_NEAR(steps[i].loss, expected[i].loss, 2e-5 * expected[i].loss);
+      }
+    }
+  }
+}
+
+TEST(TrainerTest, ACheckpointGoesOnUnderAnotherPlan) {
+  const std::string folder = testing::TempDir() + "/motley_checkpoint";
+  for (const char* model : {kModels[1], kModels[2]})
+    for (Optimizer optimizer : {Optimizer::adamw, Optimizer::sgd}) {
+      std::filesystem::remove_all(folder);
+      const Plan wide = make(model, 8, uneven_cluster(3), spmd::Restriction::zero, optimizer);
+      const Plan other = make(model, 8, uneven_cluster(2), spmd::Restriction::none, optimizer);
+      const std::vector<StepReport> expected = train_on_threads(wide, {}, 4);
+      TrainOptions options;
+      options.checkpoint = folder;
+      train_on_threads(wide, options, 2);
+      const std::vector<StepReport> steps = train_on_threads(other, options, 2);
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_EQ(steps[i].step, 2 + i);
+        EXPECT_NEAR(steps[i].loss, expected[2 + i].loss, 5e-5 * expected[2 + i].loss) << model;
+      }
+      const Plan stranger = make(kModels[0], 8, uneven_cluster(1));
+      EXPECT_THAT(message_of([&] { train_on_threads(stranger, options, 1); }),
+                  AllOf(HasSubstr("is of model"), HasSubstr(kModels[0])));
+    }
+  write_file(folder + "/checkpoint.pt", "nonsense");
+  const Plan plan = make(kModels[0], 8, uneven_cluster(1));
+  TrainOptions options;
+  options.checkpoint = folder;
+  EXPECT_THAT(message_of([&] { train_on_threads(plan, options, 1); }),
+              HasSubstr("checkpoint.pt is damaged or not a checkpoint of motley"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(TrainerTest, APlanForAnotherModelIsRefused) {
+  Plan plan = make("mlp:layers=2,hidden=8,in=6,classes=5", 4, uneven_cluster(1));
+  EXPECT_NO_THROW(graph_of_model(plan));
+  plan.model = "mlp:layers=3,hidden=8,in=6,classes=5";
+  EXPECT_THAT(message_of([&] { graph_of_model(plan); }),
+              AllOf(HasSubstr("a plan for another model"),
+                    HasSubstr("mlp:layers=2,hidden=8,in=6,classes=5"),
+                    HasSubstr("mlp:layers=3,hidden=8,in=6,classes=5")));
+}
+
+TEST(TrainerTest, VerifyFindsPlansEquivalent) {
+  for (const char* model : {kModels[0], kModels[1], kModels[2],
+                            "gpt:layers=1,hidden=16,heads=2,seq=8,vocab=20,dropout=0.1"}) {
+    const Plan plan = make(model, 8, uneven_cluster(3));
+    const Verification exact = verify_plan(plan);
+    EXPECT_TRUE(exact.equivalent) << model << " " << exact.loss_error << " " << exact.gradient_error
+                                  << " " << exact.worst_parameter;
+    EXPECT_TRUE(verify_plan(plan, DType::f32).equivalent) << model;
+  }
+}
+
+// ---- Emulation and data
+
+TEST(EmulateTest, PaddingGivesTheShare) { EXPECT_NO_THROW(run_processes(2, "padded")); }
+
+TEST(EmulateTest, PairsGetTheirPartOfEveryPort) {
+  const Cluster cluster = load_cluster("local-mixed-4");
+  const double slow = 400e6 / 8, fast = 4e9 / 8;
+  EXPECT_DOUBLE_EQ(pair_bandwidth(cluster, 0, 1, Traffic::ring), fast);
+  EXPECT_DOUBLE_EQ(pair_bandwidth(cluster, 1, 2, Traffic::ring), slow);
+  EXPECT_DOUBLE_EQ(pair_bandwidth(cluster, 0, 1, Traffic::all_pairs), fast / 3);
+  EXPECT_DOUBLE_EQ(pair_bandwidth(cluster, 0, 3, Traffic::all_pairs), slow / 4);
+}
+
+TEST(DataTest, BatchesAreAFunctionOfSeedAndStep) {
+  const TensorSpec ids{DType::i64, {4, 6}};
+  const std::vector<InputSpec> text = {{"tokens", ids, 256}, {"targets", ids, 256}};
+  const std::string file = testing::TempDir() + "/motley_text";
+  std::string all;
+  for (int i = 0; i < 1000; ++i) all += static_cast<char>('a' + i % 26);
+  write_file(file, all);
+  Dataset one(text, file, 1), same(text, file, 1), other(text, file, 2);
+  EXPECT_TRUE(one.batch(5)["tokens"].equal(same.batch(5)["tokens"]));
+  EXPECT_FALSE(one.batch(5)["tokens"].equal(one.batch(6)["tokens"]));
+  EXPECT_FALSE(one.batch(5)["tokens"].equal(other.batch(5)["tokens"]));
+  TensorMap batch = one.batch(0);
+  EXPECT_TRUE(batch["targets"].slice(1, 0, 5).equal(batch["tokens"].slice(1, 1, 6)));
+  EXPECT_EQ(Dataset(text, "", 1).description().find("random"), std::string::npos);
+
+  const std::vector<InputSpec> image = {{"x", {DType::f32, {2, 3}}, 0},
+                                        {"labels", {DType::i64, {2}}, 5}};
+  EXPECT_TRUE(Dataset(image, "", 3).batch(0)["x"].equal(Dataset(image, "", 3).batch(0)["x"]));
+  EXPECT_LT(Dataset(image, "", 3).batch(0)["labels"].max().item<int64_t>(), 5);
+
+  write_file(file, "short");
+  EXPECT_THAT(message_of([&] { Dataset(text, file, 1); }),
+              HasSubstr("holds 5 bytes; a sample of this model needs 7"));
+  EXPECT_THAT(message_of([&] { Dataset(text, "/no/such", 1); }),
+              HasSubstr("[run] --data /no/such does not exist"));
+  EXPECT_THAT(message_of([&] { Dataset(image, file, 1); }),
+              HasSubstr("this model does not read text"));
+  EXPECT_THAT(message_of([&] {
+                Dataset({{"tokens", ids, 20}, {"targets", ids, 20}}, file, 1);
+              }),
+              HasSubstr("vocab is 20; bytes need at least 256"));
+  std::filesystem::remove(file);
+}
+
+}  // namespace
+}  // namespace motley
