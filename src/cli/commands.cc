@@ -5,6 +5,7 @@
 
 #include "cli/capture_command.h"
 #include "cli/check_command.h"
+#include "cli/demo_command.h"
 #include "cli/models_command.h"
 #include "cli/plan_command.h"
 #include "cli/run_command.h"
@@ -16,6 +17,7 @@ namespace motley {
 void add_commands(CLI::App& app) {
   add_capture_command(app);
   add_check_command(app);
+  add_demo_command(app);
   add_models_command(app);
   add_plan_command(app);
   add_run_command(app);

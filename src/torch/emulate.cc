@@ -157,12 +157,23 @@ Measured measure(Communicator& group, double speed) {
     group.barrier();
     return seconds;
   };
-  const at::Tensor a = at::ones({512, 256}), b = at::ones({256, 1024}), c = at::ones({1 << 20});
   const at::Tensor tiny = at::ones({8});
   result.overhead = seconds_per_call(0.2, [&] { at::add(tiny, tiny); });
-  result.flops = 2. * 512 * 256 * 1024 / seconds_per_call(0.5, [&] { at::mm(a, b); });
-  // Reads two, writes one.
-  result.memory_bandwidth = 3. * 4 * (1 << 20) / seconds_per_call(0.3, [&] { at::add(c, c); });
+  const at::Tensor a = at::ones({256, 256}), b = at::ones({256, 1024});
+  result.flops = 2. * 256 * 256 * 1024 / seconds_per_call(0.5, [&] { at::mm(a, b); });
+  // A mix of what models do besides products, in multiples of the tensor's bytes.
+  const at::Tensor x = at::randn({256, 512}), w = at::ones({512});
+  const double bytes = 4. * 256 * 512;
+  const Seconds mix = seconds_per_call(0.5, [&] {
+    at::add(x, x);  // reads one or two, writes one
+    at::mul(x, x);
+    at::gelu(x);
+    at::_softmax(x, -1, false);
+    at::native_layer_norm(x, {512}, w, w, 1e-5);
+    at::gelu_backward(x, x);
+    at::_softmax_backward_data(x, x, -1, at::kFloat);
+  });
+  result.memory_bandwidth = 18 * bytes / std::max(mix - 7 * result.overhead, 1e-9);
   if (group.size() == 1) return result;
 
   auto seconds_of_all_reduce = [&](int64_t numel, int repeats) {

@@ -1,0 +1,230 @@
+#include "cli/demo_command.h"
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "cli/commands.h"
+#include "cli/run_command.h"
+#include "core/error.h"
+#include "core/units.h"
+#include "spmd/planner.h"
+#include "torch/launch.h"
+#include "torch/source.h"
+#include "torch/trainer.h"
+
+namespace motley {
+
+namespace {
+
+struct DemoOptions {
+  std::string cluster = "local-mixed-4";
+  std::string model = "gpt:layers=4,hidden=256,heads=4,seq=64,vocab=256";
+  int64_t batch = 16, steps = 40;
+  bool measure = false;  // this process is a worker that measures
+  bool json = false;
+};
+
+// A folder that goes with the object.
+class Folder {
+ public:
+  Folder() {
+    std::string name = std::filesystem::temp_directory_path().string() + "/motley-demo-XXXXXX";
+    if (mkdtemp(name.data()) == nullptr)
+      throw user_error("demo", "no folder can be made in {}; set TMPDIR",
+                       std::filesystem::temp_directory_path().string());
+    path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+// What a worker does for measure_cluster: prints the calibrated cluster.
+void measure_as_worker(const DemoOptions& options) {
+  const auto where = rendezvous_from_environment();
+  MOTLEY_CHECK(where.has_value(), "measuring is for workers");
+  const Cluster cluster = load_cluster(options.cluster);
+  set_threads(1);
+  const auto group = join_group(*where);
+  const std::string pacing = pace(*group, cluster);
+  const Cluster result =
+      calibrated(*group, cluster, measure(*group, cluster.type_of(where->rank).speed));
+  if (where->rank == 0)
+    std::printf("%s\n", Json({{"pacing", pacing}, {"cluster", to_yaml(result)}}).dump().c_str());
+  std::fflush(stdout);
+  group->barrier();
+}
+
+struct Trained {
+  std::string name;
+  Json report;
+  Seconds predicted = 0, measured = 0;
+};
+
+class Demo {
+ public:
+  explicit Demo(const DemoOptions& options) : options_(options) {}
+
+  void run() {
+    const auto start = std::chrono::steady_clock::now();
+    measure_cluster();
+    plan();
+    describe_plans();
+    Trained planned = train("planned", planned_, options_.steps);
+    const int64_t few = std::min<int64_t>(options_.steps, 8);
+    Trained even = train("even data parallelism", even_, few);
+    Trained alone = train("one device", alone_, std::min<int64_t>(options_.steps, 4));
+    report(planned, even, alone,
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+
+ private:
+  template <typename... Args>
+  void say(fmt::format_string<Args...> format, Args&&... args) {
+    std::fprintf(options_.json ? stderr : stdout, "%s\n",
+                 fmt::format(format, std::forward<Args>(args)...).c_str());
+    std::fflush(options_.json ? stderr : stdout);
+  }
+
+  void measure_cluster() {
+    Cluster nominal = load_cluster(options_.cluster);
+    for (const DeviceType& type : nominal.types)
+      if (!(type.speed > 0))
+        throw user_error("demo",
+                         "--cluster {}: device type {} has speed 0; give its share of a core",
+                         options_.cluster, type.name);
+    say("1. Measuring this machine with {} workers padded to their speeds ...", nominal.size());
+    LaunchOptions launch;
+    launch.arguments = {"demo", "--cluster", options_.cluster, "--measure"};
+    launch.workers = nominal.size();
+    launch.capture = true;
+    const Json result = parse_json(launch_workers(launch), "measurement");
+    cluster_ = parse_cluster(result["cluster"].get<std::string>(), "measured cluster");
+    for (const DeviceType& t : cluster_.types)
+      say("   {:<6} {:.0f}% of a core: {}/s in matrix products, {}/s elementwise, {} per operator",
+          t.name, 100 * t.speed, format_flops(t.flops), format_bytes(t.memory_bandwidth),
+          format_seconds(t.overhead));
+    const CollectiveModel net(cluster_);
+    say("   ring through all workers: {}/s, {} a hop ({})", format_bytes(net.ring_bandwidth()),
+        format_seconds(net.latency_of_ring()), result["pacing"].get<std::string>());
+  }
+
+  void plan() {
+    say("2. Planning {} with a global batch of {} ...", options_.model, options_.batch);
+    GraphSource source = load_graph(options_.model, options_.batch);
+    spmd::PlanRequest request;
+    request.model = options_.model;
+    request.batch = options_.batch;
+    request.baselines = false;
+    auto search = [&](const Cluster& cluster) {
+      spmd::PlanResult result = spmd::plan(source.graph, cluster, request);
+      if (!result.feasible) throw NoPlan(fmt::format("[demo] no plan fits: {}", result.reason));
+      return std::move(result.plan);
+    };
+    planned_ = search(cluster_);
+    Cluster first = flat_cluster({cluster_.type_of(0)}, {1}, cluster_.groups[0].link);
+    alone_ = search(first);
+    request.synthesis.restriction = spmd::Restriction::data_parallel;
+    request.synthesis.ratios = spmd::even_ratios(cluster_);
+    even_ = search(cluster_);
+  }
+
+  void describe_plans() {
+    say("{}", describe(planned_));
+    say("   Even data parallelism is predicted to take {} a step, {} alone {}.\n",
+        format_seconds(even_.predicted_step_s), cluster_.type_of(0).name,
+        format_seconds(alone_.predicted_step_s));
+  }
+
+  Trained train(const std::string& name, const Plan& plan, int64_t steps) {
+    say("{}. Training, {}: {} steps on {} worker{}", ++section_ + 2, name, steps,
+        plan.cluster.size(), plan.cluster.size() > 1 ? "s" : "");
+    RunOptions run;
+    run.plan = folder_.file("plan.json");
+    save_plan(plan, run.plan);
+    run.steps = steps;
+    run.emulate = run.json = true;
+    LaunchOptions launch;
+    launch.arguments = run.arguments();
+    launch.workers = plan.cluster.size();
+    launch.capture = true;
+    Trained trained;
+    trained.name = name;
+    trained.report = parse_json(launch_workers(launch), "report of the run");
+    trained.measured = trained.report["median_step_s"];
+    trained.predicted = plan.predicted_step_s;
+    return trained;
+  }
+
+  void report(const Trained& planned, const Trained& even, const Trained& alone, Seconds seconds) {
+    say("\n{:<24}{:>12}{:>12}{:>8}   {}", "", "predicted", "measured", "error", "losses");
+    double largest = 0;
+    Json runs = Json::array();
+    for (const Trained* t : {&planned, &even, &alone}) {
+      const Json& steps = t->report["steps"];
+      std::string losses;
+      for (size_t i = 0; i < steps.size(); ++i) {
+        const double loss = steps[i]["loss"], exact = planned.report["steps"][i]["loss"];
+        largest = std::max(largest, std::abs(loss - exact) / exact);
+        if (i < 4) losses += fmt::format("{:.5f} ", loss);
+      }
+      if (steps.size() > 4) losses += fmt::format("... {:.5f}", steps.back()["loss"].get<double>());
+      say("{:<24}{:>12}{:>12}{:>7.0f}%   {}", t->name, format_seconds(t->predicted),
+          format_seconds(t->measured), 100 * (t->predicted / t->measured - 1), losses);
+      runs.push_back({{"name", t->name},
+                      {"predicted_step_s", t->predicted},
+                      {"median_step_s", t->measured},
+                      {"steps", steps}});
+    }
+    const double speedup = even.measured / planned.measured;
+    say("\nThe planned run is {:.2f}x as fast as even data parallelism (predicted {:.2f}x); losses "
+        "differ by at most {:.1e} relative.\n{} in all.",
+        speedup, even.predicted / planned.predicted, largest, format_seconds(seconds));
+    if (options_.json)
+      print_json({{"runs", runs},
+                  {"speedup", speedup},
+                  {"predicted_speedup", even.predicted / planned.predicted},
+                  {"largest_loss_difference", largest},
+                  {"seconds", seconds}});
+  }
+
+  const DemoOptions& options_;
+  Folder folder_;
+  Cluster cluster_;
+  Plan planned_, even_, alone_;
+  int section_ = 0;
+};
+
+}  // namespace
+
+void add_demo_command(CLI::App& app) {
+  auto options = std::make_shared<DemoOptions>();
+  auto* command = app.add_subcommand(
+      "demo", "Plan and train a language model on emulated workers of unequal speed");
+  command->add_option("--cluster", options->cluster, "Cluster to emulate on this machine");
+  command->add_option("--model", options->model, "Model of the zoo");
+  command->add_option("--batch", options->batch, "Global batch")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command->add_option("--steps", options->steps, "Steps of the planned run")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command->add_flag("--measure", options->measure, "For the demo's own workers")->group("");
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->callback([options] {
+    if (options->measure)
+      run_worker([&] { measure_as_worker(*options); });
+    else
+      Demo(*options).run();
+  });
+}
+
+}  // namespace motley

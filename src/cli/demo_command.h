@@ -1,0 +1,16 @@
+// motley demo: the whole story in under two minutes, on this machine.
+//
+// A byte-level language model is planned for four emulated workers of unequal speed behind a slow
+// link and trained for real; beside it run even data parallelism under the same emulation and one
+// device, which shows the same losses.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace motley {
+
+void add_demo_command(CLI::App& app);
+
+}  // namespace motley
