@@ -8,6 +8,7 @@
 #include "cli/demo_command.h"
 #include "cli/models_command.h"
 #include "cli/plan_command.h"
+#include "cli/reduce_command.h"
 #include "cli/run_command.h"
 #include "cli/simulate_command.h"
 #include "cli/verify_command.h"
@@ -20,6 +21,7 @@ void add_commands(CLI::App& app) {
   add_demo_command(app);
   add_models_command(app);
   add_plan_command(app);
+  add_reduce_command(app);
   add_run_command(app);
   add_simulate_command(app);
   add_verify_command(app);

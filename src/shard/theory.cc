@@ -111,6 +111,7 @@ void Theory::refine() {
         if (tensor.dims[d].empty()) continue;
         Factors sizes, refined;
         for (int l : tensor.dims[d]) sizes.push_back(s.labels[l].size);
+        if (product(sizes, 0, sizes.size()) != graph_.spec(v).shape[d]) continue;
         Factors& mine = factors_[v.index][d];
         if (!common_refinement(mine, sizes, &refined)) continue;
         if (refined != mine) mine = refined, changed = true;
@@ -237,6 +238,12 @@ void Theory::derive() {
       continue;
     }
 
+    auto misfit = [&] {
+      throw user_error("graph",
+                       "node {} calls {} with {} tensors and {} results, which it cannot take; "
+                       "capture the model again",
+                       n, node.op, inputs.size(), outputs.size());
+    };
     auto table = std::make_unique<std::vector<Triple>>();
     auto add = [&](Triple triple) {
       for (size_t i = 0; i < inputs.size(); ++i)
@@ -324,15 +331,17 @@ void Theory::derive() {
 
     for (const auto& set : s.linear) {
       Triple t = whole;
-      for (int i : set) t.in[i] = Placement::partial();
+      for (int i : set) {
+        if (i >= static_cast<int>(inputs.size())) misfit();
+        t.in[i] = Placement::partial();
+      }
       for (size_t o = 0; o < outputs.size(); ++o)
         if (outputs[o].valid()) t.out[o] = Placement::partial();
       add(t);
     }
 
     for (const ExtraRule& rule : extra) {
-      MOTLEY_CHECK(rule.operands.size() == inputs.size() && rule.results.size() == outputs.size(),
-                   "rule {} of {}", rule.name, node.op);
+      if (rule.operands.size() != inputs.size() || rule.results.size() != outputs.size()) misfit();
       Triple t{rule.operands, rule.results, 0, rule.name, rule.collectives};
       bool possible = true;
       auto cut = [&](ValueId v, Placement p) {

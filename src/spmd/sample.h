@@ -7,9 +7,9 @@
 
 namespace motley::spmd {
 
-// Every node runs under an option drawn uniformly, every parameter is stored in a placement drawn
-// uniformly, and the collectives between them take routes that random prices make cheapest. Options
-// that cannot be reached are drawn again. REQUIRES: builder.price() was called.
+// Every node runs under an option drawn among those it can reach, more often than not one that takes
+// its operands as they are; every parameter is stored in a placement drawn uniformly; collectives
+// take the routes that random prices make cheapest. REQUIRES: builder.price() was called.
 Program random_program(const Builder& builder, Rng* rng);
 
 }  // namespace motley::spmd

@@ -1,10 +1,29 @@
 #include "graph/ops/builder.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace motley::ops {
 
-Builder::Builder(const Graph& graph, const Node& node) {
+void bad_call(const Node& node, const std::string& why) {
+  throw user_error("graph", "{} cannot be called like this: {}; capture the model again", node.op,
+                   why);
+}
+
+const TensorSpec& operand_spec(const Graph& graph, const Node& node, size_t i) {
+  auto inputs = graph.inputs_of(node);
+  if (i >= inputs.size()) bad_call(node, fmt::format("it has {} tensor operands", inputs.size()));
+  return graph.spec(inputs[i]);
+}
+
+const TensorSpec& result_spec(const Graph& graph, const Node& node, size_t o) {
+  if (o >= node.outputs.size() || !node.outputs[o].valid())
+    bad_call(node, fmt::format("it has no result {}", o));
+  return graph.spec(node.outputs[o]);
+}
+
+Builder::Builder(const Graph& graph, const Node& node) : node_(node) {
   for (ValueId v : graph.inputs_of(node)) {
     in_.push_back(&graph.spec(v).shape);
     signature_.operands.push_back({std::vector<std::vector<int>>(in_.back()->size())});
@@ -14,6 +33,17 @@ Builder::Builder(const Graph& graph, const Node& node) {
     signature_.results.push_back(
         {std::vector<std::vector<int>>(v.valid() ? out_.back()->size() : 0)});
   }
+}
+
+CheckedShape Builder::in(int i) const {
+  if (i < 0 || i >= operands())
+    bad_call(node_, fmt::format("it has {} tensor operands", operands()));
+  return {node_, *in_[i]};
+}
+
+CheckedShape Builder::out(int r) const {
+  if (r < 0 || !has_result(r)) bad_call(node_, fmt::format("it has no result {}", r));
+  return {node_, *out_[r]};
 }
 
 int Builder::label(int64_t size, LabelKind kind) {
@@ -35,7 +65,19 @@ void put(TensorLabels* tensor, int d, std::initializer_list<int> labels) {
 }  // namespace
 
 void Builder::operand(int i, int d, std::initializer_list<int> labels) {
-  if (i >= 0) put(&signature_.operands[i], d, labels);
+  if (i < 0) return;
+  in(i);
+  put(&signature_.operands[i], d, labels);
+}
+
+void Builder::operand_list(int i, int d, std::vector<int> labels) {
+  in(i)[static_cast<size_t>(d)];
+  signature_.operands[i].dims[d] = std::move(labels);
+}
+
+void Builder::result_list(int r, int d, std::vector<int> labels) {
+  out(r)[static_cast<size_t>(d)];
+  signature_.results[r].dims[d] = std::move(labels);
 }
 
 void Builder::result(int r, int d, std::initializer_list<int> labels) {
@@ -44,7 +86,7 @@ void Builder::result(int r, int d, std::initializer_list<int> labels) {
 
 std::vector<int> Builder::pointwise(int r, LabelKind kind) {
   std::vector<int> labels;
-  const Shape& shape = out(r);
+  const CheckedShape shape = out(r);
   for (size_t d = 0; d < shape.size(); ++d) {
     labels.push_back(label(shape[d], kind));
     result(r, static_cast<int>(d), {labels.back()});
@@ -53,8 +95,8 @@ std::vector<int> Builder::pointwise(int r, LabelKind kind) {
   return labels;
 }
 
-void Builder::broadcast_operand(int i, const std::vector<int>& labels, const Shape& shape) {
-  const Shape& operand_shape = in(i);
+void Builder::broadcast_operand(int i, const std::vector<int>& labels, const CheckedShape& shape) {
+  const CheckedShape operand_shape = in(i);
   int offset = static_cast<int>(shape.size()) - static_cast<int>(operand_shape.size());
   for (int d = 0; d < static_cast<int>(operand_shape.size()); ++d)
     if (d + offset >= 0 && operand_shape[d] == shape[d + offset])
@@ -108,8 +150,11 @@ int operand_index(const Graph&, const Node& node, size_t at) {
 }
 
 int64_t wrap_dim(int64_t dim, size_t rank) {
-  if (dim < 0) dim += static_cast<int64_t>(rank);
-  return dim;
+  int64_t n = std::max<int64_t>(1, static_cast<int64_t>(rank));
+  if (dim < -n || dim >= n)
+    throw user_error("graph", "dimension {} of a tensor of {} dimensions; capture the model again",
+                     dim, rank);
+  return dim < 0 ? dim + n : dim;
 }
 
 }  // namespace motley::ops

@@ -7,6 +7,35 @@
 
 namespace motley::ops {
 
+// A call that no operator could have made, from a file: throws UserError naming the op.
+[[noreturn]] void bad_call(const Node& node, const std::string& why);
+
+// A shape whose subscripts are checked: graphs may come from hostile files.
+class CheckedShape {
+ public:
+  CheckedShape(const Node& node, const Shape& shape) : node_(&node), shape_(&shape) {}
+  int64_t operator[](size_t d) const {
+    if (d >= shape_->size()) bad_call(*node_, "a tensor has too few dimensions");
+    return (*shape_)[d];
+  }
+  size_t size() const { return shape_->size(); }
+  bool empty() const { return shape_->empty(); }
+  auto begin() const { return shape_->begin(); }
+  auto end() const { return shape_->end(); }
+  const Shape& plain() const { return *shape_; }
+  friend bool operator==(const CheckedShape& a, const CheckedShape& b) {
+    return *a.shape_ == *b.shape_;
+  }
+
+ private:
+  const Node* node_;
+  const Shape* shape_;
+};
+
+// Tensor operand i, result o; throws UserError if there is none.
+const TensorSpec& operand_spec(const Graph& graph, const Node& node, size_t i);
+const TensorSpec& result_spec(const Graph& graph, const Node& node, size_t o);
+
 // Builds the Signature of one call. Labels of size 1 are dropped, so that callers need not care.
 class Builder {
  public:
@@ -14,8 +43,8 @@ class Builder {
 
   int operands() const { return static_cast<int>(in_.size()); }
   int results() const { return static_cast<int>(out_.size()); }
-  const Shape& in(int i) const { return *in_[i]; }
-  const Shape& out(int r) const { return *out_[r]; }
+  CheckedShape in(int i) const;
+  CheckedShape out(int r) const;
   bool has_result(int r) const { return r < results() && out_[r] != nullptr; }
 
   int label(int64_t size, LabelKind kind = LabelKind::parallel);
@@ -23,12 +52,8 @@ class Builder {
   // outermost first.
   void operand(int i, int d, std::initializer_list<int> labels);
   void result(int r, int d, std::initializer_list<int> labels);
-  void operand_list(int i, int d, std::vector<int> labels) {
-    signature_.operands[i].dims[d] = std::move(labels);
-  }
-  void result_list(int r, int d, std::vector<int> labels) {
-    signature_.results[r].dims[d] = std::move(labels);
-  }
+  void operand_list(int i, int d, std::vector<int> labels);
+  void result_list(int r, int d, std::vector<int> labels);
   void linear(std::vector<int> operands) { signature_.linear.push_back(std::move(operands)); }
   void added(int operand) { signature_.added.push_back(operand); }
   Label& info(int label) { return signature_.labels[label]; }
@@ -37,11 +62,12 @@ class Builder {
   // broadcast against it share.
   std::vector<int> pointwise(int r = 0, LabelKind kind = LabelKind::parallel);
   // Operand i broadcasts against dimensions that carry the given labels (right-aligned).
-  void broadcast_operand(int i, const std::vector<int>& labels, const Shape& shape);
+  void broadcast_operand(int i, const std::vector<int>& labels, const CheckedShape& shape);
 
   Signature take() { return std::move(signature_); }
 
  private:
+  const Node& node_;
   std::vector<const Shape*> in_, out_;
   Signature signature_;
 };
@@ -54,6 +80,8 @@ std::vector<int64_t> ints_arg(const Node& node, size_t at);  // one integer coun
 bool is_tensor_arg(const Node& node, size_t at);
 // Which tensor operand the tensor argument `at` is, or -1.
 int operand_index(const Graph& graph, const Node& node, size_t at);
+// Negative dimensions count from the end. Throws UserError outside of [0, rank) (a scalar has
+// dimension 0).
 int64_t wrap_dim(int64_t dim, size_t rank);
 
 // Families; each lists its entries by name.

@@ -58,23 +58,23 @@ Signature convolution_backward(const Graph& graph, const Node& node) {
 
 // bias_sizes is the local number of output channels.
 void localize_backward(const LocalCall& call, std::vector<Arg>* args) {
-  if (auto sizes = std::get_if<std::vector<int64_t>>(&(*args)[3]); sizes && sizes->size() == 1)
+  if (auto sizes = std::get_if<std::vector<int64_t>>(&args->at(3)); sizes && sizes->size() == 1)
     *sizes = {call.operand_shapes[0][1]};
 }
 
-double macs(const Graph& graph, ValueId output, ValueId weight) {
-  const Shape& w = graph.spec(weight).shape;
+double macs(const TensorSpec& output, const TensorSpec& weight) {
+  const Shape& w = weight.shape;
   double per_output = 2;
   for (size_t d = 1; d < w.size(); ++d) per_output *= static_cast<double>(w[d]);
-  return per_output * static_cast<double>(graph.spec(output).numel());
+  return per_output * static_cast<double>(output.numel());
 }
 double convolution_flops(const Graph& graph, const Node& node) {
-  return macs(graph, node.outputs[0], graph.inputs_of(node)[1]);
+  return macs(result_spec(graph, node, 0), operand_spec(graph, node, 1));
 }
 double backward_flops(const Graph& graph, const Node& node) {
-  auto inputs = graph.inputs_of(node);
-  return macs(graph, inputs[0], inputs[2]) *
-         ((node.outputs[0].valid() ? 1 : 0) + (node.outputs[1].valid() ? 1 : 0));
+  int products = 0;
+  for (size_t o = 0; o < node.outputs.size() && o < 2; ++o) products += node.outputs[o].valid();
+  return products * macs(operand_spec(graph, node, 0), operand_spec(graph, node, 2));
 }
 
 // Pooling: sample and channel are shared by every tensor.

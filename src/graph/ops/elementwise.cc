@@ -59,14 +59,13 @@ Signature masked(const Graph& graph, const Node& node) {
 Signature conversion(const Graph& graph, const Node& node) {
   Builder b(graph, node);
   b.pointwise();
-  if (is_float(graph.spec(graph.inputs_of(node)[0]).dtype) &&
-      is_float(graph.spec(node.outputs[0]).dtype))
+  if (is_float(operand_spec(graph, node, 0).dtype) && is_float(result_spec(graph, node, 0).dtype))
     b.linear({0});
   return b.take();
 }
 
 double per_element(const Graph& graph, const Node& node, double flops) {
-  return flops * static_cast<double>(graph.spec(node.outputs[0]).numel());
+  return flops * static_cast<double>(result_spec(graph, node, 0).numel());
 }
 double flops_8(const Graph& graph, const Node& node) { return per_element(graph, node, 8); }
 

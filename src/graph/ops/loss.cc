@@ -23,7 +23,7 @@ Signature nll(const Graph& graph, const Node& node) {
 // Classes cut: the device that holds the target's class contributes, the others add zero.
 std::vector<ExtraRule> nll_extra(const Graph& graph, const Node& node) {
   if (int_arg(node, 3) != kSum || is_tensor_arg(node, 2) ||
-      graph.spec(graph.inputs_of(node)[0]).shape.size() != 2)
+      operand_spec(graph, node, 0).shape.size() != 2)
     return {};
   return {{"nll_loss.class",
            {Placement::shard(1), Placement::replicated()},
@@ -50,7 +50,7 @@ Signature nll_backward(const Graph& graph, const Node& node) {
 
 std::vector<ExtraRule> nll_backward_extra(const Graph& graph, const Node& node) {
   if (int_arg(node, 4) != kSum || is_tensor_arg(node, 3) ||
-      graph.spec(graph.inputs_of(node)[1]).shape.size() != 2)
+      operand_spec(graph, node, 1).shape.size() != 2)
     return {};
   Placement r = Placement::replicated();
   return {{"nll_loss_backward.class", {r, Placement::shard(1), r, r}, {Placement::shard(1)}, {}}};

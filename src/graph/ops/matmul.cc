@@ -9,7 +9,7 @@ namespace {
 Signature product(const Graph& graph, const Node& node, bool batched, bool bias) {
   Builder b(graph, node);
   int first = bias ? 1 : 0, d = batched ? 1 : 0;
-  const Shape &x = b.in(first), &y = b.in(first + 1);
+  const CheckedShape x = b.in(first), &y = b.in(first + 1);
   int batch = batched ? b.label(x[0]) : -1, i = b.label(x[d]), j = b.label(y[d + 1]);
   int k = b.label(x[d + 1], LabelKind::reduction);
   if (batched) {
@@ -65,10 +65,9 @@ Signature dot(const Graph& graph, const Node& node) {
 
 // Twice the product of the result's size and the contracted dimension.
 double flops(const Graph& graph, const Node& node) {
-  auto inputs = graph.inputs_of(node);
-  const Shape& last = graph.spec(inputs.back()).shape;
+  const Shape& last = operand_spec(graph, node, graph.inputs_of(node).size() - 1).shape;
   int64_t k = last.size() >= 2 ? last[last.size() - 2] : last[0];
-  return 2.0 * static_cast<double>(graph.spec(node.outputs[0]).numel()) * static_cast<double>(k);
+  return 2.0 * static_cast<double>(result_spec(graph, node, 0).numel()) * static_cast<double>(k);
 }
 
 OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&)) {

@@ -65,7 +65,7 @@ std::vector<ExtraRule> batch_rule(const Graph& graph, const Node& node, const ch
   for (ValueId v : node.outputs)
     rule.results.push_back(v.valid() && graph.spec(v).shape.size() >= 2 ? Placement::shard(0)
                                                                         : Placement::replicated());
-  DType dtype = graph.spec(graph.inputs_of(node)[0]).dtype;
+  DType dtype = operand_spec(graph, node, 0).dtype;
   rule.collectives.push_back({InnerCollective::Kind::all_reduce, 2 * channels * size_of(dtype)});
   return {rule};
 }
@@ -106,7 +106,7 @@ Signature softmax_backward(const Graph& graph, const Node& node) {
 // row each).
 std::vector<ExtraRule> class_rule(const Graph& graph, const Node& node, const char* name,
                                   size_t dim_arg, int reductions) {
-  const TensorSpec& out = graph.spec(node.outputs[0]);
+  const TensorSpec& out = result_spec(graph, node, 0);
   if (out.shape.empty() || !is_float(out.dtype)) return {};
   int64_t dim = wrap_dim(int_arg(node, dim_arg), out.shape.size());
   Placement shard = Placement::shard(static_cast<int>(dim));
@@ -131,7 +131,7 @@ std::vector<ExtraRule> log_softmax_backward_extra(const Graph& graph, const Node
 }
 
 double flops_8(const Graph& graph, const Node& node) {
-  return 8.0 * static_cast<double>(graph.spec(graph.inputs_of(node)[0]).numel());
+  return 8.0 * static_cast<double>(operand_spec(graph, node, 0).numel());
 }
 
 OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),

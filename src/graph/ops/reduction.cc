@@ -30,7 +30,7 @@ Signature reduce(const Graph& graph, const Node& node, const std::vector<bool>& 
 }
 
 size_t rank_of(const Graph& graph, const Node& node) {
-  return graph.spec(graph.inputs_of(node)[0]).shape.size();
+  return operand_spec(graph, node, 0).shape.size();
 }
 
 Signature sum(const Graph& graph, const Node& node) {

@@ -14,8 +14,8 @@ namespace {
 Signature reshape(const Graph& graph, const Node& node) {
   Builder b(graph, node);
   b.linear({0});
-  const Shape &in = b.in(0), &out = b.out(0);
-  auto cut_into = [](const Shape& shape, size_t begin, size_t end,
+  const CheckedShape in = b.in(0), &out = b.out(0);
+  auto cut_into = [](const CheckedShape& shape, size_t begin, size_t end,
                      const std::vector<int64_t>& sizes, const std::vector<int>& labels, auto put) {
     // Distributes labels (with sizes, outermost first) over the dimensions begin..end.
     size_t l = 0;
@@ -45,7 +45,7 @@ Signature reshape(const Graph& graph, const Node& node) {
     }
     // Boundaries of the group as products of the dimensions after them.
     std::vector<int64_t> cuts = {pi, 1};
-    auto add_cuts = [&](const Shape& shape, size_t begin, size_t end) {
+    auto add_cuts = [&](const CheckedShape& shape, size_t begin, size_t end) {
       int64_t suffix = 1;
       for (size_t d = end; d-- > begin;) cuts.push_back(suffix *= shape[d]);
     };
@@ -90,7 +90,7 @@ std::vector<int64_t> identity(size_t rank) {
 }
 
 size_t rank_of(const Graph& graph, const Node& node) {
-  return graph.spec(graph.inputs_of(node)[0]).shape.size();
+  return operand_spec(graph, node, 0).shape.size();
 }
 
 Signature same(const Graph& graph, const Node& node) {
@@ -181,8 +181,8 @@ void scale_range(std::vector<Arg>* args, size_t at, int64_t start, int64_t lengt
                  int64_t local_length) {
   if (length == local_length) return;
   int64_t local_start = start / length * local_length;
-  (*args)[at] = local_start;
-  (*args)[at + 1] = local_start + local_length;
+  args->at(at) = local_start;
+  args->at(at + 1) = local_start + local_length;
 }
 
 void localize_slice(const LocalCall& call, std::vector<Arg>* args) {
@@ -194,7 +194,7 @@ void localize_slice(const LocalCall& call, std::vector<Arg>* args) {
 }
 
 void localize_slice_backward(const LocalCall& call, std::vector<Arg>* args) {
-  (*args)[1] = call.result_shapes[0];
+  args->at(1) = call.result_shapes[0];
   const Shape& grad = call.graph.spec(call.graph.inputs_of(call.node)[0]).shape;
   const Shape& out = call.graph.spec(call.node.outputs[0]).shape;
   size_t dim = wrap_dim(int_arg(call.node, 2), grad.size());
@@ -237,7 +237,7 @@ Signature unsqueeze(const Graph& graph, const Node& node) {
 
 // squeeze() and squeeze.dim(d): the result keeps every dimension but those of size 1 that go.
 Signature squeeze(const Graph& graph, const Node& node) {
-  const Shape& in = graph.spec(graph.inputs_of(node)[0]).shape;
+  const Shape& in = operand_spec(graph, node, 0).shape;
   auto order = identity(in.size());
   if (node.args.size() > 1) {
     size_t dim = wrap_dim(int_arg(node, 1), in.size());
@@ -268,14 +268,14 @@ Signature split(const Graph& graph, const Node& node) {
 
 void localize_split(const LocalCall& call, std::vector<Arg>* args) {
   size_t dim = wrap_dim(int_arg(call.node, 2), call.operand_shapes[0].size());
-  if (std::holds_alternative<int64_t>((*args)[1])) {
+  if (std::holds_alternative<int64_t>(args->at(1))) {
     // A piece of no elements cannot be given as a size; the executor never calls an op on an empty
     // operand.
-    (*args)[1] = call.result_shapes[0][dim];
+    args->at(1) = call.result_shapes[0][dim];
   } else {
     std::vector<int64_t> sizes;
     for (const Shape& shape : call.result_shapes) sizes.push_back(shape[dim]);
-    (*args)[1] = sizes;
+    args->at(1) = sizes;
   }
 }
 

@@ -1,0 +1,212 @@
+#include "plan/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "core/error.h"
+#include "core/rng.h"
+
+namespace motley {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const char* kGraph = R"(model toy
+%0 = motley::input("x") : f32[6,4]
+%1 = motley::parameter("w") : f32[4,10]
+%2 = aten::mm(%0, %1) : f32[6,10]
+%3 = aten::sum(%2, none) : f32[]
+%4 = aten::full([6, 10], 1.0, f32, none, none, none) : f32[6,10] backward
+%5 = aten::t(%0) : f32[4,6] backward
+%6 = aten::mm(%5, %4) : f32[4,10] backward
+loss %3
+gradient "w" %6
+)";
+
+Plan sample() {
+  Plan plan;
+  plan.model = "toy";
+  plan.batch = 6;
+  plan.cluster = flat_cluster(
+      {{"big", 4e12, 4e12, 1e9, 1e11, 1e-6, 0}, {"small", 1e12, 1e12, 1e9, 1e11, 1e-6, 0}}, {1, 2},
+      {LinkKind::switched, 1e9, 1e-5});
+  plan.ratios = {0.5, 0.25, 0.25};
+  plan.set_graph(parse_graph(kGraph, "toy"));
+  for (const char* line : {"node 0 motley::input  -> S(0)", "node 1 motley::parameter  -> R",
+                           "node 2 aten::mm S(0), R -> S(0)", "node 3 aten::sum S(0) -> P",
+                           "node 4 aten::full  -> S(0)", "node 5 aten::t S(0) -> S(1)",
+                           "node 6 aten::mm S(1), S(0) -> P", "all_reduce %6 P -> R"})
+    plan.program.steps.push_back(parse_step(*plan.theory, line, "sample"));
+  plan.peak_memory_bytes = {1, 2, 3};
+  return plan;
+}
+
+std::string failure(const std::string& text) {
+  try {
+    parse_plan(text, "p.json");
+  } catch (const UserError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+std::string changed(const std::function<void(Json&)>& change) {
+  Json j = to_json(sample());
+  change(j);
+  return j.dump();
+}
+
+TEST(Plan, RoundTrips) {
+  std::string text = to_json(sample()).dump();
+  Plan again = parse_plan(text, "p.json");
+  EXPECT_EQ(to_json(again).dump(), text);
+  EXPECT_THAT(check(again), IsEmpty());
+}
+
+TEST(Plan, SaysWhatToMend) {
+  EXPECT_THAT(failure("{}"),
+              HasSubstr("p.json: field 'motley_plan' is missing; this is not a plan"));
+  EXPECT_THAT(failure("[1]"), HasSubstr("give a JSON object"));
+  EXPECT_THAT(failure(changed([](Json& j) { j["motley_plan"] = 9; })),
+              HasSubstr("is 9; this motley reads version 1"));
+  EXPECT_THAT(failure(changed([](Json& j) {
+                j["ratios"] = {0.5, -1, 1};
+              })),
+              HasSubstr("ratios[1] is -1"));
+  EXPECT_THAT(failure(changed([](Json& j) {
+                j["ratios"] = {0.5, 0.5};
+              })),
+              HasSubstr("has 2 numbers; the cluster has 3 devices"));
+  EXPECT_THAT(failure(changed([](Json& j) { j["ratios"] = {0, 0, 0}; })), HasSubstr("all zero"));
+  EXPECT_THAT(failure(changed([](Json& j) { j["batch"] = 0; })),
+              HasSubstr("'batch' is not positive"));
+  EXPECT_THAT(failure(changed([](Json& j) { j["optimizer"] = "lion"; })),
+              HasSubstr("give sgd or adamw"));
+  EXPECT_THAT(
+      failure(changed([](Json& j) { j["program"][2] = "node 2 aten::bmm S(0), R -> S(0)"; })),
+      HasSubstr("p.json: program[2]: 'node 2 aten::bmm S(0), R -> S(0)' is aten::mm in the graph; "
+                "the plan was made for another model"));
+  EXPECT_THAT(failure(changed([](Json& j) { j["program"][2] = "node 2 aten::mm S(1), R -> P"; })),
+              HasSubstr("is not a Hoare triple"));
+  EXPECT_THAT(failure(changed([](Json& j) { j["program"][2] = 7; })), HasSubstr("program[2] is 7"));
+  EXPECT_THAT(failure(changed([](Json& j) { j["graph"][1] = "%0 = nonsense"; })),
+              HasSubstr("p.json: graph: line 2"));
+  EXPECT_THAT(
+      failure(changed([](Json& j) { j["cluster"] = Json::array({"link: {bandwidth: 0}"}); })),
+      HasSubstr("p.json: cluster"));
+}
+
+// Hostile files: cut and garbled plans are refused or read, never a crash.
+TEST(Plan, SurvivesGarbage) {
+  std::string text = to_json(sample()).dump();
+  Rng rng(1);
+  int refused = 0;
+  for (int trial = 0; trial < 3000; ++trial) {
+    std::string bad = text;
+    for (int64_t i = rng.between(1, 4); i > 0; --i) {
+      size_t at = static_cast<size_t>(rng.below(static_cast<int64_t>(bad.size())));
+      switch (rng.below(4)) {
+        case 0:
+          bad[at] = static_cast<char>(rng.below(256));
+          break;
+        case 1:
+          bad.erase(at, static_cast<size_t>(rng.between(1, 30)));
+          break;
+        case 2:
+          bad.insert(
+              at, bad.substr(static_cast<size_t>(rng.below(static_cast<int64_t>(bad.size()))), 20));
+          break;
+        default:
+          bad[at] = "0123456789"[rng.below(10)];
+      }
+    }
+    try {
+      Plan plan = parse_plan(bad, "p.json");
+      check(plan);
+    } catch (const UserError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 1000);
+}
+
+// The same for graphs, on captured steps with their many operators.
+TEST(Graph, SurvivesGarbage) {
+  Rng rng(2);
+  int refused = 0, read = 0;
+  for (const char* name : {"gpt1", "convnet", "mlp"}) {
+    std::string text =
+        read_file(std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/" + name + ".txt");
+    for (int trial = 0; trial < 700; ++trial) {
+      std::string bad = text;
+      for (int64_t i = rng.between(1, 3); i > 0; --i) {
+        size_t at = static_cast<size_t>(rng.below(static_cast<int64_t>(bad.size())));
+        if (rng.chance(0.7))
+          bad[at] = "0123456789[],%-"[rng.below(15)];
+        else
+          bad.erase(at, static_cast<size_t>(rng.between(1, 12)));
+      }
+      try {
+        Graph graph = parse_graph(bad, name);
+        Theory theory(graph);
+        ++read;
+      } catch (const UserError&) {
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(refused, 500);
+  EXPECT_GT(read, 100);
+}
+
+TEST(Check, AddsUpMemory) {
+  Plan plan = sample();
+  for (DeviceType& t : plan.cluster.types) t.memory = 100;
+  EXPECT_THAT(check(plan), testing::Contains(HasSubstr("device type big needs")));
+  EXPECT_THAT(check(plan, false), IsEmpty());
+}
+
+// The formula of section 3.2 by hand: 6x4x10 products of 2 flops, three of them cut; w all-reduced
+// on three devices.
+TEST(Cost, OfDataParallelismByHand) {
+  Plan plan = sample();
+  CostModel model(plan.cluster);
+  Shares shares(plan.ratios);  // 6 samples: 3, 1, 2 -> the two small devices are priced at the
+                               // larger piece, 2
+  Fractions fractions(plan.cluster, shares);
+  EXPECT_EQ(shares.of(6), (std::vector<int64_t>{3, 1, 2}));
+  ProgramCost cost = cost_of(*plan.theory, plan.program, model, fractions, Optimizer::sgd);
+  auto op = [&](double flops, double cut, double whole, int type, double f) {
+    const DeviceType& t = plan.cluster.types[type];
+    return t.overhead + std::max(flops * f / t.flops, (cut * f + whole) / t.memory_bandwidth);
+  };
+  Seconds first[2], second[2];
+  for (int t = 0; t < 2; ++t) {
+    double f = t == 0 ? 3. / 6 : 2. / 6;
+    first[t] = op(480, 4 * (24 + 60), 160, t, f) + op(60, 4 * 60, 4, t, f) +
+               op(60, 4 * 60, 0, t, f) + op(480, 4 * (24 + 60), 160, t, f);
+    second[t] = plan.cluster.types[t].overhead + 160. * 5 / plan.cluster.types[t].memory_bandwidth;
+  }
+  Seconds all_reduce = std::min(2 * 2 / 3. * 160 / 1e9 + 4e-5, 2 * 160 / 1e9 + 2 * 2 * 1e-5);
+  EXPECT_NEAR(cost.step, std::max(first[0], first[1]) + all_reduce + std::max(second[0], second[1]),
+              1e-12);
+  EXPECT_EQ(cost.stages.size(), 2u);
+}
+
+// Peak memory by hand: w, its gradient and momentum; activations by liveness.
+TEST(Cost, MemoryByHand) {
+  Plan plan = sample();
+  Shares shares({1, 0, 0});
+  Fractions fractions(plan.cluster, shares);
+  MemoryCost memory = memory_of(*plan.theory, plan.program, fractions, 2, Optimizer::sgd);
+  EXPECT_DOUBLE_EQ(memory.state[0], 3 * 160);
+  // The first device holds all: x (96) and %2 (240) with the loss (4) while the sum runs; later x,
+  // %4 (240) and %6 as P (160).
+  EXPECT_DOUBLE_EQ(memory.peak[0], 3 * 160 + 96 + 240 + 160 + 4);
+}
+
+}  // namespace
+}  // namespace motley
