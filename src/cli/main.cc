@@ -29,8 +29,11 @@ int main(int argc, char** argv) {
   } catch (const motley::UserError& e) {
     std::fprintf(stderr, "motley: %s\n", e.what());
     return 2;
-  } catch (const std::exception& e) {
+  } catch (const motley::InternalError& e) {
     std::fprintf(stderr, "motley: internal error: %s\n", e.what());
+    return 1;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "motley: %s\n", e.what());
     return 1;
   }
 }

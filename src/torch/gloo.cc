@@ -62,6 +62,14 @@ struct Connection {
   std::string here, there;
 };
 
+// The other end of a connected socket; empty if it is not one.
+std::string peer_end(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  return end_point(address);
+}
+
 // The connected TCP sockets of this process.
 std::vector<Connection> connections() {
   std::vector<Connection> list;
@@ -250,11 +258,7 @@ class GlooCommunicator final : public ProcessCommunicator {
     } catch (const InternalError&) {
       throw;
     } catch (const std::exception& e) {
-      std::string text = e.what(), who;
-      for (int r = 0; r < size_; ++r)
-        if (!peer_ends_[r].empty() && text.find(peer_ends_[r]) != std::string::npos)
-          who = fmt::format("rank {}", r);
-      if (who.empty()) who = "another worker";
+      const std::string text = e.what(), who = lost();
       const bool closed = text.find("losed") != std::string::npos ||
                           text.find("reset") != std::string::npos ||
                           text.find("roken pipe") != std::string::npos;
@@ -267,6 +271,17 @@ class GlooCommunicator final : public ProcessCommunicator {
       throw PeerLost(fmt::format("[run] rank {}: {} failed: {}", rank_, what,
                                  text.substr(0, text.find('\n'))));
     }
+  }
+
+  // The peers whose connection gloo has closed.
+  std::string lost() const {
+    std::string ranks;
+    int count = 0;
+    for (int r = 0; r < size_; ++r) {
+      if (sockets_[r] < 0 || peer_end(sockets_[r]) == peer_ends_[r]) continue;
+      ranks += fmt::format("{}{}", count++ > 0 ? ", " : "", r);
+    }
+    return count == 0 ? "another worker" : fmt::format("rank{} {}", count > 1 ? "s" : "", ranks);
   }
 
   // Everybody publishes its end points; a connection to rank r is one whose ends r has the other
@@ -290,9 +305,7 @@ class GlooCommunicator final : public ProcessCommunicator {
       for (const Connection& c : mine)
         if (theirs.find("\n" + c.there + " " + c.here + "\n") != std::string::npos) {
           sockets_[r] = c.fd;
-          peer_ends_[r] = "]" + c.there.substr(c.there.rfind(':'));
-          if (c.there.find("::") == std::string::npos)
-            peer_ends_[r] = "[" + c.there.substr(0, c.there.rfind(':')) + peer_ends_[r];
+          peer_ends_[r] = c.there;
         }
     }
   }
@@ -301,7 +314,7 @@ class GlooCommunicator final : public ProcessCommunicator {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
   std::vector<int> sockets_;
-  std::vector<std::string> peer_ends_;  // [rank] as gloo writes it: "[127.0.0.1]:4711"
+  std::vector<std::string> peer_ends_;  // [rank] "127.0.0.1:4711"
   std::function<void(Traffic)> hook_;
 };
 

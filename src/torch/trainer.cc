@@ -118,7 +118,13 @@ struct Trainer::Impl {
     for (const Buffer& buffer : graph.buffers)
       executor->set(buffer.value, piece(buffer.value, buffers.at(buffer.name)));
     make_optimizer();
-    if (!options.checkpoint.empty() && std::filesystem::exists(path())) load();
+    if (options.checkpoint.empty()) return;
+    std::error_code error;
+    std::filesystem::create_directories(options.checkpoint, error);
+    if (error)
+      throw user_error("run", "--checkpoint {} cannot be made: {}; give a folder",
+                       options.checkpoint, error.message());
+    if (std::filesystem::exists(path())) load();
   }
 
   // This worker's piece of a whole tensor, in memory of its own.
@@ -208,11 +214,6 @@ struct Trainer::Impl {
       file.insert("parameters", dictionary(values));
       file.insert("buffers", dictionary(buffers));
       for (const auto& [name, tensors] : states) file.insert(name, dictionary(tensors));
-      std::error_code error;
-      std::filesystem::create_directories(options.checkpoint, error);
-      if (error)
-        throw user_error("run", "--checkpoint {} cannot be made: {}", options.checkpoint,
-                         error.message());
       const std::vector<char> bytes = torch::pickle_save(file);
       write_file(path(), std::string(bytes.begin(), bytes.end()));
     }
