@@ -1,0 +1,78 @@
+#include "pipeline/schedules.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace motley::pipeline {
+
+const std::vector<ScheduleDef>& schedule_table() {
+  static const std::vector<ScheduleDef> table = {
+      {"1f1b", one_f_one_b_counts, nullptr},
+      {"deadline", nullptr, deadline_schedule},
+      {"eager", eager_counts, nullptr},
+      {"exact", exact_schedule_counts, nullptr},
+      {"greedy", nullptr, greedy_schedule},
+      {"h1f1b", h_one_f_one_b_counts, nullptr},
+      {"h1f1b-table", h_one_f_one_b_table_counts, nullptr},
+  };
+  return table;
+}
+
+const ScheduleDef* find_schedule(const std::string& name) {
+  for (const ScheduleDef& def : schedule_table())
+    if (name == def.name) return &def;
+  return nullptr;
+}
+
+std::vector<int> dispatch_limits(const Pipeline& pipeline) {
+  return pipeline.in_flight_limit.empty() ? h_one_f_one_b_counts(pipeline)
+                                          : pipeline.in_flight_limit;
+}
+
+namespace {
+
+// Mean distance of the backward passes of stage 1 over the second half of the batch.
+Seconds measured_period(const Schedule& schedule, const Timeline& timeline) {
+  std::vector<Seconds> starts;
+  for (size_t k = 0; k < schedule.order[0].size(); ++k)
+    if (schedule.order[0][k].backward) starts.push_back(timeline.start[0][k]);
+  if (starts.size() < 2) return timeline.makespan;
+  size_t half = (starts.size() - 1) / 2;
+  return (starts.back() - starts[half]) / static_cast<double>(starts.size() - 1 - half);
+}
+
+}  // namespace
+
+ScheduleRun run_schedule(const ScheduleDef& def, const Pipeline& pipeline, int micro_batches) {
+  ScheduleRun run;
+  if (def.counts != nullptr) {
+    std::vector<int> own = def.counts(pipeline);
+    std::vector<int> counts = within_limits(pipeline, own, 1 << 30);
+    run.limited = counts != own;
+    run.period = period(pipeline, counts);
+    run.schedule = strict_schedule(def.name, counts, micro_batches);
+  } else {
+    run.schedule = def.make(pipeline, micro_batches);
+  }
+  run.timeline = simulate(pipeline, run.schedule);
+  if (def.counts == nullptr) run.period = measured_period(run.schedule, run.timeline);
+  run.lower_bound = makespan_lower_bound(pipeline, micro_batches);
+  return run;
+}
+
+ScheduleRun run_best(const Pipeline& pipeline, int micro_batches) {
+  ScheduleRun best;
+  auto held = [](const ScheduleRun& run) {
+    return std::accumulate(run.timeline.in_flight.begin(), run.timeline.in_flight.end(), 0LL);
+  };
+  for (const ScheduleDef& def : schedule_table()) {
+    ScheduleRun run = run_schedule(def, pipeline, micro_batches);
+    Seconds slack = 1e-12 * run.timeline.makespan;
+    if (best.schedule.order.empty() || run.timeline.makespan < best.timeline.makespan - slack ||
+        (run.timeline.makespan <= best.timeline.makespan + slack && held(run) < held(best)))
+      best = std::move(run);
+  }
+  return best;
+}
+
+}  // namespace motley::pipeline

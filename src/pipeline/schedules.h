@@ -1,0 +1,58 @@
+// The schedules by name: one file in schedules/ and one line in the table each.
+//
+//   1f1b            N_i = S - i + 1                                       (HAPT section 2.1)
+//   deadline        earliest deadline first, decided as tasks become ready
+//   eager           N_i = 2 (S - i) + 1                                   (section 2.3.1)
+//   exact           the least counts for the least period (schedule.h)
+//   greedy          backward passes first, decided as tasks become ready
+//   h1f1b           N_i = N_{i+1} + ceil(1 + (cF + cB) / t_max)           (Eq. 11, stretched)
+//   h1f1b-table     N_i = N_{i+1} + 1, 2 or 3                             (Eq. 2)
+//
+// Launch counts beyond the pipeline's in-flight limits are cut down to them; greedy and deadline
+// without limits hold at most what h1f1b would.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "pipeline/schedule.h"
+#include "pipeline/simulate.h"
+
+namespace motley::pipeline {
+
+struct ScheduleDef {
+  const char* name;
+  // Launch counts before any limit; null: the order is decided while it runs, by `make`.
+  std::vector<int> (*counts)(const Pipeline& pipeline);
+  Schedule (*make)(const Pipeline& pipeline, int micro_batches);
+};
+
+const std::vector<ScheduleDef>& schedule_table();  // alphabetical
+const ScheduleDef* find_schedule(const std::string& name);
+
+// A schedule of the table and how it runs.
+struct ScheduleRun {
+  Schedule schedule;
+  Timeline timeline;
+  Seconds period = 0;       // steady state: closed form for launch counts, measured otherwise
+  bool limited = false;     // its own counts exceed the limits
+  Seconds lower_bound = 0;  // of any schedule
+};
+ScheduleRun run_schedule(const ScheduleDef& def, const Pipeline& pipeline, int micro_batches);
+
+// The run with the least makespan; among equals the one that holds fewest micro-batches.
+ScheduleRun run_best(const Pipeline& pipeline, int micro_batches);
+
+// Each schedule's own part, from schedules/.
+std::vector<int> one_f_one_b_counts(const Pipeline& pipeline);
+std::vector<int> eager_counts(const Pipeline& pipeline);
+std::vector<int> exact_schedule_counts(const Pipeline& pipeline);
+std::vector<int> h_one_f_one_b_counts(const Pipeline& pipeline);
+std::vector<int> h_one_f_one_b_table_counts(const Pipeline& pipeline);
+Schedule greedy_schedule(const Pipeline& pipeline, int micro_batches);
+Schedule deadline_schedule(const Pipeline& pipeline, int micro_batches);
+
+// What a schedule decided on the fly may hold: the limits, or h1f1b's counts.
+std::vector<int> dispatch_limits(const Pipeline& pipeline);
+
+}  // namespace motley::pipeline
