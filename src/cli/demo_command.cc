@@ -19,10 +19,12 @@ namespace motley {
 
 namespace {
 
+constexpr int64_t kFitBatch = 8;  // of the step that the measurement is fitted to
+
 struct DemoOptions {
   std::string cluster = "local-mixed-4";
   std::string model = "gpt:layers=4,hidden=256,heads=4,seq=64,vocab=256";
-  int64_t batch = 16, steps = 40;
+  int64_t batch = 48, steps = 30;
   bool measure = false;  // this process is a worker that measures
   bool json = false;
 };
@@ -57,8 +59,10 @@ void measure_as_worker(const DemoOptions& options) {
   set_threads(1);
   const auto group = join_group(*where);
   const std::string pacing = pace(*group, cluster);
-  const Cluster result =
-      calibrated(*group, cluster, measure(*group, cluster.type_of(where->rank).speed));
+  const double speed = cluster.type_of(where->rank).speed;
+  Measured mine = measure(*group, speed);
+  fit_to_model(*group, speed, options.model, kFitBatch, &mine);
+  const Cluster result = calibrated(*group, cluster, mine);
   if (where->rank == 0)
     std::printf("%s\n", Json({{"pacing", pacing}, {"cluster", to_yaml(result)}}).dump().c_str());
   std::fflush(stdout);
@@ -81,7 +85,7 @@ class Demo {
     plan();
     describe_plans();
     Trained planned = train("planned", planned_, options_.steps);
-    const int64_t few = std::min<int64_t>(options_.steps, 8);
+    const int64_t few = std::min<int64_t>(options_.steps, 6);
     Trained even = train("even data parallelism", even_, few);
     Trained alone = train("one device", alone_, std::min<int64_t>(options_.steps, 4));
     report(planned, even, alone,
@@ -96,27 +100,41 @@ class Demo {
     std::fflush(options_.json ? stderr : stdout);
   }
 
+  // `cluster` with what its workers measured. Sets *pacing to the mode in effect.
+  Cluster measured(const Cluster& cluster, std::string* pacing) {
+    const std::string file = folder_.file("cluster.yaml");
+    write_file(file, to_yaml(cluster));
+    LaunchOptions launch;
+    launch.arguments = {"demo", "--cluster", file, "--model", options_.model, "--measure"};
+    launch.workers = cluster.size();
+    launch.capture = true;
+    const Json result = parse_json(launch_workers(launch), "measurement");
+    *pacing = result["pacing"].get<std::string>();
+    return parse_cluster(result["cluster"].get<std::string>(), "measured cluster");
+  }
+
   void measure_cluster() {
-    Cluster nominal = load_cluster(options_.cluster);
+    const Cluster nominal = load_cluster(options_.cluster);
     for (const DeviceType& type : nominal.types)
       if (!(type.speed > 0))
         throw user_error("demo",
                          "--cluster {}: device type {} has speed 0; give its share of a core",
                          options_.cluster, type.name);
-    say("1. Measuring this machine with {} workers padded to their speeds ...", nominal.size());
-    LaunchOptions launch;
-    launch.arguments = {"demo", "--cluster", options_.cluster, "--measure"};
-    launch.workers = nominal.size();
-    launch.capture = true;
-    const Json result = parse_json(launch_workers(launch), "measurement");
-    cluster_ = parse_cluster(result["cluster"].get<std::string>(), "measured cluster");
+    say("1. Measuring this machine, {} workers at once, padded to their speeds: products, "
+        "elementwise ops, a step of the model, the ring ...",
+        nominal.size());
+    std::string pacing;
+    cluster_ = measured(nominal, &pacing);
     for (const DeviceType& t : cluster_.types)
       say("   {:<6} {:.0f}% of a core: {}/s in matrix products, {}/s elementwise, {} per operator",
           t.name, 100 * t.speed, format_flops(t.flops), format_bytes(t.memory_bandwidth),
           format_seconds(t.overhead));
     const CollectiveModel net(cluster_);
     say("   ring through all workers: {}/s, {} a hop ({})", format_bytes(net.ring_bandwidth()),
-        format_seconds(net.latency_of_ring()), result["pacing"].get<std::string>());
+        format_seconds(net.latency_of_ring()), pacing);
+    first_ = measured(flat_cluster({nominal.type_of(0)}, {1}, nominal.groups[0].link), &pacing);
+    say("   {} without the others: {}/s in matrix products", first_.types[0].name,
+        format_flops(first_.types[0].flops));
   }
 
   void plan() {
@@ -132,8 +150,7 @@ class Demo {
       return std::move(result.plan);
     };
     planned_ = search(cluster_);
-    Cluster first = flat_cluster({cluster_.type_of(0)}, {1}, cluster_.groups[0].link);
-    alone_ = search(first);
+    alone_ = search(first_);
     request.synthesis.restriction = spmd::Restriction::data_parallel;
     request.synthesis.ratios = spmd::even_ratios(cluster_);
     even_ = search(cluster_);
@@ -200,7 +217,7 @@ class Demo {
 
   const DemoOptions& options_;
   Folder folder_;
-  Cluster cluster_;
+  Cluster cluster_, first_;  // all devices, and the first alone, as measured
   Plan planned_, even_, alone_;
   int section_ = 0;
 };

@@ -36,6 +36,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
   training.clip = options.clip;
   training.data = options.data;
   training.checkpoint = options.checkpoint;
+  training.checkpoint_every = options.checkpoint_every;
   std::string pacing = "off";
   if (options.emulate) {
     const DeviceType& type = plan.cluster.type_of(where.rank);
@@ -91,6 +92,7 @@ std::vector<std::string> RunOptions::arguments() const {
   };
   if (!data.empty()) add("--data", data);
   if (!checkpoint.empty()) add("--checkpoint", checkpoint);
+  if (checkpoint_every > 0) add("--checkpoint-every", std::to_string(checkpoint_every));
   if (learning_rate > 0) add("--lr", fmt::format("{}", learning_rate));
   if (clip > 0) add("--clip", fmt::format("{}", clip));
   if (emulate) words.push_back("--emulate");
@@ -125,6 +127,10 @@ void add_run_command(CLI::App& app) {
                       "Text file or folder, for language models; default: license texts");
   command->add_option("--checkpoint", options->checkpoint,
                       "Folder to go on from, and to save to at the end");
+  command
+      ->add_option("--checkpoint-every", options->checkpoint_every,
+                   "Steps between checkpoints; default: only at the end")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--seed", options->seed, "Seed of parameters, data and dropout");
   command->add_option("--lr", options->learning_rate, "Learning rate; default 1e-3, SGD 1e-2")
       ->check(CLI::PositiveNumber);

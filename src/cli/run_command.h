@@ -17,6 +17,7 @@ struct RunOptions {
   std::string data, checkpoint;
   uint64_t seed = 0;
   double learning_rate = 0, clip = 0;
+  int64_t checkpoint_every = 0;
   bool emulate = false;
   int threads = 1;  // of each local worker
   bool json = false;

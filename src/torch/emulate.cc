@@ -14,6 +14,11 @@
 #include <limits>
 
 #include "core/error.h"
+#include "cost/cost.h"
+#include "graph/canonical.h"
+#include "torch/capture.h"
+#include "torch/eager.h"
+#include "torch/executor.h"
 
 namespace motley {
 
@@ -200,6 +205,52 @@ Measured measure(Communicator& group, double speed) {
   result.ring_bandwidth =
       2 * (p - 1) / p * 4. * static_cast<double>(numel) / std::max(large - small, 1e-9);
   return result;
+}
+
+double fit_to_model(Communicator& group, double speed, const std::string& model, int64_t batch,
+                    Measured* mine) {
+  const Graph graph = canonicalize(capture(model, batch).graph);
+  const Theory theory(graph);
+  DeviceType type;
+  type.name = "this";
+  type.flops = type.half_flops = mine->flops;
+  type.memory_bandwidth = mine->memory_bandwidth;
+  type.overhead = mine->overhead;
+  type.memory = 1;
+  const CostModel cost(flat_cluster({type}, {1}, {LinkKind::switched, 1, 0}));
+  Seconds priced = 0;
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    for (const Triple& triple : theory.triples(NodeId(n)))
+      if (triple.cut == 0 && std::all_of(triple.in.begin(), triple.in.end(),
+                                         [](Placement p) { return p.is_replicated(); })) {
+        priced += cost.compute(0, work_of(theory, NodeId(n), triple), 1);
+        break;
+      }
+
+  const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0);
+  Feeds feeds{{}, buffers_of(*module), random_inputs(*module, batch, 1)};
+  for (const auto& [name, tensor] : parameters_of(*module))
+    feeds.parameters[name] = tensor.detach();
+  Padding padding(speed);
+  InterpretOptions options;
+  options.kernels = random_kernels(0, 0);
+  options.observe = [&](ValueId, const at::Tensor&) { padding.after(true); };
+  std::vector<Seconds> times;
+  for (int i = 0; i < 4; ++i) {
+    group.barrier();
+    padding.after(false);
+    const Seconds start = wall_clock();
+    interpret(graph, feeds, options);
+    padding.before(false);
+    times.push_back(wall_clock() - start);
+  }
+  // The first step warms up.
+  std::sort(times.begin() + 1, times.end());
+  const double ratio = times[2] / priced;
+  mine->flops /= ratio;
+  mine->memory_bandwidth /= ratio;
+  mine->overhead *= ratio;
+  return ratio;
 }
 
 Cluster calibrated(Communicator& group, const Cluster& cluster, const Measured& mine) {

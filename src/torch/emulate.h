@@ -52,13 +52,19 @@ std::string pace(ProcessCommunicator& group, const Cluster& cluster);
 
 // What this group can do, measured under the emulation in effect, all workers at once. Collective.
 struct Measured {
-  FlopsPerSecond flops = 0;             // of this device, matrix products of a few hundred
+  FlopsPerSecond flops = 0;             // of this device, matrix products
   BytesPerSecond memory_bandwidth = 0;  // of this device, elementwise
   Seconds overhead = 0;                 // of this device, per operator
   BytesPerSecond ring_bandwidth = 0;    // of the group's all-reduce
   Seconds latency = 0;                  // of one hop of a ring
 };
 Measured measure(Communicator& group, double speed);
+
+// Runs one step of a model of the zoo at `batch` on every device, padded, and scales the device's
+// numbers so that the cost model prices this step as it was measured. Collective. Returns measured
+// / priced before.
+double fit_to_model(Communicator& group, double speed, const std::string& model, int64_t batch,
+                    Measured* mine);
 
 // Every device type as its slowest member measured, and the links of the whole cluster scaled so
 // that the ring has the measured bandwidth and latency. Collective; the same on every worker.

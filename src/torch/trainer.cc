@@ -312,11 +312,14 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
     report.steps.push_back(trainer.step());
     if (i > 0 || steps == 1) times.push_back(report.steps.back().seconds);
     if (progress) progress(report.steps.back());
+    if (!options.checkpoint.empty() &&
+        (i + 1 == steps ||
+         (options.checkpoint_every > 0 && (i + 1) % options.checkpoint_every == 0)))
+      trainer.save();
   }
   std::sort(times.begin(), times.end());
   if (!times.empty())
     report.median_step_s = (times[(times.size() - 1) / 2] + times[times.size() / 2]) / 2;
-  if (!options.checkpoint.empty()) trainer.save();
   return report;
 }
 

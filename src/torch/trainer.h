@@ -25,11 +25,12 @@ namespace motley {
 
 struct TrainOptions {
   uint64_t seed = 0;
-  double learning_rate = 0;  // 0: 1e-3 for AdamW, 1e-2 for SGD
-  double clip = 0;           // largest norm of the gradient; 0: no clipping
-  std::string data;          // empty: see data.h
-  std::string checkpoint;    // folder; empty: none
-  double speed = 0;          // padding of this worker (emulate.h); 0: none
+  double learning_rate = 0;      // 0: 1e-3 for AdamW, 1e-2 for SGD
+  double clip = 0;               // largest norm of the gradient; 0: no clipping
+  std::string data;              // empty: see data.h
+  std::string checkpoint;        // folder; empty: none
+  int64_t checkpoint_every = 0;  // steps; 0: only at the end
+  double speed = 0;              // padding of this worker (emulate.h); 0: none
 };
 
 struct StepReport {
@@ -71,7 +72,7 @@ struct RunReport {
   Seconds median_step_s = 0;  // the first step warms up and does not count if there are others
 };
 
-// Trains `steps` steps and saves the checkpoint if one is asked for. `progress` is called on every
+// Trains `steps` steps, saving checkpoints if they are asked for. `progress` is called on every
 // worker.
 RunReport train(const Plan& plan, Communicator& group, const TrainOptions& options, int64_t steps,
                 const std::function<void(const StepReport&)>& progress = nullptr);
