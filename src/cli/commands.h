@@ -23,4 +23,11 @@ void add_commands(CLI::App& app);
 // Prints exactly one JSON object on standard output.
 void print_json(const Json& json);
 
+// Remembers the command line of this process for become_torch().
+void remember_arguments(char** argv);
+
+// Replaces this process by motley-torch, the same program with libtorch, with the same arguments.
+// Throws UserError where it was not built. Does not return otherwise.
+[[noreturn]] void become_torch();
+
 }  // namespace motley

@@ -8,6 +8,7 @@
 #include "core/log.h"
 
 int main(int argc, char** argv) {
+  motley::remember_arguments(argv);
   CLI::App app{"motley plans and runs the training of one model on mixed accelerators"};
   app.name("motley");
   app.require_subcommand(1);

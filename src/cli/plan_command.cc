@@ -6,7 +6,11 @@
 #include "cli/commands.h"
 #include "core/log.h"
 #include "spmd/planner.h"
+#ifdef MOTLEY_WITH_TORCH
 #include "torch/source.h"
+#else
+#include "graph/file.h"
+#endif
 
 namespace motley {
 
@@ -42,8 +46,16 @@ void add_plan_command(CLI::App& app) {
   command->add_flag("--json", args->json, "Print one JSON object");
   command->callback([args] {
     Cluster cluster = load_cluster(args->cluster);
+#ifdef MOTLEY_WITH_TORCH
     GraphSource source = load_graph(args->model, args->batch);
-    for (const std::string& op : source.unknown_ops)
+    Graph graph = std::move(source.graph);
+    double capture_s = source.capture_s;
+#else
+    if (!is_graph_file(args->model)) become_torch();
+    Graph graph = load_graph_file(args->model, args->batch);
+    double capture_s = 0;
+#endif
+    for (const std::string& op : Theory(graph).unknown_ops())
       spdlog::warn("{} is not in the op table: it runs replicated", op);
     spmd::PlanRequest request;
     request.model = args->model;
@@ -52,7 +64,7 @@ void add_plan_command(CLI::App& app) {
     request.synthesis.memory_limit = args->memory == "on";
     request.synthesis.limits.time_limit_s = args->time_limit;
     request.synthesis.limits.seed = args->seed;
-    spmd::PlanResult result = spmd::plan(std::move(source.graph), cluster, request);
+    spmd::PlanResult result = spmd::plan(std::move(graph), cluster, request);
     Json baselines = Json::array();
     for (const spmd::Baseline& b : result.baselines) {
       Json j = {{"name", b.name},
@@ -83,7 +95,7 @@ void add_plan_command(CLI::App& app) {
                   {"lower_bound_s", plan.lower_bound_s},
                   {"gap", gap},
                   {"search_s", result.search_s},
-                  {"capture_s", source.capture_s},
+                  {"capture_s", capture_s},
                   {"peak_memory_bytes", plan.peak_memory_bytes},
                   {"baselines", baselines},
                   {"candidates", Json::array({{{"engine", "spmd"},
