@@ -146,7 +146,9 @@ void collectives(ProcessCommunicator& group) {
 }
 
 void training(ProcessCommunicator& group) {
-  for (const char* model : kModels) {
+  std::vector<const char*> models(std::begin(kModels), std::end(kModels));
+  models.push_back("bert:layers=1,hidden=16,heads=2,seq=8,vocab=20,dropout=0.2");
+  for (const char* model : models) {
     const Plan plan = make(model, 12, uneven_cluster(group.size()));
     const RunReport report = train(plan, group, {}, 3);
     if (group.rank() != 0) continue;
@@ -325,6 +327,17 @@ TEST(GlooTest, TheEnvironmentIsChecked) {
   EXPECT_THAT(
       with({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "x"}}),
       HasSubstr("MASTER_PORT is 'x'"));
+}
+
+TEST(GlooTest, WhoDoesNotComeIsNamed) {
+  RendezvousStore store(0);
+  Rendezvous where;
+  where.size = 3;
+  where.port = store.port();
+  where.store_outside = true;
+  where.patience = std::chrono::seconds(1);
+  EXPECT_EQ(message_of([&] { join_group(where); }),
+            "[run] rank 0 waited 1 s in vain for rank 1, 2 of 3 workers; start all of them");
 }
 
 TEST(LaunchTest, AKilledWorkerStopsTheOthersWithOneLine) {

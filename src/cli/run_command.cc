@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <thread>
 
 #include "cli/commands.h"
 #include "core/error.h"
@@ -12,6 +13,9 @@
 namespace motley {
 
 namespace {
+
+// Emulated speeds hold while they add up to less than this part of the machine's cores.
+constexpr double kSafeShare = 0.6;
 
 Plan sound_plan(const std::string& path, int workers) {
   Plan plan = load_plan(path);
@@ -45,7 +49,15 @@ void work(const RunOptions& options, const Rendezvous& where) {
                        type.name);
     training.speed = type.speed;
     pacing = pace(*group, plan.cluster);
-    if (talks) std::fprintf(stderr, "emulation: padded speed, %s\n", pacing.c_str());
+    double cores = 0;
+    for (int d = 0; d < plan.cluster.size(); ++d) cores += plan.cluster.type_of(d).speed;
+    if (talks) {
+      std::fprintf(stderr, "emulation: padded speed, %s\n", pacing.c_str());
+      if (cores > kSafeShare * std::thread::hardware_concurrency())
+        std::fprintf(stderr,
+                     "emulation: the speeds add up to %.1f of %u cores; they may not hold\n", cores,
+                     std::thread::hardware_concurrency());
+    }
   }
   const RunReport report =
       train(plan, *group, training, options.steps, [&](const StepReport& step) {

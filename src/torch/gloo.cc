@@ -22,9 +22,8 @@ namespace motley {
 
 namespace {
 
-constexpr std::chrono::seconds kMeetingTime{60};  // for all workers to come
-constexpr std::chrono::minutes kCollectiveTime{
-    30};  // for one collective; dead workers show at once
+// For one collective, which includes waiting for slower workers; dead ones show at once.
+constexpr std::chrono::minutes kCollectiveTime{30};
 constexpr int64_t kNativeGatherBytes = int64_t{64} << 10;  // smaller gathers go pair by pair
 
 const char* variable(const char* name) {
@@ -111,7 +110,7 @@ class GlooCommunicator final : public ProcessCommunicator {
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(where.port);
     options.isServer = where.rank == 0 && !where.store_outside;
-    options.timeout = kMeetingTime;
+    options.timeout = where.patience;
     options.waitWorkers = false;
     c10::intrusive_ptr<c10d::Store> store;
     try {
@@ -125,16 +124,12 @@ class GlooCommunicator final : public ProcessCommunicator {
                        where.host, where.port);
     }
     store_ = c10::make_intrusive<c10d::PrefixStore>("motley" + where.prefix, store);
+    meet(where);
     auto group = c10d::ProcessGroupGloo::Options::create();
-    group->timeout = kMeetingTime;
+    group->timeout = kCollectiveTime;
     group->threads = 1;
     group->devices.push_back(device(where.host));
-    try {
-      group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store_, rank_, size_, group);
-    } catch (const std::exception& e) {
-      throw user_error("run", "rank {} waited {} s for the other {} workers; start all of them",
-                       rank_, kMeetingTime.count(), size_ - 1);
-    }
+    group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store_, rank_, size_, group);
     find_sockets(where.port);
   }
 
@@ -270,6 +265,25 @@ class GlooCommunicator final : public ProcessCommunicator {
                                    rank_, who, what, kCollectiveTime.count()));
       throw PeerLost(fmt::format("[run] rank {}: {} failed: {}", rank_, what,
                                  text.substr(0, text.find('\n'))));
+    }
+  }
+
+  // Waits until all workers are there.
+  void meet(const Rendezvous& where) {
+    auto key = [](int r) { return fmt::format("/here/{}", r); };
+    store_->set(key(rank_), std::vector<uint8_t>{1});
+    std::vector<std::string> all;
+    for (int r = 0; r < size_; ++r) all.push_back(key(r));
+    try {
+      store_->wait(all, where.patience);
+    } catch (const std::exception&) {
+      std::string missing;
+      for (int r = 0; r < size_; ++r)
+        if (!store_->check({key(r)}))
+          missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
+      throw user_error("run",
+                       "rank {} waited {} s in vain for rank {} of {} workers; start all of them",
+                       rank_, where.patience.count(), missing, size_);
     }
   }
 

@@ -16,6 +16,7 @@
 // milliseconds with PeerLost, one line that names the worker where the connection tells.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -32,8 +33,9 @@ struct Rendezvous {
   int rank = 0, size = 1;
   std::string host = "127.0.0.1";
   int port = 29500;
-  bool store_outside = false;  // a launcher holds the store; otherwise rank 0 does
-  std::string prefix;          // of keys in the store, one per attempt
+  bool store_outside = false;         // a launcher holds the store; otherwise rank 0 does
+  std::string prefix;                 // of keys in the store, one per attempt
+  std::chrono::seconds patience{60};  // until all workers must be there
 };
 
 // Reads what launchers set: RANK and WORLD_SIZE (motley itself, torchrun), SLURM_PROCID and
