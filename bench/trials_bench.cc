@@ -1,0 +1,436 @@
+// Predicts public trials of distributed training with the grid's cost model: AMP on T4 and V100+T4,
+// vTrain on A100, Sailor on GH200 (tests/data/{amp,vtrain,sailor}).
+//
+// Calibration: a few physical numbers per set (rates of a device class, launch overhead, shares of
+// nominal bandwidths) are fitted by least squares on log(predicted / measured), with a weak prior
+// at the catalogue's values. Every prediction printed is of a row that its calibration has not
+// seen: the rows are shuffled once, cut in ten folds, and each fold is predicted from the other
+// nine.
+//
+// Arguments: [set]... ; --rows prints every row; --csv prints the table as CSV.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "grid/estimate.h"
+
+namespace {
+
+using namespace motley;
+using namespace motley::grid;
+
+// ---- tables ----
+
+using Record = std::map<std::string, std::string>;
+
+std::vector<Record> read_csv(const std::string& name) {
+  const std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/" + name;
+  std::ifstream in(path);
+  if (!in) throw user_error("trials_bench", "{} cannot be read", path);
+  auto split = [](const std::string& line) {
+    std::vector<std::string> cells;
+    size_t at = 0;
+    while (true) {
+      size_t comma = line.find(',', at);
+      cells.push_back(line.substr(at, comma - at));
+      if (comma == std::string::npos) return cells;
+      at = comma + 1;
+    }
+  };
+  std::vector<Record> records;
+  std::vector<std::string> head;
+  for (std::string line; std::getline(in, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    std::vector<std::string> cells = split(line);
+    if (head.empty()) {
+      head = cells;
+      continue;
+    }
+    MOTLEY_CHECK(cells.size() == head.size(), "{}: {}", path, line);
+    Record record;
+    for (size_t i = 0; i < head.size(); ++i) record[head[i]] = cells[i];
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+int integer(const Record& r, const char* name) { return std::stoi(r.at(name)); }
+double real(const Record& r, const char* name) { return std::stod(r.at(name)); }
+std::vector<int> list(const std::string& text) {
+  std::vector<int> values;
+  std::stringstream in(text);
+  for (std::string part; std::getline(in, part, '/');) values.push_back(std::stoi(part));
+  return values;
+}
+
+// ---- statistics ----
+
+std::vector<double> ranks(const std::vector<double>& x) {
+  std::vector<size_t> order(x.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return x[a] < x[b]; });
+  std::vector<double> rank(x.size());
+  for (size_t i = 0; i < order.size();) {
+    size_t j = i;
+    while (j < order.size() && x[order[j]] == x[order[i]]) ++j;
+    for (size_t k = i; k < j; ++k) rank[order[k]] = (i + j - 1) / 2.0;
+    i = j;
+  }
+  return rank;
+}
+
+double spearman(const std::vector<double>& x, const std::vector<double>& y) {
+  const std::vector<double> a = ranks(x), b = ranks(y);
+  const double mean = (a.size() - 1) / 2.0;
+  double ab = 0, aa = 0, bb = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ab += (a[i] - mean) * (b[i] - mean);
+    aa += (a[i] - mean) * (a[i] - mean);
+    bb += (b[i] - mean) * (b[i] - mean);
+  }
+  return ab / std::sqrt(aa * bb);
+}
+
+double kendall(const std::vector<double>& x, const std::vector<double>& y) {  // tau-b
+  double agree = 0, tied_x = 0, tied_y = 0, pairs = 0;
+  for (size_t i = 0; i < x.size(); ++i)
+    for (size_t j = 0; j < i; ++j) {
+      const double a = x[i] - x[j], b = y[i] - y[j];
+      ++pairs;
+      if (a == 0) ++tied_x;
+      if (b == 0) ++tied_y;
+      if (a * b != 0) agree += a * b > 0 ? 1 : -1;
+    }
+  return agree / std::sqrt((pairs - tied_x) * (pairs - tied_y));
+}
+
+double mape(const std::vector<double>& predicted, const std::vector<double>& measured) {
+  double sum = 0;
+  for (size_t i = 0; i < predicted.size(); ++i) sum += std::abs(predicted[i] / measured[i] - 1);
+  return sum / static_cast<double>(predicted.size());
+}
+
+// ---- sets ----
+
+struct Trial {
+  std::string name;
+  int model = 0, cluster = 0;
+  Strategy strategy;
+  double measured = 0;  // 0: the trial failed
+  double memory = 0;    // measured bytes, 0: unknown
+  double other = 0;     // the paper's own prediction, 0: unknown
+  bool odd = false;     // counted apart
+};
+
+struct Parameter {
+  std::string name;
+  double start, freedom;  // prior: log-normal around start
+  std::function<void(Calibration*, double)> set;
+};
+
+struct Set {
+  std::string name;
+  std::vector<Model> models;
+  std::vector<Cluster> clusters;
+  std::vector<Trial> trials;
+  std::vector<Parameter> parameters;
+  LayerTimes times;
+};
+
+using Vector = std::vector<double>;
+
+class Predictor {
+ public:
+  Predictor(const Set& set, const Vector& logs) : set_(set), logs_(logs) {}
+  Estimate operator()(const Trial& trial) {
+    auto& slot = estimators_[{trial.model, trial.cluster}];
+    if (!slot) {
+      const Cluster& cluster = set_.clusters[trial.cluster];
+      Calibration calibration = default_calibration(cluster, set_.models[trial.model].precision);
+      for (size_t i = 0; i < logs_.size(); ++i)
+        set_.parameters[i].set(&calibration, std::exp(logs_[i]));
+      slot =
+          std::make_unique<Estimator>(set_.models[trial.model], cluster, calibration, set_.times);
+    }
+    return slot->estimate(trial.strategy);
+  }
+
+ private:
+  const Set& set_;
+  Vector logs_;
+  std::map<std::pair<int, int>, std::unique_ptr<Estimator>> estimators_;
+};
+
+// Solves (A + damping * diag(A)) x = b by Gaussian elimination.
+Vector solve(std::vector<Vector> a, Vector b, double damping) {
+  const size_t n = b.size();
+  for (size_t i = 0; i < n; ++i) a[i][i] *= 1 + damping;
+  for (size_t i = 0; i < n; ++i) {
+    size_t pivot = i;
+    for (size_t r = i; r < n; ++r)
+      if (std::abs(a[r][i]) > std::abs(a[pivot][i])) pivot = r;
+    std::swap(a[i], a[pivot]);
+    std::swap(b[i], b[pivot]);
+    for (size_t r = i + 1; r < n; ++r) {
+      const double f = a[r][i] / a[i][i];
+      for (size_t c = i; c < n; ++c) a[r][c] -= f * a[i][c];
+      b[r] -= f * b[i];
+    }
+  }
+  for (size_t i = n; i-- > 0;) {
+    for (size_t c = i + 1; c < n; ++c) b[i] -= a[i][c] * b[c];
+    b[i] /= a[i][i];
+  }
+  return b;
+}
+
+// Levenberg-Marquardt with numeric derivatives; residuals beyond 2 sigma count linearly (Huber).
+Vector fit(const Set& set, const std::vector<int>& rows) {
+  constexpr double kSigma = 0.05;
+  const size_t n = set.parameters.size();
+  Vector logs;
+  for (const Parameter& p : set.parameters) logs.push_back(std::log(p.start));
+  auto residuals = [&](const Vector& at) {
+    Predictor predict(set, at);
+    Vector r;
+    for (int row : rows)
+      r.push_back(std::log(predict(set.trials[row]).step / set.trials[row].measured) / kSigma);
+    for (size_t i = 0; i < n; ++i)
+      r.push_back((at[i] - std::log(set.parameters[i].start)) / set.parameters[i].freedom);
+    return r;
+  };
+  auto weight = [](double r) { return std::abs(r) <= 2 ? 1.0 : 2 / std::abs(r); };
+  auto loss = [](const Vector& r) {
+    double sum = 0;
+    for (double x : r) sum += std::abs(x) <= 2 ? x * x : 4 * std::abs(x) - 4;
+    return sum;
+  };
+  Vector now = residuals(logs);
+  double damping = 1e-2;
+  for (int iteration = 0; iteration < 25; ++iteration) {
+    std::vector<Vector> jacobian;
+    for (size_t i = 0; i < n; ++i) {
+      Vector moved = logs;
+      moved[i] += 1e-3;
+      Vector r = residuals(moved);
+      for (size_t k = 0; k < r.size(); ++k) r[k] = (r[k] - now[k]) / 1e-3;
+      jacobian.push_back(std::move(r));
+    }
+    std::vector<Vector> normal(n, Vector(n, 0.0));
+    Vector gradient(n, 0.0);
+    for (size_t k = 0; k < now.size(); ++k) {
+      const double w = weight(now[k]);
+      for (size_t i = 0; i < n; ++i) {
+        gradient[i] -= w * jacobian[i][k] * now[k];
+        for (size_t j = 0; j < n; ++j) normal[i][j] += w * jacobian[i][k] * jacobian[j][k];
+      }
+    }
+    const double before = loss(now);
+    bool better = false;
+    for (int attempt = 0; attempt < 6 && !better; ++attempt) {
+      Vector moved = logs, step = solve(normal, gradient, damping);
+      for (size_t i = 0; i < n; ++i) moved[i] += std::clamp(step[i], -0.7, 0.7);
+      Vector r = residuals(moved);
+      if (loss(r) < before) {
+        better = true;
+        logs = moved;
+        now = std::move(r);
+        damping = std::max(damping / 5, 1e-6);
+      } else {
+        damping *= 5;
+      }
+    }
+    if (!better || before - loss(now) < 1e-4 * before) break;
+  }
+  return logs;
+}
+
+void add_rates(Set* set, const std::string& type, double flops, double memory, double launch) {
+  set->parameters.push_back({type + " flops", flops, 0.5,
+                             [type](Calibration* c, double x) { c->types[type].flops = x; }});
+  set->parameters.push_back({type + " memory", memory, 0.5,
+                             [type](Calibration* c, double x) { c->types[type].memory = x; }});
+  set->parameters.push_back({type + " launch", launch, 1.0,
+                             [type](Calibration* c, double x) { c->types[type].launch = x; }});
+}
+
+#define MOTLEY_FIT(field, start, freedom) \
+  set.parameters.push_back({#field, start, freedom, [](Calibration* c, double x) { c->field = x; }})
+
+Strategy plain_strategy(int pp, int dp, int tp, int mbs, int gbs, Runtime runtime) {
+  Strategy s;
+  s.pp = pp, s.dp = dp, s.tp = tp, s.micro_batch = mbs, s.runtime = runtime;
+  MOTLEY_CHECK(gbs % (dp * mbs) == 0);
+  s.micro_batches.assign(dp, gbs / (dp * mbs));
+  s.devices.resize(s.ranks());
+  std::iota(s.devices.begin(), s.devices.end(), 0);
+  return s;
+}
+
+// GPT-2 as DeepSpeed counts its layers: embedding, transpose, 24 blocks, transpose, normalisation,
+// projection, conversion.
+Model amp_gpt2() {
+  TransformerShape shape;
+  shape.vocab = 52256;
+  Model model = transformer_model("gpt2", shape, fp16_adam());
+  Layer pass;
+  pass.output = model.layers[0].output;
+  pass.kernels = 1;
+  Layer head = model.layers.back(), convert = pass, norm = pass;
+  model.layers.pop_back();
+  pass.name = "transpose";
+  model.layers.insert(model.layers.begin() + 1, pass);
+  norm.name = "normalisation", norm.parameters_whole = head.parameters_whole;
+  head.parameters_whole = 0;
+  convert.name = "convert", convert.output = 1;
+  model.layers.insert(model.layers.end(), {pass, norm, head, convert});
+  model.message_extra = 2.0 * 1024 * 1024;  // the attention mask, in fp16
+  return model;
+}
+
+Set amp(const std::string& cluster) {
+  Set set;
+  set.name = cluster;
+  set.models = {amp_gpt2()};
+  set.clusters = {load_cluster(cluster)};
+  for (const Record& r : read_csv("amp/trials.csv")) {
+    if (r.at("cluster") != cluster) continue;
+    Trial t;
+    t.strategy = plain_strategy(integer(r, "pp"), integer(r, "dp"), integer(r, "tp"),
+                                integer(r, "mbs"), 32, Runtime::deepspeed);
+    t.strategy.stages = list(r.at("stages"));
+    t.name = to_string(t.strategy);
+    t.measured = r.at("status") == "ok" ? real(r, "measured_s") : 0;
+    t.other = real(r, "amp_s");
+    t.odd = cluster == "amp-mixed" && t.strategy.tp > 1 && t.strategy.pp > 1 &&
+            t.strategy.micro_batch <= 2;
+    set.trials.push_back(std::move(t));
+  }
+  add_rates(&set, "T4", 25e12, 220e9, 20e-6);
+  if (cluster == "amp-mixed") add_rates(&set, "V100-16GB", 60e12, 700e9, 30e-6);
+  MOTLEY_FIT(ring_inside, 0.7, 0.5);
+  MOTLEY_FIT(ring_across, 0.7, 0.3);
+  MOTLEY_FIT(message_across, 0.5, 0.5);
+  MOTLEY_FIT(collective_launch, 50e-6, 1.0);
+  MOTLEY_FIT(message_launch, 500e-6, 1.0);
+  MOTLEY_FIT(optimizer_passes, 3, 0.7);
+  MOTLEY_FIT(step, 0.02, 1.0);
+  return set;
+}
+
+struct Judged {
+  std::vector<double> predicted;  // [trial], by a calibration that has not seen it
+  Vector logs;                    // of all rows
+};
+
+Judged judge(const Set& set) {
+  constexpr int kFolds = 10;
+  std::vector<int> rows;
+  for (size_t i = 0; i < set.trials.size(); ++i)
+    if (set.trials[i].measured > 0) rows.push_back(static_cast<int>(i));
+  Rng rng(1);
+  std::vector<int> order = rows;
+  for (size_t i = order.size(); i > 1; --i)
+    std::swap(order[i - 1], order[rng.below(static_cast<int64_t>(i))]);
+  Judged judged;
+  judged.predicted.assign(set.trials.size(), 0.0);
+  for (int fold = 0; fold < kFolds; ++fold) {
+    std::vector<int> seen;
+    for (size_t i = 0; i < order.size(); ++i)
+      if (static_cast<int>(i) % kFolds != fold) seen.push_back(order[i]);
+    Predictor predict(set, fit(set, seen));
+    for (size_t i = 0; i < order.size(); ++i)
+      if (static_cast<int>(i) % kFolds == fold)
+        judged.predicted[order[i]] = predict(set.trials[order[i]]).step;
+  }
+  judged.logs = fit(set, rows);
+  Predictor predict(set, judged.logs);
+  for (size_t i = 0; i < set.trials.size(); ++i)  // failed trials were in no fold
+    if (set.trials[i].measured <= 0) judged.predicted[i] = predict(set.trials[i]).step;
+  return judged;
+}
+
+void report(const std::string& name, const Set& set, const Judged& judged,
+            const std::function<bool(const Trial&)>& use, bool other = false) {
+  Vector predicted, measured;
+  for (size_t i = 0; i < set.trials.size(); ++i) {
+    const Trial& t = set.trials[i];
+    if (t.measured <= 0 || !use(t) || (other && t.other <= 0)) continue;
+    predicted.push_back(other ? t.other : judged.predicted[i]);
+    measured.push_back(t.measured);
+  }
+  if (predicted.empty()) return;
+  std::vector<size_t> order(predicted.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return predicted[a] < predicted[b]; });
+  const double best = *std::min_element(measured.begin(), measured.end());
+  double top5 = measured[order[0]];
+  for (size_t i = 0; i < std::min<size_t>(5, order.size()); ++i)
+    top5 = std::min(top5, measured[order[i]]);
+  fmt::print("{:32} {:5} {:8.2f} {:9.3f} {:8.3f} {:8.3f} {:8.3f}\n", name, predicted.size(),
+             100 * mape(predicted, measured), spearman(predicted, measured),
+             kendall(predicted, measured), measured[order[0]] / best, top5 / best);
+}
+
+void print_fit(const Set& set, const Judged& judged) {
+  for (size_t i = 0; i < set.parameters.size(); ++i)
+    fmt::print("    {} = {:.3g}", set.parameters[i].name, std::exp(judged.logs[i]));
+  fmt::print("\n");
+}
+
+void print_rows(const Set& set, const Judged& judged) {
+  for (size_t i = 0; i < set.trials.size(); ++i) {
+    const Trial& t = set.trials[i];
+    Predictor predict(set, judged.logs);
+    const Estimate e = predict(t);
+    fmt::print(
+        "    {:70} measured {:8.4f} predicted {:8.4f} {:+6.1f}%  pipe {:.3f} tied {:.3f} "
+        "grad {:.3f} opt {:.3f} mem {:.1f}{}\n",
+        t.name, t.measured, judged.predicted[i],
+        t.measured > 0 ? 100 * (judged.predicted[i] / t.measured - 1) : 0.0, e.pipeline, e.tied,
+        e.gradients, e.optimizer, *std::max_element(e.memory.begin(), e.memory.end()) / 1e9,
+        e.fits ? "" : " OOM");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool rows = false;
+  std::vector<std::string> names;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--rows") == 0)
+      rows = true;
+    else
+      names.push_back(argv[i]);
+  }
+  auto wanted = [&](const char* name) {
+    return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+  };
+  fmt::print("{:32} {:>5} {:>8} {:>9} {:>8} {:>8} {:>8}\n", "set", "rows", "MAPE %", "Spearman",
+             "Kendall", "regret1", "regret5");
+  auto all = [](const Trial&) { return true; };
+  for (const char* cluster : {"amp-t4x16", "amp-mixed"}) {
+    if (!wanted(cluster)) continue;
+    const Set set = amp(cluster);
+    const Judged judged = judge(set);
+    report(set.name, set, judged, all);
+    report("  without the odd", set, judged, [](const Trial& t) { return !t.odd; });
+    report("  AMP's own model", set, judged, all, true);
+    print_fit(set, judged);
+    if (rows) print_rows(set, judged);
+  }
+  return 0;
+}

@@ -1,0 +1,45 @@
+#include "grid/calibration.h"
+
+#include "core/error.h"
+
+namespace motley::grid {
+
+Calibration default_calibration(const Cluster& cluster, const Precision& precision) {
+  Calibration calibration;
+  for (const DeviceType& type : cluster.types) {
+    Rates rates;
+    rates.flops = precision.half && type.half_flops > 0 ? type.half_flops : type.flops;
+    rates.memory = type.memory_bandwidth;
+    rates.launch = type.overhead;
+    calibration.types[type.name] = rates;
+  }
+  return calibration;
+}
+
+void LayerTimes::add(const std::string& type, int tp, int micro_batch, int layer, Time time) {
+  MOTLEY_CHECK(tp >= 1 && micro_batch >= 1 && layer >= 0);
+  table_[{type, tp}][layer][micro_batch] = time;
+}
+
+bool LayerTimes::find(const std::string& type, int tp, double micro_batch, int layer,
+                      Time* time) const {
+  auto group = table_.find({type, tp});
+  if (group == table_.end()) return false;
+  auto row = group->second.find(layer);
+  if (row == group->second.end()) return false;
+  const std::map<int, Time>& times = row->second;
+  auto high = times.lower_bound(static_cast<int>(micro_batch));
+  while (high != times.end() && high->first < micro_batch) ++high;
+  if (high == times.begin() || times.size() == 1) {
+    *time = high == times.end() ? times.begin()->second : high->second;
+    return true;
+  }
+  if (high == times.end()) --high;
+  auto low = std::prev(high);
+  const double x = (micro_batch - low->first) / (high->first - low->first);
+  time->forward = low->second.forward + x * (high->second.forward - low->second.forward);
+  time->backward = low->second.backward + x * (high->second.backward - low->second.backward);
+  return true;
+}
+
+}  // namespace motley::grid

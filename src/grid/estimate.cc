@@ -1,0 +1,551 @@
+#include "grid/estimate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "core/error.h"
+
+namespace motley::grid {
+
+namespace {
+
+// Rings and messages that run together, and the links they cross.
+class Flows {
+ public:
+  Flows(const net::Topology& topology, const std::vector<double>& bandwidth)
+      : topology_(topology),
+        bandwidth_(bandwidth),
+        load_(static_cast<int>(topology.links().size())),
+        flows_(topology.links().size(), 0.0) {}
+
+  // Returns the number of the flow; devices are visited in the order of the cluster file.
+  int add_ring(std::vector<int> devices) {
+    std::sort(devices.begin(), devices.end());
+    for (size_t i = 0; i < devices.size(); ++i)
+      topology_.add_path(devices[i], devices[(i + 1) % devices.size()], 1, &load_);
+    return finish();
+  }
+  int add_message(int from, int to) {
+    if (from != to) topology_.add_path(from, to, 1, &load_);
+    return finish();
+  }
+  // Seconds per byte that a flow carries, all flows sharing their links.
+  double seconds_per_byte(int flow) const {
+    double slowest = 0;
+    for (const net::LinkUse& use : uses_[flow])
+      slowest = std::max(slowest, flows_[use.link] / bandwidth_[use.link]);
+    return slowest;
+  }
+
+ private:
+  int finish() {
+    uses_.push_back(load_.take());
+    for (const net::LinkUse& use : uses_.back()) flows_[use.link] += use.flows;
+    return static_cast<int>(uses_.size()) - 1;
+  }
+
+  const net::Topology& topology_;
+  const std::vector<double>& bandwidth_;
+  net::LinkLoad load_;
+  std::vector<double> flows_;
+  std::vector<std::vector<net::LinkUse>> uses_;
+};
+
+Seconds ring_latency(const net::Topology& topology, const std::vector<int>& devices) {
+  Seconds hop = 0;
+  for (size_t i = 0; i + 1 < devices.size(); ++i)
+    hop = std::max(hop, topology.latency(devices[i], devices[i + 1]));
+  return 2 * (static_cast<double>(devices.size()) - 1) * hop;
+}
+
+void worsen(Mesh::Ring* ring, const Mesh::Ring& other) {
+  ring->size = std::max(ring->size, other.size);
+  ring->seconds_per_byte = std::max(ring->seconds_per_byte, other.seconds_per_byte);
+  ring->latency = std::max(ring->latency, other.latency);
+}
+
+}  // namespace
+
+Estimator::Estimator(const Model& model, const Cluster& cluster, const Calibration& calibration,
+                     const LayerTimes& times)
+    : model_(model),
+      cluster_(cluster),
+      calibration_(calibration),
+      times_(times),
+      topology_(cluster) {
+  for (const DeviceType& type : cluster.types) {
+    auto known = calibration.types.find(type.name);
+    if (known == calibration.types.end())
+      throw user_error("grid", "{}: the calibration has no rates for device type {}", cluster.name,
+                       type.name);
+    rates_.push_back(known->second);
+  }
+  const size_t links = topology_.links().size();
+  expert_bandwidth_ = std::numeric_limits<double>::infinity();
+  std::vector<bool> inside(links, false);
+  net::LinkLoad load(static_cast<int>(links));
+  for (const Group& group : cluster.groups) {
+    if (!group.children.empty() || group.device_count < 2) continue;
+    for (int i = 0; i < group.device_count; ++i)
+      topology_.add_path(group.first_device + i, group.first_device + (i + 1) % group.device_count,
+                         1, &load);
+  }
+  for (const net::LinkUse& use : load.take()) inside[use.link] = true;
+  for (size_t l = 0; l < links; ++l) {
+    const double bandwidth = topology_.links()[l].bandwidth;
+    ring_bandwidth_.push_back(bandwidth *
+                              (inside[l] ? calibration.ring_inside : calibration.ring_across));
+    expert_bandwidth_ = std::min(expert_bandwidth_, ring_bandwidth_.back());
+    message_bandwidth_.push_back(
+        bandwidth * (inside[l] ? calibration.message_inside : calibration.message_across));
+  }
+  for (const Layer& layer : model.layers)
+    if (layer.block) width_ = std::max(width_, layer.output / static_cast<double>(model.tokens));
+}
+
+void Estimator::check(const Strategy& s) const {
+  auto positive = [](const char* name, int value) {
+    if (value < 1) throw user_error("grid", "strategy: {} is {}; give at least 1", name, value);
+  };
+  positive("pp", s.pp), positive("dp", s.dp), positive("tp", s.tp), positive("cp", s.cp);
+  positive("ep", s.ep), positive("mbs", s.micro_batch), positive("interleave", s.interleave);
+  if (s.zero < 0 || s.zero > 3)
+    throw user_error("grid", "strategy: zero is {}; give a stage from 0 to 3", s.zero);
+  if (s.zero >= 2 && s.pp > 1 && s.runtime == Runtime::deepspeed)
+    throw user_error("grid", "strategy: zero={} with pp={}: DeepSpeed pipelines take zero 0 or 1",
+                     s.zero, s.pp);
+  if (model_.heads % s.tp != 0)
+    throw user_error("grid", "strategy: tp={} does not divide the {} heads of {}", s.tp,
+                     model_.heads, model_.name);
+  if (model_.tokens % s.cp != 0)
+    throw user_error("grid", "strategy: cp={} does not divide the {} tokens of {}", s.cp,
+                     model_.tokens, model_.name);
+  if (s.ep > 1 && (model_.experts % s.ep != 0 || model_.experts == 0 || s.dp * s.cp % s.ep != 0))
+    throw user_error("grid", "strategy: ep={} must divide the {} experts of {} and dp*cp={}", s.ep,
+                     model_.experts, model_.name, s.dp * s.cp);
+  if (static_cast<int>(s.stages.size()) != s.pp * s.interleave)
+    throw user_error("grid", "strategy: layers lists {} stages; pp={} and interleave={} need {}",
+                     s.stages.size(), s.pp, s.interleave, s.pp * s.interleave);
+  int layers = 0;
+  for (int n : s.stages) {
+    positive("layers of a stage", n);
+    layers += n;
+  }
+  if (layers != model_.size())
+    throw user_error("grid", "strategy: layers sum to {}; {} has {}", layers, model_.name,
+                     model_.size());
+  if (static_cast<int>(s.micro_batches.size()) != s.dp)
+    throw user_error("grid", "strategy: micro-batches are given for {} replicas, dp is {}",
+                     s.micro_batches.size(), s.dp);
+  for (int m : s.micro_batches) {
+    positive("micro-batches of a replica", m);
+    if (s.interleave > 1 && m % s.pp != 0)
+      throw user_error("grid",
+                       "strategy: interleave={} needs micro-batches ({}) divisible by pp={}",
+                       s.interleave, m, s.pp);
+  }
+  if (static_cast<int>(s.devices.size()) != s.ranks())
+    throw user_error("grid", "strategy: {} devices are placed, pp*dp*cp*tp is {}", s.devices.size(),
+                     s.ranks());
+  std::vector<bool> used(cluster_.size(), false);
+  for (int d : s.devices) {
+    if (d < 0 || d >= cluster_.size())
+      throw user_error("grid", "strategy: device {} does not exist; {} has {}", d, cluster_.name,
+                       cluster_.size());
+    if (used[d]) throw user_error("grid", "strategy: device {} is placed twice", d);
+    used[d] = true;
+  }
+}
+
+Mesh Estimator::mesh(const Strategy& s) const {
+  Mesh mesh;
+  mesh.pp = s.pp, mesh.dp = s.dp, mesh.tp = s.tp, mesh.cp = s.cp;
+  const int groups = s.pp * s.dp;
+  mesh.type.assign(groups, 0);
+  mesh.memory.assign(s.pp, std::numeric_limits<double>::infinity());
+  mesh.tensor.resize(groups);
+  mesh.context.resize(groups);
+  mesh.data.resize(s.pp);
+  for (int g = 0; g < groups; ++g) {
+    int slowest = -1;
+    for (int k = 0; k < s.cp * s.tp; ++k) {
+      const int d = s.devices[static_cast<size_t>(g) * s.cp * s.tp + k];
+      const int type = cluster_.devices[d].type;
+      mesh.memory[g / s.dp] = std::min(mesh.memory[g / s.dp], cluster_.types[type].memory);
+      if (slowest < 0 || rates_[type].memory < rates_[slowest].memory) slowest = type;
+    }
+    mesh.type[g] = slowest;
+  }
+
+  // Rings of one kind all run at once. fill(g, k) lists the devices of ring k of a group.
+  auto rings = [&](int owners, int each, int size, auto&& devices_of,
+                   std::vector<Mesh::Ring>* out) {
+    if (size < 2) return;
+    Flows flows(topology_, ring_bandwidth_);
+    std::vector<Seconds> latency;
+    for (int o = 0; o < owners; ++o)
+      for (int k = 0; k < each; ++k) {
+        std::vector<int> devices = devices_of(o, k);
+        latency.push_back(ring_latency(topology_, devices));
+        flows.add_ring(std::move(devices));
+      }
+    const double share = 2.0 * (size - 1) / size;
+    for (int o = 0; o < owners; ++o)
+      for (int k = 0; k < each; ++k) {
+        const int flow = o * each + k;
+        worsen(&(*out)[o], {size, share * flows.seconds_per_byte(flow), latency[flow]});
+      }
+  };
+  rings(
+      groups, s.cp, s.tp,
+      [&](int g, int c) {
+        std::vector<int> devices;
+        for (int t = 0; t < s.tp; ++t) devices.push_back(s.device(g / s.dp, g % s.dp, c, t));
+        return devices;
+      },
+      &mesh.tensor);
+  rings(
+      groups, s.tp, s.cp,
+      [&](int g, int t) {
+        std::vector<int> devices;
+        for (int c = 0; c < s.cp; ++c) devices.push_back(s.device(g / s.dp, g % s.dp, c, t));
+        return devices;
+      },
+      &mesh.context);
+  rings(
+      s.pp, s.tp, s.dp * s.cp,
+      [&](int stage, int t) {
+        std::vector<int> devices;
+        for (int r = 0; r < s.dp; ++r)
+          for (int c = 0; c < s.cp; ++c) devices.push_back(s.device(stage, r, c, t));
+        return devices;
+      },
+      &mesh.data);
+  if (s.pp > 1) {
+    std::vector<Mesh::Ring> tied(1);
+    rings(
+        1, s.dp * s.cp * s.tp, 2,
+        [&](int, int k) {
+          const size_t last = static_cast<size_t>(s.pp - 1) * s.dp * s.cp * s.tp;
+          return std::vector<int>{s.devices[k], s.devices[last + k]};
+        },
+        &tied);
+    mesh.tied = tied[0];
+  }
+
+  mesh.message_seconds_per_byte.assign(groups, 0.0);
+  mesh.message_latency.assign(groups, 0.0);
+  for (int b = 0; s.pp > 1 && b < s.pp; ++b) {
+    if (b == s.pp - 1 && s.interleave == 1) break;
+    Flows flows(topology_, message_bandwidth_);
+    for (int r = 0; r < s.dp; ++r)
+      for (int c = 0; c < s.cp; ++c)
+        for (int t = 0; t < s.tp; ++t) {
+          const int from = s.device(b, r, c, t), to = s.device((b + 1) % s.pp, r, c, t);
+          flows.add_message(from, to);
+          Seconds& latency = mesh.message_latency[static_cast<size_t>(b) * s.dp + r];
+          latency = std::max(latency, topology_.latency(from, to));
+        }
+    for (int r = 0, flow = 0; r < s.dp; ++r)
+      for (int k = 0; k < s.cp * s.tp; ++k, ++flow) {
+        double& pace = mesh.message_seconds_per_byte[static_cast<size_t>(b) * s.dp + r];
+        pace = std::max(pace, flows.seconds_per_byte(flow));
+      }
+  }
+  return mesh;
+}
+
+LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
+                                       const Mesh::Ring& tensor, const Mesh::Ring& context) const {
+  const Layer& layer = model_.layers[index];
+  const double b = static_cast<double>(s.micro_batch) / s.cp;
+  LayerTimes::Time time;
+  const bool measured = s.cp == 1 && s.ep == 1 && !times_.empty() &&
+                        times_.find(cluster_.types[type].name, s.tp, s.micro_batch, index, &time);
+  const Rates& rates = rates_[type];
+  auto device = [&](Flops flops, Bytes cut, Bytes whole) {
+    return b * flops / s.tp * (1 + calibration_.narrow * s.tp / width_) / rates.flops +
+           b * (cut / s.tp + whole) / rates.memory;
+  };
+  auto pass = [&](Seconds host, Seconds work) {
+    const double k = calibration_.overlap_power;
+    const double high = std::max(host, work), low = std::min(host, work);
+    return high > 0 ? high * std::pow(1 + std::pow(low / high, k), 1 / k) : 0;
+  };
+  if (!measured) {
+    const Bytes activation = model_.precision.activation;
+    Seconds communication = 0;
+    double collectives = 0;
+    if (s.tp > 1 && layer.all_reduces > 0) {
+      communication += layer.all_reduces *
+                       (b * layer.output * activation * tensor.seconds_per_byte + tensor.latency);
+      collectives += layer.all_reduces;
+    }
+    if (s.cp > 1 && layer.key_values > 0) {  // an all-gather, half of an all-reduce
+      communication += (b * s.cp * layer.key_values / s.tp * activation * context.seconds_per_byte +
+                        context.latency) /
+                       2;
+      collectives += 1;
+    }
+    if (s.ep > 1 && layer.routed > 0) {
+      // Two all-to-alls among ep ranks of the data-parallel group; each rank keeps 1/ep.
+      const double ratio = (s.ep - 1.0) / s.ep;
+      communication += 2 * ratio * b * layer.routed / s.tp * activation / expert_bandwidth_;
+      collectives += 2;
+    }
+    const Bytes weights =
+        (layer.parameters / s.tp + layer.parameters_whole + layer.expert_parameters / s.tp / s.ep) *
+        model_.precision.weight;
+    const Seconds host =
+        layer.kernels * rates.launch + collectives * calibration_.collective_launch;
+    const Seconds work = device(layer.flops, layer.traffic, layer.traffic_whole);
+    const Seconds reads = weights / rates.memory;
+    time.forward = pass(host, work + reads + communication);
+    time.backward = pass(2 * host - collectives * calibration_.collective_launch,
+                         2 * (work + reads) + communication);
+  }
+  if (s.recompute == Recompute::full && layer.block) {
+    time.backward += time.forward;
+  } else if (s.recompute == Recompute::selective) {
+    time.backward += device(layer.core_flops, layer.core_traffic, 0);
+  }
+  return time;
+}
+
+Seconds Estimator::message_time(int layer_before, int boundary, int replica, const Strategy& s,
+                                const Mesh& mesh, bool gradient) const {
+  const Bytes bytes =
+      model_.layers[layer_before].output * s.micro_batch / s.cp * model_.precision.activation;
+  const size_t at = static_cast<size_t>(boundary) * s.dp + replica;
+  const bool cut = s.tp > 1 && s.runtime != Runtime::megatron;
+  const Bytes each = (cut ? bytes / s.tp : bytes) + (gradient ? 0 : model_.message_extra);
+  Seconds time = calibration_.message_launch + mesh.message_latency[at] +
+                 each * mesh.message_seconds_per_byte[at];
+  if (cut) {
+    const int receiver = (gradient ? boundary : (boundary + 1) % s.pp) * s.dp + replica;
+    const Mesh::Ring& ring = mesh.tensor[receiver];
+    time += (bytes * ring.seconds_per_byte + ring.latency) / 2;
+  }
+  return time;
+}
+
+double Estimator::parameters(int first, int last, const Strategy& s) const {
+  double sum = 0;
+  for (int l = first; l < last; ++l) {
+    const Layer& layer = model_.layers[l];
+    sum += layer.parameters / s.tp + layer.parameters_whole + layer.expert_parameters / s.tp / s.ep;
+    if (layer.tied >= 0 && (layer.tied < first || layer.tied >= last))
+      sum += model_.layers[layer.tied].parameters / s.tp;
+  }
+  return sum;
+}
+
+Bytes Estimator::state_bytes(int first, int last, const Strategy& s) const {
+  const Precision& p = model_.precision;
+  const double replicas = static_cast<double>(s.dp) * s.cp;
+  const double each = p.weight / (s.zero >= 3 ? replicas : 1) +
+                      (p.gradient + p.reduce_buffer) / (s.zero >= 2 ? replicas : 1) +
+                      p.optimizer / (s.zero >= 1 ? replicas : 1);
+  return parameters(first, last, s) * each;
+}
+
+Bytes Estimator::activation_bytes(int first, int last, const Strategy& s) const {
+  Bytes sum = 0;
+  for (int l = first; l < last; ++l) {
+    const Layer& layer = model_.layers[l];
+    if (s.recompute == Recompute::full && layer.block) {
+      sum += layer.output * model_.precision.activation;
+      continue;
+    }
+    const Bytes core = s.recompute == Recompute::selective ? layer.core_saved : 0;
+    sum += (layer.saved - core) / s.tp + layer.saved_whole;
+  }
+  return sum * s.micro_batch / s.cp;
+}
+
+Bytes Estimator::transient_bytes(int first, int last, const Strategy& s) const {
+  if (s.recompute == Recompute::none) return 0;
+  Bytes most = 0;
+  for (int l = first; l < last; ++l) {
+    const Layer& layer = model_.layers[l];
+    if (s.recompute == Recompute::full) {
+      if (layer.block) most = std::max(most, layer.saved / s.tp + layer.saved_whole);
+    } else {
+      most = std::max(most, layer.core_saved / s.tp);
+    }
+  }
+  return most * s.micro_batch / s.cp;
+}
+
+double Estimator::in_flight(int range, const Strategy& s) const {
+  const int stage = range % s.pp;
+  const int m = *std::max_element(s.micro_batches.begin(), s.micro_batches.end());
+  if (s.interleave == 1) return std::min(m, s.pp - stage);
+  // Launched before the first backward, over all the stage's ranges (schedule.h).
+  const int total = m * s.interleave;
+  const int warm =
+      m == s.pp ? total : std::min(total, (s.pp - stage - 1) * 2 + (s.interleave - 1) * s.pp + 1);
+  return static_cast<double>(warm) / s.interleave;
+}
+
+Estimate Estimator::estimate(const Strategy& s, const Mesh& mesh) const {
+  return run(s, mesh, false);
+}
+
+Seconds Estimator::lower_bound(const Strategy& s, const Mesh& mesh) const {
+  return run(s, mesh, true).step;
+}
+
+Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
+  MOTLEY_CHECK(mesh.pp == s.pp && mesh.dp == s.dp && mesh.tp == s.tp && mesh.cp == s.cp);
+  const int ranges = s.pp * s.interleave;
+  std::vector<int> first(ranges + 1, 0);
+  for (int r = 0; r < ranges; ++r) first[r + 1] = first[r] + s.stages[r];
+  const Precision& precision = model_.precision;
+
+  // Layer times by what they depend on: type and the rings of the group.
+  struct Key {
+    int type;
+    double tensor, tensor_latency, context, context_latency;
+    auto operator<=>(const Key&) const = default;
+  };
+  std::map<Key, std::vector<LayerTimes::Time>> cumulative;
+  auto times_of = [&](int group) -> const std::vector<LayerTimes::Time>& {
+    const Mesh::Ring &t = mesh.tensor[group], &c = mesh.context[group];
+    auto [it, fresh] = cumulative.try_emplace(
+        Key{mesh.type[group], t.seconds_per_byte, t.latency, c.seconds_per_byte, c.latency});
+    if (fresh) {
+      it->second.resize(model_.size() + 1);
+      for (int l = 0; l < model_.size(); ++l) {
+        LayerTimes::Time time = layer_time(l, mesh.type[group], s, t, c);
+        it->second[l + 1].forward = it->second[l].forward + time.forward;
+        it->second[l + 1].backward = it->second[l].backward + time.backward;
+      }
+    }
+    return it->second;
+  };
+
+  std::vector<double> weights(ranges);  // parameters of each range
+  for (int r = 0; r < ranges; ++r) weights[r] = parameters(first[r], first[r + 1], s);
+
+  std::vector<Seconds> ready(s.pp, 0.0);
+  std::map<std::pair<std::vector<Seconds>, int>, bool> seen;
+  for (int replica = 0; replica < s.dp; ++replica) {
+    Pipeline pipeline;
+    pipeline.forward.resize(ranges);
+    pipeline.backward.resize(ranges);
+    for (int r = 0; r < ranges; ++r) {
+      const int group = (r % s.pp) * s.dp + replica;
+      const auto& sums = times_of(group);
+      pipeline.forward[r] = sums[first[r + 1]].forward - sums[first[r]].forward;
+      pipeline.backward[r] = sums[first[r + 1]].backward - sums[first[r]].backward;
+      if (s.zero == 3) {  // weights are gathered for each pass, half of an all-reduce
+        const Mesh::Ring& ring = mesh.data[r % s.pp];
+        const Seconds gather =
+            (weights[r] * precision.weight * ring.seconds_per_byte + ring.latency) / 2;
+        const bool beside = s.runtime == Runtime::motley;
+        pipeline.forward[r] =
+            beside ? std::max(pipeline.forward[r], gather) : pipeline.forward[r] + gather;
+        pipeline.backward[r] =
+            beside ? std::max(pipeline.backward[r], gather) : pipeline.backward[r] + gather;
+      }
+      if (r + 1 < ranges) {
+        for (bool gradient : {false, true})
+          (gradient ? pipeline.gradient : pipeline.activation)
+              .push_back(message_time(first[r + 1] - 1, r % s.pp, replica, s, mesh, gradient));
+      }
+    }
+    std::vector<Seconds> signature = pipeline.forward;
+    for (const auto* part : {&pipeline.backward, &pipeline.activation, &pipeline.gradient})
+      signature.insert(signature.end(), part->begin(), part->end());
+    if (!seen.try_emplace({std::move(signature), s.micro_batches[replica]}, true).second) continue;
+    const int m = s.micro_batches[replica];
+    std::vector<Seconds> finish;
+    if (bound) {
+      finish = finish_bounds(pipeline, s.pp, m, s.runtime);
+    } else if (s.interleave > 1) {
+      finish = simulate_interleaved(pipeline, s.pp, m, s.runtime);
+    } else {
+      finish = simulate_1f1b(pipeline, m, s.runtime);
+    }
+    for (int stage = 0; stage < s.pp; ++stage) ready[stage] = std::max(ready[stage], finish[stage]);
+  }
+
+  Estimate e;
+  e.pipeline = *std::max_element(ready.begin(), ready.end());
+  // Tied parameters that live in two stages.
+  for (int l = 0; l < model_.size(); ++l) {
+    const int owner = model_.layers[l].tied;
+    if (owner < 0) continue;
+    auto stage_of = [&](int layer) {
+      return static_cast<int>(std::upper_bound(first.begin(), first.end(), layer) - first.begin() -
+                              1) %
+             s.pp;
+    };
+    const int a = stage_of(owner), b = stage_of(l);
+    if (a == b) continue;
+    const Bytes bytes = model_.layers[owner].parameters / s.tp * precision.weight;
+    const Seconds time = bytes * mesh.tied.seconds_per_byte + mesh.tied.latency;
+    const Seconds meet = std::max(ready[a], ready[b]) + time;
+    ready[a] = ready[b] = meet;
+    e.tied += time;
+  }
+  Seconds reduced = 0, update = 0;
+  const double replicas = static_cast<double>(s.dp) * s.cp;
+  for (int stage = 0; stage < s.pp; ++stage) {
+    double held = 0;
+    Rates slow;
+    slow.memory = std::numeric_limits<double>::infinity();
+    for (int r = stage; r < ranges; r += s.pp) held += weights[r];
+    for (int replica = 0; replica < s.dp; ++replica) {
+      const Rates& rates = rates_[mesh.type[static_cast<size_t>(stage) * s.dp + replica]];
+      if (rates.memory < slow.memory) slow = rates;
+    }
+    const Mesh::Ring& ring = mesh.data[stage];
+    Seconds reduce = 0;
+    if (ring.size > 1) {
+      // ZeRO splits the all-reduce in a reduce-scatter of gradients and an all-gather of weights.
+      const Bytes sent = s.zero == 0   ? precision.reduced
+                         : s.zero <= 2 ? (precision.reduced + precision.weight) / 2
+                                       : precision.reduced / 2;
+      reduce = held * sent * ring.seconds_per_byte + ring.latency;
+    }
+    reduced = std::max(reduced, ready[stage] + reduce);
+    const Bytes touched = precision.weight + precision.gradient + precision.optimizer;
+    update = std::max(update, calibration_.optimizer_passes * held * touched /
+                                  (s.zero >= 1 ? replicas : 1) / slow.memory);
+  }
+  e.gradients = reduced - e.pipeline - e.tied;
+  e.optimizer = update + calibration_.step;
+  e.step = reduced + e.optimizer;
+  if (bound) return e;
+
+  for (int stage = 0; stage < s.pp; ++stage) {
+    const Bytes used = stage_memory(stage, s);
+    e.memory.push_back(used);
+    if (used > mesh.memory[stage] && e.fits) {
+      e.fits = false;
+      e.reason = fmt::format("stage {} needs {}, {} more than its device has", stage,
+                             format_bytes(used), format_bytes(used - mesh.memory[stage]));
+    }
+  }
+  return e;
+}
+
+Bytes Estimator::stage_memory(int stage, const Strategy& s) const {
+  std::vector<int> first(s.stages.size() + 1, 0);
+  for (size_t r = 0; r < s.stages.size(); ++r) first[r + 1] = first[r] + s.stages[r];
+  Bytes used = calibration_.context, transient = 0;
+  for (size_t r = stage; r < s.stages.size(); r += s.pp) {
+    used += state_bytes(first[r], first[r + 1], s) +
+            (1 + calibration_.fragmentation) * in_flight(static_cast<int>(r), s) *
+                activation_bytes(first[r], first[r + 1], s);
+    transient = std::max(transient, transient_bytes(first[r], first[r + 1], s));
+  }
+  return used + transient;
+}
+
+}  // namespace motley::grid

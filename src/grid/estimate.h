@@ -1,0 +1,119 @@
+// The grid's cost model: seconds and bytes of one strategy (AMP section 3.4, made exact where the
+// paper approximates).
+//
+//   layer      host = kernels * launch (twice that backward)
+//              device = products / rate + traffic / memory bandwidth + tensor-parallel all-reduces
+//              a pass takes (host^k + device^k)^(1/k): device-bound for large micro-batches, the
+//              launch floor for small ones, so that time is sub-linear in the micro-batch
+//   stage      sum over its layers, on the slowest device of its tensor-parallel group
+//   pipeline   exact 1F1B recurrence (schedule.h) per replica, transfers as the runtime does them
+//   gradients  when a stage's replicas are done its ranks all-reduce (ZeRO: reduce-scatter, and
+//              all-gather of weights). Rings of all stages and tensor-parallel ranks run together
+//              and share every link they cross: a ring's pace is the least over its links of
+//              bandwidth / rings on that link. So rings of one node share its NIC
+//   tied       embedding and head in different stages all-reduce the embedding's gradient first
+//   optimizer  memory traffic of the state; then the step ends when the last stage has finished
+//
+// Memory of a stage's rank: parameters times (weights + gradients + optimizer + buffers), divided
+// as ZeRO says; activations of the micro-batches in flight, min(M, pp - stage) of them; what the
+// runtime keeps. A strategy that does not fit is costed all the same and says by how much.
+//
+// Cost: ranks * tree depth for the links (once per Mesh), then O(layers + M * pp) per kind of
+// replica; replicas with equal times are simulated once.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cluster/cluster.h"
+#include "grid/calibration.h"
+#include "grid/model.h"
+#include "grid/schedule.h"
+#include "grid/strategy.h"
+#include "net/topology.h"
+
+namespace motley::grid {
+
+// What the placement of ranks on devices fixes, whatever the micro-batch and the layers.
+struct Mesh {
+  struct Ring {
+    int size = 1;
+    double seconds_per_byte = 0;  // of the whole buffer, all-reduced
+    Seconds latency = 0;          // of one all-reduce
+  };
+  int pp = 1, dp = 1, tp = 1, cp = 1;
+  std::vector<int> type;      // [stage * dp + replica] slowest type of the group
+  std::vector<Bytes> memory;  // [stage] least among its devices
+  std::vector<Ring> tensor;   // [stage * dp + replica] worst of its context ranks
+  std::vector<Ring> context;  // [stage * dp + replica]
+  std::vector<Ring> data;     // [stage] worst of its tensor ranks, over dp * cp
+  Ring tied;                  // between the first and the last stage
+  std::vector<double> message_seconds_per_byte;  // [boundary * dp + replica], of all a stage sends
+  std::vector<Seconds> message_latency;
+  // Boundary pp - 1 leads from the last stage back to the first (interleaved schedules).
+};
+
+struct Estimate {
+  Seconds step = 0;
+  Seconds pipeline = 0, tied = 0, gradients = 0, optimizer = 0;  // shares of the step
+  std::vector<Bytes> memory;                                     // [stage] of one of its devices
+  bool fits = true;
+  std::string reason;  // which stage, how many bytes short
+};
+
+class Estimator {
+ public:
+  Estimator(const Model& model, const Cluster& cluster, const Calibration& calibration,
+            const LayerTimes& times = {});
+
+  const Model& model() const { return model_; }
+  const Cluster& cluster() const { return cluster_; }
+  const Calibration& calibration() const { return calibration_; }
+
+  // Throws UserError if the strategy does not suit the model or the cluster.
+  void check(const Strategy& strategy) const;
+
+  Mesh mesh(const Strategy& strategy) const;
+  // REQUIRES: check() passes; `mesh` is of a strategy with the same degrees, runtime and devices.
+  Estimate estimate(const Strategy& strategy, const Mesh& mesh) const;
+  Estimate estimate(const Strategy& strategy) const {
+    check(strategy);
+    return estimate(strategy, mesh(strategy));
+  }
+
+  // Seconds of one micro-batch in one layer, with recomputation in the backward pass.
+  LayerTimes::Time layer_time(int layer, int type, const Strategy& strategy,
+                              const Mesh::Ring& tensor, const Mesh::Ring& context) const;
+  // Of the message that carries a micro-batch over a boundary, one way.
+  Seconds message_time(int layer_before, int boundary, int replica, const Strategy& strategy,
+                       const Mesh& mesh, bool gradient) const;
+  // Elements that one rank holds of layers [first, last).
+  double parameters(int first, int last, const Strategy& strategy) const;
+  // Bytes that stay for the step, and of one micro-batch in flight.
+  Bytes state_bytes(int first, int last, const Strategy& strategy) const;
+  Bytes activation_bytes(int first, int last, const Strategy& strategy) const;
+  // Extra bytes while one layer of a recomputed stage is alive again.
+  Bytes transient_bytes(int first, int last, const Strategy& strategy) const;
+  // How many micro-batches a range holds at most.
+  double in_flight(int range, const Strategy& strategy) const;
+  Bytes stage_memory(int stage, const Strategy& strategy) const;
+
+  // The step is never shorter, whatever the schedule waits for: for pruning.
+  Seconds lower_bound(const Strategy& strategy, const Mesh& mesh) const;
+
+ private:
+  // With `bound` the pipeline's finish is bounded from below, not simulated.
+  Estimate run(const Strategy& strategy, const Mesh& mesh, bool bound) const;
+
+  Model model_;
+  Cluster cluster_;
+  Calibration calibration_;
+  LayerTimes times_;
+  net::Topology topology_;
+  std::vector<BytesPerSecond> ring_bandwidth_, message_bandwidth_;  // [link] that is reached
+  BytesPerSecond expert_bandwidth_ = 0;  // of one rank's part of an all-to-all
+  std::vector<Rates> rates_;             // [type]
+  double width_ = 1;                     // hidden size, for narrow products
+};
+
+}  // namespace motley::grid
