@@ -240,22 +240,18 @@ std::vector<Item> folded_items(const Problem& problem, bool clusters) {
   return items;
 }
 
-// Turns a sequence of items into steps: `order->steps` if `outer`, else `order->inner` (items are
-// then single nodes). Fills everything but kinds.
-void add_steps(const Problem& problem, const std::vector<Item>& items, bool outer, Order* order) {
-  const Wiring wiring(problem, items);
+// Turns single nodes into steps. Fills everything but kinds.
+void add_steps(const Problem& problem, const std::vector<int>& nodes, const Wiring& wiring,
+               Order* order) {
   const size_t values = problem.value_table.size();
   const auto forms = forms_of_tables(problem);
-  std::vector<Step>& steps = outer ? order->steps : order->inner;
   std::vector<int> last(values, -1), left = wiring.uses;
   std::vector<char> produced(values, 0);
-  for (size_t k = 0; k < items.size(); ++k) {
+  for (size_t k = 0; k < nodes.size(); ++k) {
     Step step{};
-    step.node = items[k].size() == 1 ? items[k][0] : -1;
+    step.node = nodes[k];
     step.touch_begin = static_cast<int>(order->touches.size());
-    for (int node : items[k]) {
-      for (int value : problem.nodes[node].outputs) produced[value] |= 2;
-    }
+    for (int value : problem.nodes[nodes[k]].outputs) produced[value] |= 2;
     for (int at = wiring.begin[k]; at < wiring.begin[k + 1]; ++at) {
       const int value = wiring.list[at];
       Touch touch{value, Role::kAbsent, Role::kAbsent, 0, 0};
@@ -269,62 +265,44 @@ void add_steps(const Problem& problem, const std::vector<Item>& items, bool oute
       order->touches.push_back(touch);
     }
     step.touch_end = static_cast<int>(order->touches.size());
-    steps.push_back(step);
+    order->steps.push_back(step);
   }
   std::vector<uint32_t> need(values, 0);
-  for (size_t k = items.size(); k-- > 0;) {
-    for (int t = steps[k].touch_begin; t < steps[k].touch_end; ++t) {
+  for (size_t k = nodes.size(); k-- > 0;) {
+    for (int t = order->steps[k].touch_begin; t < order->steps[k].touch_end; ++t) {
       order->touches[t].need = need[order->touches[t].value];
     }
-    for (int n : items[k]) {
-      const Node& node = problem.nodes[n];
-      const TableForms& table = forms[node.table];
-      for (size_t in = 0; in < table.in.size(); ++in) need[node.inputs[in]] |= table.in[in];
-    }
+    const Node& node = problem.nodes[nodes[k]];
+    const TableForms& table = forms[node.table];
+    for (size_t in = 0; in < table.in.size(); ++in) need[node.inputs[in]] |= table.in[in];
   }
 }
 
 // Numbers the kinds of all steps, and their shapes: kinds with the distances to earlier touches.
-std::vector<int> number_kinds(const Problem& problem, const std::vector<uint32_t>& made,
-                              Order* order) {
+std::vector<int> number_kinds(const Problem& problem, Order* order) {
   Interner kinds, shapes;
   std::vector<int> key, shape;
-  std::unordered_map<int, int> local;  // value -> number within the step
+  std::vector<int> local;  // values of the step
   const auto number = [&](int value) {
-    return local.try_emplace(value, static_cast<int>(local.size())).first->second;
+    const auto it = std::find(local.begin(), local.end(), value);
+    if (it != local.end()) return static_cast<int>(it - local.begin());
+    local.push_back(value);
+    return static_cast<int>(local.size()) - 1;
   };
-  const auto touches = [&](const Step& step) {
+  for (Step& step : order->steps) {
+    local.clear();
+    const Node& node = problem.nodes[step.node];
+    key.assign(1, node.table);
     for (int t = step.touch_begin; t < step.touch_end; ++t) {
       const Touch& touch = order->touches[t];
       key.push_back(number(touch.value));
       key.push_back(problem.value_table[touch.value]);
       key.push_back(static_cast<int>(touch.before) * 4 + static_cast<int>(touch.after));
       key.push_back(static_cast<int>(touch.need));
-      key.push_back(static_cast<int>(made[touch.value]));
+      key.push_back(static_cast<int>(order->made[touch.value]));
     }
-  };
-  const auto single = [&](const Step& step) {
-    const Node& node = problem.nodes[step.node];
-    key.push_back(node.table);
-    touches(step);
     for (int value : node.inputs) key.push_back(number(value));
     for (int value : node.outputs) key.push_back(number(value));
-  };
-  for (Step& step : order->inner) {
-    key.assign(1, -1);
-    local.clear();
-    single(step);
-    step.kind = kinds(key);
-  }
-  for (Step& step : order->steps) {
-    key.assign(1, step.node < 0 ? -2 : -1);
-    local.clear();
-    if (step.node >= 0) {
-      single(step);
-    } else {
-      touches(step);
-      for (int i = step.inner_begin; i < step.inner_end; ++i) single(order->inner[i]);
-    }
     step.kind = kinds(key);
     for (int t = step.touch_begin; t < step.touch_end; ++t) {
       key.push_back(order->touches[t].since);
@@ -335,38 +313,52 @@ std::vector<int> number_kinds(const Problem& problem, const std::vector<uint32_t
   return shape;
 }
 
-// Steps of the given items, and the shape of each.
-Order steps_of(const Problem& problem, const std::vector<Item>& items, const Wiring& wiring,
+std::vector<Item> singles(const std::vector<int>& nodes) {
+  std::vector<Item> items;
+  for (int node : nodes) items.push_back({node});
+  return items;
+}
+
+// The steps of nodes in this order, and the shape of each.
+Order steps_of(const Problem& problem, const std::vector<int>& nodes, const Wiring& wiring,
                std::vector<int>* shape) {
   Order order;
   order.made = wiring.made;
-  add_steps(problem, items, true, &order);
-  std::vector<Item> nodes;
-  for (const Item& item : items) {
-    for (int node : item) nodes.push_back({node});
-  }
-  add_steps(problem, nodes, false, &order);
-  int at = 0;
-  for (size_t k = 0; k < items.size(); ++k) {
-    order.steps[k].inner_begin = at;
-    at += static_cast<int>(items[k].size());
-    order.steps[k].inner_end = at;
-  }
-  *shape = number_kinds(problem, wiring.made, &order);
+  add_steps(problem, nodes, wiring, &order);
+  *shape = number_kinds(problem, &order);
   return order;
 }
 
-// Weighted width of the live values after each step.
-std::vector<double> widths(const Order& order, const Wiring& wiring) {
-  std::vector<double> width(order.steps.size());
+// Numbers items: equal numbers mean equal nodes wired alike, within and to earlier items.
+std::vector<int> item_shapes(const std::vector<Item>& items, const Order& order,
+                             const std::vector<int>& shape) {
+  Interner shapes;
+  std::vector<int> result, key;
+  size_t k = 0;
+  for (const Item& item : items) {
+    key.clear();
+    for (size_t i = 0; i < item.size(); ++i) key.push_back(shape[k++]);
+    result.push_back(shapes(key));
+  }
+  MOTLEY_CHECK(k == order.steps.size());
+  return result;
+}
+
+// Weighted width of the live values after each item; items are consecutive steps.
+std::vector<double> widths(const Order& order, const Wiring& wiring,
+                           const std::vector<Item>& items) {
+  std::vector<double> width;
   double now = 0;
-  for (size_t k = 0; k < width.size(); ++k) {
-    for (int t = order.steps[k].touch_begin; t < order.steps[k].touch_end; ++t) {
-      const Touch& touch = order.touches[t];
-      if (touch.before != Role::kAbsent) now -= wiring.weight[touch.value];
-      if (touch.after != Role::kAbsent) now += wiring.weight[touch.value];
+  size_t k = 0;
+  for (const Item& item : items) {
+    for (size_t i = 0; i < item.size(); ++i, ++k) {
+      for (int t = order.steps[k].touch_begin; t < order.steps[k].touch_end; ++t) {
+        const Touch& touch = order.touches[t];
+        if (touch.before != Role::kAbsent) now -= wiring.weight[touch.value];
+        if (touch.after != Role::kAbsent) now += wiring.weight[touch.value];
+      }
     }
-    width[k] = now;
+    width.push_back(now);
   }
   return width;
 }
@@ -545,29 +537,38 @@ Order make_order(const Problem& problem, const OrderOptions& options) {
   validate(problem);
   std::vector<Item> items = folded_items(problem, options.clusters);
   order_clusters(problem, options, &items);
+  const auto flat = [&] {
+    std::vector<int> nodes;
+    for (const Item& item : items) nodes.insert(nodes.end(), item.begin(), item.end());
+    return nodes;
+  };
   std::vector<int> shape;
   {
     const Wiring wiring(problem, items);
-    Order base = steps_of(problem, items, wiring, &shape);
     const int count = static_cast<int>(items.size());
+    std::vector<Repeat> repeats;
     if (options.repeats) {
-      find_repeats(shape, widths(base, wiring), 0, count, &base.repeats);
+      const std::vector<int> nodes = flat();
+      const Wiring single(problem, singles(nodes));
+      const Order base = steps_of(problem, nodes, single, &shape);
+      find_repeats(item_shapes(items, base, shape), widths(base, single, items), 0, count,
+                   &repeats);
     }
-    std::vector<int> nodes(count), result;
-    std::iota(nodes.begin(), nodes.end(), 0);
+    std::vector<int> order(count), result;
+    std::iota(order.begin(), order.end(), 0);
     Greedy greedy(wiring, options);
     const auto stretch = [&](int from, int to) {
-      for (int k : greedy.improve(nodes, from, to)) result.push_back(from + k);
+      for (int k : greedy.improve(order, from, to)) result.push_back(from + k);
       for (int k = from; k < to; ++k) greedy.eliminate(k);
     };
     int at = 0;
-    for (const Repeat& repeat : base.repeats) {
+    for (const Repeat& repeat : repeats) {
       stretch(at, repeat.begin);
       at = repeat.begin;
       // The first block may see a different past; the order of the second serves all.
       for (int k = 0; k < repeat.period; ++k) greedy.eliminate(at + k);
       const std::vector<int> block =
-          greedy.improve(nodes, at + repeat.period, at + 2 * repeat.period);
+          greedy.improve(order, at + repeat.period, at + 2 * repeat.period);
       for (int r = 0; r < repeat.count; ++r, at += repeat.period) {
         for (int k : block) result.push_back(at + k);
         if (r > 0) {
@@ -580,10 +581,13 @@ Order make_order(const Problem& problem, const OrderOptions& options) {
     for (int k : result) ordered.push_back(std::move(items[k]));
     items = std::move(ordered);
   }
-  const Wiring wiring(problem, items);
-  Order order = steps_of(problem, items, wiring, &shape);
+  const std::vector<int> nodes = flat();
+  const std::vector<Item> single = singles(nodes);
+  const Wiring wiring(problem, single);
+  Order order = steps_of(problem, nodes, wiring, &shape);
   if (options.repeats) {
-    find_repeats(shape, widths(order, wiring), 0, static_cast<int>(items.size()), &order.repeats);
+    find_repeats(shape, widths(order, wiring, single), 0, static_cast<int>(nodes.size()),
+                 &order.repeats);
   }
   return order;
 }

@@ -11,9 +11,9 @@
 // update) with its gradient. From there a randomised greedy over a window of positions minimises
 // the sum over steps of 2^(live width), a value counting log2(1 + its forms).
 //
-// Clusters: a node without inputs (a parameter) is eliminated together with its users when they are
-// near, and an update with the maker of its gradient. A cluster is one step: what is live inside it
-// (a weight, its token, its gradient) never meets the rest of the frontier.
+// Clusters: a node without inputs (a parameter) is eliminated right with its users when they are
+// near, and an update with the maker of its gradient, so that what only they share (a weight, its
+// token, its gradient) meets little of the rest of the frontier. The greedy moves whole clusters.
 //
 // Repeats: layers of a model show as a stretch of steps with equal option tables and equal relative
 // wiring (each value named by how many steps ago it was touched, which also covers a mask that all
@@ -46,13 +46,11 @@ struct Touch {
   int since;      // steps since the value was last touched; 0: this is the first time
 };
 
-// The elimination of a node, or of a cluster of nodes one by one.
+// The elimination of a node.
 struct Step {
-  int node;                    // -1: a cluster
-  int inner_begin, inner_end;  // of a cluster: its nodes, into Order::inner
-  int touch_begin,
-      touch_end;  // into Order::touches; distinct values, inner ones of clusters left out
-  int kind;  // equal kinds: equal tables, form tables, roles, needs and wiring, within and without
+  int node;
+  int touch_begin, touch_end;  // into Order::touches; distinct values
+  int kind;                    // equal kinds: equal tables, form tables, roles, needs and wiring
 };
 
 // Steps [begin, begin + period * count) are `count` equal blocks.
@@ -62,11 +60,10 @@ struct Repeat {
 
 struct Order {
   std::vector<Step> steps;
-  std::vector<Step> inner;  // the nodes of clusters
   std::vector<Touch> touches;
   std::vector<Repeat> repeats;  // ascending, disjoint
   std::vector<uint32_t> made;   // [value] forms its producer may make
-  int kinds = 0;                // of steps and inner steps together
+  int kinds = 0;
 };
 
 struct OrderOptions {
@@ -74,7 +71,7 @@ struct OrderOptions {
   int restarts = 400;
   uint64_t seed = 0;
   bool repeats = true;   // look for repeated blocks
-  bool clusters = true;  // make steps of clusters
+  bool clusters = true;  // keep clusters together
 };
 
 Order make_order(const Problem& problem, const OrderOptions& options = {});
