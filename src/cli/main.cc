@@ -18,6 +18,8 @@ int main(int argc, char** argv) {
   app.parse_complete_callback([&] { motley::init_log(level); });
   motley::add_commands(app);
   try {
+    if (argc > 1 && argv[1][0] != '-' && !app.get_subcommand_no_throw(argv[1]))
+      throw motley::user_error("motley", "there is no command '{}'; see motley --help", argv[1]);
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& e) {

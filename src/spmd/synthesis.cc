@@ -84,6 +84,7 @@ class Search {
 
   Synthesis run() {
     auto start = std::chrono::steady_clock::now();
+    if (options_.memory_limit && !holds_state()) return std::move(best_);
     if (!options_.ratios.empty()) {
       round(options_.ratios, false);
     } else {
@@ -116,6 +117,27 @@ class Search {
     for (size_t i = 0; i < a.size(); ++i)
       if (std::abs(a[i] - b[i]) > 1e-4 * (a[i] + b[i])) return false;
     return true;
+  }
+
+  // Parameters, gradients and optimizer state have to be somewhere, once. If all devices together
+  // are too small for them, no program fits, and no search is needed to say so.
+  bool holds_state() {
+    const Cluster& cluster = model_.cluster();
+    const Graph& graph = theory_.graph();
+    Bytes state = 0, capacity = 0;
+    for (const Parameter& p : graph.parameters)
+      state += static_cast<Bytes>(graph.spec(p.value).bytes()) *
+               (p.gradient.valid() ? 2 + state_factor(options_.optimizer) : 1);
+    for (int d = 0; d < cluster.size(); ++d) capacity += cluster.type_of(d).memory;
+    if (state <= capacity) return true;
+    best_.reason = fmt::format(
+        "parameters, gradients and optimizer state take {} and all devices together have {}; even "
+        "cut in proportion to memory",
+        format_bytes(state), format_bytes(capacity));
+    for (const DeviceType& t : cluster.types)
+      best_.reason += fmt::format("{} each {} lacks {}", &t == &cluster.types[0] ? "" : ",", t.name,
+                                  format_bytes(t.memory * (state / capacity - 1)));
+    return false;
   }
 
   bool fits(const ProgramCost& cost) const {
@@ -158,6 +180,7 @@ class Search {
     Solution solution = solve_folded(builder_.problem(), order_, weights, options_.limits);
     ++best_.solves;
     best_.states += solution.states;
+    best_.search_s += solution.seconds;
     if (solution.stop != StopReason::kOptimal && solution.stop != StopReason::kInfeasible)
       worst_stop_ = solution.stop;
     return solution;

@@ -1,0 +1,162 @@
+// The command line as users and scripts see it: fields of --json, exit codes, and one clear line
+// for every mistake.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "core/file.h"
+
+namespace motley {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+struct Outcome {
+  int code = -1;
+  std::string out, err;
+  Json json() const { return parse_json(out, "stdout"); }
+};
+
+class Cli : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / fmt::format("motley_cli_{}", getpid());
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return folder_ / name; }
+
+  Outcome motley(const std::string& arguments) const {
+    Outcome o;
+    std::string command =
+        fmt::format("cd {} && timeout 120 {}/motley {} >{} 2>{} </dev/null", MOTLEY_SOURCE_DIR,
+                    MOTLEY_BINARY_DIR, arguments, path("out"), path("err"));
+    int status = std::system(command.c_str());
+    o.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    o.out = read_file(path("out"));
+    o.err = read_file(path("err"));
+    return o;
+  }
+
+  // A mistake of the user's: exit code 2, one line that says what to mend.
+  void expect_mistake(const std::string& arguments, const std::string& message) const {
+    Outcome o = motley(arguments);
+    EXPECT_EQ(o.code, 2) << arguments << "\n" << o.err;
+    EXPECT_THAT(o.err, HasSubstr(message)) << arguments;
+    EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
+    EXPECT_EQ(o.out, "") << arguments;
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(Cli, CapturePlanCheckSimulate) {
+  Outcome models = motley("models --json");
+  ASSERT_EQ(models.code, 0) << models.err;
+  for (const Json& m : models.json()["models"])
+    EXPECT_TRUE(m.contains("name") && m.contains("params"));
+
+  Outcome capture =
+      motley("capture mlp:layers=2,hidden=64,in=16 --batch 16 --json -o " + path("g.json"));
+  ASSERT_EQ(capture.code, 0) << capture.err;
+  for (const char* field : {"nodes", "parameters", "parameter_bytes", "flops", "capture_s"})
+    EXPECT_TRUE(capture.json().contains(field)) << field;
+
+  Outcome plan = motley(fmt::format("plan {} --cluster hap-a100-p100 --batch 16 --json -o {}",
+                                    path("g.json"), path("p.json")));
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  Json j = plan.json();
+  for (const char* field :
+       {"engine", "predicted_step_s", "lower_bound_s", "gap", "search_s", "peak_memory_bytes",
+        "baselines", "candidates", "ratios", "schedule", "stop_reason"})
+    EXPECT_TRUE(j.contains(field)) << field;
+  EXPECT_EQ(j["ratios"].size(), 4u);
+  EXPECT_EQ(j["peak_memory_bytes"].size(), 4u);
+  EXPECT_LE(j["lower_bound_s"].get<double>(), j["predicted_step_s"].get<double>());
+  // A zoo model and its captured graph give the same plan.
+  Outcome again = motley(
+      fmt::format("plan mlp:layers=2,hidden=64,in=16 --cluster hap-a100-p100 --batch 16 --json"));
+  EXPECT_EQ(again.json()["predicted_step_s"], j["predicted_step_s"]);
+
+  Outcome check = motley("check --json " + path("p.json"));
+  EXPECT_EQ(check.code, 0) << check.err;
+  EXPECT_EQ(check.json()["valid"], true);
+
+  Outcome simulate =
+      motley(fmt::format("simulate --json {} --trace {}", path("p.json"), path("t.json")));
+  ASSERT_EQ(simulate.code, 0) << simulate.err;
+  EXPECT_EQ(simulate.json()["devices"].size(), 4u);
+  for (const char* field : {"busy_s", "comm_s", "exposed_comm_s", "idle_s", "peak_memory_bytes"})
+    EXPECT_TRUE(simulate.json()["devices"][0].contains(field)) << field;
+  EXPECT_TRUE(parse_json(read_file(path("t.json")), "t").contains("traceEvents"));
+
+  // Every device adds up to the step.
+  Json s = simulate.json();
+  for (const Json& d : s["devices"])
+    EXPECT_NEAR(d["busy_s"].get<double>() + d["comm_s"].get<double>() + d["idle_s"].get<double>(),
+                s["step_s"].get<double>(), 1e-9);
+}
+
+TEST_F(Cli, MistakesAreOneLine) {
+  expect_mistake("plan mlp --cluster nowhere --batch 8",
+                 "'nowhere' is neither a file nor a shipped cluster");
+  write_file(path("c.yaml"), "link: {bandwidth: 1 GB/s}\ndevices: [{type: T5}]\n");
+  expect_mistake("plan mlp --batch 8 --cluster " + path("c.yaml"),
+                 "c.yaml: devices[0].type is 'T5', which is not a known device type");
+  write_file(path("c.yaml"), "link: {bandwidth: [}");
+  expect_mistake("plan mlp --batch 8 --cluster " + path("c.yaml"), "c.yaml: line 1");
+  expect_mistake("plan nomodel --cluster hap-64 --batch 8", "nomodel");
+  expect_mistake("plan gpt:layers=0 --cluster hap-64 --batch 8", "layers");
+  expect_mistake("plan gpt:depth=3 --cluster hap-64 --batch 8", "depth");
+  expect_mistake("plan gpt:hidden=100,heads=12 --cluster hap-64 --batch 8", "heads");
+  expect_mistake("plan mlp --cluster hap-64 --batch 0", "--batch");
+  expect_mistake("plan mlp --cluster hap-64", "--batch is required");
+  expect_mistake("check " + path("none.json"), "No such file");
+  write_file(path("p.json"), "{\"motley_plan\": 1}");
+  expect_mistake("check " + path("p.json"), "field 'engine' is missing");
+  write_file(path("p.json"), "not json");
+  expect_mistake("simulate " + path("p.json"), "not valid JSON");
+  expect_mistake("run " + path("p.json") + " --steps 1", "not valid JSON");
+  expect_mistake("capture mlp -o /nonexistent/g.json", "cannot write");
+  expect_mistake("frobnicate", "frobnicate");
+}
+
+TEST_F(Cli, NoPlanFitsIsThree) {
+  Outcome o = motley("plan gpt:layers=48,hidden=8192,heads=64 --cluster hap-a100-p100 --batch 8");
+  EXPECT_EQ(o.code, 3);
+  EXPECT_THAT(o.err, HasSubstr("lacks"));
+  EXPECT_THAT(o.err, HasSubstr("no plan"));
+  EXPECT_FALSE(fs::exists(path("none")));
+}
+
+TEST_F(Cli, EditedPlansAreChecked) {
+  ASSERT_EQ(motley("plan mlp:layers=2,hidden=64,in=16 --cluster hap-a100-p100 --batch 16 -o " +
+                   path("p.json"))
+                .code,
+            0);
+  Json j = parse_json(read_file(path("p.json")), "p");
+  Json shorter = j;
+  shorter["program"].erase(shorter["program"].size() - 1);
+  write_file(path("q.json"), shorter.dump());
+  Outcome o = motley("check --json " + path("q.json"));
+  EXPECT_EQ(o.code, 2);
+  EXPECT_EQ(o.json()["valid"], false);
+  EXPECT_GE(o.json()["problems"].size(), 1u);
+  EXPECT_EQ(motley("run " + path("q.json") + " --steps 1").code, 2);
+  EXPECT_FALSE(fs::exists(path("none")));
+}
+
+TEST_F(Cli, PlansOfGraphFilesNeedNoLibtorch) {
+  ASSERT_EQ(motley("capture mlp:layers=2,hidden=64,in=16 --batch 16 -o " + path("g.json")).code, 0);
+  expect_mistake("plan " + path("g.json") + " --cluster hap-64 --batch 17",
+                 "field 'batch' is 16; give --batch 16");
+}
+
+}  // namespace
+}  // namespace motley
