@@ -1,0 +1,848 @@
+#include "pipeline/search.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <unordered_map>
+
+#include "core/error.h"
+#include "pipeline/schedules.h"
+
+namespace motley::pipeline {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr Seconds kLongest = 1e30;  // a period that bounds nothing
+constexpr int kUnlimited = 1 << 30;
+constexpr double kSlack = 1e-12;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Micro-batches that fit beside the state of a stage; all of them: no limit.
+int in_flight_limit(const StageProfile& profile, Bytes memory, int micro_batches, bool limited) {
+  if (!limited) return kUnlimited;
+  Bytes left = memory - profile.state;
+  if (left < 0) return 0;
+  if (profile.activation * micro_batches <= left) return kUnlimited;
+  return static_cast<int>(std::floor(left / profile.activation));
+}
+
+// Zero-filled memory whose pages cost nothing until they are touched.
+template <typename T>
+class Sparse {
+ public:
+  T* allocate(size_t n) {
+    data_.reset(static_cast<T*>(std::calloc(n, sizeof(T))));
+    MOTLEY_CHECK(data_ != nullptr, "out of memory");
+    return data_.get();
+  }
+  T* get() const { return data_.get(); }
+
+ private:
+  struct Free {
+    void operator()(T* p) const { std::free(p); }
+  };
+  std::unique_ptr<T, Free> data_;
+};
+
+// Stage costs of one micro-batch size and number of pipelines, by mesh and (last layer, length).
+class CostTable {
+ public:
+  CostTable(const SearchProblem& problem, const SearchOptions& options, int64_t micro_batch,
+            int micro_batches, int pipelines)
+      : problem_(problem),
+        options_(options),
+        micro_batch_(micro_batch),
+        micro_batches_(micro_batches),
+        pipelines_(pipelines),
+        layers_(problem.layers) {
+    // same_[end][other]: layers that the sequences ending there have in common, going back; kept
+    // only as the least end whose sequence of a length is equal.
+    if (!problem.layer_class.empty()) {
+      size_t n = static_cast<size_t>(layers_);
+      least_end_.assign(n * n, 0);
+      std::vector<int> common(n * n, 0);
+      for (int a = 0; a < layers_; ++a)
+        for (int b = 0; b <= a; ++b)
+          if (problem.layer_class[a] == problem.layer_class[b])
+            common[a * n + b] = 1 + (b > 0 ? common[(a - 1) * n + b - 1] : 0);
+      for (int a = 0; a < layers_; ++a) {
+        int length = 0;
+        for (int b = 0; b <= a; ++b)
+          for (; length < common[a * n + b]; ++length) least_end_[a * n + length] = b;
+      }
+    }
+  }
+
+  // Number of a mesh in this table.
+  int mesh(const Mesh& mesh) {
+    uint64_t key =
+        ((static_cast<uint64_t>(mesh.cluster) << 24 | static_cast<uint64_t>(mesh.nodes)) << 24 |
+         static_cast<uint64_t>(mesh.devices)) *
+            2 +
+        mesh.recompute;
+    auto [it, fresh] = numbers_.try_emplace(key, static_cast<int>(meshes_.size()));
+    if (!fresh) return it->second;
+    meshes_.push_back(mesh);
+    time_.emplace_back();
+    limit_.emplace_back();
+    reduce_.emplace_back();
+    return static_cast<int>(meshes_.size()) - 1;
+  }
+  const Mesh& mesh(int m) const { return meshes_[m]; }
+
+  // t of layers first..end-1; infinite if not one micro-batch fits.
+  Seconds time(int m, int first, int end) {
+    size_t at = static_cast<size_t>(end - 1) * layers_ + (end - first - 1);
+    Seconds* table = time_[m].get();
+    if (table == nullptr || table[at] == 0) {
+      fill(m, first, end, at);
+      table = time_[m].get();
+    }
+    return table[at];
+  }
+  // Row of times by length for stages that end at `end`: entry [length - 1], 0 where not yet known.
+  const Seconds* row(int m, int end) {
+    if (time_[m].get() == nullptr) allocate(m);
+    return time_[m].get() + static_cast<size_t>(end - 1) * layers_;
+  }
+  int limit(int m, int first, int end) {
+    return limit_[m].get()[static_cast<size_t>(end - 1) * layers_ + (end - first - 1)];
+  }
+  Seconds reduce(int m, int first, int end) {
+    return pipelines_ == 1
+               ? 0
+               : reduce_[m].get()[static_cast<size_t>(end - 1) * layers_ + (end - first - 1)];
+  }
+  const StageProfile& profile(int m, int first, int end) {
+    int length = end - first;
+    int last = least_end_.empty()
+                   ? end - 1
+                   : least_end_[static_cast<size_t>(end - 1) * layers_ + (length - 1)];
+    uint64_t key = (static_cast<uint64_t>(m) * layers_ + last) * layers_ + (length - 1);
+    auto [it, fresh] = profiles_.try_emplace(key);
+    if (fresh) {
+      double start = now();
+      it->second =
+          problem_.stage_cost({last - length + 1, last, meshes_[m], micro_batch_, pipelines_});
+      seconds += now() - start;
+      ++planned;
+    }
+    return it->second;
+  }
+  LinkTime link(int layer, int from, int to) const {
+    return problem_.link_cost(layer, from, to, micro_batch_);
+  }
+
+  int64_t planned = 0;
+  double seconds = 0;
+
+ private:
+  void allocate(int m) {
+    size_t n = static_cast<size_t>(layers_) * layers_;
+    time_[m].allocate(n);
+    limit_[m].allocate(n);
+    if (pipelines_ > 1) reduce_[m].allocate(n);
+  }
+  void fill(int m, int first, int end, size_t at) {
+    if (time_[m].get() == nullptr) allocate(m);
+    const StageProfile& p = profile(m, first, end);
+    int limit = p.feasible ? in_flight_limit(p, problem_.clusters[meshes_[m].cluster].memory,
+                                             micro_batches_, options_.memory_limit)
+                           : 0;
+    Seconds t = p.forward + p.backward;
+    time_[m].get()[at] = limit < 1 ? kInfinity : std::max(t, 1e-300);
+    limit_[m].get()[at] = limit;
+    if (pipelines_ > 1) reduce_[m].get()[at] = p.reduce;
+  }
+
+  const SearchProblem& problem_;
+  const SearchOptions& options_;
+  int64_t micro_batch_;
+  int micro_batches_, pipelines_, layers_;
+  std::vector<int> least_end_;
+  std::unordered_map<uint64_t, int> numbers_;
+  std::vector<Mesh> meshes_;
+  std::vector<Sparse<Seconds>> time_, reduce_;
+  std::vector<Sparse<int>> limit_;
+  std::unordered_map<uint64_t, StageProfile> profiles_;
+};
+
+// Plans met, best first, and the incumbent.
+struct Pool {
+  size_t capacity = 8;
+  std::vector<PipelinePlan> plans;
+  Seconds best() const { return plans.empty() ? kInfinity : plans[0].objective; }
+  void offer(PipelinePlan plan) {
+    for (const PipelinePlan& other : plans)
+      if (other.objective == plan.objective && other.stages.size() == plan.stages.size() &&
+          std::equal(other.stages.begin(), other.stages.end(), plan.stages.begin(),
+                     [](const Stage& a, const Stage& b) {
+                       return a.first == b.first && a.mesh == b.mesh;
+                     }))
+        return;
+    auto at = std::upper_bound(plans.begin(), plans.end(), plan.objective,
+                               [](Seconds t, const PipelinePlan& p) { return t < p.objective; });
+    plans.insert(at, std::move(plan));
+    if (plans.size() > capacity) plans.pop_back();
+  }
+};
+
+// One order of sub-clusters, one family of meshes.
+class Chain {
+ public:
+  Chain(const SearchProblem& problem, const SearchOptions& options, CostTable* table,
+        const std::vector<int>& order, Shapes shapes, int64_t micro_batch, int micro_batches,
+        int pipelines, SearchResult* result, double deadline)
+      : problem_(problem),
+        options_(options),
+        table_(table),
+        micro_batch_(micro_batch),
+        micro_batches_(micro_batches),
+        pipelines_(pipelines),
+        layers_(problem.layers),
+        result_(result),
+        deadline_(deadline) {
+    for (int c : order) {
+      int base = static_cast<int>(cluster_.size());
+      const SubCluster& sub = problem.clusters[c];
+      for (int d = 0; d < sub.size(); ++d) {
+        cluster_.push_back(c);
+        moves_.emplace_back();
+        for_each_mesh(sub, c, shapes, d, [&](Mesh mesh, int behind) {
+          moves_.back().push_back({table_->mesh(mesh), base + behind});
+          if (options.recompute) {
+            mesh.recompute = true;
+            moves_.back().push_back({table_->mesh(mesh), base + behind});
+          }
+        });
+      }
+    }
+    devices_ = static_cast<int>(cluster_.size());
+    for (const auto& moves : moves_)
+      for (const Move& move : moves) meshes_ = std::max(meshes_, move.mesh + 1);
+    if (problem.tied_cost) constant_ = problem.tied_cost(order.front(), order.back());
+    // Links by the layer behind them: within each sub-cluster, and where one follows another.
+    gap_.resize(devices_);
+    std::unordered_map<int64_t, int> known;
+    for (int d = 1; d < devices_; ++d) {
+      int64_t key = static_cast<int64_t>(cluster_[d - 1]) * (1 << 20) + cluster_[d];
+      auto [it, fresh] = known.try_emplace(key, static_cast<int>(link_total_.size()));
+      if (fresh) {
+        link_total_.emplace_back(layers_ + 1, 0);
+        link_worst_.emplace_back(layers_ + 1, 0);
+        for (int k = 1; k < layers_; ++k) {
+          LinkTime l = table_->link(k, cluster_[d - 1], cluster_[d]);
+          link_total_.back()[k] = l.total();
+          link_worst_.back()[k] = std::max(l.forward, l.backward);
+        }
+      }
+      gap_[d] = it->second;
+    }
+    low_.assign(devices_ + 1, 0);
+    high_.assign(devices_ + 1, layers_);
+    low_[devices_] = layers_;
+    high_[0] = 0;
+    suffix_.resize(devices_ + 1);
+    prefix_.resize(devices_ + 1);
+  }
+
+  // Every plan with an objective below the pool's best has been seen when this returns true; false:
+  // time ran out.
+  bool run(Pool* pool) {
+    single_stage(pool);
+    double more = micro_batches_ - 1;
+    if (micro_batches_ == 1) {
+      Solution s;
+      if (solve(kLongest, pool->best() - constant_, &s)) offer(s, pool);
+      return true;
+    }
+    if (std::isfinite(pool->best()) && !reachable((pool->best() - constant_) / micro_batches_))
+      return true;
+    // No plan has a period below `least`: the least with t <= p, ignoring all else, to a part in a
+    // thousand.
+    Seconds reach = 1e-12, least;
+    while (!reachable(reach)) {
+      reach *= 1e3;
+      if (reach > kLongest) return true;  // some layer fits nowhere
+    }
+    for (least = reach / 2; least > 1e-200 && reachable(least); least /= 2) reach = least;
+    while (reach > least * 1.001) {
+      if (expired()) return stop(0);
+      Seconds middle = least + (reach - least) / 2;
+      (reachable(middle) ? reach : least) = middle;
+    }
+    // Incumbents from periods near the least one.
+    for (double factor : {1.0, 1.01, 1.05, 1.25}) {
+      if (expired()) return stop(micro_batches_ * least);
+      if (reach * factor * micro_batches_ >= pool->best()) break;
+      Solution s;
+      reset();
+      if (solve(reach * factor, pool->best() - constant_ - more * least, &s)) offer(s, pool);
+    }
+    reset();
+    Seconds bound =
+        std::isfinite(pool->best()) ? (pool->best() - constant_) / micro_batches_ : kLongest;
+    Seconds latency = least;
+    while (bound >= least) {
+      if (expired()) return stop(latency + more * least);
+      Solution s;
+      if (!solve(bound, pool->best() - constant_ - more * least, &s)) return true;
+      Seconds period = offer(s, pool);
+      latency = s.latency;
+      bound = std::min(std::nextafter(std::min(period, bound), 0.0),
+                       (pool->best() * (1 - kSlack) - constant_ - latency) / more);
+    }
+    return true;
+  }
+
+ private:
+  struct Move {
+    int mesh;
+    int behind;  // device
+  };
+  struct Step {
+    int first, end, mesh;
+  };
+  struct Solution {
+    Seconds latency = 0;  // sum of t, cF, cB, and the longest reduce
+    std::vector<Step> steps;
+  };
+  struct Cell {
+    Seconds latency = kInfinity;
+    int move = -1;  // into moves_[d]
+    int next = 0;   // layer behind
+  };
+  struct Label {
+    Seconds latency;
+    Launch launch;
+    Seconds reduce;
+    int move, next, parent;  // parent: label of the state behind
+  };
+
+  bool expired() const { return deadline_ > 0 && now() > deadline_; }
+
+  // Time ran out; no plan of this chain is below `bound`.
+  bool stop(Seconds bound) {
+    result_->lower_bound = std::min(result_->lower_bound, constant_ + bound);
+    return false;
+  }
+
+  void reset() {
+    for (int d = 0; d <= devices_; ++d) {
+      low_[d] = d == devices_ ? layers_ : 0;
+      high_[d] = d == 0 ? 0 : layers_;
+    }
+  }
+
+  Seconds gap(int k, int d) const { return d == 0 || d == devices_ ? 0 : link_total_[gap_[d]][k]; }
+  bool slow(int k, int d, Seconds p) const {
+    return d > 0 && d < devices_ && link_worst_[gap_[d]][k] > p;
+  }
+
+  // The only stage that holds both ends of the model pays no tied reduction.
+  void single_stage(Pool* pool) {
+    for (const Move& move : moves_[0]) {
+      if (move.behind != devices_) continue;
+      if (table_->time(move.mesh, 0, layers_) == kInfinity) continue;
+      Solution s;
+      s.steps = {{0, layers_, move.mesh}};
+      offer(s, pool);
+    }
+  }
+
+  // Leftmost first layer of a stage that ends at `end` and takes at most p; `end` if none.
+  int leftmost(int m, int end, Seconds p) {
+    if (end == 0 || table_->time(m, end - 1, end) > p) return end;
+    int good = end - 1, bad = -1;  // bad: does not fit, or out of bounds
+    for (int step = 1; good - step > bad; step *= 2) {
+      if (table_->time(m, good - step, end) > p) {
+        bad = good - step;
+        break;
+      }
+      good -= step;
+    }
+    while (good - bad > 1) {
+      int middle = (good + bad) / 2;
+      (table_->time(m, middle, end) <= p ? good : bad) = middle;
+    }
+    return good;
+  }
+  // Greatest end of a stage that starts at `first`; `first` if none.
+  int rightmost(int m, int first, Seconds p) {
+    if (first >= layers_ || table_->time(m, first, first + 1) > p) return first;
+    int good = first + 1, bad = layers_ + 1;
+    for (int step = 1; good + step < bad; step *= 2) {
+      if (table_->time(m, first, good + step) > p) {
+        bad = good + step;
+        break;
+      }
+      good += step;
+    }
+    while (bad - good > 1) {
+      int middle = (good + bad) / 2;
+      (table_->time(m, first, middle) <= p ? good : bad) = middle;
+    }
+    return good;
+  }
+
+  // reach_[d]: a lower bound on k such that the devices d.. can take the layers k.. with t <= p:
+  // stages may be empty here. False: no plan has t <= p.
+  bool reachable(Seconds p) {
+    reach_.assign(devices_ + 1, layers_);
+    std::vector<std::pair<int, int>> memo(meshes_, {-1, -1});  // [mesh] (end, leftmost)
+    for (int d = devices_ - 1; d >= 0; --d)
+      for (const Move& move : moves_[d]) {
+        int end = reach_[move.behind];
+        auto& [known_end, known] = memo[move.mesh];
+        if (known_end != end) {
+          known_end = end;
+          known = leftmost(move.mesh, end, p);
+        }
+        reach_[d] = std::min(reach_[d], known);
+      }
+    return reach_[0] == 0;
+  }
+
+  // Narrows [low_[d], high_[d]], the first layers a stage starting at device d may have. False: no
+  // plan.
+  bool narrow(Seconds p) {
+    if (!reachable(p)) return false;
+    for (int d = 0; d <= devices_; ++d) low_[d] = std::max(low_[d], reach_[d]);
+    std::vector<int> most(devices_ + 1, 0);  // layers, as above
+    std::vector<std::pair<int, int>> memo(meshes_, {-1, -1});
+    for (int d = 0; d < devices_; ++d)
+      for (const Move& move : moves_[d]) {
+        auto& [known_first, known] = memo[move.mesh];
+        if (known_first != most[d]) {
+          known_first = most[d];
+          known = rightmost(move.mesh, most[d], p);
+        }
+        most[move.behind] = std::max(most[move.behind], known);
+      }
+    for (int d = 0; d <= devices_; ++d) {
+      high_[d] = std::min(high_[d], most[d]);
+      if (d > 0 && d < devices_) low_[d] = std::max(low_[d], 1);
+      if (d < devices_) high_[d] = std::min(high_[d], layers_ - 1);
+    }
+    return low_[0] <= 0 && high_[devices_] >= layers_;
+  }
+
+  // First phase: fills suffix_[d][k - low] with the least latency of the layers k.. on devices d..
+  void solve_suffix(Seconds p) {
+    suffix_[devices_].assign(1, Cell{0, -1, 0});
+    for (int d = devices_ - 1; d >= 0; --d) {
+      int low = low_[d], high = high_[d];
+      suffix_[d].assign(std::max(0, high - low + 1), Cell());
+      if (low > high) continue;
+      for (size_t at = 0; at < moves_[d].size(); ++at) {
+        const Move& move = moves_[d][at];
+        int behind = move.behind;
+        const auto& from = suffix_[behind];
+        for (int end = std::max(low_[behind], low + 1); end <= high_[behind]; ++end) {
+          Seconds tail = from[end - low_[behind]].latency;
+          if (tail == kInfinity || slow(end, behind, p)) continue;
+          tail += gap(end, behind);
+          int to = std::min(high, end - 1);
+          const Seconds* row = table_->row(move.mesh, end);
+          Cell* cells = suffix_[d].data();
+          for (int k = to; k >= low; --k) {
+            Seconds t = row[end - k - 1];
+            if (t == 0) t = table_->time(move.mesh, k, end);
+            if (t > p) break;  // longer stages take longer
+            if (t + tail < cells[k - low].latency)
+              cells[k - low] = {t + tail, static_cast<int>(at), end};
+          }
+        }
+      }
+    }
+  }
+
+  // prefix_[d][k - low]: the least latency of the layers before k on the devices before d, without
+  // the link between.
+  void solve_prefix(Seconds p) {
+    for (int d = 0; d <= devices_; ++d)
+      prefix_[d].assign(std::max(0, high_[d] - low_[d] + 1), kInfinity);
+    prefix_[0][0] = 0;
+    for (int d = 0; d < devices_; ++d)
+      for (const Move& move : moves_[d]) {
+        int behind = move.behind;
+        for (int end = low_[behind]; end <= high_[behind]; ++end) {
+          Seconds& best = prefix_[behind][end - low_[behind]];
+          int to = std::min(high_[d], end - 1);
+          const Seconds* row = table_->row(move.mesh, end);
+          for (int k = to; k >= low_[d]; --k) {
+            Seconds t = row[end - k - 1];
+            if (t == 0) t = table_->time(move.mesh, k, end);
+            if (t > p) break;
+            if (slow(k, d, p)) continue;
+            best = std::min(best, prefix_[d][k - low_[d]] + gap(k, d) + t);
+          }
+        }
+      }
+  }
+
+  // Drops states that no plan below the cutoff passes through.
+  void tighten(Seconds cutoff) {
+    for (int d = 1; d < devices_; ++d) {
+      int low = low_[d], high = high_[d];
+      auto dead = [&](int k) {
+        return suffix_[d][k - low_[d]].latency + gap(k, d) + prefix_[d][k - low_[d]] > cutoff;
+      };
+      while (low <= high && dead(low)) ++low;
+      while (low <= high && dead(high)) --high;
+      if (low > high) {
+        suffix_[d].clear();
+        prefix_[d].clear();
+      } else {
+        suffix_[d].erase(suffix_[d].begin() + (high + 1 - low_[d]), suffix_[d].end());
+        suffix_[d].erase(suffix_[d].begin(), suffix_[d].begin() + (low - low_[d]));
+        prefix_[d].erase(prefix_[d].begin() + (high + 1 - low_[d]), prefix_[d].end());
+        prefix_[d].erase(prefix_[d].begin(), prefix_[d].begin() + (low - low_[d]));
+      }
+      low_[d] = low;
+      high_[d] = high;
+    }
+  }
+
+  // The plan of least latency among those with a period of at most p and a latency of at most
+  // `cutoff`. False: there is none.
+  bool solve(Seconds p, Seconds cutoff, Solution* solution) {
+    ++result_->solves;
+    if (!narrow(p)) return false;
+    solve_suffix(p);
+    if (low_[0] != 0 || suffix_[0].empty()) return false;
+    const Cell& root = suffix_[0][0];
+    if (root.latency == kInfinity || root.latency > cutoff * (1 + kSlack)) return false;
+    solution->latency = root.latency;
+    solution->steps.clear();
+    for (int d = 0, k = 0; d < devices_;) {
+      const Cell& cell = suffix_[d][k - low_[d]];
+      const Move& move = moves_[d][cell.move];
+      solution->steps.push_back({k, cell.next, move.mesh});
+      k = cell.next;
+      d = move.behind;
+    }
+    if (pipelines_ == 1 && launches(*solution, p)) {
+      solve_prefix(p);
+      tighten(cutoff * (1 + kSlack));
+      return true;
+    }
+    solve_prefix(p);
+    tighten(cutoff * (1 + kSlack));
+    return solve_labels(p, cutoff, solution);
+  }
+
+  // Whether the exact counts for period p fit into the stages' memory.
+  bool launches(const Solution& s, Seconds p) {
+    Launch launch;
+    for (size_t i = s.steps.size(); i-- > 0;) {
+      const Step& step = s.steps[i];
+      Seconds t = table_->time(step.mesh, step.first, step.end);
+      if (i + 1 == s.steps.size())
+        launch = launch_last(t);
+      else
+        launch = launch_before(launch, t,
+                               table_
+                                   ->link(step.end, table_->mesh(step.mesh).cluster,
+                                          table_->mesh(s.steps[i + 1].mesh).cluster)
+                                   .total(),
+                               p);
+      if (launch.count > table_->limit(step.mesh, step.first, step.end)) return false;
+    }
+    return true;
+  }
+
+  // Second phase: Pareto labels in the states that the first phase left.
+  bool solve_labels(Seconds p, Seconds cutoff, Solution* solution) {
+    ++result_->label_solves;
+    std::vector<std::vector<std::vector<Label>>> labels(devices_ + 1);
+    labels[devices_].resize(1);
+    labels[devices_][0].push_back({0, {0, 0}, 0, -1, 0, -1});
+    Seconds limit = cutoff * (1 + kSlack);
+    std::vector<Label> fresh;
+    for (int d = devices_ - 1; d >= 0; --d) {
+      int low = low_[d], high = high_[d];
+      labels[d].resize(std::max(0, high - low + 1));
+      for (int k = low; k <= high; ++k) {
+        Seconds rest = prefix_[d][k - low] + gap(k, d);
+        if (!(suffix_[d][k - low].latency + rest <= limit)) continue;
+        fresh.clear();
+        for (size_t at = 0; at < moves_[d].size(); ++at) {
+          const Move& move = moves_[d][at];
+          int behind = move.behind;
+          for (int end = std::max(low_[behind], k + 1); end <= high_[behind]; ++end) {
+            Seconds t = table_->time(move.mesh, k, end);
+            if (t > p) break;
+            const auto& tails = labels[behind][end - low_[behind]];
+            if (tails.empty() || slow(end, behind, p)) continue;
+            Seconds link = gap(end, behind);
+            int room = table_->limit(move.mesh, k, end);
+            Seconds reduce = table_->reduce(move.mesh, k, end);
+            for (size_t i = 0; i < tails.size(); ++i) {
+              const Label& tail = tails[i];
+              Seconds latency = tail.latency + link + t;
+              Seconds most = std::max(reduce, tail.reduce);
+              if (latency + rest + most > limit) continue;
+              Launch launch =
+                  behind == devices_ ? launch_last(t) : launch_before(tail.launch, t, link, p);
+              if (launch.count > room) continue;
+              fresh.push_back(
+                  {latency, launch, most, static_cast<int>(at), end, static_cast<int>(i)});
+            }
+          }
+        }
+        std::sort(fresh.begin(), fresh.end(), [](const Label& a, const Label& b) {
+          if (a.latency != b.latency) return a.latency < b.latency;
+          if (a.launch.state != b.launch.state) return a.launch.state < b.launch.state;
+          return a.reduce < b.reduce;
+        });
+        auto& kept = labels[d][k - low];
+        for (const Label& label : fresh) {
+          // All kept so far are as fast; without reduce, the last one launches least.
+          bool dominated = false;
+          for (auto it = kept.rbegin(); it != kept.rend() && !dominated; ++it) {
+            dominated = it->launch.state <= label.launch.state && it->reduce <= label.reduce;
+            if (pipelines_ == 1) break;
+          }
+          if (!dominated) kept.push_back(label);
+        }
+        result_->labels += static_cast<int64_t>(kept.size());
+      }
+    }
+    if (labels[0].empty() || labels[0][0].empty()) return false;
+    const auto& roots = labels[0][0];
+    size_t best = 0;
+    for (size_t i = 1; i < roots.size(); ++i)
+      if (roots[i].latency + roots[i].reduce < roots[best].latency + roots[best].reduce) best = i;
+    solution->latency = roots[best].latency + roots[best].reduce;
+    solution->steps.clear();
+    int d = 0, k = 0, at = static_cast<int>(best);
+    while (d < devices_) {
+      const Label& label = labels[d][k - low_[d]][at];
+      const Move& move = moves_[d][label.move];
+      solution->steps.push_back({k, label.next, move.mesh});
+      at = label.parent;
+      k = label.next;
+      d = move.behind;
+    }
+    return true;
+  }
+
+  // Enters a plan into the pool; returns its period.
+  Seconds offer(const Solution& solution, Pool* pool) {
+    std::vector<Stage> stages;
+    for (const Step& step : solution.steps)
+      stages.push_back({step.first, step.end - 1, table_->mesh(step.mesh),
+                        table_->profile(step.mesh, step.first, step.end)});
+    PipelinePlan plan =
+        evaluate(problem_, stages, micro_batch_, micro_batches_, pipelines_, options_.memory_limit);
+    Seconds period = plan.period;
+    pool->offer(std::move(plan));
+    return period;
+  }
+
+  const SearchProblem& problem_;
+  const SearchOptions& options_;
+  CostTable* table_;
+  int64_t micro_batch_;
+  int micro_batches_, pipelines_, layers_;
+  SearchResult* result_;
+  double deadline_;
+  int devices_ = 0, meshes_ = 0;
+  Seconds constant_ = 0;                                       // tied reduction
+  std::vector<int> cluster_;                                   // [device]
+  std::vector<std::vector<Move>> moves_;                       // [device]
+  std::vector<int> gap_;                                       // [device] row of the link tables
+  std::vector<std::vector<Seconds>> link_total_, link_worst_;  // [row][layer behind]
+  std::vector<int> low_, high_, reach_;                        // [device]
+  std::vector<std::vector<Cell>> suffix_;                      // [device][k - low]
+  std::vector<std::vector<Seconds>> prefix_;
+};
+
+}  // namespace
+
+void for_each_mesh(const SubCluster& cluster, int index, Shapes shapes, int d,
+                   const std::function<void(const Mesh&, int)>& visit) {
+  int per_node = cluster.devices, in_node = d % per_node;
+  bool power = (per_node & (per_node - 1)) == 0;
+  // Powers of two up to a node, and whole nodes, pack in any order; other sizes stay in a node.
+  bool anywhere = shapes == Shapes::paper && power;
+  for (int m = 1; m < per_node; shapes == Shapes::paper ? m *= 2 : ++m) {
+    int behind = d + m;
+    if (anywhere ? behind <= cluster.size() : in_node + m <= per_node)
+      visit({index, 1, m, false}, behind);
+  }
+  if (anywhere || in_node == 0)
+    for (int n = 1; d + n * per_node <= cluster.size(); ++n)
+      visit({index, n, per_node, false}, d + n * per_node);
+}
+
+PipelinePlan evaluate(const SearchProblem& problem, const std::vector<Stage>& stages,
+                      int64_t micro_batch, int micro_batches, int pipelines, bool memory_limit) {
+  PipelinePlan plan;
+  plan.stages = stages;
+  plan.micro_batch = micro_batch;
+  plan.micro_batches = micro_batches;
+  plan.pipelines = pipelines;
+  Seconds reduce = 0, latency = 0;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const Stage& s = stages[i];
+    plan.pipeline.stages.push_back({s.profile.forward, s.profile.backward});
+    plan.pipeline.in_flight_limit.push_back(
+        std::max(1, in_flight_limit(s.profile, problem.clusters[s.mesh.cluster].memory,
+                                    micro_batches, memory_limit)));
+    plan.pipeline.epilogue.push_back(pipelines > 1 ? s.profile.reduce : 0);
+    reduce = std::max(reduce, plan.pipeline.epilogue.back());
+    latency += plan.pipeline.stages.back().total();
+    if (i + 1 < stages.size()) {
+      plan.pipeline.links.push_back(
+          problem.link_cost(s.last + 1, s.mesh.cluster, stages[i + 1].mesh.cluster, micro_batch));
+      latency += plan.pipeline.links.back().total();
+    }
+  }
+  ExactCounts exact = exact_counts(plan.pipeline);
+  plan.period = exact.period;
+  plan.counts = exact.counts;
+  plan.objective = latency + (micro_batches - 1) * exact.period + reduce;
+  if (problem.tied_cost && stages.size() > 1)
+    plan.objective += problem.tied_cost(stages.front().mesh.cluster, stages.back().mesh.cluster);
+  return plan;
+}
+
+namespace {
+
+// The clusters one of `pipelines` equal pipelines has; false if they do not divide.
+bool divide(const std::vector<SubCluster>& clusters, int pipelines, std::vector<SubCluster>* part) {
+  *part = clusters;
+  for (SubCluster& c : *part) {
+    if (c.nodes % pipelines == 0)
+      c.nodes /= pipelines;
+    else if (c.nodes == 1 && c.devices % pipelines == 0)
+      c.devices /= pipelines;
+    else
+      return false;
+  }
+  return true;
+}
+
+void check_problem(const SearchProblem& problem, const SearchOptions& options) {
+  auto positive = [](const char* field, int64_t value) {
+    if (value < 1) throw user_error("pipeline", "{} is {}; give a positive number", field, value);
+  };
+  positive("layers", problem.layers);
+  positive("batch", problem.batch);
+  if (problem.layers > 100'000)
+    throw user_error("pipeline", "layers is {}; give at most 100000", problem.layers);
+  if (problem.clusters.empty() || problem.clusters.size() > 8)
+    throw user_error("pipeline", "clusters has {} entries; give 1 to 8", problem.clusters.size());
+  for (const SubCluster& c : problem.clusters) {
+    positive("clusters.nodes", c.nodes);
+    positive("clusters.devices", c.devices);
+  }
+  for (int64_t m : options.micro_batches) positive("micro_batches", m);
+  for (int d : options.pipelines) positive("pipelines", d);
+  if (!problem.layer_class.empty() &&
+      static_cast<int>(problem.layer_class.size()) != problem.layers)
+    throw user_error("pipeline", "layer_class has {} entries; give {}, one per layer",
+                     problem.layer_class.size(), problem.layers);
+}
+
+}  // namespace
+
+SearchResult search(const SearchProblem& problem, const SearchOptions& options) {
+  check_problem(problem, options);
+  SearchResult result;
+  result.lower_bound = kInfinity;
+  double start = now(), deadline = options.time_limit > 0 ? start + options.time_limit : 0;
+  Pool pool;
+  pool.capacity = static_cast<size_t>(std::max(1, options.pool));
+  bool complete = true;
+  std::vector<Shapes> families = {options.shapes};
+  if (options.shapes == Shapes::both) families = {Shapes::paper, Shapes::uneven};
+  for (int pipelines : options.pipelines)
+    for (int64_t micro_batch : options.micro_batches) {
+      if (problem.batch % (micro_batch * pipelines) != 0) continue;
+      int64_t count = problem.batch / (micro_batch * pipelines);
+      if (count > kUnlimited / 2)
+        throw user_error("pipeline", "batch {} has {} micro-batches; give a larger micro-batch",
+                         problem.batch, count);
+      int micro_batches = static_cast<int>(count);
+      SearchProblem part = problem;
+      if (!divide(problem.clusters, pipelines, &part.clusters)) continue;
+      CostTable table(part, options, micro_batch, micro_batches, pipelines);
+      for (Shapes shapes : families) {
+        std::vector<int> order(part.clusters.size());
+        std::iota(order.begin(), order.end(), 0);
+        do {
+          ++result.configurations;
+          if (deadline > 0 && now() > deadline) {
+            complete = false;
+            result.lower_bound = 0;
+            break;
+          }
+          Chain chain(part, options, &table, order, shapes, micro_batch, micro_batches, pipelines,
+                      &result, deadline);
+          complete = chain.run(&pool) && complete;
+        } while (options.any_order && std::next_permutation(order.begin(), order.end()));
+      }
+      result.planned += table.planned;
+      result.cost_s += table.seconds;
+    }
+  result.search_s = now() - start - result.cost_s;
+  result.feasible = !pool.plans.empty();
+  if (!result.feasible) {
+    result.reason = result.configurations == 0
+                        ? "no micro-batch size and number of pipelines divide the batch and the "
+                          "sub-clusters"
+                    : complete ? "in every plan some stage does not fit its devices with one "
+                                 "micro-batch in flight"
+                               : "time ran out before a plan was found";
+    return result;
+  }
+  result.reason = complete ? "proven optimal" : "time ran out";
+  result.objective = pool.best();
+  result.lower_bound = std::min(result.lower_bound, result.objective);
+  if (options.pool > 0) {
+    double simulate = now();
+    size_t best = 0;
+    for (size_t i = 0; i < pool.plans.size(); ++i) {
+      PipelinePlan& plan = pool.plans[i];
+      ScheduleRun run = run_best(plan.pipeline, plan.micro_batches);
+      plan.schedule = run.schedule.kind;
+      plan.makespan = run.timeline.makespan;
+      if (problem.tied_cost && plan.stages.size() > 1)
+        plan.makespan +=
+            problem.tied_cost(plan.stages.front().mesh.cluster, plan.stages.back().mesh.cluster);
+      if (plan.makespan < pool.plans[best].makespan) best = i;
+    }
+    result.best = pool.plans[best];
+    result.simulate_s = now() - simulate;
+  } else {
+    result.best = pool.plans[0];
+  }
+  result.pool = std::move(pool.plans);
+  return result;
+}
+
+double load_balance(const PipelinePlan& plan, const std::vector<double>& speed) {
+  Seconds longest = 0;
+  for (const Stage& s : plan.stages)
+    longest = std::max(longest, s.profile.forward + s.profile.backward);
+  double done = 0, possible = 0;
+  for (const Stage& s : plan.stages) {
+    double weight = speed[s.mesh.cluster] * s.mesh.size();
+    done += (s.profile.forward + s.profile.backward) * weight;
+    possible += longest * weight;
+  }
+  return done / possible;
+}
+
+}  // namespace motley::pipeline
