@@ -18,8 +18,13 @@ int main(int argc, char** argv) {
   app.parse_complete_callback([&] { motley::init_log(level); });
   motley::add_commands(app);
   try {
-    if (argc > 1 && argv[1][0] != '-' && !app.get_subcommand_no_throw(argv[1]))
-      throw motley::user_error("motley", "there is no command '{}'; see motley --help", argv[1]);
+    if (argc > 1 && argv[1][0] != '-') {
+      bool known = false;
+      for (const CLI::App* command : app.get_subcommands({}))
+        known = known || command->get_name() == argv[1];
+      if (!known)
+        throw motley::user_error("motley", "there is no command '{}'; see motley --help", argv[1]);
+    }
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& e) {

@@ -176,9 +176,19 @@ std::string describe(const Plan& plan) {
     Bytes bytes = 0;
   };
   std::map<std::string, Sum> comm;
-  std::vector<bool> is_gradient(graph.values.size());
-  for (const Parameter& p : graph.parameters)
-    if (p.gradient.valid()) is_gradient[p.gradient.index] = true;
+  // What a value is to a reader: a parameter or a view of one, a gradient on its way to the
+  // optimizer, an activation.
+  const std::vector<bool> is_gradient = pure_gradients(graph);
+  auto role = [&](ValueId v) {
+    if (is_gradient[v.index]) return "gradients";
+    for (;;) {
+      const Node& producer = graph.node(graph.value(v).producer);
+      if (producer.op == "motley::parameter") return "parameters";
+      const OpDef* op = find_op(producer.op);
+      if (!op || !op->alias) return "activations";
+      v = graph.inputs_of(producer)[0];
+    }
+  };
   for (const Step& step : plan.program.steps) {
     if (step.is_compute()) {
       const Triple& triple = theory.triples(step.node)[step.triple];
@@ -188,8 +198,7 @@ std::string describe(const Plan& plan) {
         sum.bytes += static_cast<Bytes>(c.bytes);
       }
     } else if (step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask) {
-      Sum& sum = comm[fmt::format("{} of {}", to_string(step.kind),
-                                  is_gradient[step.value.index] ? "gradients" : "activations")];
+      Sum& sum = comm[fmt::format("{} of {}", to_string(step.kind), role(step.value))];
       ++sum.count;
       sum.bytes += static_cast<Bytes>(graph.spec(step.value).bytes());
     }
