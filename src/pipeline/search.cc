@@ -25,10 +25,10 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Micro-batches that fit beside the state of a stage; all of them: no limit.
+// Micro-batches that fit beside the state of a stage, up to rounding; all of them: no limit.
 int in_flight_limit(const StageProfile& profile, Bytes memory, int micro_batches, bool limited) {
   if (!limited) return kUnlimited;
-  Bytes left = memory - profile.state;
+  Bytes left = memory * (1 + kSlack) - profile.state;
   if (left < 0) return 0;
   if (profile.activation * micro_batches <= left) return kUnlimited;
   return static_cast<int>(std::floor(left / profile.activation));

@@ -128,7 +128,8 @@ Seconds brute_force(const Sample& s, int64_t* plans) {
                 for (int last = layer; last < p.layers; ++last) {
                   mesh.recompute = recompute;
                   StageProfile profile = p.stage_cost({layer, last, mesh, m, d});
-                  if (profile.state + profile.activation > p.clusters[c].memory) continue;
+                  if (profile.state + profile.activation > p.clusters[c].memory * (1 + 1e-12))
+                    continue;
                   stages.push_back({layer, last, mesh, profile});
                   bool full = behind == p.clusters[c].size();
                   grow(last + 1, full ? at + 1 : at, full ? 0 : behind);
