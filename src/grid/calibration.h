@@ -25,9 +25,11 @@ struct Calibration {
   double ring_inside = 0.8, ring_across = 0.8;        // collectives
   double message_inside = 0.8, message_across = 0.8;  // pipeline messages
   Seconds collective_launch = 20e-6;  // of a collective of a tensor-parallel group, on the host
-  Seconds message_launch = 50e-6;     // of a pipeline message
-  double optimizer_passes = 3;        // over a parameter's gradient, weight and optimizer state
-  Seconds step = 0;                   // host work once a step
+  Seconds hop_time = 0;         // of each of its ring's 2 (n - 1) hops, beyond the link's latency
+  Seconds collective_time = 0;  // of the same, on the device, whatever its size
+  Seconds message_launch = 50e-6;  // of a pipeline message
+  double optimizer_passes = 3;     // over a parameter's gradient, weight and optimizer state
+  Seconds step = 0;                // host work once a step
   // Host time and device time of a layer overlap: the layer takes (host^k + device^k)^(1/k).
   double overlap_power = 4;
   // A matrix product cut tp ways runs at 1 / (1 + narrow * tp / hidden) of the rate.

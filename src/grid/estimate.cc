@@ -281,7 +281,8 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
     double collectives = 0;
     if (s.tp > 1 && layer.all_reduces > 0) {
       communication += layer.all_reduces *
-                       (b * layer.output * activation * tensor.seconds_per_byte + tensor.latency);
+                       (b * layer.output * activation * tensor.seconds_per_byte + tensor.latency +
+                        calibration_.collective_time + 2 * (s.tp - 1) * calibration_.hop_time);
       collectives += layer.all_reduces;
     }
     if (s.cp > 1 && layer.key_values > 0) {  // an all-gather, half of an all-reduce

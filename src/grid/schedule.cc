@@ -9,7 +9,7 @@ namespace motley::grid {
 
 namespace {
 
-std::vector<Seconds> simulate_blocking(const Pipeline& p, int micro_batches, bool duplex) {
+std::vector<Seconds> simulate_blocking(const Pipeline& p, int micro_batches) {
   const int stages = static_cast<int>(p.forward.size());
   std::vector<Seconds> now(stages, 0.0);
   const int steps = 2 * (micro_batches + stages - 1);
@@ -34,7 +34,7 @@ std::vector<Seconds> simulate_blocking(const Pipeline& p, int micro_batches, boo
       }
       if (!sends) continue;
       const Seconds meet = std::max(now[right - 1], now[right]);
-      now[right - 1] = now[right] = meet + (duplex ? std::max(forth, back) : forth + back);
+      now[right - 1] = now[right] = meet + std::max(forth, back);
     }
     for (int s = 0; s < stages; ++s) {
       if ((step - s) % 2 == 0) {
@@ -127,7 +127,7 @@ std::vector<Seconds> simulate_1f1b(const Pipeline& pipeline, int micro_batches, 
   MOTLEY_CHECK(micro_batches >= 1 && !pipeline.forward.empty() &&
                pipeline.activation.size() + 1 >= pipeline.forward.size());
   if (runtime == Runtime::motley) return simulate_overlapped(pipeline, micro_batches);
-  return simulate_blocking(pipeline, micro_batches, runtime == Runtime::megatron);
+  return simulate_blocking(pipeline, micro_batches);
 }
 
 std::vector<Seconds> simulate_interleaved(const Pipeline& pipeline, int stages, int micro_batches,
@@ -170,8 +170,7 @@ std::vector<Seconds> finish_bounds(const Pipeline& p, int stages, int micro_batc
     forth += p.activation[r];
     way += p.activation[r] + p.gradient[r];
     if (runtime == Runtime::motley || ranges > stages) continue;
-    const Seconds exchange = runtime == Runtime::megatron ? std::max(p.activation[r], p.gradient[r])
-                                                          : p.activation[r] + p.gradient[r];
+    const Seconds exchange = std::max(p.activation[r], p.gradient[r]);
     load[s] += exchange;
     load[s + 1] += exchange;
   }

@@ -7,8 +7,8 @@
 //   blocking (deepspeed, megatron). On a clock of steps, stage s does forward m at step s + 2 m and
 //     backward m at step 2 P - s - 1 + 2 m. Before it computes at a step, the pair (s-1, s) whose
 //     right side is about to run forward exchanges the activation that goes right and the gradient
-//     that goes left, if there are any. Both stages take part from when the later one is ready;
-//     deepspeed sends one after the other (sum), megatron both at once (maximum).
+//     that goes left, if there are any, both at once (full duplex). Both stages take part from when
+//     the later one is ready until the longer transfer is done.
 //   overlapped (motley). A transfer starts when its producer is done and the link is free, in the
 //     order of production; each direction of a boundary is a link of its own.
 //

@@ -25,10 +25,9 @@ namespace motley::grid {
 
 // What runs the plan, which decides what overlaps:
 //   motley     transfers run beside computation, gradients are reduced once the stage is done
-//   deepspeed  a stage receives and sends while it does not compute, one message after another;
-//              with tp > 1 messages are cut over the tp ranks and gathered by the receiver
-//   megatron   the same, but a stage's send and its receive share one exchange, full duplex; with
-//              tp > 1 every rank sends the whole message
+//   deepspeed  a stage receives and sends while it does not compute; with tp > 1 messages are cut
+//              over the tp ranks and gathered by the receiver
+//   megatron   the same, but with tp > 1 every rank sends the whole message
 enum class Runtime { motley, deepspeed, megatron };
 const char* to_string(Runtime runtime);
 
