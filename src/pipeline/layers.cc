@@ -1,0 +1,326 @@
+#include "pipeline/layers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "graph/op.h"
+#include "pipeline/runs.h"
+
+namespace motley::pipeline {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int kMostLayers = 160;  // unless the user asks for more
+
+// Op, constants and shapes of a call, without where its tensors come from.
+std::string token_text(const Graph& graph, const Node& node) {
+  std::string text = node.op;
+  for (const Arg& arg : node.args) {
+    text += '|';
+    std::visit(
+        [&](const auto& a) {
+          using T = std::decay_t<decltype(a)>;
+          if constexpr (std::is_same_v<T, ValueId>)
+            text += a.valid() ? to_string(graph.spec(a)) : "undefined";
+          else if constexpr (std::is_same_v<T, std::vector<ValueId>>)
+            for (ValueId v : a) text += (v.valid() ? to_string(graph.spec(v)) : "undefined") + ";";
+          else if constexpr (std::is_same_v<T, std::monostate>)
+            text += "none";
+          else if constexpr (std::is_same_v<T, DType>)
+            text += to_string(a);
+          else if constexpr (std::is_same_v<T, std::string>)
+            text += a;
+          else if constexpr (std::is_same_v<T, std::vector<int64_t>> ||
+                             std::is_same_v<T, std::vector<double>>)
+            for (auto x : a) text += fmt::format("{},", x);
+          else
+            text += fmt::format("{}", a);
+        },
+        arg);
+  }
+  for (ValueId v : node.outputs) text += "->" + (v.valid() ? to_string(graph.spec(v)) : "none");
+  return text;
+}
+
+class Builder {
+ public:
+  Builder(const Graph& graph, const LayerOptions& options) : graph_(graph), options_(options) {
+    position_.assign(graph.nodes.size(), -1);
+    std::map<std::string, int> numbers;
+    for (size_t i = 0; i < graph.nodes.size(); ++i) {
+      const Node& node = graph.nodes[i];
+      if (is_source(node) || node.phase == Phase::backward) continue;
+      position_[i] = static_cast<int>(order_.size());
+      order_.push_back(NodeId(static_cast<int64_t>(i)));
+      tokens_.push_back(
+          numbers.try_emplace(token_text(graph, node), static_cast<int>(numbers.size()))
+              .first->second);
+    }
+    if (order_.empty())
+      throw user_error("pipeline", "graph '{}' has no forward nodes; capture a training step",
+                       graph.model);
+    n_ = static_cast<int>(order_.size());
+    measure();
+  }
+
+  Layers build() {
+    Layers result;
+    result.modules = modules();
+    Flops total = flops_before_[n_];
+    int heavy = heavy_before_[n_];
+    double wanted = options_.layers > 0 ? options_.layers : std::clamp(heavy, 1, kMostLayers);
+    std::vector<int> cuts;  // first forward position of each layer
+    std::vector<int> module_of;
+    for (size_t m = 0; m < result.modules.size(); ++m) {
+      const Module& module = result.modules[m];
+      int period = (module.end - module.first) / module.repeats;
+      Flops work = flops_before_[module.first + period] - flops_before_[module.first];
+      int count = static_cast<int>(std::lround(total > 0 ? wanted * work / total : 1));
+      auto inner = cluster(module.first, module.first + period, std::clamp(count, 1, period));
+      for (int r = 0; r < module.repeats; ++r)
+        for (int cut : inner) {
+          cuts.push_back(cut + r * period);
+          module_of.push_back(static_cast<int>(m));
+        }
+    }
+    result.layers.resize(cuts.size());
+    std::vector<int> layer_of(n_);
+    for (size_t l = 0; l < cuts.size(); ++l) {
+      int end = l + 1 < cuts.size() ? cuts[l + 1] : n_;
+      result.layers[l].module = module_of[l];
+      result.layers[l].boundary = live_[cuts[l]];
+      for (int q = cuts[l]; q < end; ++q) {
+        layer_of[q] = static_cast<int>(l);
+        result.layers[l].forward.push_back(order_[q]);
+      }
+    }
+    assign(layer_of, &result);
+    classify(&result);
+    return result;
+  }
+
+ private:
+  Flops flops_of(const Node& node) const {
+    const OpDef* op = find_op(node.op);
+    if (is_source(node) || (op && op->alias)) return 0;
+    if (op && op->flops) return op->flops(graph_, node);
+    int64_t largest = 0;
+    for (ValueId v : graph_.inputs_of(node)) largest = std::max(largest, graph_.spec(v).numel());
+    for (ValueId v : node.outputs)
+      if (v.valid()) largest = std::max(largest, graph_.spec(v).numel());
+    return static_cast<Flops>(largest);
+  }
+
+  // Heavy: more operations than elements it touches, by far.
+  bool is_heavy(const Node& node) const {
+    const OpDef* op = find_op(node.op);
+    if (!op || !op->flops || op->alias) return false;
+    int64_t touched = 0;
+    for (ValueId v : graph_.inputs_of(node)) touched = std::max(touched, graph_.spec(v).numel());
+    return node.op.find("mm") != std::string::npos || node.op.find("conv") != std::string::npos ||
+           op->flops(graph_, node) > 64.0 * static_cast<double>(touched);
+  }
+
+  void measure() {
+    flops_before_.assign(n_ + 1, 0);
+    heavy_before_.assign(n_ + 1, 0);
+    for (int q = 0; q < n_; ++q) {
+      const Node& node = graph_.node(order_[q]);
+      flops_before_[q + 1] = flops_before_[q] + flops_of(node);
+      heavy_before_[q + 1] = heavy_before_[q] + (is_heavy(node) ? 1 : 0);
+    }
+    // A value of a forward node is live from behind its producer up to its last forward reader.
+    // An alias stands for the tensor it is of: that one is carried.
+    std::vector<int> root(graph_.values.size()), last(graph_.values.size(), -1);
+    for (size_t v = 0; v < root.size(); ++v) root[v] = static_cast<int>(v);
+    for (NodeId id : order_) {
+      const Node& node = graph_.node(id);
+      const OpDef* op = find_op(node.op);
+      auto inputs = graph_.inputs_of(node);
+      if (op && op->alias && !inputs.empty())
+        for (ValueId v : node.outputs)
+          if (v.valid()) root[v.index] = root[inputs[0].index];
+      for (ValueId v : inputs) last[root[v.index]] = position_[id.index];
+    }
+    std::vector<double> change(n_ + 1, 0);
+    for (size_t v = 0; v < root.size(); ++v) {
+      int made = position_[graph_.values[v].producer.index];
+      if (made < 0 || root[v] != static_cast<int>(v) || last[v] <= made) continue;
+      auto bytes = static_cast<double>(graph_.values[v].spec.bytes());
+      change[made + 1] += bytes;
+      change[last[v] + 1] -= bytes;
+    }
+    live_.assign(n_ + 1, 0);
+    for (int q = 0; q < n_; ++q) live_[q + 1] = live_[q] + change[q + 1];
+    live_[0] = 0;
+  }
+
+  std::vector<Module> modules() const {
+    std::vector<Module> done, open = {{0, n_, 1}};
+    while (!open.empty()) {
+      Module part = open.back();
+      open.pop_back();
+      std::vector<int> tokens(tokens_.begin() + part.first, tokens_.begin() + part.end);
+      int covered = 0;
+      Module best;
+      for (const Repetition& run : find_runs(tokens)) {
+        int first = part.first + run.first, end = part.first + run.end;
+        for (int period = run.period; 2 * period <= end - first; period += run.period) {
+          if (heavy_before_[first + period] - heavy_before_[first] < options_.heavy) continue;
+          int repeats = (end - first) / period;
+          int start = first;
+          for (int q = first; q + repeats * period <= end; ++q)
+            if (live_[q] < live_[start]) start = q;
+          int heavy = heavy_before_[start + repeats * period] - heavy_before_[start];
+          if (heavy > covered) {
+            covered = heavy;
+            best = {start, start + repeats * period, repeats};
+          }
+          break;
+        }
+      }
+      if (covered == 0) {
+        done.push_back(part);
+        continue;
+      }
+      done.push_back(best);
+      if (part.first < best.first) open.push_back({part.first, best.first, 1});
+      if (best.end < part.end) open.push_back({best.end, part.end, 1});
+    }
+    std::sort(done.begin(), done.end(),
+              [](const Module& a, const Module& b) { return a.first < b.first; });
+    return done;
+  }
+
+  // First positions of `count` layers (fewer if FLOPs are too lumpy) between first and end.
+  std::vector<int> cluster(int first, int end, int count) const {
+    if (count == 1) return {first};
+    int n = end - first;
+    Flops total = flops_before_[end] - flops_before_[first], average = total / count;
+    for (double slack = options_.slack;; slack = 2 * slack + 0.05) {
+      Flops most = average * (1 + slack);
+      // cost[j][q]: least bytes across the cuts of first..q-1 in j layers.
+      std::vector<std::vector<double>> cost(count + 1, std::vector<double>(n + 1, kInfinity));
+      std::vector<std::vector<int>> from(count + 1, std::vector<int>(n + 1, -1));
+      cost[0][0] = 0;
+      for (int j = 1; j <= count; ++j)
+        for (int q = j; q <= n; ++q)
+          for (int k = q - 1; k >= j - 1; --k) {
+            if (flops_before_[first + q] - flops_before_[first + k] > most && k < q - 1) break;
+            double c = cost[j - 1][k] + (k > 0 ? live_[first + k] : 0);
+            bool fits = flops_before_[first + q] - flops_before_[first + k] <= most;
+            if (fits && c < cost[j][q]) {
+              cost[j][q] = c;
+              from[j][q] = k;
+            }
+          }
+      if (cost[count][n] == kInfinity) continue;
+      std::vector<int> cuts(count);
+      for (int j = count, q = n; j > 0; --j) {
+        q = from[j][q];
+        cuts[j - 1] = first + q;
+      }
+      return cuts;
+    }
+  }
+
+  void assign(const std::vector<int>& layer_of, Layers* result) const {
+    auto& layers = result->layers;
+    int last_layer = static_cast<int>(layers.size()) - 1;
+    std::vector<int> home(graph_.nodes.size(), -1);  // layer of a node
+    for (int q = 0; q < n_; ++q) home[order_[q].index] = layer_of[q];
+    std::vector<bool> parameter(graph_.values.size(), false), saved(graph_.values.size(), false);
+    for (const Parameter& p : graph_.parameters) parameter[p.value.index] = true;
+    std::vector<bool> read(graph_.values.size(), false);
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const Node& node = graph_.nodes[i];
+      if (is_source(node)) continue;
+      if (node.phase == Phase::backward) {
+        int forward = -1, backward = last_layer;
+        for (ValueId v : graph_.inputs_of(node)) {
+          const Value& value = graph_.value(v);
+          const Node& producer = graph_.node(value.producer);
+          int l = home[value.producer.index];
+          if (is_source(producer) || l < 0) continue;
+          if (producer.phase == Phase::forward) {
+            forward = std::max(forward, l);
+            if (!saved[v.index]) layers[l].saved += static_cast<Bytes>(value.spec.bytes());
+            saved[v.index] = true;
+          } else {
+            backward = std::min(backward, l);
+          }
+        }
+        home[i] = forward >= 0 ? std::min(forward, backward) : backward;
+        layers[home[i]].backward.push_back(NodeId(static_cast<int64_t>(i)));
+        layers[home[i]].backward_flops += flops_of(node);
+      } else {
+        layers[home[i]].forward_flops += flops_of(node);
+      }
+      for (ValueId v : graph_.inputs_of(node))
+        if (parameter[v.index] && !read[v.index]) {
+          read[v.index] = true;
+          layers[home[i]].parameters += static_cast<Bytes>(graph_.spec(v).bytes());
+        }
+    }
+  }
+
+  // Equal tokens forward and backward, equal bytes: equal class.
+  void classify(Layers* result) const {
+    std::map<std::string, int> classes;
+    for (size_t l = 0; l < result->layers.size(); ++l) {
+      Layer& layer = result->layers[l];
+      std::string key;
+      for (NodeId id : layer.forward) key += fmt::format("{},", tokens_[position_[id.index]]);
+      for (NodeId id : layer.backward) key += token_text(graph_, graph_.node(id)) + "\n";
+      key += fmt::format("{} {} {} {}", layer.parameters, layer.boundary, layer.saved,
+                         l + 1 < result->layers.size() ? result->layers[l + 1].boundary : 0);
+      layer.layer_class = classes.try_emplace(key, static_cast<int>(classes.size())).first->second;
+    }
+  }
+
+  const Graph& graph_;
+  const LayerOptions& options_;
+  int n_ = 0;
+  std::vector<NodeId> order_;  // forward nodes
+  std::vector<int> position_;  // [node] among them; -1: none
+  std::vector<int> tokens_;    // [forward position]
+  std::vector<Flops> flops_before_;
+  std::vector<int> heavy_before_;
+  std::vector<Bytes> live_;  // [forward position] in front of it
+};
+
+}  // namespace
+
+std::vector<int> Layers::class_of() const {
+  std::vector<int> classes;
+  for (const Layer& layer : layers) classes.push_back(layer.layer_class);
+  return classes;
+}
+
+Layers find_layers(const Graph& graph, const LayerOptions& options) {
+  return Builder(graph, options).build();
+}
+
+std::string to_text(const Layers& layers) {
+  std::string text =
+      "layer  module  class  nodes      forward     backward    parameters  "
+      "boundary\n";
+  for (size_t l = 0; l < layers.layers.size(); ++l) {
+    const Layer& layer = layers.layers[l];
+    text +=
+        fmt::format("{:>5}  {:>6}  {:>5}  {:>4}+{:<4}  {:<10}  {:<10}  {:<10}  {}\n", l,
+                    layer.module, layer.layer_class, layer.forward.size(), layer.backward.size(),
+                    format_flops(layer.forward_flops), format_flops(layer.backward_flops),
+                    format_bytes(layer.parameters), format_bytes(layer.boundary));
+  }
+  return text;
+}
+
+}  // namespace motley::pipeline

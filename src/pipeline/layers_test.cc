@@ -1,0 +1,140 @@
+#include "pipeline/layers.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/rng.h"
+#include "pipeline/runs.h"
+
+namespace motley::pipeline {
+namespace {
+
+// Every (start, period), extended as far as it goes; kept if no smaller period explains it.
+std::vector<Repetition> obvious_runs(const std::vector<int>& s) {
+  int n = static_cast<int>(s.size());
+  std::set<Repetition> runs;
+  std::set<std::pair<int, int>> seen;
+  for (int period = 1; 2 * period <= n; ++period)
+    for (int first = 0; first + 2 * period <= n; ++first) {
+      int end = first + period;
+      while (end < n && s[end] == s[end - period]) ++end;
+      if (end - first < 2 * period) continue;
+      if (first > 0 && s[first - 1] == s[first - 1 + period]) continue;  // not maximal
+      if (seen.insert({first, end}).second) runs.insert({first, end, period});
+    }
+  return {runs.begin(), runs.end()};
+}
+
+TEST(Runs, EqualTheObviousTwin) {
+  Rng rng(1);
+  size_t found = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::vector<int> s(rng.between(0, 24));
+    int alphabet = static_cast<int>(rng.between(1, 4));
+    for (int& x : s) x = static_cast<int>(rng.below(alphabet));
+    if (rng.chance(0.3) && s.size() > 4) {  // a planted tandem repeat
+      size_t period = static_cast<size_t>(rng.between(2, static_cast<int64_t>(s.size() / 2)));
+      for (size_t i = period; i < s.size(); ++i) s[i] = s[i - period];
+    }
+    std::vector<Repetition> runs = find_runs(s);
+    ASSERT_EQ(runs, obvious_runs(s)) << ::testing::PrintToString(s);
+    found += runs.size();
+  }
+  EXPECT_GT(found, 50000u);
+}
+
+TEST(Runs, LongRepeatsAreFast) {
+  std::vector<int> s;
+  for (int block = 0; block < 2000; ++block)
+    for (int i = 0; i < 37; ++i) s.push_back(i * 7 % 11);
+  std::vector<Repetition> runs = find_runs(s);
+  EXPECT_THAT(runs, ::testing::Contains(Repetition{0, 74000, 37}));
+}
+
+Graph load(const char* name) {
+  std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/hapt/" + name;
+  return parse_graph(read_file(path), path);
+}
+
+// Every node in one layer, forward and backward; forward values flow down the layers, gradients up.
+void check(const Graph& graph, const Layers& layers) {
+  std::map<int, int> home;
+  for (size_t l = 0; l < layers.layers.size(); ++l) {
+    EXPECT_FALSE(layers.layers[l].forward.empty());
+    for (const auto* nodes : {&layers.layers[l].forward, &layers.layers[l].backward})
+      for (NodeId id : *nodes) EXPECT_TRUE(home.insert({id.index, static_cast<int>(l)}).second);
+  }
+  Bytes parameters = 0;
+  for (const Layer& layer : layers.layers) parameters += layer.parameters;
+  EXPECT_EQ(parameters, static_cast<Bytes>(graph.parameter_bytes()));
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    if (is_source(node)) continue;
+    ASSERT_TRUE(home.count(static_cast<int>(i)));
+    for (ValueId v : graph.inputs_of(node)) {
+      NodeId producer = graph.value(v).producer;
+      if (is_source(graph.node(producer))) continue;
+      int from = home[producer.index], to = home[static_cast<int>(i)];
+      if (node.phase == Phase::forward) {
+        EXPECT_LE(from, to);
+      }
+      bool gradient = graph.node(producer).phase == Phase::backward;
+      if (node.phase == Phase::backward && gradient) {
+        EXPECT_GE(from, to);
+      }
+    }
+  }
+}
+
+TEST(Layers, FindsTransformerBlocks) {
+  Graph graph = load("gpt.graph");
+  for (int wanted : {0, 3, 6, 12, 20, 30, 60}) {
+    Layers layers = find_layers(graph, {wanted});
+    check(graph, layers);
+    auto repeated = std::find_if(layers.modules.begin(), layers.modules.end(),
+                                 [](const Module& m) { return m.repeats > 1; });
+    ASSERT_NE(repeated, layers.modules.end());
+    EXPECT_GE(repeated->repeats, 5) << to_text(layers);
+    EXPECT_LE(repeated->repeats, 6);
+    // The same layers in every repeat: equal classes at least inside the stretch of repeats.
+    std::vector<int> classes;
+    for (const Layer& layer : layers.layers)
+      if (layer.module == repeated - layers.modules.begin()) classes.push_back(layer.layer_class);
+    size_t period = classes.size() / repeated->repeats;
+    ASSERT_EQ(classes.size(), period * repeated->repeats);
+    for (size_t i = period; i + 2 * period < classes.size(); ++i)
+      EXPECT_EQ(classes[i], classes[i + period]) << to_text(layers);
+  }
+}
+
+TEST(Layers, ResidualNetwork) {
+  Graph graph = load("resnet50.graph");
+  for (int wanted : {0, 8, 16, 50}) {
+    Layers layers = find_layers(graph, {wanted});
+    check(graph, layers);
+    EXPECT_GE(layers.layers.size(), static_cast<size_t>(wanted / 2));
+    EXPECT_GT(std::count_if(layers.modules.begin(), layers.modules.end(),
+                            [](const Module& m) { return m.repeats > 1; }),
+              2)
+        << to_text(layers);
+  }
+}
+
+TEST(Layers, BoundariesAreOneActivation) {
+  Graph graph = load("gpt.graph");
+  Layers layers = find_layers(graph, {6});
+  // Between blocks a transformer carries one activation: 4 x 16 x 32 floats, and the targets and
+  // masks are sources, which are not carried.
+  for (size_t l = 1; l < layers.layers.size(); ++l)
+    EXPECT_LE(layers.layers[l].boundary, 2 * 4 * 16 * 32 * 4.0) << to_text(layers);
+}
+
+TEST(Layers, RefusesAnEmptyGraph) { EXPECT_THROW(find_layers(Graph(), {}), UserError); }
+
+}  // namespace
+}  // namespace motley::pipeline
