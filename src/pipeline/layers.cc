@@ -234,22 +234,25 @@ class Builder {
   void assign(const std::vector<int>& layer_of, Layers* result) const {
     auto& layers = result->layers;
     int last_layer = static_cast<int>(layers.size()) - 1;
-    std::vector<int> home(graph_.nodes.size(), -1);  // layer of a node
+    size_t nodes = graph_.nodes.size();
+    std::vector<int> home(nodes, -1);  // layer of a node
     for (int q = 0; q < n_; ++q) home[order_[q].index] = layer_of[q];
+    std::vector<int> owner(graph_.values.size(), -1);  // of a parameter: the layer that reads it
     std::vector<bool> parameter(graph_.values.size(), false), saved(graph_.values.size(), false);
     for (const Parameter& p : graph_.parameters) parameter[p.value.index] = true;
-    std::vector<bool> read(graph_.values.size(), false);
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+    std::vector<std::vector<int>> readers(graph_.values.size());  // of a parameter, forward
+    std::vector<bool> folded(nodes, false);  // backward nodes that read forward values
+    for (size_t i = 0; i < nodes; ++i) {
       const Node& node = graph_.nodes[i];
       if (is_source(node)) continue;
+      auto inputs = graph_.inputs_of(node);
       if (node.phase == Phase::backward) {
         int forward = -1, backward = last_layer;
-        for (ValueId v : graph_.inputs_of(node)) {
+        for (ValueId v : inputs) {
           const Value& value = graph_.value(v);
-          const Node& producer = graph_.node(value.producer);
           int l = home[value.producer.index];
-          if (is_source(producer) || l < 0) continue;
-          if (producer.phase == Phase::forward) {
+          if (l < 0) continue;
+          if (graph_.node(value.producer).phase == Phase::forward) {
             forward = std::max(forward, l);
             if (!saved[v.index]) layers[l].saved += static_cast<Bytes>(value.spec.bytes());
             saved[v.index] = true;
@@ -257,17 +260,55 @@ class Builder {
             backward = std::min(backward, l);
           }
         }
+        // A parameter read again stands for the reader that the gradient has just come past.
+        for (ValueId v : inputs) {
+          const auto& at = readers[v.index];
+          auto behind = std::upper_bound(at.begin(), at.end(), backward);
+          if (behind != at.begin()) forward = std::max(forward, *(behind - 1));
+        }
+        folded[i] = forward >= 0;
         home[i] = forward >= 0 ? std::min(forward, backward) : backward;
+      }
+      for (ValueId v : inputs)
+        if (parameter[v.index] && node.phase == Phase::forward) readers[v.index].push_back(home[i]);
+      for (ValueId v : inputs)
+        if (parameter[v.index] && owner[v.index] < 0) {
+          owner[v.index] = home[i];
+          layers[home[i]].parameters += static_cast<Bytes>(graph_.spec(v).bytes());
+        }
+    }
+    // What only leads to the gradient of a parameter moves up to the layer that owns it.
+    std::vector<int> target(graph_.values.size(), -1);
+    for (const Parameter& p : graph_.parameters)
+      if (p.gradient.valid()) target[p.gradient.index] = owner[p.value.index];
+    auto consumers = graph_.consumers();
+    std::vector<int> anchor(nodes, -1);
+    for (size_t i = nodes; i-- > 0;) {
+      const Node& node = graph_.nodes[i];
+      if (node.phase != Phase::backward || is_source(node) || folded[i]) continue;
+      bool only = true;
+      int to = -1;
+      for (ValueId v : node.outputs) {
+        if (!v.valid()) continue;
+        to = std::max(to, target[v.index]);
+        for (NodeId c : consumers[v.index]) {
+          only = only && anchor[c.index] >= 0;
+          to = std::max(to, anchor[c.index]);
+        }
+      }
+      if (!only || to < 0) continue;
+      anchor[i] = to;
+      home[i] = std::min(home[i], to);
+    }
+    for (size_t i = 0; i < nodes; ++i) {
+      const Node& node = graph_.nodes[i];
+      if (is_source(node)) continue;
+      if (node.phase == Phase::backward) {
         layers[home[i]].backward.push_back(NodeId(static_cast<int64_t>(i)));
         layers[home[i]].backward_flops += flops_of(node);
       } else {
         layers[home[i]].forward_flops += flops_of(node);
       }
-      for (ValueId v : graph_.inputs_of(node))
-        if (parameter[v.index] && !read[v.index]) {
-          read[v.index] = true;
-          layers[home[i]].parameters += static_cast<Bytes>(graph_.spec(v).bytes());
-        }
     }
   }
 
@@ -279,8 +320,7 @@ class Builder {
       std::string key;
       for (NodeId id : layer.forward) key += fmt::format("{},", tokens_[position_[id.index]]);
       for (NodeId id : layer.backward) key += token_text(graph_, graph_.node(id)) + "\n";
-      key += fmt::format("{} {} {} {}", layer.parameters, layer.boundary, layer.saved,
-                         l + 1 < result->layers.size() ? result->layers[l + 1].boundary : 0);
+      key += fmt::format("{} {}", layer.parameters, layer.saved);
       layer.layer_class = classes.try_emplace(key, static_cast<int>(classes.size())).first->second;
     }
   }

@@ -12,10 +12,11 @@
 //    times the average FLOPs with the least bytes across the cuts; eps grows until such cuts exist.
 //    The cuts of a period are copied to all its repeats.
 // 4. A backward node belongs to the layer of the forward values it reads (the deepest of them), or
-//    of the gradient it continues; so forward and backward of a layer end up on one stage.
+//    of the gradient it continues, or, if it only leads to the gradient of a parameter, of that
+//    parameter; so forward and backward of a layer end up on one stage.
 //
-// Layers with equal tokens and equal live bytes at both ends share a class: stages of equal classes
-// cost the same and are planned once.
+// Layers with equal tokens and equal bytes share a class: stages of equal classes cost the same and
+// are planned once.
 //
 // Time: O(n log^2 n) for the repeats; the DPs look at pairs of cuts within one layer's FLOPs.
 #pragma once

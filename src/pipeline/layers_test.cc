@@ -125,6 +125,21 @@ TEST(Layers, ResidualNetwork) {
   }
 }
 
+// A matrix product has two of its size behind it, one for each gradient: with forward and backward
+// together, every layer of a block does twice its forward work again (the first needs no gradient
+// of tokens, and elementwise work differs a little).
+TEST(Layers, BackwardFollowsForward) {
+  Graph graph = load("gpt.graph");
+  for (int wanted : {6, 12, 20}) {
+    Layers layers = find_layers(graph, {wanted});
+    for (const Layer& layer : layers.layers)
+      if (layer.forward_flops > 1e5) {
+        EXPECT_GT(layer.backward_flops, 1.6 * layer.forward_flops) << to_text(layers);
+        EXPECT_LT(layer.backward_flops, 2.5 * layer.forward_flops) << to_text(layers);
+      }
+  }
+}
+
 TEST(Layers, BoundariesAreOneActivation) {
   Graph graph = load("gpt.graph");
   Layers layers = find_layers(graph, {6});

@@ -142,8 +142,9 @@ void validate(const Pipeline& pipeline, const std::string& name) {
     throw user_error("schedule", "{}: links has {} entries; give {}, one fewer than stages", name,
                      pipeline.links.size(), pipeline.stages.size() - 1);
   auto check = [&](Seconds value, const char* list, size_t i, const char* field) {
-    if (!(std::isfinite(value) && value >= 0))
-      throw user_error("schedule", "{}: {}[{}].{} is {}; give seconds, at least 0", name, list, i,
+    constexpr Seconds kMost = 1e9;  // 30 years
+    if (!(value >= 0 && value <= kMost))
+      throw user_error("schedule", "{}: {}[{}].{} is {}; give seconds, 0 to 1e9", name, list, i,
                        field, value);
   };
   for (size_t i = 0; i < pipeline.stages.size(); ++i) {

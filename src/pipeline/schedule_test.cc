@@ -317,7 +317,7 @@ TEST(Validate, NamesTheField) {
   EXPECT_EQ(message(make({{1, 1}}, {{0, 0}})),
             "[schedule] p.json: links has 1 entries; give 0, one fewer than stages");
   EXPECT_EQ(message(make({{1, -1}}, {})),
-            "[schedule] p.json: stages[0].backward_s is -1; give seconds, at least 0");
+            "[schedule] p.json: stages[0].backward_s is -1; give seconds, 0 to 1e9");
   EXPECT_EQ(message(make({{0, 0}}, {})),
             "[schedule] p.json: stages[0].forward_s and backward_s are 0; give a positive time");
   EXPECT_EQ(message(make({{1, 1}}, {}, {0})),

@@ -31,14 +31,16 @@ std::vector<int> dispatch_limits(const Pipeline& pipeline) {
 
 namespace {
 
-// Mean distance of the backward passes of stage 1 over the second half of the batch.
-Seconds measured_period(const Schedule& schedule, const Timeline& timeline) {
+// Mean distance of the backward passes of stage 1 over the middle half of the batch, where neither
+// warm-up nor draining shows; no less than any schedule's.
+Seconds measured_period(const Pipeline& pipeline, const Schedule& schedule,
+                        const Timeline& timeline) {
   std::vector<Seconds> starts;
   for (size_t k = 0; k < schedule.order[0].size(); ++k)
     if (schedule.order[0][k].backward) starts.push_back(timeline.start[0][k]);
-  if (starts.size() < 2) return timeline.makespan;
-  size_t half = (starts.size() - 1) / 2;
-  return (starts.back() - starts[half]) / static_cast<double>(starts.size() - 1 - half);
+  size_t from = starts.size() / 4, to = starts.size() - 1 - from;
+  Seconds mean = to > from ? (starts[to] - starts[from]) / static_cast<double>(to - from) : 0;
+  return std::max(mean, least_period(pipeline));
 }
 
 }  // namespace
@@ -55,7 +57,7 @@ ScheduleRun run_schedule(const ScheduleDef& def, const Pipeline& pipeline, int m
     run.schedule = def.make(pipeline, micro_batches);
   }
   run.timeline = simulate(pipeline, run.schedule);
-  if (def.counts == nullptr) run.period = measured_period(run.schedule, run.timeline);
+  if (def.counts == nullptr) run.period = measured_period(pipeline, run.schedule, run.timeline);
   run.lower_bound = makespan_lower_bound(pipeline, micro_batches);
   return run;
 }
