@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "core/error.h"
@@ -189,12 +190,18 @@ groups:
                                   "test");
   const std::string mode = pace(group, cluster);
   MOTLEY_CHECK(mode == "paced sockets", "{}", mode);
-  auto seconds = [&](auto collective) {
-    group.barrier();
-    const auto start = Clock::now();
-    collective();
-    group.barrier();
-    return since(start);
+  // The best of a few tries, the same number on every rank: others may take the cores away.
+  auto seconds = [&](auto collective, double expected) {
+    double best = 1e9;
+    for (int attempt = 0; attempt < 5 && best > 1.1 * expected + 0.03; ++attempt) {
+      group.barrier();
+      const auto start = Clock::now();
+      collective();
+      at::Tensor took = at::full({1}, since(start), at::kDouble);
+      group.all_reduce(took, Reduction::max);
+      best = std::min(best, took.item<double>());
+    }
+    return best;
   };
   const int64_t n = 2 << 20;  // 8 MiB in f32
   const double bytes = 4. * n, bandwidth = 160e6 / 8;
@@ -204,54 +211,72 @@ groups:
   std::vector<at::Tensor> uneven;
   for (double share : {0.4, 0.4, 0.1, 0.1})
     uneven.push_back(at::ones({static_cast<int64_t>(share * static_cast<double>(n))}));
+  std::vector<at::Tensor> receive;
+  for (int r = 0; r < 4; ++r) receive.push_back(at::empty({n / 4}));
+  const double whole = bytes / bandwidth;
   struct Case {
     const char* name;
-    double measured, expected;
+    std::function<void()> collective;
+    double expected;
     double least = 0.9;  // of what is expected
   };
   const Case cases[] = {
-      {"all_reduce", seconds([&] { group.all_reduce(t); }), 2 * 0.75 * bytes / bandwidth},
-      {"all_gather", seconds([&] { group.all_gather(pieces); }), 0.75 * bytes / bandwidth},
-      {"reduce_scatter", seconds([&] { group.reduce_scatter(pieces); }), 0.75 * bytes / bandwidth},
-      {"all_to_all", seconds([&] {
-         std::vector<at::Tensor> receive;
-         for (int r = 0; r < 4; ++r) receive.push_back(at::empty({n / 4}));
-         group.all_to_all(pieces, receive);
-       }),
-       bytes / bandwidth},
+      {"all_reduce", [&] { group.all_reduce(t); }, 2 * 0.75 * whole},
+      {"all_gather", [&] { group.all_gather(pieces); }, 0.75 * whole},
+      {"reduce_scatter", [&] { group.reduce_scatter(pieces); }, 0.75 * whole},
+      {"all_to_all", [&] { group.all_to_all(pieces, receive); }, whole},
       // Pieces of unequal size: at most as if all were as large as the largest; rounds overlap.
-      {"all_gather, uneven", seconds([&] { group.all_gather(uneven); }),
-       3 * 0.4 * bytes / bandwidth, 0.7},
+      {"all_gather, uneven", [&] { group.all_gather(uneven); }, 3 * 0.4 * whole, 0.7},
   };
   for (const Case& c : cases) {
+    const double measured = seconds(c.collective, c.expected);
     if (group.rank() == 0)
-      std::fprintf(stderr, "%s: %.3f s, bytes/bandwidth %.3f s\n", c.name, c.measured, c.expected);
-    MOTLEY_CHECK(c.measured > c.least * c.expected && c.measured < 1.15 * c.expected + 0.05,
-                 "{} took {} s, not {} s", c.name, c.measured, c.expected);
+      std::fprintf(stderr, "%s: %.3f s, bytes/bandwidth %.3f s\n", c.name, measured, c.expected);
+    MOTLEY_CHECK(measured > c.least * c.expected && measured < 1.1 * c.expected + 0.03,
+                 "{} took {} s, not {} s", c.name, measured, c.expected);
   }
 }
 
+// Share of a core that a loop gets, padded to a speed or not (0).
+double share_of_loop(double speed, double seconds, const std::function<void()>& op) {
+  std::optional<Padding> padding;
+  if (speed > 0) padding.emplace(speed);
+  timespec c0, c1;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &c0);
+  const auto start = Clock::now();
+  while (since(start) < seconds) {
+    if (padding) padding->before(true);
+    op();
+    if (padding) padding->after(true);
+  }
+  if (padding) padding->before(false);
+  const double wall = since(start);
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &c1);
+  return (static_cast<double>(c1.tv_sec - c0.tv_sec) +
+          1e-9 * static_cast<double>(c1.tv_nsec - c0.tv_nsec)) /
+         wall;
+}
+
+// The share is never exceeded; it is reached unless others take the core away.
 void padded(ProcessCommunicator& group) {
-  const double speeds[] = {0.4, 0.1};
-  const double speed = speeds[group.rank()];
+  const double speed = group.rank() == 0 ? 0.4 : 0.1;
   const at::Tensor a = at::ones({128, 128}), b = at::ones({64});
-  for (bool large : {true, false}) {
-    Padding padding(speed);
-    timespec c0, c1;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &c0);
-    const auto start = Clock::now();
-    while (since(start) < 1) {
-      padding.before(true);
-      large ? at::mm(a, a) : at::add(b, b);
-      padding.after(true);
+  const auto product = [&] { at::mm(a, a); };
+  const auto sum = [&] { at::add(b, b); };
+  for (const std::function<void()>& op : {std::function<void()>(product), {sum}}) {
+    double best = 0;
+    bool quiet = false;
+    for (int attempt = 0; attempt < 5 && best < 0.97; ++attempt) {
+      const double before = share_of_loop(0, 0.1, op);
+      const double share = share_of_loop(speed, 0.5, op) / speed;
+      const double after = share_of_loop(0, 0.1, op);
+      MOTLEY_CHECK(share < 1.03, "{} of the share {}", share, speed);
+      best = std::max(best, share);
+      quiet = quiet || std::min(before, after) > 0.97;
     }
-    padding.before(false);
-    const double wall = since(start);
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &c1);
-    const double cpu = static_cast<double>(c1.tv_sec - c0.tv_sec) +
-                       1e-9 * static_cast<double>(c1.tv_nsec - c0.tv_nsec);
-    MOTLEY_CHECK(std::abs(cpu / wall / speed - 1) < 0.05, "share {} instead of {}", cpu / wall,
-                 speed);
+    MOTLEY_CHECK(best >= 0.97 || !quiet, "{} of the share {}", best, speed);
+    if (best < 0.97)
+      std::fprintf(stderr, "others took the core: %.2f of the share %.1f\n", best, speed);
   }
 }
 
