@@ -180,7 +180,6 @@ class Search {
     Solution solution = solve_folded(builder_.problem(), order_, weights, options_.limits);
     ++best_.solves;
     best_.states += solution.states;
-    best_.search_s += solution.seconds;
     if (solution.stop != StopReason::kOptimal && solution.stop != StopReason::kInfeasible)
       worst_stop_ = solution.stop;
     return solution;
