@@ -32,12 +32,18 @@ void add_capture_command(CLI::App& app) {
       if (const OpDef* op = find_op(node.op); op && op->flops) flops += op->flops(graph, node);
     for (const std::string& op : source.unknown_ops)
       spdlog::warn("{} is not in the op table: it runs replicated", op);
+    double saved = 0;
+    for (ValueId v : saved_activations(graph)) saved += static_cast<double>(graph.spec(v).bytes());
     save_graph(graph, args->batch, args->output);
     if (args->json)
       print_json({{"nodes", graph.nodes.size()},
                   {"parameters", graph.parameters.size()},
                   {"parameter_bytes", graph.parameter_bytes()},
                   {"flops", flops},
+                  {"inputs", graph.inputs.size()},
+                  {"buffers", graph.buffers.size()},
+                  {"saved_activations", saved_activations(graph).size()},
+                  {"saved_activation_bytes", saved},
                   {"capture_s", source.capture_s},
                   {"unknown_ops", source.unknown_ops}});
     else

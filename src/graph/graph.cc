@@ -225,6 +225,21 @@ void remove_dead(Graph* graph) {
   for (Input& i : graph->inputs) renumber(&i.value);
 }
 
+std::vector<ValueId> saved_activations(const Graph& graph) {
+  std::vector<bool> saved(graph.values.size());
+  std::vector<ValueId> list;
+  for (const Node& node : graph.nodes) {
+    if (node.phase != Phase::backward) continue;
+    for (ValueId v : graph.inputs_of(node)) {
+      const Node& producer = graph.node(graph.value(v).producer);
+      if (producer.phase != Phase::forward || is_source(producer) || saved[v.index]) continue;
+      saved[v.index] = true;
+      list.push_back(v);
+    }
+  }
+  return list;
+}
+
 uint64_t fingerprint(const Graph& graph) {
   uint64_t hash = 0x6d6f746c6579ull;
   for (char c : to_text(graph)) hash = mix64(hash ^ static_cast<unsigned char>(c));

@@ -134,6 +134,9 @@ std::vector<std::string> verify(const Graph& graph);
 // renumbers densely. Sources that are parameters, buffers and inputs stay.
 void remove_dead(Graph* graph);
 
+// Values that the forward pass makes and the backward pass reads: they live across the loss.
+std::vector<ValueId> saved_activations(const Graph& graph);
+
 // A 64-bit hash of the text form: the identity a plan records of the graph it was made for.
 uint64_t fingerprint(const Graph& graph);
 

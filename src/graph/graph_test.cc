@@ -68,6 +68,19 @@ TEST(Graph, RemovesDeadNodes) {
   EXPECT_TRUE(verify(graph).empty());
 }
 
+TEST(Graph, SavedActivationsCrossTheLoss) {
+  Graph graph = parse_graph(R"(%0 = motley::input("x") : f32[2,2]
+%1 = aten::relu(%0) : f32[2,2]
+%2 = aten::exp(%1) : f32[2,2]
+%3 = aten::sum(%2, none) : f32[]
+%4 = aten::mm(%0, %1) : f32[2,2] backward
+%5 = aten::mm(%4, %1) : f32[2,2] backward
+loss %3
+)",
+                            "saved");
+  EXPECT_EQ(saved_activations(graph), (std::vector<ValueId>{ValueId(1)}));
+}
+
 TEST(Graph, FingerprintSeesEveryChange) {
   Graph a = parse_graph(kText, "kText"), b = a;
   EXPECT_EQ(fingerprint(a), fingerprint(b));

@@ -105,13 +105,9 @@ void Builder::contract() {
         form_index_[v.index].push_back(it->second);
       }
   }
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    if (graph.nodes[n].phase != Phase::backward || contracted_[n]) continue;
-    for (ValueId v : graph.inputs_of(graph.nodes[n])) {
-      Class& c = classes_[class_of_[v.index]];
-      const GraphNode& producer = graph.node(graph.value(c.root).producer);
-      if (producer.phase == Phase::forward && !is_source(producer)) c.saved = true;
-    }
+  for (ValueId v : saved_activations(graph)) {
+    Class& c = classes_[class_of_[v.index]];
+    c.saved = !is_source(graph.node(graph.value(c.root).producer));
   }
   const std::vector<bool> pure = pure_gradients(graph);
   for (const Class& c : classes_) gradient_class_.push_back(pure[c.root.index]);
