@@ -1,0 +1,89 @@
+// The folded search on captured graphs (forward, backward and update of real models, small and
+// large): against a search in another order, without blocks that repeat and so with other bounds,
+// and, where it takes seconds, against an integer program solved to a proven optimum.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "spmd/build.h"
+#include "spmd/folded.h"
+#include "spmd/order.h"
+#include "spmd/synthesis.h"
+#include "torch/source.h"
+#include "twins/spmd_twins.h"
+
+namespace motley::spmd {
+namespace {
+
+// Devices of two speeds, `each` of both, on one switch.
+Cluster two_types(int each, double bandwidth) {
+  DeviceType fast, slow;
+  fast.name = "fast";
+  fast.flops = 15e12;
+  fast.memory = 32e9;
+  fast.memory_bandwidth = 8e11;
+  fast.overhead = 1e-5;
+  slow = fast;
+  slow.name = "slow";
+  slow.flops = 4e12;
+  slow.memory_bandwidth = 3e11;
+  Link link;
+  link.bandwidth = bandwidth;
+  link.latency = 2e-5;
+  return flat_cluster({fast, slow}, {each, each}, link);
+}
+
+struct Case {
+  std::string model;
+  int batch;
+  int programs;  // prices for which the integer program is solved
+};
+
+class PlanReal : public testing::TestWithParam<Case> {};
+
+TEST_P(PlanReal, EqualsItsTwins) {
+  const GraphSource source = load_graph(GetParam().model, GetParam().batch);
+  const Theory theory(source.graph);
+  int programs = GetParam().programs;
+  for (const double bandwidth : {1e9, 2e10}) {
+    const Cluster cluster = two_types(4, bandwidth);
+    const CostModel model(cluster);
+    Builder builder(theory, model, Optimizer::adamw);
+    const Shares shares(proportional_ratios(cluster));
+    builder.price(Fractions(cluster, shares));
+    const Problem& problem = builder.problem();
+    const Order order = make_order(problem);
+    OrderOptions plain;
+    plain.repeats = plain.clusters = false;
+    plain.seed = 1;
+    const Order other = make_order(problem, plain);
+    for (const Weights& weights :
+         {Weights{{0, 1}, {}}, Weights{{0.6, 0.4}, {}}, Weights{{0.3, 0.7}, {1e-12, 2e-12}}}) {
+      SCOPED_TRACE(testing::Message() << "bandwidth " << bandwidth << ", weight of the first type "
+                                      << weights.compute[0]);
+      const Solution fast = solve_folded(problem, order, weights);
+      EXPECT_EQ(fast.stop, StopReason::kOptimal);
+      EXPECT_EQ(check_solution(problem, fast, weights), "");
+      EXPECT_NEAR(fast.price, solve_folded(problem, other, weights).price, 1e-9 * fast.price);
+      if (programs-- <= 0) continue;
+      const Solution slow = integer_program(problem, weights);
+      EXPECT_NEAR(fast.price, slow.price, 1e-9 * slow.price);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, PlanReal,
+    testing::Values(Case{"mlp:layers=2", 64, 2},
+                    Case{"gpt:layers=1,hidden=64,heads=4,vocab=512,seq=32", 16, 1},
+                    Case{"gpt:layers=1", 256, 1}, Case{"gpt:layers=2", 256, 0},
+                    Case{"gpt:layers=4", 256, 0},
+                    Case{"gpt:layers=24,hidden=1024,heads=16", 256, 0},
+                    Case{"gpt:layers=12,hidden=4096,heads=32", 64, 0}, Case{"vit:layers=1", 256, 0},
+                    Case{"bert:layers=12", 64, 0}, Case{"vgg19", 256, 1}),
+    [](const auto& at) { return "case" + std::to_string(at.index); });
+
+}  // namespace
+}  // namespace motley::spmd
