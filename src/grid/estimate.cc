@@ -160,6 +160,11 @@ void Estimator::check(const Strategy& s) const {
   }
 }
 
+Mesh::Ring Estimator::best_ring(int size) const {
+  const double fastest = *std::max_element(ring_bandwidth_.begin(), ring_bandwidth_.end());
+  return {size, 2.0 * (size - 1) / size / fastest, 0};
+}
+
 Mesh Estimator::mesh(const Strategy& s) const {
   Mesh mesh;
   mesh.pp = s.pp, mesh.dp = s.dp, mesh.tp = s.tp, mesh.cp = s.cp;

@@ -74,6 +74,8 @@ class Estimator {
   void check(const Strategy& strategy) const;
 
   Mesh mesh(const Strategy& strategy) const;
+  // A ring no group of this many devices can beat: its pace is the fastest link's.
+  Mesh::Ring best_ring(int size) const;
   // REQUIRES: check() passes; `mesh` is of a strategy with the same degrees, runtime and devices.
   Estimate estimate(const Strategy& strategy, const Mesh& mesh) const;
   Estimate estimate(const Strategy& strategy) const {

@@ -1,0 +1,233 @@
+#include "grid/assign.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "core/error.h"
+
+namespace motley::grid {
+
+namespace {
+
+constexpr Seconds kNever = std::numeric_limits<double>::infinity();
+
+// Prefix sums, and the tests and prices of a range [i, j) on stage s.
+class Ranges {
+ public:
+  explicit Ranges(const AssignProblem& p)
+      : problem_(p), stages_(p.stages()), layers_(p.layers()), needs_block_(false) {
+    MOTLEY_CHECK(stages_ >= 1 && layers_ >= 1);
+    MOTLEY_CHECK(static_cast<int>(p.transfer.size()) >= stages_ - 1);
+    auto sums = [&](const std::vector<std::vector<double>>& rows) {
+      std::vector<std::vector<double>> out;
+      for (const auto& row : rows) {
+        out.emplace_back(layers_ + 1, 0.0);
+        for (int l = 0; l < layers_; ++l) out.back()[l + 1] = out.back()[l] + row[l];
+      }
+      return out;
+    };
+    time_ = sums(p.time);
+    if (!p.memory.empty()) memory_ = sums(p.memory);
+    blocks_.assign(layers_ + 1, 0);
+    for (int l = 0; l < layers_; ++l)
+      blocks_[l + 1] = blocks_[l] + (p.block.empty() || p.block[l] ? 1 : 0);
+    needs_block_ = blocks_[layers_] >= stages_;
+  }
+
+  int stages() const { return stages_; }
+  int layers() const { return layers_; }
+  bool allowed(int s, int i, int j) const {
+    if (i >= j || (needs_block_ && blocks_[j] == blocks_[i])) return false;
+    return !memory_over(s, i, j);
+  }
+  bool memory_over(int s, int i, int j) const {
+    return !memory_.empty() && memory_[s][j] - memory_[s][i] > problem_.limit[s];
+  }
+  // Of all layers, each on its fastest stage.
+  Seconds least_time() const {
+    Seconds sum = 0;
+    for (int l = 0; l < layers_; ++l) {
+      Seconds least = kNever;
+      for (int s = 0; s < stages_; ++s) least = std::min(least, problem_.time[s][l]);
+      sum += least;
+    }
+    return sum;
+  }
+  Seconds time(int s, int i, int j) const { return time_[s][j] - time_[s][i]; }
+  Seconds into(int s, int i) const { return s > 0 ? problem_.transfer[s - 1][i - 1] : 0; }
+  Seconds period(int s, int i, int j) const {
+    const Seconds in = into(s, i), out = s + 1 < stages_ ? problem_.transfer[s][j - 1] : 0;
+    // A link of its own carries one direction at a time: about half of both ways.
+    return problem_.blocking ? time(s, i, j) + in + out : std::max(time(s, i, j), in / 2);
+  }
+
+ private:
+  const AssignProblem& problem_;
+  int stages_, layers_;
+  bool needs_block_;
+  std::vector<std::vector<double>> time_, memory_;
+  std::vector<int> blocks_;
+};
+
+// One DP over (stage, end of its range). Minimax: least largest period. Sum: least sum of times and
+// transfers with periods at most `threshold`.
+struct Solved {
+  Seconds value = kNever, period = kNever;
+  std::vector<int> cuts;  // end of each stage
+};
+
+Solved solve(const Ranges& r, bool minimax, Seconds threshold) {
+  const int stages = r.stages(), layers = r.layers();
+  std::vector<std::vector<Seconds>> best(stages, std::vector<Seconds>(layers + 1, kNever));
+  std::vector<std::vector<int>> from(stages, std::vector<int>(layers + 1, -1));
+  for (int s = 0; s < stages; ++s) {
+    for (int j = s + 1; j <= layers - (stages - 1 - s); ++j) {
+      if (s + 1 == stages && j < layers) continue;
+      const int shortest = s == 0 ? 0 : j - 1, longest = s == 0 ? 0 : s;
+      for (int i = shortest; i >= longest; --i) {
+        // Longer ranges only take more time and memory.
+        if (r.time(s, i, j) > (minimax ? best[s][j] : threshold) || r.memory_over(s, i, j)) break;
+        const Seconds before = s == 0 ? 0 : best[s - 1][i];
+        if (before == kNever || !r.allowed(s, i, j)) continue;
+        const Seconds period = r.period(s, i, j);
+        if (period > threshold) continue;
+        const Seconds value =
+            minimax ? std::max(before, period) : before + r.time(s, i, j) + r.into(s, i);
+        if (value < best[s][j]) {
+          best[s][j] = value;
+          from[s][j] = i;
+        }
+      }
+    }
+  }
+  Solved solved;
+  solved.value = best[stages - 1][layers];
+  if (solved.value == kNever) return solved;
+  solved.cuts.resize(stages);
+  solved.period = 0;
+  for (int s = stages - 1, j = layers; s >= 0; --s) {
+    solved.cuts[s] = j;
+    const int i = from[s][j];
+    solved.period = std::max(solved.period, r.period(s, i, j));
+    j = i;
+  }
+  return solved;
+}
+
+}  // namespace
+
+Assignment price_assignment(const AssignProblem& problem, const std::vector<int>& stages) {
+  Ranges r(problem);
+  Assignment a;
+  a.stages = stages;
+  if (static_cast<int>(stages.size()) != r.stages()) return a;
+  Seconds sum = 0;
+  int at = 0;
+  for (int s = 0; s < r.stages(); ++s) {
+    const int end = at + stages[s];
+    if (end > r.layers() || !r.allowed(s, at, end)) return a;
+    sum += r.time(s, at, end) + r.into(s, at);
+    a.period = std::max(a.period, r.period(s, at, end));
+    at = end;
+  }
+  if (at != r.layers()) return a;
+  a.feasible = true;
+  a.cost = (problem.micro_batches - 1) * a.period + sum;
+  return a;
+}
+
+Assignment assign_layers(const AssignProblem& problem) {
+  Ranges r(problem);
+  const double repeats = problem.micro_batches - 1;
+  Assignment best;
+  best.cost = kNever;
+  auto keep = [&](const Solved& s, Seconds sum) {
+    ++best.solves;
+    if (s.value == kNever) return;
+    const Seconds cost = repeats * s.period + sum;
+    if (cost >= best.cost) return;
+    best.feasible = true;
+    best.cost = cost;
+    best.period = s.period;
+    best.stages.clear();
+    int at = 0;
+    for (int end : s.cuts) {
+      best.stages.push_back(end - at);
+      at = end;
+    }
+  };
+  if (r.stages() > r.layers()) return {};
+  const Solved least = solve(r, true, kNever);
+  ++best.solves;
+  if (least.value == kNever) return {};
+  const Solved low = solve(r, false, least.period);
+  keep(low, low.value);
+  // Longer periods cannot pay for themselves.
+  const Seconds longest =
+      repeats > 0 ? std::max(least.period, (best.cost - r.least_time()) / repeats * (1 + 1e-12))
+                  : kNever;
+  const Solved high = solve(r, false, longest);
+  keep(high, high.value);
+  // Open intervals of periods (lo, hi) whose best sum is at least `sum`.
+  struct Interval {
+    Seconds lo, hi, sum;
+  };
+  std::vector<Interval> open = {{low.period, high.period, high.value}};
+  while (!open.empty()) {
+    const Interval at = open.back();
+    open.pop_back();
+    if (at.lo >= at.hi || repeats * at.lo + at.sum >= best.cost * (1 - 1e-12)) continue;
+    const Seconds middle = at.lo + (at.hi - at.lo) / 2;
+    const Solved s = solve(r, false, middle);
+    keep(s, s.value);
+    open.push_back({middle, at.hi, at.sum});
+    if (s.value != kNever) open.push_back({at.lo, std::min(middle, s.period), s.value});
+  }
+  return best;
+}
+
+std::vector<int> uniform_layers(const std::vector<bool>& block, int stages) {
+  const int layers = static_cast<int>(block.size());
+  std::vector<int> at;
+  for (int l = 0; l < layers; ++l)
+    if (block[l]) at.push_back(l);
+  const int blocks = static_cast<int>(at.size());
+  std::vector<int> counts;
+  if (blocks < stages) {  // no blocks to count: all layers are
+    for (int s = 0; s < stages; ++s)
+      counts.push_back(layers * (s + 1) / stages - layers * s / stages);
+    return counts;
+  }
+  int start = 0;
+  for (int s = 0; s < stages; ++s) {
+    const int end = s + 1 == stages ? layers : at[static_cast<size_t>(blocks) * (s + 1) / stages];
+    counts.push_back(end - start);
+    start = end;
+  }
+  return counts;
+}
+
+std::vector<int> uniform_parameters(const std::vector<double>& parameters, int stages) {
+  const int layers = static_cast<int>(parameters.size());
+  std::vector<double> sums(layers + 1, 0.0);
+  for (int l = 0; l < layers; ++l) sums[l + 1] = sums[l] + parameters[l];
+  std::vector<int> counts;
+  int start = 0;
+  for (int s = 0; s < stages; ++s) {
+    int end = layers;
+    if (s + 1 < stages) {
+      const double goal = sums[layers] * (s + 1) / stages;
+      end = start + 1;
+      while (end + 1 <= layers - (stages - 1 - s) &&
+             std::abs(sums[end + 1] - goal) <= std::abs(sums[end] - goal))
+        ++end;
+    }
+    counts.push_back(end - start);
+    start = end;
+  }
+  return counts;
+}
+
+}  // namespace motley::grid
