@@ -1,0 +1,558 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+
+#include "core/error.h"
+#include "core/rng.h"
+#include "grid/assign.h"
+#include "grid/estimate.h"
+#include "grid/placement.h"
+#include "grid/schedule.h"
+#include "grid/search.h"
+#include "net/traffic.h"
+
+namespace motley::grid {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// ---- schedules ----
+
+Pipeline random_pipeline(Rng* rng, int ranges) {
+  Pipeline p;
+  auto draw = [&] { return static_cast<double>(rng->between(0, 20)) / 4; };
+  for (int r = 0; r < ranges; ++r) {
+    p.forward.push_back(draw());
+    p.backward.push_back(draw());
+    if (r + 1 < ranges) {
+      p.activation.push_back(draw());
+      p.gradient.push_back(draw());
+    }
+  }
+  return p;
+}
+
+// Every event's time by relaxation: nothing but the rules, applied until nothing changes.
+std::vector<Seconds> relax_overlapped(const Pipeline& p, int micro_batches) {
+  const int stages = static_cast<int>(p.forward.size());
+  auto table = [&] {
+    return std::vector<std::vector<Seconds>>(stages, std::vector<Seconds>(micro_batches, 0.0));
+  };
+  auto f = table(), b = table(), in_f = table(), in_b = table();  // ends and arrivals
+  for (bool changed = true; changed;) {
+    changed = false;
+    auto set = [&](Seconds* x, Seconds value) {
+      if (value != *x) *x = value, changed = true;
+    };
+    for (int s = 0; s < stages; ++s) {
+      const int warm = std::min(micro_batches, stages - s);
+      for (int m = 0; m < micro_batches; ++m) {
+        // Before forward m: forward m-1 in the warm-up, else backward m - warm.
+        const Seconds free_f = m < warm ? (m > 0 ? f[s][m - 1] : 0) : b[s][m - warm];
+        const Seconds free_b =
+            std::max(m > 0 ? b[s][m - 1] : 0, f[s][std::min(m + warm - 1, micro_batches - 1)]);
+        set(&f[s][m], std::max(free_f, in_f[s][m]) + p.forward[s]);
+        const Seconds input = s + 1 == stages ? f[s][m] : in_b[s][m];
+        set(&b[s][m], std::max(free_b, input) + p.backward[s]);
+        if (s + 1 < stages)
+          set(&in_f[s + 1][m], std::max(f[s][m], m > 0 ? in_f[s + 1][m - 1] : 0) + p.activation[s]);
+        if (s > 0)
+          set(&in_b[s - 1][m],
+              std::max(b[s][m], m > 0 ? in_b[s - 1][m - 1] : 0) + p.gradient[s - 1]);
+      }
+    }
+  }
+  std::vector<Seconds> finish;
+  for (int s = 0; s < stages; ++s) finish.push_back(b[s].back());
+  return finish;
+}
+
+// DeepSpeed's instruction lists run by rendezvous: an exchange starts when both sides have come to
+// it.
+struct Instruction {
+  enum Kind { exchange_left, exchange_right, compute } kind;
+  Seconds seconds = 0;  // of a computation; a side's sent part of an exchange
+};
+std::vector<Seconds> interpret_blocking(const Pipeline& p, int micro_batches) {
+  const int stages = static_cast<int>(p.forward.size());
+  std::vector<std::vector<Instruction>> lists(stages);
+  for (int s = 0; s < stages; ++s) {
+    auto micro_batch = [&](int step, bool* forward) {
+      *forward = (step + s) % 2 == 0;
+      const int from = *forward ? s : 2 * stages - s - 1;
+      return step < from ? -1 : (step - from) / 2;
+    };
+    auto in_range = [&](int m) { return m >= 0 && m < micro_batches; };
+    bool before_forward = false;
+    int before = -1;
+    for (int step = 0; step < 2 * (micro_batches + stages); ++step) {
+      bool forward = false;
+      const int m = micro_batch(step, &forward);
+      if (forward && s > 0 && (in_range(m) || (in_range(before) && !before_forward)))
+        lists[s].push_back({Instruction::exchange_left,
+                            in_range(before) && !before_forward ? p.gradient[s - 1] : 0});
+      if (!forward && s + 1 < stages && (in_range(m) || (in_range(before) && before_forward)))
+        lists[s].push_back({Instruction::exchange_right,
+                            in_range(before) && before_forward ? p.activation[s] : 0});
+      if (in_range(m))
+        lists[s].push_back({Instruction::compute, forward ? p.forward[s] : p.backward[s]});
+      before = m, before_forward = forward;
+    }
+  }
+  std::vector<Seconds> now(stages, 0.0);
+  std::vector<size_t> at(stages, 0);
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (int s = 0; s < stages; ++s) {
+      if (at[s] == lists[s].size()) continue;
+      const Instruction& i = lists[s][at[s]];
+      if (i.kind == Instruction::compute) {
+        now[s] += i.seconds;
+        ++at[s], moved = true;
+      } else if (i.kind == Instruction::exchange_right && at[s + 1] < lists[s + 1].size() &&
+                 lists[s + 1][at[s + 1]].kind == Instruction::exchange_left) {
+        const Seconds end =
+            std::max(now[s], now[s + 1]) + std::max(i.seconds, lists[s + 1][at[s + 1]].seconds);
+        now[s] = now[s + 1] = end;
+        ++at[s], ++at[s + 1], moved = true;
+      }
+    }
+  }
+  for (int s = 0; s < stages; ++s) EXPECT_EQ(at[s], lists[s].size());
+  return now;
+}
+
+TEST(Schedule, RecurrencesEqualTheirTwins) {
+  Rng rng(1);
+  for (int trial = 0; trial < 2000; ++trial) {
+    const int stages = static_cast<int>(rng.between(1, 6)), m = static_cast<int>(rng.between(1, 9));
+    const Pipeline p = random_pipeline(&rng, stages);
+    EXPECT_EQ(simulate_1f1b(p, m, Runtime::motley), relax_overlapped(p, m));
+    EXPECT_EQ(simulate_1f1b(p, m, Runtime::deepspeed), interpret_blocking(p, m));
+  }
+}
+
+TEST(Schedule, EqualStagesTakeTheKnownTime) {
+  Pipeline p{{1, 1, 1, 1}, {2, 2, 2, 2}, {0, 0, 0}, {0, 0, 0}};
+  for (Runtime runtime : {Runtime::motley, Runtime::deepspeed, Runtime::megatron})
+    EXPECT_DOUBLE_EQ(simulate_1f1b(p, 8, runtime)[0], (8 + 3) * 3.0);
+  // Two ranges a stage: the bubble is half as long.
+  Pipeline halves{std::vector<double>(8, 0.5), std::vector<double>(8, 1.0),
+                  std::vector<double>(7, 0.0), std::vector<double>(7, 0.0)};
+  EXPECT_DOUBLE_EQ(simulate_interleaved(halves, 4, 8, Runtime::motley)[0], 8 * 3 + 3 * 3 / 2.0);
+}
+
+TEST(Schedule, BoundsHold) {
+  Rng rng(2);
+  for (int trial = 0; trial < 2000; ++trial) {
+    const int stages = static_cast<int>(rng.between(1, 5)), m = static_cast<int>(rng.between(1, 9));
+    const int laps = static_cast<int>(rng.between(1, 3));
+    for (Runtime runtime : {Runtime::motley, Runtime::deepspeed, Runtime::megatron}) {
+      const Pipeline p = random_pipeline(&rng, stages);
+      const auto finish = simulate_1f1b(p, m, runtime),
+                 bound = finish_bounds(p, stages, m, runtime);
+      for (int s = 0; s < stages; ++s) EXPECT_LE(bound[s], finish[s] + 1e-9);
+      if (laps == 1) continue;
+      const Pipeline q = random_pipeline(&rng, stages * laps);
+      const auto laps_finish = simulate_interleaved(q, stages, m * stages, runtime);
+      const auto laps_bound = finish_bounds(q, stages, m * stages, runtime);
+      for (int s = 0; s < stages; ++s) EXPECT_LE(laps_bound[s], laps_finish[s] + 1e-9);
+    }
+  }
+}
+
+// ---- layer assignment ----
+
+Assignment try_all(const AssignProblem& p) {
+  const int layers = p.layers(), stages = p.stages();
+  Assignment best;
+  std::vector<int> counts(stages, 0);
+  auto fill = [&](auto&& self, int s, int left) -> void {
+    if (s + 1 == stages) {
+      counts[s] = left;
+      const Assignment a = price_assignment(p, counts);
+      if (a.feasible && (!best.feasible || a.cost < best.cost)) best = a;
+      return;
+    }
+    for (counts[s] = 1; counts[s] < left; ++counts[s]) {
+      const int n = counts[s];
+      self(self, s + 1, left - n);
+      counts[s] = n;
+    }
+  };
+  if (stages <= layers) fill(fill, 0, layers);
+  return best;
+}
+
+TEST(Assign, EqualsBruteForce) {
+  Rng rng(3);
+  int feasible = 0;
+  for (int trial = 0; trial < 10000; ++trial) {
+    AssignProblem p;
+    const int stages = static_cast<int>(rng.between(1, 5));
+    const int layers = static_cast<int>(rng.between(1, 11));
+    p.micro_batches = static_cast<int>(rng.between(1, 12));
+    p.blocking = rng.chance(0.5);
+    std::vector<Seconds> layer(layers);
+    std::vector<Bytes> bytes(layers);
+    for (int l = 0; l < layers; ++l) {
+      layer[l] = rng.uniform();
+      bytes[l] = static_cast<double>(rng.between(0, 9));
+      if (trial % 3 == 0) p.block.push_back(rng.chance(0.6));
+    }
+    for (int s = 0; s < stages; ++s) {
+      const double speed = rng.between(1, 3);
+      std::vector<Seconds> time, transfer;
+      for (int l = 0; l < layers; ++l) {
+        time.push_back(trial % 2 ? layer[l] / speed : rng.uniform());
+        transfer.push_back(rng.chance(0.3) ? rng.uniform() : 0);
+      }
+      p.time.push_back(time);
+      if (s + 1 < stages) p.transfer.push_back(transfer);
+      if (trial % 5 < 2) {
+        p.memory.push_back(bytes);
+        p.limit.push_back(static_cast<double>(rng.between(5, 60)));
+      }
+    }
+    const Assignment found = assign_layers(p), best = try_all(p);
+    ASSERT_EQ(found.feasible, best.feasible) << trial;
+    if (!best.feasible) continue;
+    ++feasible;
+    ASSERT_NEAR(found.cost, best.cost, 1e-9 * best.cost) << trial;
+    EXPECT_NEAR(price_assignment(p, found.stages).cost, found.cost, 1e-9 * best.cost);
+  }
+  EXPECT_GT(feasible, 5000);
+}
+
+TEST(Assign, NoStageIsAnEmbeddingAlone) {
+  AssignProblem p;
+  p.time.assign(3, {9, 1, 1, 1});
+  p.transfer.assign(2, {0, 0, 0, 0});
+  p.block = {false, true, true, true};
+  EXPECT_THAT(assign_layers(p).stages, ElementsAre(2, 1, 1));
+  p.block.clear();
+  p.micro_batches = 8;
+  EXPECT_EQ(assign_layers(p).stages[0], 1);
+}
+
+TEST(Assign, Baselines) {
+  EXPECT_THAT(uniform_layers({false, true, true, true, true, false}, 2), ElementsAre(3, 3));
+  EXPECT_THAT(uniform_parameters({10, 1, 1, 1, 1, 1}, 2), ElementsAre(1, 5));
+}
+
+TEST(Assign, MicroBatchesAreSharedByPace) {
+  EXPECT_THAT(share_micro_batches(8, {1, 1, 1, 1}), ElementsAre(2, 2, 2, 2));
+  EXPECT_THAT(share_micro_batches(8, {1, 3}), ElementsAre(6, 2));
+  Rng rng(4);
+  for (int trial = 0; trial < 300; ++trial) {
+    const int n = static_cast<int>(rng.between(1, 4)), total = static_cast<int>(rng.between(n, 14));
+    std::vector<double> pace;
+    for (int r = 0; r < n; ++r) pace.push_back(static_cast<double>(rng.between(1, 9)));
+    double best = std::numeric_limits<double>::infinity();
+    std::vector<int> c(n, 1);
+    auto fill = [&](auto&& self, int r, int left) -> void {
+      if (r + 1 == n) {
+        c[r] = left;
+        double worst = 0;
+        for (int i = 0; i < n; ++i) worst = std::max(worst, c[i] * pace[i]);
+        best = std::min(best, worst);
+        return;
+      }
+      for (int k = 1; k <= left - (n - 1 - r); ++k) {
+        c[r] = k;
+        self(self, r + 1, left - k);
+      }
+    };
+    fill(fill, 0, total);
+    const std::vector<int> found = share_micro_batches(total, pace);
+    double worst = 0;
+    for (int i = 0; i < n; ++i) worst = std::max(worst, found[i] * pace[i]);
+    EXPECT_EQ(std::accumulate(found.begin(), found.end(), 0), total);
+    EXPECT_DOUBLE_EQ(worst, best);
+  }
+}
+
+// ---- cost model ----
+
+Model small_gpt(int layers = 6) {
+  TransformerShape shape;
+  shape.layers = layers;
+  shape.hidden = 1024;
+  shape.heads = 16;
+  return transformer_model("gpt", shape, fp16_adam());
+}
+
+Cluster two_kinds(int fast, int slow, int per_node) {
+  return parse_cluster(
+      fmt::format("name: two\nlink: {{bandwidth: 10 Gbps, latency: 30 us}}\ngroups:\n"
+                  "  - {{name: v, count: {}, link: {{bandwidth: 170 Gbps, latency: 5 us}}, "
+                  "devices: [{{type: V100-16GB, count: {}}}]}}\n"
+                  "  - {{name: t, count: {}, link: {{bandwidth: 50 Gbps, latency: 5 us}}, "
+                  "devices: [{{type: T4, count: {}}}]}}\n",
+                  fast, per_node, slow, per_node),
+      "two");
+}
+
+Estimator estimator_of(const Model& model, const Cluster& cluster) {
+  return {model, cluster, default_calibration(cluster, model.precision)};
+}
+
+SearchOptions options_of(int batch, const std::string& fixed = "") {
+  SearchOptions o;
+  o.global_batch = batch;
+  o.fixed = parse_fixed(fixed);
+  return o;
+}
+
+TEST(Model, GptCountsItsParameters) {
+  TransformerShape shape;  // GPT-2 medium
+  const Model model = transformer_model("gpt", shape, fp16_adam());
+  EXPECT_NEAR(model.parameters(), 354.8e6, 0.5e6);
+  shape.tied = false;
+  EXPECT_NEAR(transformer_model("gpt", shape, fp16_adam()).parameters(), 354.8e6 + 51.5e6, 0.5e6);
+}
+
+TEST(Estimate, RingsOfOneNodeShareItsNic) {
+  const Cluster cluster = two_kinds(2, 0 + 1, 4);
+  const Estimator e = estimator_of(small_gpt(), cluster);
+  Strategy one = complete(e, options_of(32, "dp=2,devices=0/4"));
+  Strategy four = complete(e, options_of(32, "dp=2,tp=4"));
+  const double alone = e.mesh(one).data[0].seconds_per_byte;
+  EXPECT_NEAR(e.mesh(four).data[0].seconds_per_byte, 4 * alone, 1e-12);
+  // 2 (n-1)/n of the buffer over 0.8 of 10 Gbit/s.
+  EXPECT_NEAR(alone, 1 / (0.8 * 10e9 / 8), 1e-12);
+}
+
+TEST(Estimate, RingsAgreeWithTheFluidSimulator) {
+  const Cluster cluster = two_kinds(3, 1, 4);
+  Calibration ideal = default_calibration(cluster, fp16_adam());
+  ideal.ring_inside = ideal.ring_across = 1;
+  const Estimator e(small_gpt(), cluster, ideal);
+  const net::Topology topology(cluster);
+  for (const char* fixed : {"dp=16", "dp=8,tp=2", "dp=4,tp=4"}) {
+    const Strategy s = complete(e, options_of(32, fixed));
+    std::vector<std::vector<int>> groups;
+    for (int t = 0; t < s.tp; ++t) {
+      groups.emplace_back();
+      for (int r = 0; r < s.dp; ++r) groups.back().push_back(s.device(0, r, 0, t));
+    }
+    const Bytes bytes = 1e9;
+    const Seconds fluid = net::collective_time(topology, net::Collective::all_reduce,
+                                               net::Algorithm::ring, groups, bytes);
+    EXPECT_NEAR(e.mesh(s).data[0].seconds_per_byte * bytes, fluid, 0.01 * fluid) << fixed;
+  }
+}
+
+TEST(Estimate, FixedChoicesAreCosted) {
+  const Cluster cluster = load_cluster("amp-t4x16");
+  const Estimator e = estimator_of(small_gpt(24), cluster);
+  const Strategy s = complete(e, options_of(32, "pp=4,dp=4,tp=1,mbs=1,layers=6/6/6/6"));
+  EXPECT_THAT(s.stages, ElementsAre(7, 6, 6, 7));
+  EXPECT_EQ(to_string(s), "pp=4,dp=4,tp=1,mbs=1,layers=7/6/6/7");
+  const Estimate x = e.estimate(s);
+  EXPECT_GT(x.step, 0.1);
+  EXPECT_NEAR(x.step, x.pipeline + x.tied + x.gradients + x.optimizer, 1e-12);
+  EXPECT_TRUE(x.fits);
+  const SearchResult found = search(e, options_of(32,
+                                                  "pp=4,dp=4,tp=1,mbs=1,layers=6/6/6/6,zero=0,"
+                                                  "recompute=none"));
+  ASSERT_EQ(found.ranked.size(), 1u);
+  EXPECT_LE(found.ranked[0].estimate.step, x.step + 1e-12);
+}
+
+TEST(Estimate, MemoryCountsWhatZeroAndRecomputationSave) {
+  const Cluster cluster = load_cluster("amp-t4x16");
+  const Estimator e = estimator_of(small_gpt(24), cluster);
+  auto memory = [&](const std::string& more) {
+    return e.estimate(complete(e, options_of(128, "dp=16,mbs=8" + more))).memory[0];
+  };
+  const double parameters = small_gpt(24).parameters();
+  EXPECT_NEAR(memory("") - memory(",zero=1"), parameters * 12 * 15 / 16, 1);
+  EXPECT_NEAR(memory(",zero=1") - memory(",zero=2"), parameters * 8 * 15 / 16, 1);
+  EXPECT_NEAR(memory(",zero=2") - memory(",zero=3"), parameters * 2 * 15 / 16, 1);
+  EXPECT_LT(memory(",recompute=selective"), memory(""));
+  EXPECT_LT(memory(",recompute=full"), memory(",recompute=selective"));
+  const Estimate big = e.estimate(complete(e, options_of(512, "dp=16,mbs=32")));
+  EXPECT_FALSE(big.fits);
+  EXPECT_THAT(big.reason, HasSubstr("more than its device has"));
+}
+
+TEST(Strategy, MistakesAreNamed) {
+  auto message = [](auto&& run) {
+    try {
+      run();
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(message([] { parse_fixed("pp=x"); }), HasSubstr("pp=x: give a whole number"));
+  EXPECT_THAT(message([] { parse_fixed("pq=2"); }), HasSubstr("pq is unknown"));
+  EXPECT_THAT(message([] { parse_fixed("pp"); }), HasSubstr("has no \"=\""));
+  EXPECT_THAT(message([] { parse_fixed("pp=1,pp=2"); }), HasSubstr("twice"));
+  EXPECT_THAT(message([] { parse_fixed("zero=4"); }), HasSubstr("0 to 3"));
+  const Cluster cluster = load_cluster("amp-t4x16");
+  const Estimator e = estimator_of(small_gpt(24), cluster);
+  auto fixed = [&](const std::string& text) {
+    return message([&] { complete(e, options_of(32, text)); });
+  };
+  EXPECT_THAT(fixed("tp=3"), HasSubstr("tp=3 does not divide the 16 heads"));
+  EXPECT_THAT(fixed("pp=2,layers=20/20"), HasSubstr("layers sum to 40"));
+  EXPECT_THAT(fixed("dp=3,devices=0/1"), HasSubstr("pp*dp*cp*tp is 3"));
+  EXPECT_THAT(fixed("dp=2,devices=0/0"), HasSubstr("placed twice"));
+  EXPECT_THAT(fixed("ep=2"), HasSubstr("ep=2 must divide"));
+}
+
+// ---- placement ----
+
+TEST(Placement, EnumerationFindsWhatPermutationsFind) {
+  const Cluster cluster = two_kinds(2, 1, 2);
+  const Model model = small_gpt();
+  const Estimator e = estimator_of(model, cluster);
+  for (const char* fixed : {"pp=3,dp=2", "pp=2,dp=2", "pp=3,tp=2", "pp=2,dp=1,tp=2"}) {
+    const Strategy start = complete(e, options_of(24, fixed));
+    double all = std::numeric_limits<double>::infinity(), found = all;
+    std::vector<int> devices(cluster.size());
+    std::iota(devices.begin(), devices.end(), 0);
+    const net::Topology topology(cluster);
+    do {
+      Strategy s = start;
+      s.devices.assign(devices.begin(), devices.begin() + s.ranks());
+      bool inside = true;
+      for (size_t i = 0; i < s.devices.size(); ++i)
+        inside &=
+            topology.leaf_group(s.devices[i]) == topology.leaf_group(s.devices[i / s.tp * s.tp]);
+      if (inside) all = std::min(all, e.estimate(s).step);
+    } while (std::next_permutation(devices.begin(), devices.end()));
+    int visited = 0;
+    EXPECT_TRUE(enumerate_placements(cluster, start.pp, start.dp, start.tp, 1000000,
+                                     [&](const std::vector<int>& placement) {
+                                       Strategy s = start;
+                                       s.devices = placement;
+                                       found = std::min(found, e.estimate(s).step);
+                                       ++visited;
+                                     }));
+    EXPECT_DOUBLE_EQ(found, all) << fixed;
+    EXPECT_LT(visited, 100) << fixed;
+  }
+  EXPECT_FALSE(enumerate_placements(cluster, 3, 2, 1, 3, [](const std::vector<int>&) {}));
+}
+
+TEST(Placement, HeuristicsKeepTensorParallelismInsideNodes) {
+  const Cluster cluster = two_kinds(3, 1, 4);
+  const auto placements = heuristic_placements(cluster, 2, 2, 4);
+  EXPECT_GE(placements.size(), 3u);
+  for (const auto& devices : placements)
+    for (size_t i = 0; i < devices.size(); ++i) EXPECT_EQ(devices[i] / 4, devices[i / 4 * 4] / 4);
+}
+
+// ---- search ----
+
+TEST(Search, PruningLosesNothing) {
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    Rng rng(seed);
+    const Cluster cluster =
+        two_kinds(static_cast<int>(rng.between(1, 2)), static_cast<int>(rng.between(1, 2)), 2);
+    const Estimator e = estimator_of(small_gpt(static_cast<int>(rng.between(3, 8))), cluster);
+    SearchOptions o = options_of(static_cast<int>(4 * rng.between(1, 4)));
+    o.runtime = seed % 2 ? Runtime::motley : Runtime::deepspeed;
+    o.heuristic_only = true;
+    o.keep = 1;
+    const SearchResult pruned = search(e, o);
+    o.keep = 1000000;
+    const SearchResult all = search(e, o);
+    ASSERT_FALSE(pruned.ranked.empty());
+    EXPECT_EQ(all.stop_reason, "exhausted");
+    EXPECT_DOUBLE_EQ(pruned.ranked[0].estimate.step, all.ranked[0].estimate.step);
+    EXPECT_LT(pruned.counters.estimated, all.counters.estimated);
+    for (const Candidate& c : all.ranked) {
+      EXPECT_GE(c.estimate.step, all.lower_bound);
+      EXPECT_DOUBLE_EQ(e.estimate(c.strategy).step, c.estimate.step);
+      EXPECT_LE(e.lower_bound(c.strategy, e.mesh(c.strategy)), c.estimate.step * (1 + 1e-12));
+    }
+  }
+}
+
+TEST(Search, IsDeterministicAndBeatsTheBaselines) {
+  const Cluster cluster = load_cluster("amp-mixed");
+  const Estimator e = estimator_of(small_gpt(24), cluster);
+  SearchOptions o = options_of(32);
+  o.runtime = Runtime::deepspeed;
+  const SearchResult a = search(e, o), b = search(e, o);
+  ASSERT_FALSE(a.ranked.empty());
+  EXPECT_EQ(a.ranked[0].strategy, b.ranked[0].strategy);
+  EXPECT_LE(a.lower_bound, a.ranked[0].estimate.step);
+  const auto known = baselines(e, o, a.ranked[0]);
+  EXPECT_EQ(known.size(), 4u);
+  for (const Baseline& baseline : known)
+    EXPECT_TRUE(!baseline.feasible ||
+                baseline.candidate.estimate.step >= a.ranked[0].estimate.step);
+}
+
+TEST(Search, DevicesThatDoNotFactorAreLeftOutOrShareUnequally) {
+  const Cluster cluster = two_kinds(1, 1, 3);
+  const Estimator e = estimator_of(small_gpt(4), cluster);
+  const SearchResult r = search(e, options_of(10, "tp=1,pp=1"));
+  ASSERT_FALSE(r.ranked.empty());
+  bool unequal = false;
+  for (const Candidate& c : r.ranked) {
+    const auto& m = c.strategy.micro_batches;
+    EXPECT_EQ(std::accumulate(m.begin(), m.end(), 0) * c.strategy.micro_batch, 10);
+    unequal |= *std::max_element(m.begin(), m.end()) > *std::min_element(m.begin(), m.end());
+  }
+  EXPECT_TRUE(unequal);
+}
+
+TEST(Search, NothingFitsIsAValueWithItsReason) {
+  const Cluster cluster = two_kinds(1, 1, 1);
+  TransformerShape shape;
+  shape.layers = 48;
+  shape.hidden = 8192;
+  shape.heads = 64;
+  const Estimator e = estimator_of(transformer_model("big", shape, fp16_adam()), cluster);
+  const SearchResult r = search(e, options_of(8));
+  EXPECT_TRUE(r.ranked.empty());
+  EXPECT_THAT(r.reason, HasSubstr("fits in memory"));
+}
+
+TEST(Search, InterleavingContextAndExpertParallelismAreCosted) {
+  const Cluster cluster = load_cluster("amp-v100x16");
+  TransformerShape shape;
+  shape.layers = 16;
+  shape.experts = 8;
+  const Estimator e = estimator_of(transformer_model("moe", shape, fp16_adam()), cluster);
+  const Estimate plain = e.estimate(complete(e, options_of(64, "pp=4,dp=4")));
+  const Estimate experts = e.estimate(complete(e, options_of(64, "pp=4,dp=4,ep=4")));
+  EXPECT_LT(experts.memory[0], plain.memory[0]);
+  const Estimate context = e.estimate(complete(e, options_of(64, "pp=4,dp=2,cp=2")));
+  EXPECT_LT(context.memory[0], plain.memory[0]);
+  const Estimator dense = estimator_of(small_gpt(16), cluster);
+  // Few micro-batches inside one node: interleaving halves the bubble.
+  const Estimator wide = estimator_of(small_gpt(32), cluster);
+  const Estimate once = wide.estimate(complete(wide, options_of(4, "pp=4"))),
+                 twice = wide.estimate(complete(wide, options_of(4, "pp=4,interleave=2")));
+  EXPECT_LT(twice.pipeline, once.pipeline);
+  EXPECT_GT(twice.memory[0], once.memory[0]);
+}
+
+TEST(LayerTimes, AreInterpolated) {
+  LayerTimes times;
+  times.add("T4", 1, 2, 0, {1, 2});
+  times.add("T4", 1, 4, 0, {2, 4});
+  LayerTimes::Time t;
+  ASSERT_TRUE(times.find("T4", 1, 3, 0, &t));
+  EXPECT_DOUBLE_EQ(t.forward, 1.5);
+  ASSERT_TRUE(times.find("T4", 1, 8, 0, &t));
+  EXPECT_DOUBLE_EQ(t.backward, 8);
+  ASSERT_TRUE(times.find("T4", 1, 1, 0, &t));
+  EXPECT_DOUBLE_EQ(t.forward, 1);
+  EXPECT_FALSE(times.find("T4", 2, 1, 0, &t));
+}
+
+}  // namespace
+}  // namespace motley::grid
