@@ -76,7 +76,7 @@ class Executor {
 
   const Theory& theory_;
   const Program& program_;
-  const Shares& shares_;
+  Shares shares_;  // a copy: it remembers pieces as they are asked for, and executors are threads
   Communicator& communicator_;
   ExecutorOptions options_;
   std::vector<Placement> stored_;

@@ -334,6 +334,7 @@ Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
   for (const Step& step : plan.program.steps)
     program.steps.push_back(
         parse_step(theory, to_text(*plan.theory, step), "the program in another precision"));
+  const Shares shares(plan.ratios);
   const std::vector<Placement> placements = stored_placements(theory, program);
 
   const std::shared_ptr<TrainModule> module = materialize(model_of(plan), seed, dtype);
@@ -365,7 +366,6 @@ Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
     at::NoGradGuard no_grad;
     ExecutorOptions options;
     options.seed = seed;
-    const Shares shares(plan.ratios);  // remembers pieces as they are asked for: one per thread
     Executor executor(theory, program, shares, group, options);
     auto set = [&](ValueId value, const at::Tensor& whole) {
       executor.set(value, executor.piece(value, placements[value.index], whole).clone());
