@@ -76,13 +76,12 @@ TEST_P(PlanReal, EqualsItsTwins) {
 
 INSTANTIATE_TEST_SUITE_P(
     Models, PlanReal,
-    testing::Values(Case{"mlp:layers=2", 64, 2},
-                    Case{"gpt:layers=1,hidden=64,heads=4,vocab=512,seq=32", 16, 1},
-                    Case{"gpt:layers=1", 256, 1}, Case{"gpt:layers=2", 256, 0},
-                    Case{"gpt:layers=4", 256, 0},
-                    Case{"gpt:layers=24,hidden=1024,heads=16", 256, 0},
-                    Case{"gpt:layers=12,hidden=4096,heads=32", 64, 0}, Case{"vit:layers=1", 256, 0},
-                    Case{"bert:layers=12", 64, 0}, Case{"vgg19", 256, 1}),
+    testing::Values(
+        Case{"mlp:layers=2", 64, 2}, Case{"gpt:layers=1,hidden=64,heads=4,vocab=512,seq=32", 16, 1},
+        Case{"gpt:layers=1", 256, 1}, Case{"gpt:layers=2", 256, 0}, Case{"gpt:layers=4", 256, 0},
+        Case{"gpt:layers=24,hidden=1024,heads=16", 256, 0},
+        Case{"gpt:layers=12,hidden=4096,heads=32", 64, 0}, Case{"vit:layers=1", 256, 0},
+        Case{"bert:layers=12", 64, 0}, Case{"vgg19", 256, 0}, Case{"llama:layers=8", 16, 0}),
     [](const auto& at) { return "case" + std::to_string(at.index); });
 
 }  // namespace

@@ -23,7 +23,7 @@ constexpr int kLookBack = 4;  // block boundaries compared with the newest
 // Of the bound: how much dearer than it a state may be in the first pass, and the factor of passes
 // to come.
 constexpr double kSlack = 1e-7;
-constexpr double kSlackGrowth = 16;
+constexpr double kSlackGrowth = 3;
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
