@@ -28,10 +28,11 @@ bool LayerTimes::find(const std::string& type, int tp, double micro_batch, int l
   auto row = group->second.find(layer);
   if (row == group->second.end()) return false;
   const std::map<int, Time>& times = row->second;
-  auto high = times.lower_bound(static_cast<int>(micro_batch));
+  auto high = times.begin();
   while (high != times.end() && high->first < micro_batch) ++high;
   if (high == times.begin() || times.size() == 1) {
-    *time = high == times.end() ? times.begin()->second : high->second;
+    const auto& [size, known] = *times.begin();
+    *time = {known.forward * micro_batch / size, known.backward * micro_batch / size};
     return true;
   }
   if (high == times.end()) --high;

@@ -42,9 +42,10 @@ struct Calibration {
 // The catalogue's rates for every type of the cluster.
 Calibration default_calibration(const Cluster& cluster, const Precision& precision);
 
-// Measured seconds of a layer, by device type, tensor-parallel degree and micro-batch, all-reduces
-// included. Between measured micro-batches times are interpolated linearly; beyond the largest they
-// grow as its last interval.
+// Measured device seconds of a layer, by device type, tensor-parallel degree and micro-batch,
+// all-reduces included; the host's launches are added as for layers that were not measured. Between
+// measured micro-batches times are interpolated linearly, below the smallest they shrink in
+// proportion, beyond the largest they grow as its last interval.
 class LayerTimes {
  public:
   struct Time {

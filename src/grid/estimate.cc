@@ -280,39 +280,38 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
     const double high = std::max(host, work), low = std::min(host, work);
     return high > 0 ? high * std::pow(1 + std::pow(low / high, k), 1 / k) : 0;
   };
+  const Bytes activation = model_.precision.activation;
+  Seconds communication = 0;
+  double collectives = 0;
+  if (s.tp > 1 && layer.all_reduces > 0) {
+    communication += layer.all_reduces *
+                     (b * layer.output * activation * tensor.seconds_per_byte + tensor.latency +
+                      calibration_.collective_time + 2 * (s.tp - 1) * calibration_.hop_time);
+    collectives += layer.all_reduces;
+  }
+  if (s.cp > 1 && layer.key_values > 0) {  // an all-gather, half of an all-reduce
+    communication += (b * s.cp * layer.key_values / s.tp * activation * context.seconds_per_byte +
+                      context.latency) /
+                     2;
+    collectives += 1;
+  }
+  if (s.ep > 1 && layer.routed > 0) {
+    // Two all-to-alls among ep ranks of the data-parallel group; each rank keeps 1/ep.
+    const double ratio = (s.ep - 1.0) / s.ep;
+    communication += 2 * ratio * b * layer.routed / s.tp * activation / expert_bandwidth_;
+    collectives += 2;
+  }
   if (!measured) {
-    const Bytes activation = model_.precision.activation;
-    Seconds communication = 0;
-    double collectives = 0;
-    if (s.tp > 1 && layer.all_reduces > 0) {
-      communication += layer.all_reduces *
-                       (b * layer.output * activation * tensor.seconds_per_byte + tensor.latency +
-                        calibration_.collective_time + 2 * (s.tp - 1) * calibration_.hop_time);
-      collectives += layer.all_reduces;
-    }
-    if (s.cp > 1 && layer.key_values > 0) {  // an all-gather, half of an all-reduce
-      communication += (b * s.cp * layer.key_values / s.tp * activation * context.seconds_per_byte +
-                        context.latency) /
-                       2;
-      collectives += 1;
-    }
-    if (s.ep > 1 && layer.routed > 0) {
-      // Two all-to-alls among ep ranks of the data-parallel group; each rank keeps 1/ep.
-      const double ratio = (s.ep - 1.0) / s.ep;
-      communication += 2 * ratio * b * layer.routed / s.tp * activation / expert_bandwidth_;
-      collectives += 2;
-    }
     const Bytes weights =
         (layer.parameters / s.tp + layer.parameters_whole + layer.expert_parameters / s.tp / s.ep) *
         model_.precision.weight;
-    const Seconds host =
-        layer.kernels * rates.launch + collectives * calibration_.collective_launch;
-    const Seconds work = device(layer.flops, layer.traffic, layer.traffic_whole);
-    const Seconds reads = weights / rates.memory;
-    time.forward = pass(host, work + reads + communication);
-    time.backward = pass(2 * host - collectives * calibration_.collective_launch,
-                         2 * (work + reads) + communication);
+    const Seconds work =
+        device(layer.flops, layer.traffic, layer.traffic_whole) + weights / rates.memory;
+    time = {work + communication, 2 * work + communication};
   }
+  const Seconds host = layer.kernels * rates.launch + collectives * calibration_.collective_launch;
+  time.forward = pass(host, time.forward);
+  time.backward = pass(2 * host - collectives * calibration_.collective_launch, time.backward);
   if (s.recompute == Recompute::full && layer.block) {
     time.backward += time.forward;
   } else if (s.recompute == Recompute::selective) {

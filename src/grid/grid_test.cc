@@ -550,7 +550,7 @@ TEST(LayerTimes, AreInterpolated) {
   ASSERT_TRUE(times.find("T4", 1, 8, 0, &t));
   EXPECT_DOUBLE_EQ(t.backward, 8);
   ASSERT_TRUE(times.find("T4", 1, 1, 0, &t));
-  EXPECT_DOUBLE_EQ(t.forward, 1);
+  EXPECT_DOUBLE_EQ(t.forward, 0.5);
   EXPECT_FALSE(times.find("T4", 2, 1, 0, &t));
 }
 
