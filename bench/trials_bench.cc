@@ -141,12 +141,20 @@ struct Parameter {
   std::function<void(Calibration*, double)> set;
 };
 
+// A forward pass of one layer, timed alone on one node.
+struct Profile {
+  std::string type;
+  int layer = 0, tp = 1;
+  double measured = 0;
+};
+
 struct Set {
   std::string name;
   std::vector<Model> models;
   std::vector<Cluster> clusters;
   std::vector<Trial> trials;
   std::vector<Parameter> parameters;
+  std::vector<Profile> profiles;  // calibrated with, never judged
   LayerTimes times;
 };
 
@@ -156,19 +164,32 @@ class Predictor {
  public:
   Predictor(const Set& set, const Vector& logs) : set_(set), logs_(logs) {}
   Estimate operator()(const Trial& trial) {
-    auto& slot = estimators_[{trial.model, trial.cluster}];
-    if (!slot) {
-      const Cluster& cluster = set_.clusters[trial.cluster];
-      Calibration calibration = default_calibration(cluster, set_.models[trial.model].precision);
-      for (size_t i = 0; i < logs_.size(); ++i)
-        set_.parameters[i].set(&calibration, std::exp(logs_[i]));
-      slot =
-          std::make_unique<Estimator>(set_.models[trial.model], cluster, calibration, set_.times);
-    }
-    return slot->estimate(trial.strategy);
+    return estimator(trial.model, trial.cluster).estimate(trial.strategy);
+  }
+  double operator()(const Profile& profile) {
+    const Estimator& e = estimator(0, 0);
+    Strategy s;
+    s.tp = profile.tp;
+    int first = 0;
+    while (e.cluster().type_of(first).name != profile.type) ++first;
+    for (int t = 0; t < profile.tp; ++t) s.devices.push_back(first + t);
+    const Mesh mesh = e.mesh(s);
+    return e.layer_time(profile.layer, mesh.type[0], s, mesh.tensor[0], mesh.context[0]).forward;
   }
 
  private:
+  const Estimator& estimator(int model, int of_cluster) {
+    auto& slot = estimators_[{model, of_cluster}];
+    if (!slot) {
+      const Cluster& cluster = set_.clusters[of_cluster];
+      Calibration calibration = default_calibration(cluster, set_.models[model].precision);
+      for (size_t i = 0; i < logs_.size(); ++i)
+        set_.parameters[i].set(&calibration, std::exp(logs_[i]));
+      slot = std::make_unique<Estimator>(set_.models[model], cluster, calibration, set_.times);
+    }
+    return *slot;
+  }
+
   const Set& set_;
   Vector logs_;
   std::map<std::pair<int, int>, std::unique_ptr<Estimator>> estimators_;
@@ -200,7 +221,7 @@ Vector solve(std::vector<Vector> a, Vector b, double damping) {
 // Levenberg-Marquardt with numeric derivatives; residuals beyond 2 sigma lose weight
 // (Cauchy), so that trials which something else slowed down do not bend the rest.
 Vector fit(const Set& set, const std::vector<int>& rows) {
-  constexpr double kSigma = 0.05;
+  constexpr double kSigma = 0.05, kProfileSigma = 0.15;
   const size_t n = set.parameters.size();
   Vector logs;
   for (const Parameter& p : set.parameters) logs.push_back(std::log(p.start));
@@ -209,6 +230,8 @@ Vector fit(const Set& set, const std::vector<int>& rows) {
     Vector r;
     for (int row : rows)
       r.push_back(std::log(predict(set.trials[row]).step / set.trials[row].measured) / kSigma);
+    for (const Profile& profile : set.profiles)
+      r.push_back(std::log(predict(profile) / profile.measured) / kProfileSigma);
     for (size_t i = 0; i < n; ++i)
       r.push_back((at[i] - std::log(set.parameters[i].start)) / set.parameters[i].freedom);
     return r;
@@ -319,6 +342,13 @@ Set amp(const std::string& cluster) {
     t.odd = cluster == "amp-mixed" && t.strategy.tp > 1 && t.strategy.pp > 1 &&
             t.strategy.micro_batch <= 2;
     set.trials.push_back(std::move(t));
+  }
+  for (const Record& r : read_csv("amp/layer_times.csv")) {
+    const std::string gpu = r.at("gpu") == "T4" ? "T4" : "V100-16GB";
+    const bool present = gpu == "T4" || cluster == "amp-mixed";
+    if (r.at("model") != "gpt2" || r.at("layer") != "transformer_12" || !present) continue;
+    for (int tp : {1, 2, 4})
+      set.profiles.push_back({gpu, 12, tp, real(r, fmt::format("tp{}_s", tp).c_str())});
   }
   add_rates(&set, "T4", 25e12, 220e9, 20e-6);
   if (cluster == "amp-mixed") add_rates(&set, "V100-16GB", 60e12, 700e9, 30e-6);
@@ -546,6 +576,35 @@ double memory_error(const Set& set) {
   return error;
 }
 
+// Failures: which trials failed, against those said not to fit or to have a stage without a block;
+// and the failed among the ten predicted fastest.
+void report_failures(const Set& set, const Judged& judged) {
+  Predictor predict(set, judged.logs);
+  int failed = 0, said = 0, both = 0, slow = 0;
+  std::vector<std::pair<double, bool>> usable;
+  for (size_t i = 0; i < set.trials.size(); ++i) {
+    const Trial& t = set.trials[i];
+    bool bad = !predict(t).fits;
+    int at = 0;
+    for (int n : t.strategy.stages) {
+      const auto& layers = set.models[t.model].layers;
+      bad |= std::none_of(layers.begin() + at, layers.begin() + at + n,
+                          [](const Layer& l) { return l.block; });
+      at += n;
+    }
+    const bool fails = t.measured <= 0;
+    failed += fails, said += bad, both += fails && bad;
+    slow += fails && !bad && judged.predicted[i] > 4.6;  // longer than the launcher waited
+    if (!bad) usable.push_back({judged.predicted[i], fails});
+  }
+  std::sort(usable.begin(), usable.end());
+  int top = 0;
+  for (size_t i = 0; i < std::min<size_t>(10, usable.size()); ++i) top += usable[i].second;
+  fmt::print("  failures: {} of {} foreseen, {} more predicted too slow for the launcher; {} of {} "
+             "said to fail did; {} failed among the ten predicted fastest\n",
+             both, failed, slow, both, said, top);
+}
+
 void print_fit(const Set& set, const Judged& judged) {
   for (size_t i = 0; i < set.parameters.size(); ++i)
     fmt::print("    {} = {:.3g}", set.parameters[i].name, std::exp(judged.logs[i]));
@@ -705,6 +764,7 @@ int main(int argc, char** argv) {
     report(set.name, set, judged, all);
     report("  without the odd", set, judged, [](const Trial& t) { return !t.odd; });
     report("  AMP's own model", set, judged, all, true);
+    report_failures(set, judged);
     print_fit(set, judged);
     if (rows) print_rows(set, judged);
   }

@@ -36,7 +36,7 @@ struct Calibration {
   double narrow = 0;
   // Memory besides what the model states: per device, and as a share of the activations.
   Bytes context = 1.0e9;
-  double fragmentation = 0.0;
+  double fragmentation = 0.15;
 };
 
 // The catalogue's rates for every type of the cluster.
