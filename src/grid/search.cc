@@ -17,6 +17,13 @@ namespace motley::grid {
 
 namespace {
 
+// Groups of one kind take the same time for a layer: device type, and paces of the rings.
+using Kind = std::tuple<int, double, double>;
+Kind kind_of(const Mesh& mesh, size_t group) {
+  return {mesh.type[group], mesh.tensor[group].seconds_per_byte,
+          mesh.context[group].seconds_per_byte};
+}
+
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -56,13 +63,13 @@ Seconds chain_time(const Estimator& estimator, const Strategy& s, int type,
 // Paces of the replicas: with layers balanced over its stages, a replica's stages take 1 / sum of
 // their speeds.
 std::vector<double> replica_paces(const Estimator& estimator, const Strategy& s, const Mesh& mesh) {
-  std::map<std::pair<int, double>, double> speed;
+  std::map<Kind, double> speed;
   std::vector<double> pace;
   for (int r = 0; r < s.dp; ++r) {
     double sum = 0;
     for (int stage = 0; stage < s.pp; ++stage) {
       const size_t g = static_cast<size_t>(stage) * s.dp + r;
-      auto [it, fresh] = speed.try_emplace({mesh.type[g], mesh.tensor[g].seconds_per_byte}, 0.0);
+      auto [it, fresh] = speed.try_emplace(kind_of(mesh, g), 0.0);
       if (fresh)
         it->second = 1 / chain_time(estimator, s, mesh.type[g], mesh.tensor[g], mesh.context[g]);
       sum += it->second;
@@ -129,16 +136,15 @@ bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy*
   problem.block = blocks_of(model);
   problem.micro_batches = *std::max_element(s->micro_batches.begin(), s->micro_batches.end());
   problem.blocking = s->runtime != Runtime::motley;
-  std::map<std::pair<int, double>, std::vector<Seconds>> rows;
+  std::map<Kind, std::vector<Seconds>> rows;
   for (int range = 0; range < ranges; ++range) {
     const int stage = range % s->pp;
     std::vector<Seconds> time(layers, 0.0);
-    std::set<std::tuple<int, double, int>> seen;
+    std::set<std::pair<Kind, int>> seen;
     for (int r = 0; r < s->dp; ++r) {
       const size_t g = static_cast<size_t>(stage) * s->dp + r;
-      if (!seen.insert({mesh.type[g], mesh.tensor[g].seconds_per_byte, s->micro_batches[r]}).second)
-        continue;
-      auto [row, fresh] = rows.try_emplace({mesh.type[g], mesh.tensor[g].seconds_per_byte});
+      if (!seen.insert({kind_of(mesh, g), s->micro_batches[r]}).second) continue;
+      auto [row, fresh] = rows.try_emplace(kind_of(mesh, g));
       if (fresh) {
         for (int l = 0; l < layers; ++l) {
           const LayerTimes::Time t =
@@ -333,14 +339,14 @@ Seconds first_bound(const Estimator& estimator, const Strategy& s, int global_ba
 // has.
 Seconds placed_bound(const Estimator& estimator, const Strategy& s, const Mesh& mesh) {
   const int layers = estimator.model().size();
-  std::map<std::pair<int, double>, std::vector<Seconds>> kinds;  // times of the layers
-  std::map<std::map<std::pair<int, double>, int>, std::pair<Seconds, Seconds>> known;
+  std::map<Kind, std::vector<Seconds>> kinds;  // times of the layers
+  std::map<std::map<Kind, int>, std::pair<Seconds, Seconds>> known;
   Seconds bound = 0;
   for (int r = 0; r < s.dp; ++r) {
-    std::map<std::pair<int, double>, int> groups;  // of each kind, how many stages
+    std::map<Kind, int> groups;  // of each kind, how many stages
     for (int stage = 0; stage < s.pp; ++stage) {
       const size_t g = static_cast<size_t>(stage) * s.dp + r;
-      const std::pair<int, double> kind = {mesh.type[g], mesh.tensor[g].seconds_per_byte};
+      const Kind kind = kind_of(mesh, g);
       ++groups[kind];
       auto [row, fresh] = kinds.try_emplace(kind);
       for (int l = 0; fresh && l < layers; ++l) {
@@ -352,7 +358,7 @@ Seconds placed_bound(const Estimator& estimator, const Strategy& s, const Mesh& 
     auto [it, fresh] = known.try_emplace(groups);
     auto& [pace, chain] = it->second;
     if (fresh) {
-      std::map<std::pair<int, double>, double> most;
+      std::map<Kind, double> most;
       for (int l = 0; l < layers; ++l) {
         Seconds least = std::numeric_limits<double>::infinity();
         for (const auto& [kind, n] : groups) least = std::min(least, kinds[kind][l]);
