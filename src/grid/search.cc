@@ -402,7 +402,8 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
   std::vector<int> depths(std::min(deepest, devices));
   std::iota(depths.begin(), depths.end(), 1);
   int node = 1;
-  for (const auto& n : nodes_of(cluster).devices) node = std::max(node, static_cast<int>(n.size()));
+  const Nodes nodes = nodes_of(cluster);
+  for (const auto& n : nodes.devices) node = std::max(node, static_cast<int>(n.size()));
   std::vector<int> tps;
   for (int tp : divisors(model.heads))
     if (tp <= 2 * node) tps.push_back(tp);
@@ -411,8 +412,16 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
   const std::vector<int> fixed_stages =
       fixed.stages ? expand_stages(model, *fixed.stages) : std::vector<int>();
 
+  // How many devices are left when those of one kind of node stay out.
+  std::set<int> without;
+  for (int kind = 0; kind < nodes.kinds; ++kind) {
+    int left = devices;
+    for (size_t n = 0; n < nodes.devices.size(); ++n)
+      if (nodes.kind[n] == kind) left -= static_cast<int>(nodes.devices[n].size());
+    without.insert(left);
+  }
+
   std::vector<Option> open;
-  std::set<std::tuple<int, int, int, int, int>> shapes;
   for (int tp : values(fixed.tp, tps))
     for (int cp : values(fixed.cp, options.cp))
       for (int v : values(fixed.interleave, options.interleave))
@@ -423,27 +432,37 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
           if (room < 1) continue;
           for (int mbs : values(fixed.micro_batch, divisors(options.global_batch))) {
             if (options.global_batch % mbs != 0) continue;
-            const int dp = fixed.dp ? *fixed.dp : std::min(room, options.global_batch / mbs);
-            if (dp > room || dp > options.global_batch / mbs) continue;
-            if (!fixed.dp && !fixed.pp && !fixed.tp &&
-                dp * tp * cp * pp < options.least_used * devices)
-              continue;
-            for (int ep : values(fixed.ep, options.ep))
-              for (int zero : values(fixed.zero, options.zero))
-                for (Recompute recompute : recomputes) {
-                  if (ep > 1 &&
-                      (model.experts % ep != 0 || model.experts == 0 || dp * cp % ep != 0))
-                    continue;
-                  if (zero > 0 && dp * cp == 1 && !fixed.zero) continue;
-                  if (zero >= 2 && pp > 1 && options.runtime == Runtime::deepspeed) continue;
-                  if (model.heads % tp != 0 || model.tokens % cp != 0) continue;
-                  Option o;
-                  o.strategy.pp = pp, o.strategy.dp = dp, o.strategy.tp = tp;
-                  o.strategy.cp = cp, o.strategy.ep = ep, o.strategy.micro_batch = mbs;
-                  o.strategy.interleave = v, o.strategy.zero = zero;
-                  o.strategy.recompute = recompute, o.strategy.runtime = options.runtime;
-                  open.push_back(std::move(o));
-                }
+            std::set<int> dps;
+            if (fixed.dp) {
+              dps = {*fixed.dp};
+            } else {
+              const int most = std::min(room, options.global_batch / mbs);
+              dps = {most};
+              for (int left : without)
+                if (left >= tp * cp * pp) dps.insert(std::min(most, left / (tp * cp * pp)));
+            }
+            for (int dp : dps) {
+              if (dp > room || dp > options.global_batch / mbs) continue;
+              if (!fixed.dp && !fixed.pp && !fixed.tp &&
+                  dp * tp * cp * pp < options.least_used * devices)
+                continue;
+              for (int ep : values(fixed.ep, options.ep))
+                for (int zero : values(fixed.zero, options.zero))
+                  for (Recompute recompute : recomputes) {
+                    if (ep > 1 &&
+                        (model.experts % ep != 0 || model.experts == 0 || dp * cp % ep != 0))
+                      continue;
+                    if (zero > 0 && dp * cp == 1 && !fixed.zero) continue;
+                    if (zero >= 2 && pp > 1 && options.runtime == Runtime::deepspeed) continue;
+                    if (model.heads % tp != 0 || model.tokens % cp != 0) continue;
+                    Option o;
+                    o.strategy.pp = pp, o.strategy.dp = dp, o.strategy.tp = tp;
+                    o.strategy.cp = cp, o.strategy.ep = ep, o.strategy.micro_batch = mbs;
+                    o.strategy.interleave = v, o.strategy.zero = zero;
+                    o.strategy.recompute = recompute, o.strategy.runtime = options.runtime;
+                    open.push_back(std::move(o));
+                  }
+            }
           }
         }
   result.counters.enumerated = static_cast<int64_t>(open.size());
@@ -545,7 +564,7 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
   if (ranked.empty()) {
     result.reason = tightest.empty() ? "no strategy suits the batch" : tightest;
   } else if (!options.heuristic_only) {
-    const bool mixed = nodes_of(cluster).kinds > 1;
+    const bool mixed = nodes.kinds > 1;
     constexpr size_t kFinalists = 3;
     for (size_t i = 0; i < std::min(kFinalists, ranked.size()); ++i) {
       Candidate& c = ranked[i];

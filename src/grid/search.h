@@ -2,12 +2,12 @@
 // algorithm 1), with every choice costed by one Estimator.
 //
 // Enumerated are tensor-parallel degrees that divide the heads, pipeline depths, dp = the devices
-// left over / (pp * tp * cp) (so that counts that do not factor leave devices out), micro-batches
-// that divide the global batch, placements (placement.h), ZeRO stages, recomputation and
-// interleaving. Layers are assigned exactly for each (assign.h), against each stage's device speed
-// and memory, then moved one at a time between neighbours while the exact estimate falls
-// (finalists). Replicas that are not equally fast, or a batch that dp does not divide, get unequal
-// numbers of micro-batches.
+// left over / (pp * tp * cp) (so that counts that do not factor leave devices out), also with one
+// kind of node left out, micro-batches that divide the global batch, placements (placement.h), ZeRO
+// stages, recomputation and interleaving. Layers are assigned exactly for each (assign.h), against
+// each stage's device speed and memory, then moved one at a time between neighbours while the exact
+// estimate falls (finalists). Replicas that are not equally fast, or a batch that dp does not
+// divide, get unequal numbers of micro-batches.
 //
 // Bounds: before layers are assigned, a candidate is bounded by its computation at perfect balance
 // over its stages; after, by finish_bounds (schedule.h). Candidates are taken in the order of the
