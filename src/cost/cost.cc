@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "shard/held_index.h"
 
 namespace motley {
 
@@ -124,21 +125,34 @@ int64_t cut_of(const Theory& theory, ValueId v, Placement p) {
 }  // namespace
 
 std::vector<bool> pure_gradients(const Graph& graph) {
-  std::vector<bool> pure(graph.values.size());
-  std::vector<bool> gradient(graph.values.size());
+  // Consumers come after producers: walking backwards, all readers of a value are known when its
+  // producer is met.
+  std::vector<bool> gradient(graph.values.size()), read(graph.values.size()),
+      impure(graph.values.size());
   for (const Parameter& p : graph.parameters)
     if (p.gradient.valid()) gradient[p.gradient.index] = true;
-  auto consumers = graph.consumers();
-  for (size_t v = graph.values.size(); v-- > 0;) {
-    bool all = true;
-    for (NodeId n : consumers[v]) {
-      const OpDef* op = find_op(graph.node(n).op);
-      all = all && op && op->alias && graph.node(n).outputs.size() == 1 &&
-            pure[graph.node(n).outputs[0].index];
+  auto pure = [&](ValueId v) { return !impure[v.index] && (gradient[v.index] || read[v.index]); };
+  for (size_t n = graph.nodes.size(); n-- > 0;) {
+    const Node& node = graph.nodes[n];
+    bool passes_on = node.outputs.size() == 1 && node.outputs[0].valid() && pure(node.outputs[0]);
+    if (passes_on) {
+      const OpDef* op = find_op(node.op);
+      passes_on = op && op->alias;
     }
-    pure[v] = all && (gradient[v] || !consumers[v].empty());
+    auto reads = [&](ValueId v) {
+      if (!v.valid()) return;
+      read[v.index] = true;
+      if (!passes_on) impure[v.index] = true;
+    };
+    for (const Arg& arg : node.args) {
+      if (auto one = std::get_if<ValueId>(&arg)) reads(*one);
+      if (auto list = std::get_if<std::vector<ValueId>>(&arg))
+        for (ValueId v : *list) reads(v);
+    }
   }
-  return pure;
+  std::vector<bool> result(graph.values.size());
+  for (size_t v = 0; v < graph.values.size(); ++v) result[v] = pure(ValueId(v));
+  return result;
 }
 
 ProgramCost cost_of(const Theory& theory, const Program& program, const CostModel& model,
@@ -156,6 +170,12 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
     cost.stages.push_back(std::move(stage));
   };
   new_stage();
+  // Equal calls cost the same: [table][triple] seconds of every type, cut and whole.
+  struct Priced {
+    bool known = false, free = false;
+    std::vector<Seconds> seconds, cut, whole;  // [type]
+  };
+  std::vector<std::vector<Priced>> priced(theory.tables());
   bool after_gradient = false;
   // `padded`: seconds per unit of the largest share, of which `seconds` holds the present value.
   auto communicate = [&](Seconds seconds, Seconds padded, double largest, bool gradient) {
@@ -172,20 +192,33 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
   };
   for (const Step& step : program.steps) {
     if (step.is_compute()) {
-      const Triple& triple = theory.triples(step.node)[step.triple];
-      Work work = work_of(theory, step.node, triple);
+      const auto& triples = theory.triples(step.node);
+      const Triple& triple = triples[step.triple];
+      auto& table = priced[theory.table(step.node)];
+      table.resize(triples.size());
+      Priced& price = table[step.triple];
+      if (!price.known) {
+        Work work = work_of(theory, step.node, triple);
+        price.known = true;
+        price.free = work.free;
+        const auto& f = fractions.by_type(work.cut);
+        for (int t = 0; t < types; ++t) {
+          Seconds cut, whole;
+          price.seconds.push_back(model.compute(t, work, f[t], &cut, &whole));
+          price.cut.push_back(cut);
+          price.whole.push_back(whole);
+        }
+      }
       for (const InnerCollective& c : triple.collectives)
         communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)), 0, 0, false);
-      if (work.free) continue;
+      if (price.free) continue;
       after_gradient = false;
-      const auto& f = fractions.by_type(work.cut);
       StageCost& stage = cost.stages.back();
       for (int t = 0; t < types; ++t) {
-        Seconds cut, whole, s = model.compute(t, work, f[t], &cut, &whole);
-        stage.compute[t] += s;
-        stage.cut[t] += cut;
-        stage.whole[t] += whole;
-        cost.compute[t] += s;
+        stage.compute[t] += price.seconds[t];
+        stage.cut[t] += price.cut[t];
+        stage.whole[t] += price.whole[t];
+        cost.compute[t] += price.seconds[t];
       }
       continue;
     }
@@ -244,32 +277,29 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
   }
   // Aliases share the storage of what they view: the storage lives until its last alias dies.
   std::vector<int> storage(held.size());
-  std::map<std::pair<ValueId, Placement>, int> index;
+  HeldIndex index(graph.values.size(), held);
   const int end = static_cast<int>(program.steps.size());
-  for (size_t h = 0; h < held.size(); ++h) {
-    storage[h] = static_cast<int>(h);
-    index[{held[h].value, held[h].placement}] = static_cast<int>(h);
+  for (int h = 0; h < static_cast<int>(held.size()); ++h) {
+    storage[h] = h;
     const Step& step = program.steps[held[h].made];
     auto shares_with = [&](ValueId v, Placement p) {
-      if (auto it = index.find({v, p}); it != index.end()) storage[h] = storage[it->second];
+      if (int other = index.find(v, p); other >= 0) storage[h] = storage[other];
     };
     if (step.is_compute()) {
       const Node& node = graph.node(step.node);
-      const OpDef* op = find_op(node.op);
+      const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
       if (op && op->alias)
         shares_with(graph.inputs_of(node)[0], theory.triples(step.node)[step.triple].in[0]);
     } else if (step.kind == CollectiveKind::slice) {
       shares_with(step.value, step.from);
     }
+    index.add(h);
     held[storage[h]].last = std::max(held[storage[h]].last, held[h].last);
   }
   // What is made (positive) and freed (negative) before each step: local bytes by type, and whole
   // sizes cut and uncut.
-  struct Delta {
-    std::vector<Bytes> local;
-    Bytes cut = 0, whole = 0;
-  };
-  std::vector<Delta> deltas(end + 2);
+  std::vector<Bytes> local(static_cast<size_t>(end + 2) * static_cast<size_t>(types)),
+      cut_bytes(end + 2), whole_bytes(end + 2);
   for (size_t h = 0; h < held.size(); ++h) {
     if (storage[h] != static_cast<int>(h)) continue;
     const Held& x = held[h];
@@ -277,10 +307,9 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
     Bytes bytes = static_cast<Bytes>(graph.spec(x.value).bytes());
     const auto& f = fractions.by_type(cut_of(theory, x.value, x.placement));
     auto add = [&](int at, double sign) {
-      Delta& d = deltas[at];
-      d.local.resize(types, 0);
-      for (int t = 0; t < types; ++t) d.local[t] += sign * bytes * f[t];
-      (x.placement.is_shard() ? d.cut : d.whole) += sign * bytes;
+      for (int t = 0; t < types; ++t)
+        local[static_cast<size_t>(at) * types + t] += sign * bytes * f[t];
+      (x.placement.is_shard() ? cut_bytes : whole_bytes)[at] += sign * bytes;
     };
     add(x.made, 1);
     add(x.last + 1, -1);
@@ -290,12 +319,11 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
   memory.whole.assign(types, state_whole);
   std::vector<Bytes> now(types, 0);
   Bytes cut = 0, whole = 0;
-  for (const Delta& d : deltas) {
-    if (d.local.empty()) continue;
-    cut += d.cut;
-    whole += d.whole;
+  for (int at = 0; at < end + 2; ++at) {
+    cut += cut_bytes[at];
+    whole += whole_bytes[at];
     for (int t = 0; t < types; ++t) {
-      now[t] += d.local[t];
+      now[t] += local[static_cast<size_t>(at) * types + t];
       if (now[t] <= memory.peak[t]) continue;
       memory.peak[t] = now[t];
       memory.cut[t] = state_cut + cut;

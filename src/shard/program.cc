@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "shard/held_index.h"
 
 namespace motley {
 
@@ -153,43 +154,47 @@ std::vector<Placement> stored_placements(const Theory& theory, const Program& pr
 std::vector<Held> lifetimes(const Theory& theory, const Program& program) {
   const Graph& graph = theory.graph();
   std::vector<Held> held;
-  std::map<std::pair<ValueId, Placement>, size_t> index;
-  std::map<ValueId, Placement> stored;
+  held.reserve(program.steps.size() + 16);
+  HeldIndex index(graph.values.size(), held);
+  std::vector<std::pair<ValueId, Placement>> stored;
   auto make = [&](ValueId v, Placement p, int s) {
-    index[{v, p}] = held.size();
     held.push_back({v, p, s, s});
+    index.add(static_cast<int>(held.size()) - 1);
   };
   auto use = [&](ValueId v, Placement p, int s) {
-    if (auto it = index.find({v, p}); it != index.end()) held[it->second].last = s;
+    if (int h = index.find(v, p); h >= 0) held[h].last = s;
   };
-  int end = static_cast<int>(program.steps.size());
+  const int end = static_cast<int>(program.steps.size());
   for (int s = 0; s < end; ++s) {
     const Step& step = program.steps[s];
     if (step.is_compute()) {
       const Node& node = graph.node(step.node);
       const Triple& triple = theory.triples(step.node)[step.triple];
-      auto inputs = graph.inputs_of(node);
-      for (size_t i = 0; i < inputs.size(); ++i) use(inputs[i], triple.in[i], s);
+      size_t i = 0;
+      for (ValueId v : graph.inputs_of(node)) use(v, triple.in[i++], s);
       for (size_t o = 0; o < node.outputs.size(); ++o)
-        if (node.outputs[o].valid()) {
-          make(node.outputs[o], triple.out[o], s);
-          if (is_source(node)) stored.emplace(node.outputs[o], triple.out[o]);
-        }
+        if (node.outputs[o].valid()) make(node.outputs[o], triple.out[o], s);
+      if (is_source(node)) stored.push_back({node.outputs[0], triple.out[0]});
     } else {
       use(step.value, step.from, s);
       make(step.value, step.to, s);
     }
   }
-  use(graph.loss, Placement::replicated(), end);
-  use(graph.loss, Placement::partial(), end);
-  auto keep = [&](ValueId source, ValueId result) {
-    auto it = stored.find(source);
-    if (it == stored.end()) return;
-    use(source, it->second, end);
-    if (result.valid()) use(result, it->second, end);
-  };
-  for (const Parameter& p : graph.parameters) keep(p.value, p.gradient);
-  for (const Buffer& b : graph.buffers) keep(b.value, b.update);
+  if (graph.loss.valid()) {
+    use(graph.loss, Placement::replicated(), end);
+    use(graph.loss, Placement::partial(), end);
+  }
+  std::vector<ValueId> result(graph.values.size());
+  std::vector<bool> kept(graph.values.size());
+  for (const Parameter& p : graph.parameters)
+    kept[p.value.index] = true, result[p.value.index] = p.gradient;
+  for (const Buffer& b : graph.buffers)
+    kept[b.value.index] = true, result[b.value.index] = b.update;
+  for (const auto& [v, p] : stored) {
+    if (!kept[v.index]) continue;
+    use(v, p, end);
+    if (result[v.index].valid()) use(result[v.index], p, end);
+  }
   return held;
 }
 

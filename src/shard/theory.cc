@@ -75,13 +75,6 @@ bool locate(const Factors& factors, const std::vector<int>& labels, const std::v
   return true;
 }
 
-// Every place a label occurs in a call.
-struct Occurrence {
-  ValueId value;
-  size_t dim, position;  // position among the dimension's labels
-  const std::vector<int>* labels;
-};
-
 }  // namespace
 
 Theory::Theory(const Graph& graph, Lookup lookup) : graph_(graph), lookup_(lookup) {
@@ -99,61 +92,99 @@ Theory::Theory(const Graph& graph, Lookup lookup) : graph_(graph), lookup_(looku
 }
 
 void Theory::refine() {
-  // One pass over one node: cut dimensions at label boundaries, then give every occurrence of a
-  // label the same factors.
-  auto visit = [&](size_t n) {
+  // Where labels occur, node by node, found once. A dimension of several labels has to be cut at
+  // their bounds first.
+  struct Use {
+    int label;
+    ValueId value;
+    size_t dim, position;  // position among the dimension's labels
+    const std::vector<int>* labels;
+  };
+  std::vector<Use> uses;
+  std::vector<size_t> first_use(graph_.nodes.size() + 1);
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    first_use[n] = uses.size();
     const Signature& s = signatures_[n];
-    if (s.labels.empty()) return false;
-    bool changed = false;
-    std::vector<std::vector<Occurrence>> where(s.labels.size());
+    if (s.labels.empty()) continue;
     auto collect = [&](ValueId v, const TensorLabels& tensor) {
       for (size_t d = 0; d < tensor.dims.size(); ++d) {
-        if (tensor.dims[d].empty()) continue;
-        Factors sizes, refined;
-        for (int l : tensor.dims[d]) sizes.push_back(s.labels[l].size);
-        if (product(sizes, 0, sizes.size()) != graph_.spec(v).shape[d]) continue;
-        Factors& mine = factors_[v.index][d];
-        if (!common_refinement(mine, sizes, &refined)) continue;
-        if (refined != mine) mine = refined, changed = true;
+        int64_t size = 1;
+        for (int l : tensor.dims[d]) size *= s.labels[l].size;
+        if (size != graph_.spec(v).shape[d]) continue;
         for (size_t p = 0; p < tensor.dims[d].size(); ++p)
-          where[tensor.dims[d][p]].push_back({v, d, p, &tensor.dims[d]});
+          uses.push_back({tensor.dims[d][p], v, d, p, &tensor.dims[d]});
       }
     };
     auto inputs = graph_.inputs_of(graph_.nodes[n]);
     for (size_t i = 0; i < inputs.size(); ++i) collect(inputs[i], s.operands[i]);
     for (size_t o = 0; o < graph_.nodes[n].outputs.size(); ++o)
       if (graph_.nodes[n].outputs[o].valid()) collect(graph_.nodes[n].outputs[o], s.results[o]);
-    for (const auto& places : where) {
-      if (places.size() < 2) continue;
-      Factors shared, next;
-      bool agreed = true;
+    std::stable_sort(uses.begin() + static_cast<int64_t>(first_use[n]), uses.end(),
+                     [](const Use& a, const Use& b) { return a.label < b.label; });
+  }
+  first_use.back() = uses.size();
+
+  // A node is looked at again only after a value it touches has changed.
+  int64_t clock = 0;
+  std::vector<int64_t> changed_at(graph_.values.size(), 0), seen_at(graph_.nodes.size(), -1);
+  Factors sizes, refined, shared;
+  auto visit = [&](size_t n) {
+    const std::vector<Label>& labels = signatures_[n].labels;
+    const auto begin_use = uses.begin() + static_cast<int64_t>(first_use[n]),
+               end_use = uses.begin() + static_cast<int64_t>(first_use[n + 1]);
+    bool due = false;
+    for (auto u = begin_use; u != end_use && !due; ++u)
+      due = changed_at[u->value.index] > seen_at[n];
+    if (!due) return false;
+    seen_at[n] = clock;
+    bool changed = false;
+    auto write = [&](ValueId v) {
+      changed_at[v.index] = ++clock;
+      changed = true;
+    };
+    for (auto u = begin_use; u != end_use; ++u) {
+      if (u->labels->size() < 2 || u->position != 0) continue;
+      sizes.clear();
+      for (int l : *u->labels) sizes.push_back(labels[l].size);
+      Factors& mine = factors_[u->value.index][u->dim];
+      if (!common_refinement(mine, sizes, &refined) || refined == mine) continue;
+      mine = refined;
+      write(u->value);
+    }
+    for (auto u = begin_use; u != end_use;) {
+      auto last = u;
+      while (last != end_use && last->label == u->label) ++last;
+      // The factors of this label at every place; usually they are the same.
+      bool agreed = true, equal = true;
+      shared.clear();
       size_t begin, end;
-      for (size_t i = 0; i < places.size() && agreed; ++i) {
-        const Factors& f = factors_[places[i].value.index][places[i].dim];
-        agreed = locate(f, *places[i].labels, s.labels, places[i].position, &begin, &end);
+      for (auto w = u; w != last && agreed; ++w) {
+        const Factors& f = factors_[w->value.index][w->dim];
+        agreed = locate(f, *w->labels, labels, w->position, &begin, &end);
         if (!agreed) break;
-        Factors part(f.begin() + static_cast<int64_t>(begin),
-                     f.begin() + static_cast<int64_t>(end));
-        if (i == 0) {
-          shared = part;
-        } else if (common_refinement(shared, part, &next)) {
-          shared = next;
-        } else {
-          agreed = false;
+        auto from = f.begin() + static_cast<int64_t>(begin),
+             to = f.begin() + static_cast<int64_t>(end);
+        if (w == u) {
+          shared.assign(from, to);
+        } else if (!std::equal(shared.begin(), shared.end(), from, to)) {
+          equal = false;
+          agreed = common_refinement(shared, Factors(from, to), &refined);
+          if (agreed) shared = refined;
         }
       }
-      if (!agreed) continue;
-      for (const Occurrence& place : places) {
-        Factors& f = factors_[place.value.index][place.dim];
-        locate(f, *place.labels, s.labels, place.position, &begin, &end);
-        if (Factors(f.begin() + static_cast<int64_t>(begin),
-                    f.begin() + static_cast<int64_t>(end)) == shared)
-          continue;
-        f.erase(f.begin() + static_cast<int64_t>(begin), f.begin() + static_cast<int64_t>(end));
-        f.insert(f.begin() + static_cast<int64_t>(begin), shared.begin(), shared.end());
-        changed = true;
-      }
+      if (agreed && !equal)
+        for (auto w = u; w != last; ++w) {
+          Factors& f = factors_[w->value.index][w->dim];
+          locate(f, *w->labels, labels, w->position, &begin, &end);
+          auto from = f.begin() + static_cast<int64_t>(begin),
+               to = f.begin() + static_cast<int64_t>(end);
+          if (std::equal(shared.begin(), shared.end(), from, to)) continue;
+          f.insert(f.erase(from, to), shared.begin(), shared.end());
+          write(w->value);
+        }
+      u = last;
     }
+    if (changed) seen_at[n] = clock - 1;  // what it wrote may interact within the node
     return changed;
   };
   // Parameters and their gradients (buffers and their updates) are placed alike, so they share
@@ -166,6 +197,7 @@ void Theory::refine() {
       Factors &fa = factors_[a.index][d], &fb = factors_[b.index][d];
       if (fa == fb || !common_refinement(fa, fb, &both)) continue;
       fa = fb = both;
+      changed_at[a.index] = changed_at[b.index] = ++clock;
       changed = true;
     }
     return changed;

@@ -422,10 +422,18 @@ void Builder::price(const Fractions& fractions) {
 Program Builder::program(const Solution& solution) const {
   const Graph& graph = theory_.graph();
   Program program;
-  std::set<std::pair<ValueId, Placement>> available;
+  // What each value is available as, a bit for each of its placements.
+  std::vector<uint32_t> made(graph.values.size(), 0);
+  auto bit = [&](ValueId v, Placement p) {
+    const auto& list = placements_[v.index];
+    return 1u << (std::find(list.begin(), list.end(), p) - list.begin());
+  };
+  auto available = [&](ValueId v, Placement p) { return (made[v.index] & bit(v, p)) != 0; };
+  auto make = [&](ValueId v, Placement p) { made[v.index] |= bit(v, p); };
   // The conversion that makes a form of a class, and the triple each graph node runs.
-  std::map<std::pair<int, int>, int> conversion;
-  for (const Conversion& c : solution.conversions) conversion[{c.value, c.to}] = c.from;
+  std::vector<std::vector<std::pair<int, int>>> conversion(classes_.size());  // [class] (to, from)
+  for (const Conversion& c : solution.conversions)
+    if (c.value < static_cast<int>(classes_.size())) conversion[c.value].push_back({c.to, c.from});
   std::vector<int> triple(graph.nodes.size(), -1);
   for (size_t n = 0; n < problem_.nodes.size(); ++n)
     if (sources_[n].origin == Origin::node)
@@ -439,12 +447,12 @@ Program Builder::program(const Solution& solution) const {
     program.steps.push_back(step);
     const GraphNode& n = graph.node(node);
     for (size_t o = 0; o < n.outputs.size(); ++o)
-      if (n.outputs[o].valid()) available.insert({n.outputs[o], theory_.triples(node)[t].out[o]});
+      if (n.outputs[o].valid()) make(n.outputs[o], theory_.triples(node)[t].out[o]);
   };
   // Makes a value available in a placement: by its producer, by aliasing another placement of what
   // it views, or by the conversion the solution names.
   std::function<void(ValueId, Placement)> ensure = [&](ValueId v, Placement p) {
-    if (available.count({v, p})) return;
+    if (available(v, p)) return;
     NodeId producer = graph.value(v).producer;
     int cls = class_of_[v.index];
     int form = form_of(v, p);
@@ -459,8 +467,9 @@ Program Builder::program(const Solution& solution) const {
           return;
         }
     }
-    auto it = conversion.find({cls, form});
-    MOTLEY_CHECK(it != conversion.end(), "nothing makes %{} as {}", v.index, to_string(p));
+    auto it = std::find_if(conversion[cls].begin(), conversion[cls].end(),
+                           [&](const auto& c) { return c.first == form; });
+    MOTLEY_CHECK(it != conversion[cls].end(), "nothing makes %{} as {}", v.index, to_string(p));
     const Form& from = classes_[cls].forms[it->second];
     MOTLEY_CHECK(f.top == v);
     auto source = std::find_if(from.members.begin(), from.members.end(),
@@ -473,7 +482,7 @@ Program Builder::program(const Solution& solution) const {
     step.to = p;
     MOTLEY_CHECK(Theory::conversion(step.from, step.to, &step.kind));
     program.steps.push_back(step);
-    available.insert({v, p});
+    make(v, p);
   };
 
   // Gradients that are scattered leave as soon as they are made.
@@ -504,8 +513,8 @@ Program Builder::program(const Solution& solution) const {
     if (auto it = early.find(node); it != early.end())
       for (const auto& [v, p] : it->second) ensure(v, p);
   }
-  if (graph.loss.valid() && !available.count({graph.loss, Placement::partial()}) &&
-      !available.count({graph.loss, Placement::replicated()})) {
+  if (graph.loss.valid() && !available(graph.loss, Placement::partial()) &&
+      !available(graph.loss, Placement::replicated())) {
     int f = form_of(graph.loss, Placement::partial());
     bool partial = f >= 0 && classes_[class_of_[graph.loss.index]].forms[f].top != graph.loss;
     ensure(graph.loss, partial ? Placement::partial() : Placement::replicated());
@@ -514,13 +523,17 @@ Program Builder::program(const Solution& solution) const {
 
   // A source that is only read in pieces of one kind is made in pieces.
   std::map<ValueId, std::set<Placement>> reads;
+  for (const Input& input : graph.inputs) reads[input.value];
   for (const ProgramStep& s : program.steps) {
+    auto note = [&](ValueId v, Placement p) {
+      if (auto it = reads.find(v); it != reads.end()) it->second.insert(p);
+    };
     if (s.is_compute()) {
       const Triple& t = theory_.triples(s.node)[s.triple];
-      auto inputs = graph.inputs_of(graph.node(s.node));
-      for (size_t i = 0; i < inputs.size(); ++i) reads[inputs[i]].insert(t.in[i]);
+      size_t i = 0;
+      for (ValueId v : graph.inputs_of(graph.node(s.node))) note(v, t.in[i++]);
     } else if (s.kind != CollectiveKind::slice) {
-      reads[s.value].insert(s.from);
+      note(s.value, s.from);
     }
   }
   Program trimmed;
