@@ -1,7 +1,7 @@
 // The pipeline room beside the HAPT paper: launch counts, search times, the case study of section
 // 2, and Figures 7, 9, 10 and 11 in predicted form.
 //
-//   hapt_bench [section]     sections: launch, case, search, figures; without one, all
+//   hapt_bench [section]     sections: launch, case, search, scale, figures; without one, all
 //
 // The figures need a cost of stages. It is analytic (GptCost below): matrix products at 45% of the
 // peak that the paper's Table 2 lists, ring all-reduces of tensor parallelism inside nodes,
@@ -537,7 +537,7 @@ void print(const char* who, const Outcome& out, Seconds reference) {
 const Gpt kGpt15 = {"GPT-15B", 48, 5120}, kGpt30 = {"GPT-30B", 48, 7168},
           kGpt39 = {"GPT-39B", 48, 8192};
 
-void search_times() {
+void search_times(bool small, bool scale) {
   std::printf("\n== Search times, one thread, costs known (cold: with their calls)\n\n");
   std::printf("%-44s  %9s  %9s  %7s  %7s  %8s  %9s\n", "problem", "cold", "search", "solves",
               "labels", "planned", "gap");
@@ -550,29 +550,33 @@ void search_times() {
                 r.feasible ? r.objective / r.lower_bound - 1 : NAN);
     return r;
   };
-  Case h{kGpt39, {{kA100, 4, 8}, {kV100, 4, 8}}};
-  View fine{every_piece(pieces_of(h.model)), h.sites, h.cross, false};
-  SearchOptions o;
-  o.micro_batches = {8};
-  row("hapt-64, GPT-39B, L=146, 128 x 8 samples", problem_of(h, fine), o);
-  o.recompute = true;
-  row("  with recomputation", problem_of(h, fine), o);
-  o.micro_batches = kMicroBatches;
-  row("  and 6 micro-batch sizes", problem_of(h, fine), o);
-  o.pipelines = {1, 2, 4};
-  row("  and 1, 2, 4 pipelines", problem_of(h, fine), o);
-  o = {};
-  o.micro_batches = {8};
-  o.shapes = Shapes::uneven;
-  row("  uneven sub-meshes", problem_of(h, fine), o);
-  o.shapes = Shapes::paper;
-  for (double memory : {0.8, 0.6, 0.5}) {
-    Case tight = h;
-    View view = fine;
-    for (Site& s : view.sites) s.hardware.memory *= memory;
-    row(fmt::format("  with {:.0f}% of the memory", 100 * memory).c_str(), problem_of(tight, view),
-        o);
+  if (small) {
+    Case h{kGpt39, {{kA100, 4, 8}, {kV100, 4, 8}}};
+    View fine{every_piece(pieces_of(h.model)), h.sites, h.cross, false};
+    SearchOptions o;
+    o.micro_batches = {8};
+    row("hapt-64, GPT-39B, L=146, 128 x 8 samples", problem_of(h, fine), o);
+    o.recompute = true;
+    row("  with recomputation", problem_of(h, fine), o);
+    o.micro_batches = kMicroBatches;
+    row("  and 6 micro-batch sizes", problem_of(h, fine), o);
+    o.pipelines = {1, 2, 4};
+    row("  and 1, 2, 4 pipelines", problem_of(h, fine), o);
+    o = {};
+    o.micro_batches = {8};
+    o.shapes = Shapes::uneven;
+    row("  uneven sub-meshes", problem_of(h, fine), o);
+    o.shapes = Shapes::paper;
+    for (double memory : {0.8, 0.6, 0.5}) {
+      Case tight = h;
+      View view = fine;
+      for (Site& s : view.sites) s.hardware.memory *= memory;
+      row(fmt::format("  with {:.0f}% of the memory", 100 * memory).c_str(),
+          problem_of(tight, view), o);
+    }
   }
+  if (!scale) return;
+  SearchOptions o;
   Case big{{"GPT-270B", 333, 8192},
            {{kH100, 128, 8}, {kA100, 128, 8}, {kV100, 128, 8}, {kP100, 128, 8}}};
   big.cross = 100e9 / 8;
@@ -661,9 +665,10 @@ void figures() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   auto wanted = [&](const char* section) { return argc < 2 || std::strcmp(argv[1], section) == 0; };
   if (wanted("launch")) launch_study();
   if (wanted("case")) case_study();
-  if (wanted("search")) search_times();
+  if (wanted("search") || wanted("scale")) search_times(wanted("search"), wanted("scale"));
   if (wanted("figures")) figures();
 }

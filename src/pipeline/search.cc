@@ -91,12 +91,22 @@ class CostTable {
     auto [it, fresh] = numbers_.try_emplace(key, static_cast<int>(meshes_.size()));
     if (!fresh) return it->second;
     meshes_.push_back(mesh);
+    useful_.push_back(-1);
     time_.emplace_back();
     limit_.emplace_back();
     reduce_.emplace_back();
     return static_cast<int>(meshes_.size()) - 1;
   }
   const Mesh& mesh(int m) const { return meshes_[m]; }
+  // Whether some layer fits the mesh.
+  bool useful(int m) {
+    if (useful_[m] < 0) {
+      useful_[m] = 0;
+      for (int l = 0; l < layers_ && useful_[m] == 0; ++l)
+        useful_[m] = time(m, l, l + 1) < kInfinity;
+    }
+    return useful_[m] == 1;
+  }
 
   // t of layers first..end-1; infinite if not one micro-batch fits.
   Seconds time(int m, int first, int end) {
@@ -170,6 +180,7 @@ class CostTable {
   std::vector<int> least_end_;
   std::unordered_map<uint64_t, int> numbers_;
   std::vector<Mesh> meshes_;
+  std::vector<int> useful_;  // [mesh] -1: not yet known
   std::vector<Sparse<Seconds>> time_, reduce_;
   std::vector<Sparse<int>> limit_;
   std::unordered_map<uint64_t, StageProfile> profiles_;
@@ -217,10 +228,11 @@ class Chain {
         cluster_.push_back(c);
         moves_.emplace_back();
         for_each_mesh(sub, c, shapes, d, [&](Mesh mesh, int behind) {
-          moves_.back().push_back({table_->mesh(mesh), base + behind});
-          if (options.recompute) {
-            mesh.recompute = true;
-            moves_.back().push_back({table_->mesh(mesh), base + behind});
+          for (bool recompute : {false, true}) {
+            if (recompute && !options.recompute) break;
+            mesh.recompute = recompute;
+            int m = table_->mesh(mesh);
+            if (table_->useful(m)) moves_.back().push_back({m, base + behind});
           }
         });
       }
@@ -279,13 +291,19 @@ class Chain {
       Seconds middle = least + (reach - least) / 2;
       (reachable(middle) ? reach : least) = middle;
     }
-    // Incumbents from periods near the least one.
-    for (double factor : {1.0, 1.01, 1.05, 1.25}) {
+    // Incumbents from periods near the least one: the first that can be reached, and some above.
+    int found = 0;
+    for (double excess = 0; found < 3; excess = excess == 0 ? 0.001 : 2 * excess) {
       if (expired()) return stop(micro_batches_ * least);
-      if (reach * factor * micro_batches_ >= pool->best()) break;
+      Seconds bound = reach * (1 + excess);
+      if (bound * micro_batches_ >= pool->best()) break;
       Solution s;
       reset();
-      if (solve(reach * factor, pool->best() - constant_ - more * least, &s)) offer(s, pool);
+      if (solve(bound, pool->best() - constant_ - more * least, &s)) {
+        offer(s, pool);
+        ++found;
+      }
+      if (excess > 1e6) break;
     }
     reset();
     Seconds bound =
@@ -297,7 +315,8 @@ class Chain {
       if (!solve(bound, pool->best() - constant_ - more * least, &s)) return true;
       Seconds period = offer(s, pool);
       latency = s.latency;
-      bound = std::min(std::nextafter(std::min(period, bound), 0.0),
+      // Below the slack of launch counts, which let this plan pass for slightly faster ones.
+      bound = std::min(std::min(period, bound) * (1 - 4 * kCountSlack),
                        (pool->best() * (1 - kSlack) - constant_ - latency) / more);
     }
     return true;
@@ -393,20 +412,49 @@ class Chain {
     return good;
   }
 
-  // reach_[d]: a lower bound on k such that the devices d.. can take the layers k.. with t <= p:
-  // stages may be empty here. False: no plan has t <= p.
+  // allowed_up_[row][k], allowed_down_[row][k]: the nearest layer from k on, or back, in front of
+  // which the link of that row takes at most p.
+  void allow(Seconds p) {
+    allowed_up_.resize(link_worst_.size());
+    allowed_down_.resize(link_worst_.size());
+    for (size_t r = 0; r < link_worst_.size(); ++r) {
+      auto &up = allowed_up_[r], &down = allowed_down_[r];
+      up.assign(layers_ + 1, layers_);
+      down.assign(layers_ + 1, 0);
+      for (int k = layers_ - 1; k >= 0; --k) up[k] = link_worst_[r][k] > p ? up[k + 1] : k;
+      for (int k = 1; k <= layers_; ++k) down[k] = link_worst_[r][k] > p ? down[k - 1] : k;
+    }
+  }
+
+  int up(int k, int d) const { return d == 0 || d == devices_ ? k : allowed_up_[gap_[d]][k]; }
+  int down(int k, int d) const { return d == 0 || d == devices_ ? k : allowed_down_[gap_[d]][k]; }
+
+  // reach_[d]: a lower bound on k such that the devices d.. can take the layers k.. with t <= p and
+  // links of at most p; layers + 1 if they cannot. False: no plan has a period of p.
   bool reachable(Seconds p) {
-    reach_.assign(devices_ + 1, layers_);
-    std::vector<std::pair<int, int>> memo(meshes_, {-1, -1});  // [mesh] (end, leftmost)
+    allow(p);
+    reach_.assign(devices_ + 1, layers_ + 1);
+    reach_[devices_] = layers_;
+    struct Known {
+      int d_row = -1, behind_row = -1, end = -1, first = -1;
+    };
+    std::vector<Known> memo(meshes_);
+    auto row = [&](int d) { return d == 0 || d == devices_ ? -2 - d : gap_[d]; };
     for (int d = devices_ - 1; d >= 0; --d)
       for (const Move& move : moves_[d]) {
         int end = reach_[move.behind];
-        auto& [known_end, known] = memo[move.mesh];
-        if (known_end != end) {
-          known_end = end;
-          known = leftmost(move.mesh, end, p);
+        if (end > layers_) continue;
+        Known& known = memo[move.mesh];
+        if (known.end != end || known.d_row != row(d) || known.behind_row != row(move.behind)) {
+          known = {row(d), row(move.behind), end, layers_ + 1};
+          // The least end that leaves a layer for this stage; the first layer grows with it.
+          for (int e = std::max(1, end); e <= layers_; e = up(e + 1, move.behind)) {
+            int first = up(leftmost(move.mesh, e, p), d);
+            if (first < e) known.first = first;
+            if (first < e || move.behind == devices_ || e == layers_) break;
+          }
         }
-        reach_[d] = std::min(reach_[d], known);
+        reach_[d] = std::min(reach_[d], known.first);
       }
     return reach_[0] == 0;
   }
@@ -416,16 +464,21 @@ class Chain {
   bool narrow(Seconds p) {
     if (!reachable(p)) return false;
     for (int d = 0; d <= devices_; ++d) low_[d] = std::max(low_[d], reach_[d]);
-    std::vector<int> most(devices_ + 1, 0);  // layers, as above
-    std::vector<std::pair<int, int>> memo(meshes_, {-1, -1});
+    std::vector<int> most(devices_ + 1, -1);  // layers before, the mirror image
+    most[0] = 0;
+    std::vector<std::pair<int, int>> memo(meshes_, {-1, -1});  // [mesh] (first, rightmost)
     for (int d = 0; d < devices_; ++d)
       for (const Move& move : moves_[d]) {
-        auto& [known_first, known] = memo[move.mesh];
-        if (known_first != most[d]) {
-          known_first = most[d];
-          known = rightmost(move.mesh, most[d], p);
+        for (int first = std::min(most[d], layers_ - 1); first >= 0; first = down(first - 1, d)) {
+          auto& [known_first, known] = memo[move.mesh];
+          if (known_first != first) {
+            known_first = first;
+            known = rightmost(move.mesh, first, p);
+          }
+          int end = down(known, move.behind);
+          if (end > first) most[move.behind] = std::max(most[move.behind], end);
+          if (end > first || first == 0) break;
         }
-        most[move.behind] = std::max(most[move.behind], known);
       }
     for (int d = 0; d <= devices_; ++d) {
       high_[d] = std::min(high_[d], most[d]);
@@ -662,6 +715,7 @@ class Chain {
   std::vector<std::vector<Move>> moves_;                       // [device]
   std::vector<int> gap_;                                       // [device] row of the link tables
   std::vector<std::vector<Seconds>> link_total_, link_worst_;  // [row][layer behind]
+  std::vector<std::vector<int>> allowed_up_, allowed_down_;    // [row][layer]
   std::vector<int> low_, high_, reach_;                        // [device]
   std::vector<std::vector<Cell>> suffix_;                      // [device][k - low]
   std::vector<std::vector<Seconds>> prefix_;
