@@ -75,7 +75,7 @@ Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer) const {
 }
 
 Seconds CostModel::collective(CollectiveKind kind, Bytes bytes,
-                              const std::vector<double>& shares) const {
+                              const CollectiveModel::ShareProfile& shares) const {
   switch (kind) {
     case CollectiveKind::all_reduce:
       return net_.all_reduce(bytes);
@@ -100,6 +100,13 @@ const std::vector<double>& Fractions::by_device(int64_t cut) const {
       for (int d = 0; d < shares_.devices(); ++d)
         it->second[d] = static_cast<double>(shares_.of(cut)[d]) / static_cast<double>(cut);
   }
+  return it->second;
+}
+
+const CollectiveModel::ShareProfile& Fractions::profile(int64_t cut,
+                                                        const CollectiveModel& net) const {
+  auto [it, fresh] = profile_.try_emplace(cut);
+  if (fresh) it->second = net.profile(by_device(cut));
   return it->second;
 }
 
@@ -225,11 +232,11 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
     if (step.kind == CollectiveKind::slice || step.kind == CollectiveKind::mask) continue;
     Bytes bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
     // For all-to-all both cuts matter; they are close, and the one it starts from is used.
-    const auto& shares =
-        fractions.by_device(cut_of(theory, step.value, step.from.is_shard() ? step.from : step.to));
+    const auto& shares = fractions.profile(
+        cut_of(theory, step.value, step.from.is_shard() ? step.from : step.to), model.net());
     bool pads =
         step.kind == CollectiveKind::all_gather || step.kind == CollectiveKind::reduce_scatter;
-    double largest = *std::max_element(shares.begin(), shares.end());
+    double largest = shares.largest;
     Seconds s = model.collective(step.kind, bytes, shares);
     communicate(s, pads && largest > 0 ? (s - model.collective(step.kind, 0, shares)) / largest : 0,
                 largest, step.kind == CollectiveKind::all_reduce && pure[step.value.index]);

@@ -56,9 +56,10 @@ class CostModel {
                   Seconds* whole = nullptr) const;
   // Seconds of the optimizer on `bytes` of local parameters.
   Seconds update(int type, Bytes parameter_bytes, Optimizer optimizer) const;
-  // Seconds of one collective on a tensor of `bytes`, of which device i holds shares[i]. 0 for
+  // Seconds of one collective on a tensor of `bytes` whose cut factor has the given shares. 0 for
   // slice and mask.
-  Seconds collective(CollectiveKind kind, Bytes bytes, const std::vector<double>& shares) const;
+  Seconds collective(CollectiveKind kind, Bytes bytes,
+                     const CollectiveModel::ShareProfile& shares) const;
   Seconds latency() const { return net_.latency_of_ring(); }
   const CollectiveModel& net() const { return net_; }
 
@@ -75,12 +76,15 @@ class Fractions {
   // cut == 0: everything (1 for every type).
   const std::vector<double>& by_type(int64_t cut) const;
   const std::vector<double>& by_device(int64_t cut) const;
+  // Of by_device(cut), for the collectives of one network (always the same one).
+  const CollectiveModel::ShareProfile& profile(int64_t cut, const CollectiveModel& net) const;
   const Shares& shares() const { return shares_; }
 
  private:
   const Cluster& cluster_;
   const Shares& shares_;
   mutable std::map<int64_t, std::vector<double>> by_type_, by_device_;
+  mutable std::map<int64_t, CollectiveModel::ShareProfile> profile_;
 };
 
 // One stage: a collective (none before the first) and the computation after it. With b the share of

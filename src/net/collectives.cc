@@ -40,26 +40,33 @@ Seconds CollectiveModel::all_reduce(Bytes bytes) const {
                   2 * bytes / bandwidth_ + 2 * steps * latency_);
 }
 
-Seconds CollectiveModel::all_gather(Bytes bytes, const std::vector<double>& shares) const {
-  if (devices_ == 1) return 0;
-  double p = devices_, padded = *std::max_element(shares.begin(), shares.end()) * bytes * (p - 1);
-  return padded / bandwidth_ + std::ceil(std::log2(p)) * latency_;
+CollectiveModel::ShareProfile CollectiveModel::profile(const std::vector<double>& shares) const {
+  ShareProfile result;
+  std::vector<double> prefix(shares.size() + 1, 0);
+  for (size_t d = 0; d < shares.size(); ++d) {
+    prefix[d + 1] = prefix[d] + shares[d];
+    result.largest = std::max(result.largest, shares[d]);
+  }
+  for (const Port& port : ports_) {
+    double s = prefix[port.first + port.count] - prefix[port.first];
+    result.exchange = std::max(result.exchange, s * (1 - s) / port.bandwidth);
+  }
+  return result;
 }
 
-Seconds CollectiveModel::reduce_scatter(Bytes bytes, const std::vector<double>& shares) const {
+Seconds CollectiveModel::all_gather(Bytes bytes, const ShareProfile& shares) const {
+  if (devices_ == 1) return 0;
+  double p = devices_;
+  return shares.largest * bytes * (p - 1) / bandwidth_ + std::ceil(std::log2(p)) * latency_;
+}
+
+Seconds CollectiveModel::reduce_scatter(Bytes bytes, const ShareProfile& shares) const {
   return all_gather(bytes, shares);
 }
 
-Seconds CollectiveModel::all_to_all(Bytes bytes, const std::vector<double>& shares) const {
+Seconds CollectiveModel::all_to_all(Bytes bytes, const ShareProfile& shares) const {
   if (devices_ == 1) return 0;
-  std::vector<double> prefix(shares.size() + 1, 0);
-  for (size_t d = 0; d < shares.size(); ++d) prefix[d + 1] = prefix[d] + shares[d];
-  double worst = 0;
-  for (const Port& port : ports_) {
-    double s = prefix[port.first + port.count] - prefix[port.first];
-    worst = std::max(worst, s * (1 - s) * bytes / port.bandwidth);
-  }
-  return worst + std::ceil(std::log2(static_cast<double>(devices_))) * latency_;
+  return shares.exchange * bytes + std::ceil(std::log2(static_cast<double>(devices_))) * latency_;
 }
 
 }  // namespace motley

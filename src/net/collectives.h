@@ -26,11 +26,20 @@ class CollectiveModel {
  public:
   explicit CollectiveModel(const Cluster& cluster);
 
-  // `bytes`: size of the whole tensor. `shares`: fraction of it that each device holds (sum 1).
+  // What the times below need of the shares (fraction of a tensor that each device holds, sum 1):
+  // one pass over the devices, after which a collective costs a few operations whatever the size of
+  // the cluster.
+  struct ShareProfile {
+    double largest = 0;   // share
+    double exchange = 0;  // max over ports of s (1 - s) / bandwidth, s the share below the port
+  };
+  ShareProfile profile(const std::vector<double>& shares) const;
+
+  // `bytes`: size of the whole tensor.
   Seconds all_reduce(Bytes bytes) const;
-  Seconds all_gather(Bytes bytes, const std::vector<double>& shares) const;
-  Seconds reduce_scatter(Bytes bytes, const std::vector<double>& shares) const;
-  Seconds all_to_all(Bytes bytes, const std::vector<double>& shares) const;
+  Seconds all_gather(Bytes bytes, const ShareProfile& shares) const;
+  Seconds reduce_scatter(Bytes bytes, const ShareProfile& shares) const;
+  Seconds all_to_all(Bytes bytes, const ShareProfile& shares) const;
 
   // all_gather = fixed + slope * largest share, for the load-balancing LP; the same for
   // reduce_scatter.

@@ -253,7 +253,8 @@ void Theory::derive() {
       }
     };
     for (const Label& l : s.labels)
-      key += fmt::format("{}:{}:{}/", l.size, static_cast<int>(l.kind), l.ignored_by);
+      (((key += std::to_string(l.size)) += "pnb"[static_cast<int>(l.kind)]) +=
+       std::to_string(l.ignored_by)) += '/';
     add_labels(s.operands);
     add_labels(s.results);
     for (const auto& set : s.linear) key += fmt::format("l{}", fmt::join(set, "."));

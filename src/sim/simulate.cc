@@ -50,7 +50,7 @@ Simulation simulate(const Plan& plan, bool with_spans) {
       Placement cut = step.from.is_shard() ? step.from : step.to;
       Seconds s = model.collective(
           step.kind, static_cast<Bytes>(graph.spec(step.value).bytes()),
-          fractions.by_device(cut.is_shard() ? theory.cut_size(step.value, cut) : 0));
+          fractions.profile(cut.is_shard() ? theory.cut_size(step.value, cut) : 0, model.net()));
       bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
       if (gradient && after_gradient) s = std::max(0.0, s - model.net().all_reduce(0));
       after_gradient = gradient;
