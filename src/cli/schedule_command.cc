@@ -52,7 +52,7 @@ Pipeline load_pipeline(const std::string& path) {
       if (!limit.is_number_integer())
         throw file.bad("in_flight_limit", "has an entry that is not an integer; give integers");
       pipeline.in_flight_limit.push_back(
-          static_cast<int>(std::clamp<int64_t>(limit.get<int64_t>(), 0, 1 << 30)));
+          static_cast<int>(std::clamp(limit.get<double>(), -1.0, 1e9)));
     }
   }
   for (const auto& [name, value] : json.items())

@@ -269,6 +269,7 @@ class Chain {
   // Every plan with an objective below the pool's best has been seen when this returns true; false:
   // time ran out.
   bool run(Pool* pool) {
+    pool_ = pool;
     single_stage(pool);
     double more = micro_batches_ - 1;
     if (micro_batches_ == 1) {
@@ -280,17 +281,25 @@ class Chain {
       return true;
     // No plan has a period below `least`: the least with t <= p, ignoring all else, to a part in a
     // thousand.
-    Seconds reach = 1e-12, least;
-    while (!reachable(reach)) {
-      reach *= 1e3;
+    Seconds reach = estimate(), least = 0;
+    for (double step = 1.02; !reachable(reach); step *= step) {
+      least = reach;
+      reach *= step;
       if (reach > kLongest) return true;  // some layer fits nowhere
     }
-    for (least = reach / 2; least > 1e-200 && reachable(least); least /= 2) reach = least;
+    for (double step = 1.02; least == 0; step *= step) {
+      Seconds lower = reach / step;
+      if (lower < 1e-200)
+        least = 1e-200;
+      else
+        (reachable(lower) ? reach : least) = lower;
+    }
     while (reach > least * 1.001) {
       if (expired()) return stop(0);
       Seconds middle = least + (reach - least) / 2;
       (reachable(middle) ? reach : least) = middle;
     }
+    least_ = least;
     // Incumbents from periods near the least one: the first that can be reached, and some above.
     int found = 0;
     for (double excess = 0; found < 3; excess = excess == 0 ? 0.001 : 2 * excess) {
@@ -348,6 +357,27 @@ class Chain {
 
   bool expired() const { return deadline_ > 0 && now() > deadline_; }
 
+  // The period if every sub-cluster ran stages of its best mesh without loss: where to start
+  // looking, no bound.
+  Seconds estimate() {
+    double rate = 0;  // models per second
+    for (int d = 0; d < devices_; ++d) {
+      if (d > 0 && cluster_[d] == cluster_[d - 1]) continue;
+      double best = 0;
+      for (const Move& move : moves_[d])
+        for (int end = layers_; end > 0; end /= 2) {
+          Seconds t = table_->time(move.mesh, 0, end);
+          if (t == kInfinity) continue;
+          double meshes = static_cast<double>(problem_.clusters[cluster_[d]].size()) /
+                          table_->mesh(move.mesh).size();
+          best = std::max(best, end * meshes / (t * layers_));
+          break;
+        }
+      rate += best;
+    }
+    return rate > 0 ? 1 / rate : 1e-12;
+  }
+
   // Time ran out; no plan of this chain is below `bound`.
   bool stop(Seconds bound) {
     result_->lower_bound = std::min(result_->lower_bound, constant_ + bound);
@@ -377,16 +407,29 @@ class Chain {
     }
   }
 
-  // Leftmost first layer of a stage that ends at `end` and takes at most p; `end` if none.
-  int leftmost(int m, int end, Seconds p) {
-    if (end == 0 || table_->time(m, end - 1, end) > p) return end;
-    int good = end - 1, bad = -1;  // bad: does not fit, or out of bounds
-    for (int step = 1; good - step > bad; step *= 2) {
-      if (table_->time(m, good - step, end) > p) {
-        bad = good - step;
-        break;
+  // Leftmost first layer of a stage that ends at `end` and takes at most p; `end` if none. Gallops
+  // from a stage of `length` layers.
+  int leftmost(int m, int end, Seconds p, int length) {
+    int good = end, bad = -1;  // good: fits, or empty; bad: does not, or out of bounds
+    int at = std::clamp(end - length, 0, end);
+    if (at == end || table_->time(m, at, end) <= p) {
+      good = at;
+      for (int step = 1; good - step > bad; step *= 2) {
+        if (table_->time(m, good - step, end) > p) {
+          bad = good - step;
+          break;
+        }
+        good -= step;
       }
-      good -= step;
+    } else {
+      bad = at;
+      for (int step = 1; bad + step < good; step *= 2) {
+        if (table_->time(m, bad + step, end) <= p) {
+          good = bad + step;
+          break;
+        }
+        bad += step;
+      }
     }
     while (good - bad > 1) {
       int middle = (good + bad) / 2;
@@ -436,7 +479,7 @@ class Chain {
     reach_.assign(devices_ + 1, layers_ + 1);
     reach_[devices_] = layers_;
     struct Known {
-      int d_row = -1, behind_row = -1, end = -1, first = -1;
+      int d_row = -1, behind_row = -1, end = -1, first = -1, length = 0;
     };
     std::vector<Known> memo(meshes_);
     auto row = [&](int d) { return d == 0 || d == devices_ ? -2 - d : gap_[d]; };
@@ -446,10 +489,12 @@ class Chain {
         if (end > layers_) continue;
         Known& known = memo[move.mesh];
         if (known.end != end || known.d_row != row(d) || known.behind_row != row(move.behind)) {
-          known = {row(d), row(move.behind), end, layers_ + 1};
+          known = {row(d), row(move.behind), end, layers_ + 1, known.length};
           // The least end that leaves a layer for this stage; the first layer grows with it.
           for (int e = std::max(1, end); e <= layers_; e = up(e + 1, move.behind)) {
-            int first = up(leftmost(move.mesh, e, p), d);
+            int first = leftmost(move.mesh, e, p, known.length);
+            known.length = e - first;
+            first = up(first, d);
             if (first < e) known.first = first;
             if (first < e || move.behind == devices_ || e == layers_) break;
           }
@@ -588,6 +633,9 @@ class Chain {
       tighten(cutoff * (1 + kSlack));
       return true;
     }
+    // Slower than p under its memory, but a plan.
+    offer(*solution, pool_);
+    cutoff = std::min(cutoff, pool_->best() - constant_ - (micro_batches_ - 1) * least_);
     solve_prefix(p);
     tighten(cutoff * (1 + kSlack));
     return solve_labels(p, cutoff, solution);
@@ -710,6 +758,8 @@ class Chain {
   SearchResult* result_;
   double deadline_;
   int devices_ = 0, meshes_ = 0;
+  Pool* pool_ = nullptr;
+  Seconds least_ = 0;                                          // no plan has a shorter period
   Seconds constant_ = 0;                                       // tied reduction
   std::vector<int> cluster_;                                   // [device]
   std::vector<std::vector<Move>> moves_;                       // [device]
