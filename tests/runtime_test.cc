@@ -26,6 +26,8 @@
 #include "torch/emulate.h"
 #include "torch/gloo.h"
 #include "torch/launch.h"
+#include "torch/nccl.h"
+#include "torch/process_group.h"
 #include "torch/trainer.h"
 
 namespace motley {
@@ -129,9 +131,7 @@ std::vector<at::Tensor> exercise(Communicator& group, at::ScalarType type,
   return results;
 }
 
-void collectives(ProcessCommunicator& group) {
-  for (int r = 0; r < group.size(); ++r)
-    MOTLEY_CHECK((group.sockets()[r] >= 0) == (r != group.rank()), "socket to {}", r);
+void equals_the_thread_group(Communicator& group) {
   for (at::ScalarType type : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kBool})
     for (const std::vector<int64_t>& sizes : std::vector<std::vector<int64_t>>{
              {2, 2, 2, 2}, {5, 0, 1, 3}, {0, 0, 7, 0}, {0, 0, 0, 0}, {9001, 1, 20020, 0}}) {
@@ -144,6 +144,37 @@ void collectives(ProcessCommunicator& group) {
       for (size_t i = 0; i < mine.size(); ++i)
         MOTLEY_CHECK(mine[i].equal(expected[i]), "result {} of {}", i, fmt::join(sizes, ","));
     }
+}
+
+void collectives(ProcessCommunicator& group) {
+  for (int r = 0; r < group.size(); ++r)
+    MOTLEY_CHECK((group.sockets()[r] >= 0) == (r != group.rank()), "socket to {}", r);
+  equals_the_thread_group(group);
+}
+
+// The communicator over any backend of c10d, here gloo.
+void over_c10d(ProcessCommunicator& group) {
+  Rendezvous where = *rendezvous_from_environment();
+  where.prefix += "/over_c10d";
+  where.store_outside = true;
+  auto options = c10d::ProcessGroupGloo::Options::create();
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  const auto over = communicator_over(c10::make_intrusive<c10d::ProcessGroupGloo>(
+                                          meet(where, "gloo"), where.rank, where.size, options),
+                                      at::kCPU);
+  MOTLEY_CHECK(over->rank() == group.rank() && over->size() == group.size());
+  equals_the_thread_group(*over);
+  const Plan plan = make(kModels[0], 12, uneven_cluster(group.size()));
+  const RunReport expected = train(plan, group, {}, 3), report = train(plan, *over, {}, 3);
+  for (int i = 0; i < 3; ++i)
+    MOTLEY_CHECK(std::abs(report.steps[i].loss - expected.steps[i].loss) < 1e-5, "step {}", i);
+}
+
+void different_backends(ProcessCommunicator& group) {
+  Rendezvous where = *rendezvous_from_environment();
+  where.prefix += "/different";
+  where.store_outside = true;
+  meet(where, group.rank() == 1 ? "nccl" : "gloo");
 }
 
 void training(ProcessCommunicator& group) {
@@ -284,10 +315,15 @@ struct Body {
   const char* name;
   void (*run)(ProcessCommunicator&);
 };
-const Body kBodies[] = {
-    {"collectives", collectives}, {"killed", killed}, {"mistaken", mistaken},
-    {"padded", padded},           {"paced", paced},   {"stuck_exit", stuck_exit},
-    {"training", training}};
+const Body kBodies[] = {{"collectives", collectives},
+                        {"different_backends", different_backends},
+                        {"killed", killed},
+                        {"mistaken", mistaken},
+                        {"over_c10d", over_c10d},
+                        {"padded", padded},
+                        {"paced", paced},
+                        {"stuck_exit", stuck_exit},
+                        {"training", training}};
 
 TEST(Worker, DISABLED_Body) {
   const char* name = std::getenv("MOTLEY_TEST_BODY");
@@ -314,6 +350,33 @@ void run_processes(int workers, const std::string& body) {
 
 TEST(GlooTest, CollectivesEqualTheThreadGroups) {
   EXPECT_NO_THROW(run_processes(4, "collectives"));
+}
+
+TEST(ProcessGroupTest, AnyBackendEqualsTheThreadGroup) {
+  EXPECT_NO_THROW(run_processes(3, "over_c10d"));
+}
+
+TEST(ProcessGroupTest, WorkersOfDifferentBackendsAreToldSo) {
+  EXPECT_THAT(message_of([] { run_processes(2, "different_backends"); }),
+              AllOf(HasSubstr("uses"), HasSubstr("give all workers the same --device")));
+}
+
+TEST(NcclTest, WhatIsMissingIsSaid) {
+  if (has_nccl() && cuda_devices() > 0) GTEST_SKIP() << "nothing is missing";
+  const std::string text = message_of([] { require_cuda(); });
+  EXPECT_THAT(text, HasSubstr(has_nccl() ? "no CUDA device" : "this libtorch has no NCCL"));
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+  if (!has_nccl()) {
+    EXPECT_EQ(message_of([] { join_nccl({}, 0); }), text);
+  }
+  // `motley run` says it before it reads the plan, with code 2.
+  const std::string out = testing::TempDir() + "/motley_no_cuda";
+  const int status = std::system(
+      (std::string(MOTLEY_BINARY_DIR) + "/motley run /no/plan.json --device cuda 2>" + out)
+          .c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_EQ(read_file(out, 1 << 16), "motley: " + text + "\n");
+  std::filesystem::remove(out);
 }
 
 TEST(GlooTest, PacedTransfersTakeBytesOverBandwidth) { EXPECT_NO_THROW(run_processes(4, "paced")); }

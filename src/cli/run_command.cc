@@ -1,6 +1,7 @@
 #include "cli/run_command.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <thread>
 
@@ -8,6 +9,7 @@
 #include "core/error.h"
 #include "core/units.h"
 #include "torch/launch.h"
+#include "torch/nccl.h"
 #include "torch/trainer.h"
 
 namespace motley {
@@ -28,13 +30,40 @@ Plan sound_plan(const std::string& path, int workers) {
   return plan;
 }
 
+// Whether to train on CUDA devices. `workers` of them are started on this machine; 0: unknown.
+bool on_cuda(const RunOptions& options, int workers) {
+  if (options.device == "cpu") return false;
+  if (options.device == "auto")
+    return !options.emulate && has_nccl() && cuda_devices() >= std::max(workers, 1);
+  if (options.emulate)
+    throw user_error("run", "--emulate works on the CPU; give it without --device cuda");
+  require_cuda();
+  if (workers > cuda_devices())
+    throw user_error("run",
+                     "--device cuda: the plan is for {} devices, but this machine has {}; use "
+                     "torchrun or Slurm on several",
+                     workers, cuda_devices());
+  return true;
+}
+
 void work(const RunOptions& options, const Rendezvous& where) {
+  const bool cuda = on_cuda(options, 0);
   const Plan plan = sound_plan(options.plan, where.size);
   const bool talks = where.rank == 0;
   set_threads(options.threads);
   graph_of_model(plan);
-  std::unique_ptr<ProcessCommunicator> group = join_group(where);
   TrainOptions training;
+  std::unique_ptr<Communicator> group;
+  ProcessCommunicator* sockets = nullptr;  // the group, where it can be paced
+  if (cuda) {
+    const int index = cuda_device_of(where);
+    training.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+    group = join_nccl(where, index);
+  } else {
+    std::unique_ptr<ProcessCommunicator> processes = join_group(where);
+    sockets = processes.get();
+    group = std::move(processes);
+  }
   training.seed = options.seed;
   training.learning_rate = options.learning_rate;
   training.clip = options.clip;
@@ -48,7 +77,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
       throw user_error("run", "--emulate: device type {} has speed 0; give its share of a core",
                        type.name);
     training.speed = type.speed;
-    pacing = pace(*group, plan.cluster);
+    pacing = pace(*sockets, plan.cluster);
     double cores = 0;
     for (int d = 0; d < plan.cluster.size(); ++d) cores += plan.cluster.type_of(d).speed;
     if (talks) {
@@ -108,6 +137,7 @@ std::vector<std::string> RunOptions::arguments() const {
   if (learning_rate > 0) add("--lr", fmt::format("{}", learning_rate));
   if (clip > 0) add("--clip", fmt::format("{}", clip));
   if (emulate) words.push_back("--emulate");
+  add("--device", device);
   if (json) words.push_back("--json");
   return words;
 }
@@ -117,6 +147,7 @@ void run_command(const RunOptions& options) {
     run_worker([&] { work(options, *where); });
     return;
   }
+  if (options.device == "cuda") on_cuda(options, 0);
   LaunchOptions launch;
   launch.workers = sound_plan(options.plan, 0).cluster.size();
   if (launch.workers > kMaxLocalWorkers)
@@ -124,7 +155,9 @@ void run_command(const RunOptions& options) {
                      "{}: the plan is for {} devices; more than {} workers are not started on one "
                      "machine, use torchrun or Slurm",
                      options.plan, launch.workers, kMaxLocalWorkers);
-  launch.arguments = options.arguments();
+  RunOptions local = options;
+  local.device = on_cuda(options, launch.workers) ? "cuda" : "cpu";
+  launch.arguments = local.arguments();
   launch.threads = options.threads;
   launch_workers(launch);
 }
@@ -150,6 +183,12 @@ void add_run_command(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   command->add_flag("--emulate", options->emulate,
                     "Emulate the speeds and links of the plan's cluster on this machine");
+  command
+      ->add_option(
+          "--device", options->device,
+          "Train on CUDA devices over NCCL or on the CPU over gloo; auto: CUDA if there is "
+          "a device for every worker, and no --emulate")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   command->add_option("--threads", options->threads, "Threads of each worker")
       ->check(CLI::Range(1, 1024));
   command->add_flag("--json", options->json, "Print one JSON object");

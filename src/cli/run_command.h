@@ -19,7 +19,8 @@ struct RunOptions {
   double learning_rate = 0, clip = 0;
   int64_t checkpoint_every = 0;
   bool emulate = false;
-  int threads = 1;  // of each local worker
+  std::string device = "auto";  // or cpu, cuda
+  int threads = 1;              // of each local worker
   bool json = false;
 
   // The command line that gives these options, for workers.

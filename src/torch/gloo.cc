@@ -12,18 +12,16 @@
 #include <cstring>
 #include <map>
 #include <numeric>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "core/error.h"
+#include "torch/process_group.h"
 
 namespace motley {
 
 namespace {
 
-// For one collective, which includes waiting for slower workers; dead ones show at once.
-constexpr std::chrono::minutes kCollectiveTime{30};
 constexpr int64_t kNativeGatherBytes = int64_t{64} << 10;  // smaller gathers go pair by pair
 
 const char* variable(const char* name) {
@@ -102,29 +100,10 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
                        at::TensorOptions().dtype(at::kByte));
 }
 
-bool sums_in_f32(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
-
 class GlooCommunicator final : public ProcessCommunicator {
  public:
   explicit GlooCommunicator(const Rendezvous& where) : rank_(where.rank), size_(where.size) {
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(where.port);
-    options.isServer = where.rank == 0 && !where.store_outside;
-    options.timeout = where.patience;
-    options.waitWorkers = false;
-    c10::intrusive_ptr<c10d::Store> store;
-    try {
-      store = c10::make_intrusive<c10d::TCPStore>(where.host, options);
-    } catch (const std::exception& e) {
-      if (options.isServer)
-        throw user_error("run",
-                         "MASTER_PORT {} is in use or cannot be listened on; give a free one",
-                         where.port);
-      throw user_error("run", "nobody answers at MASTER_ADDR {} port {}; is rank 0 running there?",
-                       where.host, where.port);
-    }
-    store_ = c10::make_intrusive<c10d::PrefixStore>("motley" + where.prefix, store);
-    meet(where);
+    store_ = meet(where, "gloo");
     auto group = c10d::ProcessGroupGloo::Options::create();
     group->timeout = kCollectiveTime;
     group->threads = 1;
@@ -253,37 +232,7 @@ class GlooCommunicator final : public ProcessCommunicator {
     } catch (const InternalError&) {
       throw;
     } catch (const std::exception& e) {
-      const std::string text = e.what(), who = lost();
-      const bool closed = text.find("losed") != std::string::npos ||
-                          text.find("reset") != std::string::npos ||
-                          text.find("roken pipe") != std::string::npos;
-      if (closed)
-        throw PeerLost(fmt::format("[run] rank {} lost {} during {}: it ended or was killed", rank_,
-                                   who, what));
-      if (text.find("imed out") != std::string::npos)
-        throw PeerLost(fmt::format("[run] rank {} got no answer from {} during {} in {} minutes",
-                                   rank_, who, what, kCollectiveTime.count()));
-      throw PeerLost(fmt::format("[run] rank {}: {} failed: {}", rank_, what,
-                                 text.substr(0, text.find('\n'))));
-    }
-  }
-
-  // Waits until all workers are there.
-  void meet(const Rendezvous& where) {
-    auto key = [](int r) { return fmt::format("/here/{}", r); };
-    store_->set(key(rank_), std::vector<uint8_t>{1});
-    std::vector<std::string> all;
-    for (int r = 0; r < size_; ++r) all.push_back(key(r));
-    try {
-      store_->wait(all, where.patience);
-    } catch (const std::exception&) {
-      std::string missing;
-      for (int r = 0; r < size_; ++r)
-        if (!store_->check({key(r)}))
-          missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
-      throw user_error("run",
-                       "rank {} waited {} s in vain for rank {} of {} workers; start all of them",
-                       rank_, where.patience.count(), missing, size_);
+      throw peer_lost(rank_, lost(), what, e);
     }
   }
 

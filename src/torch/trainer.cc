@@ -92,6 +92,7 @@ struct Trainer::Impl {
     if (options.speed > 0) padding.emplace(options.speed);
     ExecutorOptions execution;
     execution.seed = options.seed;
+    execution.device = options.device;
     if (padding) {
       execution.before = [this](bool compute) { padding->before(compute); };
       execution.after = [this](bool compute) { padding->after(compute); };
@@ -127,12 +128,14 @@ struct Trainer::Impl {
     if (std::filesystem::exists(path())) load();
   }
 
-  // This worker's piece of a whole tensor, in memory of its own.
+  // This worker's piece of a whole tensor, in memory of its own on its device.
   at::Tensor piece(ValueId value, const at::Tensor& whole) const {
-    return executor->piece(value, placements[value.index], whole.detach()).clone();
+    return executor->piece(value, placements[value.index], whole.detach())
+        .to(at::TensorOptions(options.device), /*non_blocking=*/false, /*copy=*/true);
   }
+  // On the CPU.
   at::Tensor whole(ValueId value, const at::Tensor& local) {
-    return executor->gather(value, placements[value.index], local);
+    return executor->gather(value, placements[value.index], local).to(at::kCPU);
   }
   std::string path() const { return options.checkpoint + "/checkpoint.pt"; }
 
@@ -150,7 +153,7 @@ struct Trainer::Impl {
   // The norm of the whole gradient; scales the gradients if it is larger than the limit.
   double clip(std::vector<at::Tensor>& gradients) {
     const Graph& graph = *plan.graph;
-    at::Tensor squares = at::zeros({1}, at::kDouble);
+    at::Tensor squares = at::zeros({1}, at::TensorOptions(options.device).dtype(at::kDouble));
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) continue;
       const bool cut = placements[graph.parameters[i].value.index].is_shard();
@@ -170,8 +173,10 @@ struct Trainer::Impl {
     at::NoGradGuard no_grad;
     const TensorMap batch = data->batch(next);
     for (const Input& input : graph.inputs)
-      executor->set(input.value, executor->piece(input.value, placements[input.value.index],
-                                                 batch.at(input.name)));
+      executor->set(
+          input.value,
+          executor->piece(input.value, placements[input.value.index], batch.at(input.name))
+              .to(options.device));
     Executor::Result result = executor->step(next);
     StepReport report;
     report.step = next++;

@@ -11,6 +11,8 @@
 // go on from it on another cluster.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,6 +33,7 @@ struct TrainOptions {
   std::string checkpoint;        // folder; empty: none
   int64_t checkpoint_every = 0;  // steps; 0: only at the end
   double speed = 0;              // padding of this worker (emulate.h); 0: none
+  at::Device device = at::kCPU;  // of this worker: where the group's tensors are
 };
 
 struct StepReport {
@@ -58,7 +61,7 @@ class Trainer {
   const std::string& data_description() const;
   // Collective; rank 0 writes.
   void save();
-  // A whole parameter; collective.
+  // A whole parameter, on the CPU; collective.
   at::Tensor parameter(const std::string& name);
 
  private:

@@ -1,0 +1,217 @@
+#include "torch/process_group.h"
+
+#include <ATen/ATen.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
+
+#include "core/error.h"
+
+namespace motley {
+
+namespace {
+
+using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+// Runs post(works), which starts collectives, as one group where the backend groups them, and waits
+// for all. A template, since libtorch's interface of this differs between versions.
+template <typename Group, typename F>
+void grouped(Group& group, F post) {
+  Works works;
+  if constexpr (requires { group.endCoalescing(works); }) {
+    group.startCoalescing();
+    post(works);
+    group.endCoalescing(works);
+  } else if (group.supportsCoalescing()) {
+    group.startCoalescing();
+    post(works);
+    works = {group.endCoalescing()};
+  } else {
+    post(works);
+  }
+  for (auto& work : works) work->wait();
+}
+
+class ProcessGroupCommunicator final : public Communicator {
+ public:
+  ProcessGroupCommunicator(c10::intrusive_ptr<CollectiveBackend> group, at::Device device)
+      : group_(std::move(group)),
+        device_(device),
+        rank_(group_->getRank()),
+        size_(group_->getSize()) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void all_reduce(at::Tensor& tensor, Reduction reduction) override {
+    if (size_ == 1 || tensor.numel() == 0) return;
+    check(tensor);
+    at::Tensor work = sums_in_f32(tensor.scalar_type())   ? tensor.to(at::kFloat)
+                      : tensor.scalar_type() == at::kBool ? tensor.to(at::kByte)
+                                                          : tensor;
+    run("all_reduce", [&] {
+      std::vector<at::Tensor> list{work};
+      c10d::AllreduceOptions options;
+      options.reduceOp = reduction == Reduction::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
+      group_->allreduce(list, options)->wait();
+    });
+    if (!work.is_same(tensor)) tensor.copy_(work);
+  }
+
+  void all_gather(std::vector<at::Tensor>& pieces) override {
+    bool empty = true;
+    for (const at::Tensor& piece : pieces) empty = empty && piece.numel() == 0;
+    if (size_ == 1 || empty) return;
+    run("all_gather", [&] {
+      grouped(*group_, [&](Works& works) {
+        for (int r = 0; r < size_; ++r) {
+          if (pieces[r].numel() == 0) continue;
+          std::vector<at::Tensor> list{as_bytes(pieces[r])};
+          c10d::BroadcastOptions options;
+          options.rootRank = r;
+          works.push_back(group_->broadcast(list, options));
+        }
+      });
+    });
+  }
+
+  at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
+    if (size_ == 1) return pieces[0].clone();
+    const at::ScalarType type = pieces[0].scalar_type();
+    std::vector<at::Tensor> parts;
+    for (int r = 0; r < size_; ++r) parts.push_back(at::empty_like(pieces[rank_]));
+    run("reduce_scatter", [&] { exchange(pieces, parts); });
+    at::Tensor total = sums_in_f32(type) ? parts[0].to(at::kFloat) : parts[0];
+    for (int r = 1; r < size_; ++r) total += parts[r];
+    return total.to(type);
+  }
+
+  void all_to_all(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) override {
+    if (size_ == 1) {
+      receive[0].copy_(send[0]);
+      return;
+    }
+    run("all_to_all", [&] { exchange(send, receive); });
+  }
+
+  void barrier() override {
+    at::Tensor one = at::ones({1}, at::TensorOptions(device_).dtype(at::kInt));
+    all_reduce(one, Reduction::sum);
+    MOTLEY_CHECK(one.item<int>() == size_, "barrier of {} workers", size_);
+  }
+
+ private:
+  void check(const at::Tensor& tensor) const {
+    MOTLEY_CHECK(tensor.is_contiguous(), "a piece is not contiguous");
+    MOTLEY_CHECK(tensor.device() == device_, "a piece is on {}, not {}", tensor.device().str(),
+                 device_.str());
+  }
+  // The same memory.
+  at::Tensor as_bytes(const at::Tensor& tensor) const {
+    check(tensor);
+    return tensor.view({-1}).view(at::kByte);
+  }
+
+  void exchange(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) {
+    std::vector<int64_t> in_sizes, out_sizes;
+    std::vector<at::Tensor> pieces;
+    int64_t total = 0;
+    for (int r = 0; r < size_; ++r) {
+      pieces.push_back(as_bytes(send[r]));
+      in_sizes.push_back(pieces.back().numel());
+      out_sizes.push_back(static_cast<int64_t>(receive[r].nbytes()));
+      total += out_sizes.back();
+    }
+    at::Tensor in = at::cat(pieces);
+    at::Tensor out = at::empty({total}, in.options());
+    std::vector<int64_t> out_splits = out_sizes;  // gloo takes them away
+    group_->alltoall_base(out, in, out_splits, in_sizes)->wait();
+    for (int64_t r = 0, at = 0; r < size_; at += out_sizes[r++])
+      as_bytes(receive[r]).copy_(out.narrow(0, at, out_sizes[r]));
+  }
+
+  template <typename F>
+  void run(const char* what, F body) {
+    try {
+      body();
+    } catch (const UserError&) {
+      throw;
+    } catch (const InternalError&) {
+      throw;
+    } catch (const std::exception& e) {
+      throw peer_lost(rank_, "another worker", what, e);
+    }
+  }
+
+  c10::intrusive_ptr<CollectiveBackend> group_;
+  at::Device device_;
+  int rank_, size_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> communicator_over(c10::intrusive_ptr<CollectiveBackend> group,
+                                                at::Device device) {
+  return std::make_unique<ProcessGroupCommunicator>(std::move(group), device);
+}
+
+c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& where, const std::string& backend) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(where.port);
+  options.isServer = where.rank == 0 && !where.store_outside;
+  options.timeout = where.patience;
+  options.waitWorkers = false;
+  c10::intrusive_ptr<c10d::Store> tcp;
+  try {
+    tcp = c10::make_intrusive<c10d::TCPStore>(where.host, options);
+  } catch (const std::exception&) {
+    if (options.isServer)
+      throw user_error("run", "MASTER_PORT {} is in use or cannot be listened on; give a free one",
+                       where.port);
+    throw user_error("run", "nobody answers at MASTER_ADDR {} port {}; is rank 0 running there?",
+                     where.host, where.port);
+  }
+  auto store = c10::make_intrusive<c10d::PrefixStore>("motley" + where.prefix, tcp);
+
+  auto key = [](int r) { return fmt::format("/here/{}", r); };
+  store->set(key(where.rank), std::vector<uint8_t>(backend.begin(), backend.end()));
+  std::vector<std::string> all;
+  for (int r = 0; r < where.size; ++r) all.push_back(key(r));
+  try {
+    store->wait(all, where.patience);
+  } catch (const std::exception&) {
+    std::string missing;
+    for (int r = 0; r < where.size; ++r)
+      if (!store->check({key(r)})) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
+    throw user_error("run",
+                     "rank {} waited {} s in vain for rank {} of {} workers; start all of them",
+                     where.rank, where.patience.count(), missing, where.size);
+  }
+  for (int r = 0; r < where.size; ++r) {
+    const std::vector<uint8_t> raw = store->get(key(r));
+    const std::string theirs(raw.begin(), raw.end());
+    if (theirs != backend)
+      throw user_error("run", "rank {} uses {}, but rank {} {}; give all workers the same --device",
+                       where.rank, backend, r, theirs);
+  }
+  return store;
+}
+
+PeerLost peer_lost(int rank, const std::string& who, const char* what,
+                   const std::exception& error) {
+  const std::string text = error.what();
+  const bool closed = text.find("losed") != std::string::npos ||
+                      text.find("reset") != std::string::npos ||
+                      text.find("roken pipe") != std::string::npos;
+  if (closed)
+    return PeerLost(
+        fmt::format("[run] rank {} lost {} during {}: it ended or was killed", rank, who, what));
+  if (text.find("imed out") != std::string::npos)
+    return PeerLost(fmt::format("[run] rank {} got no answer from {} during {} in {} minutes", rank,
+                                who, what, kCollectiveTime.count()));
+  return PeerLost(
+      fmt::format("[run] rank {}: {} failed: {}", rank, what, text.substr(0, text.find('\n'))));
+}
+
+}  // namespace motley

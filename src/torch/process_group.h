@@ -1,0 +1,55 @@
+// A Communicator over any backend of c10d, by what all of them have: all-reduce, broadcast and
+// all-to-all of uneven pieces. It is for NCCL (nccl.h); gloo.h has one that suits gloo better.
+//
+//   all_reduce       the backend's
+//   all_gather       one broadcast per piece, grouped: posted together, one NCCL group
+//   reduce_scatter   all-to-all, then sums in rank order
+//   all_to_all       the backend's, of one buffer
+//
+// Pieces travel as bytes, so every dtype works; sums of 16-bit numbers are taken in f32. Empty
+// pieces are not broadcast. On a CUDA device results are there in the order of the current stream;
+// barrier() waits for the device.
+//
+// Tested over gloo on the CPU; it has not been run over NCCL.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <type_traits>
+
+#include "torch/communicator.h"
+#include "torch/gloo.h"
+
+namespace motley {
+
+// For one collective, which includes waiting for slower workers.
+constexpr std::chrono::minutes kCollectiveTime{30};
+
+// What ProcessGroupGloo and ProcessGroupNCCL derive from: c10d::ProcessGroup in libtorch 1,
+// c10d::Backend in libtorch 2.
+using CollectiveBackend =
+    std::conditional_t<std::is_base_of_v<c10d::Backend, c10d::ProcessGroupGloo>, c10d::Backend,
+                       c10d::ProcessGroup>;
+
+// All tensors given to it are on `device`.
+std::unique_ptr<Communicator> communicator_over(c10::intrusive_ptr<CollectiveBackend> group,
+                                                at::Device device);
+
+// Connects to the store and waits until all workers are there. Throws UserError as join_group does,
+// and if workers meet for different backends.
+c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& where, const std::string& backend);
+
+// What c10d threw during a collective, in one line; `who` is gone if somebody is.
+PeerLost peer_lost(int rank, const std::string& who, const char* what, const std::exception& error);
+
+// Whether sums of this type are taken in f32.
+inline bool sums_in_f32(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
+
+}  // namespace motley
