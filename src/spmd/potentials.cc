@@ -16,7 +16,7 @@ constexpr int kMostForms = 9;   // that users of a value may need; beyond it has
 constexpr int kMostUsers = 24;  // likewise
 constexpr int kSweeps = 40;
 constexpr int kIdle = 2;            // sweeps without gain that end them
-constexpr double kProgress = 3e-3;  // relative gain
+constexpr double kProgress = 1e-6;  // relative gain
 
 }  // namespace
 
