@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -15,6 +16,12 @@
 
 namespace motley::spmd {
 namespace {
+
+// Relative gain of a sweep below which bounds are left as they are, and the states that a rough
+// bound may cost.
+constexpr double kRoughProgress = 3e-3;
+constexpr double kTightProgress = 1e-7;
+constexpr int64_t kQuickStates = 20'000;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kBeam = 500;    // states kept once time is up
@@ -43,7 +50,9 @@ class Search {
         tables_(*tables),
         history_(order.steps.size()) {}
 
-  Solution run(const Weights& weights) {
+  // Gives up, without an answer, once `most_states` are expanded.
+  std::optional<Solution> run(const Weights& weights, int64_t most_states) {
+    most_states_ = most_states;
     const double bound = tables_.potentials->bound();
     if (bound == kInf) return finish(Solution{{}, {}, kInf, kInf});
     Solution best;
@@ -51,6 +60,7 @@ class Search {
     double proven = 0;  // beyond the bound
     for (double slack = kSlack * bound;;) {
       const double cost = pass(slack);
+      if (expanded_ > most_states_) return std::nullopt;
       if (cost < kInf) {
         Solution solution = evaluate(problem_, replay(), weights);
         MOTLEY_CHECK(std::abs(solution.price - bound - cost) <= 1e-9 * solution.price + 1e-300,
@@ -113,7 +123,7 @@ class Search {
       pruned_ =
           std::min(pruned_, offset_ + frontier_->advance(order_.steps[k], slack, &history_[k]));
       truncate(k++);
-      if (frontier_->size() == 0) return kInf;
+      if (frontier_->size() == 0 || expanded_ > most_states_) return kInf;
       if (!in_repeat) continue;
       const Repeat& r = order_.repeats[repeat];
       if (k != r.begin + (block + 1) * r.period) continue;
@@ -283,6 +293,7 @@ class Search {
   double pruned_ = kInf;  // likewise by the slack
   double offset_ = 0;     // subtracted from all costs
   int64_t expanded_ = 0;
+  int64_t most_states_ = 0;
 
   Tables& tables_;
   std::unique_ptr<Frontier<W>> frontier_;
@@ -293,8 +304,16 @@ class Search {
 template <int W>
 Solution search(const Problem& problem, const Order& order, const Layout& layout,
                 const Weights& weights, const Limits& limits, double start) {
-  Tables tables(problem, order, weights);
-  return Search<W>(problem, order, layout, &tables, limits, start).run(weights);
+  // A rough bound is enough where few states are near the best; where they are many, a tight one
+  // pays.
+  {
+    Tables rough(problem, order, weights, kRoughProgress);
+    Search<W> quick(problem, order, layout, &rough, limits, start);
+    if (auto solution = quick.run(weights, kQuickStates)) return *solution;
+  }
+  Tables tight(problem, order, weights, kTightProgress);
+  return *Search<W>(problem, order, layout, &tight, limits, start)
+              .run(weights, std::numeric_limits<int64_t>::max());
 }
 
 }  // namespace

@@ -15,14 +15,13 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kMostForms = 9;   // that users of a value may need; beyond it has no lambda
 constexpr int kMostUsers = 24;  // likewise
 constexpr int kSweeps = 40;
-constexpr int kIdle = 2;            // sweeps without gain that end them
-constexpr double kProgress = 1e-6;  // relative gain
+constexpr int kIdle = 2;  // sweeps without gain that end them
 
 }  // namespace
 
 Potentials::Potentials(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
-                       const std::vector<std::vector<double>>& prices)
-    : problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
+                       const std::vector<std::vector<double>>& prices, double progress)
+    : progress_(progress), problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
   const size_t values = problem.value_table.size();
   const int steps = static_cast<int>(order.steps.size());
   value_ports_.resize(values);
@@ -217,7 +216,7 @@ void Potentials::improve(const Sweeps& graph) {
     for (size_t k = 0; k < graph.nodes.size(); ++k) visit(graph, graph.nodes[k].first, true);
     for (size_t k = graph.nodes.size(); k-- > 0;) visit(graph, graph.nodes[k].first, false);
     const double now = total(graph);
-    if (now > most + kProgress * std::abs(now)) idle = -1;
+    if (now > most + progress_ * std::abs(now)) idle = -1;
     if (now > most) {
       most = now;
       best = lambda_;

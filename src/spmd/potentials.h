@@ -38,7 +38,7 @@ constexpr int kEndBlocks = 2;
 class Potentials {
  public:
   Potentials(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
-             const std::vector<std::vector<double>>& prices);
+             const std::vector<std::vector<double>>& prices, double progress);
 
   // Least over options of the node's price with lambda.
   double node_least(int node) const { return node_least_[node]; }
@@ -61,6 +61,7 @@ class Potentials {
   };
 
   double* lambda(int port) { return &lambda_[static_cast<size_t>(ports_[port].like) * kMaxForms]; }
+  const double progress_;
   // A graph to sweep over, with the number of times that its factors count.
   struct Sweeps {
     Sweeps(size_t value_count, size_t port_count)

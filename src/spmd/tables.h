@@ -48,7 +48,9 @@ struct Kind {
 
 class Tables {
  public:
-  Tables(const Problem& the_problem, const Order& the_order, const Weights& weights);
+  // Bounds are improved while a sweep gains `progress` of them.
+  Tables(const Problem& the_problem, const Order& the_order, const Weights& weights,
+         double progress);
 
   const Problem& problem;
   const Order& order;
