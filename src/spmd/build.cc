@@ -1,6 +1,7 @@
 #include "spmd/build.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
 #include <map>
@@ -119,19 +120,21 @@ void Builder::add_values() {
   for (size_t c = 0; c < classes_.size(); ++c) {
     const Class& cls = classes_[c];
     // All that prices depend on: size, and per form its cut and where it may be converted.
-    std::string key =
-        fmt::format("{}{}|", graph.spec(cls.root).bytes(), gradient_class_[c] ? "g" : "");
+    std::string key = std::to_string(graph.spec(cls.root).bytes());
+    key += gradient_class_[c] ? 'g' : '|';
+    auto has = [](const Form& form, ValueId member) {
+      return std::any_of(form.members.begin(), form.members.end(),
+                         [&](const auto& m) { return m.first == member; });
+    };
+    std::array<bool, kMaxForms> at_root{};
+    for (size_t f = 0; f < cls.forms.size(); ++f) at_root[f] = has(cls.forms[f], cls.root);
     for (const Form& f : cls.forms) {
       auto [v, p] = f.members[0];
-      key +=
-          fmt::format("{}{}", static_cast<int>(p.kind), p.is_shard() ? theory_.cut_size(v, p) : 0);
-      key += f.top == cls.root ? "r" : "m";
-      for (const Form& g : cls.forms)
-        key += std::any_of(g.members.begin(), g.members.end(),
-                           [&](const auto& m) { return m.first == f.top; })
-                   ? '1'
-                   : '0';
-      key += ',';
+      key += "rps"[static_cast<int>(p.kind)];
+      if (p.is_shard()) key += std::to_string(theory_.cut_size(v, p));
+      key += f.top == cls.root ? ':' : '/';
+      for (size_t g = 0; g < cls.forms.size(); ++g)
+        key += (f.top == cls.root ? at_root[g] : has(cls.forms[g], f.top)) ? '1' : '0';
     }
     auto [it, fresh] = known.try_emplace(key, static_cast<int>(problem_.form_tables.size()));
     if (fresh) {
