@@ -3,6 +3,8 @@
 # x_test.cc files of the room become the test program test_<name>. tools/check_includes.py checks that the includes of
 # a room name only itself and the rooms it is linked with here.
 set(MOTLEY_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers -Werror)
+# Rooms also become part of the Python module, a shared object; nobody replaces their functions.
+set(MOTLEY_SHARED -fPIC -fno-semantic-interposition)
 
 function(motley_room name)
   cmake_parse_arguments(ARG "" "" "ROOMS;LIBS;TEST_LIBS" ${ARGN})
@@ -15,7 +17,7 @@ function(motley_room name)
     return()
   endif()
   add_library(motley_${name} STATIC ${sources})
-  target_compile_options(motley_${name} PRIVATE ${MOTLEY_WARNINGS})
+  target_compile_options(motley_${name} PRIVATE ${MOTLEY_WARNINGS} ${MOTLEY_SHARED})
   target_include_directories(motley_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
   list(TRANSFORM ARG_ROOMS PREPEND motley_ OUTPUT_VARIABLE rooms)
   target_link_libraries(motley_${name} PUBLIC ${rooms} ${ARG_LIBS})
