@@ -82,59 +82,127 @@ Theory::Theory(const Graph& graph, Lookup lookup) : graph_(graph), lookup_(looku
   for (size_t v = 0; v < graph.values.size(); ++v)
     for (int64_t n : graph.values[v].spec.shape)
       factors_[v].push_back(n > 1 ? Factors{n} : Factors{});
-  signatures_.reserve(graph.nodes.size());
-  for (const Node& node : graph.nodes) {
-    const OpDef* op = is_source(node) ? nullptr : lookup_(node.op);
-    signatures_.push_back(op && op->signature ? op->signature(graph, node) : Signature{});
-  }
+  classify();
   refine();
   derive();
 }
 
+void Theory::classify() {
+  std::unordered_map<std::string, int> known;
+  std::string key;
+  auto raw = [&](const auto& x) {
+    key.append(reinterpret_cast<const char*>(&x), sizeof x);  // of a number
+  };
+  auto list = [&](const auto& xs) {
+    raw(xs.size());
+    for (const auto& x : xs) raw(x);
+  };
+  auto spec = [&](ValueId v) {
+    raw(graph_.spec(v).dtype);
+    list(graph_.spec(v).shape);
+  };
+  kind_.reserve(graph_.nodes.size());
+  first_tensor_.reserve(graph_.nodes.size() + 1);
+  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+    const Node& node = graph_.nodes[n];
+    const size_t first = tensors_.size();
+    first_tensor_.push_back(first);
+    const bool source = is_source(node);
+    key.assign(node.op).push_back('\0');
+    auto tensor = [&](ValueId v) {
+      raw(v.valid());
+      if (!v.valid()) return;
+      // Which of the tensors so far it is, if it is one of them.
+      raw(std::find(tensors_.begin() + static_cast<int64_t>(first), tensors_.end(), v) -
+          tensors_.begin() - static_cast<int64_t>(first));
+      tensors_.push_back(v);
+      spec(v);
+    };
+    for (const Arg& arg : node.args) {
+      if (source) break;
+      raw(arg.index());
+      if (auto one = std::get_if<ValueId>(&arg)) {
+        tensor(*one);
+      } else if (auto many = std::get_if<std::vector<ValueId>>(&arg)) {
+        raw(many->size());
+        for (ValueId v : *many) tensor(v);
+      } else if (auto text = std::get_if<std::string>(&arg)) {
+        list(*text);
+      } else if (auto integers = std::get_if<std::vector<int64_t>>(&arg)) {
+        list(*integers);
+      } else if (auto reals = std::get_if<std::vector<double>>(&arg)) {
+        list(*reals);
+      } else if (auto integer = std::get_if<int64_t>(&arg)) {
+        raw(*integer);
+      } else if (auto real = std::get_if<double>(&arg)) {
+        raw(*real);
+      } else if (auto flag = std::get_if<bool>(&arg)) {
+        raw(*flag);
+      } else if (auto dtype = std::get_if<DType>(&arg)) {
+        raw(*dtype);
+      }
+    }
+    for (ValueId v : node.outputs) {
+      raw(v.valid());
+      if (v.valid()) spec(v);
+      tensors_.push_back(v);
+    }
+    auto [it, fresh] = known.try_emplace(key, static_cast<int>(kinds_.size()));
+    kind_.push_back(it->second);
+    if (!fresh) continue;
+    const OpDef* op = source ? nullptr : lookup_(node.op);
+    kinds_.push_back({op && op->signature ? op->signature(graph_, node) : Signature{},
+                      NodeId(static_cast<int64_t>(n))});
+  }
+  first_tensor_.push_back(tensors_.size());
+}
+
 void Theory::refine() {
-  // Where labels occur, node by node, found once. A dimension of several labels has to be cut at
-  // their bounds first.
+  // Where the labels of a kind of node occur, by label. A dimension of several labels has to be cut
+  // at their bounds first.
   struct Use {
     int label;
-    ValueId value;
+    size_t tensor;         // among the node's
     size_t dim, position;  // position among the dimension's labels
     const std::vector<int>* labels;
   };
-  std::vector<Use> uses;
-  std::vector<size_t> first_use(graph_.nodes.size() + 1);
-  for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-    first_use[n] = uses.size();
-    const Signature& s = signatures_[n];
+  std::vector<std::vector<Use>> uses(kinds_.size());
+  for (size_t k = 0; k < kinds_.size(); ++k) {
+    const Signature& s = kinds_[k].signature;
     if (s.labels.empty()) continue;
-    auto collect = [&](ValueId v, const TensorLabels& tensor) {
+    const size_t n = kinds_[k].first.index;
+    auto collect = [&](size_t t, const TensorLabels& tensor) {
+      const ValueId v = tensors(n)[t];
+      if (!v.valid()) return;
       for (size_t d = 0; d < tensor.dims.size(); ++d) {
         int64_t size = 1;
         for (int l : tensor.dims[d]) size *= s.labels[l].size;
         if (size != graph_.spec(v).shape[d]) continue;
         for (size_t p = 0; p < tensor.dims[d].size(); ++p)
-          uses.push_back({tensor.dims[d][p], v, d, p, &tensor.dims[d]});
+          uses[k].push_back({tensor.dims[d][p], t, d, p, &tensor.dims[d]});
       }
     };
-    auto inputs = graph_.inputs_of(graph_.nodes[n]);
-    for (size_t i = 0; i < inputs.size(); ++i) collect(inputs[i], s.operands[i]);
-    for (size_t o = 0; o < graph_.nodes[n].outputs.size(); ++o)
-      if (graph_.nodes[n].outputs[o].valid()) collect(graph_.nodes[n].outputs[o], s.results[o]);
-    std::stable_sort(uses.begin() + static_cast<int64_t>(first_use[n]), uses.end(),
+    const size_t outputs = graph_.nodes[n].outputs.size();
+    const size_t inputs = first_tensor_[n + 1] - first_tensor_[n] - outputs;
+    for (size_t i = 0; i < inputs; ++i) collect(i, s.operands[i]);
+    for (size_t o = 0; o < outputs; ++o)
+      if (tensors(n)[inputs + o].valid()) collect(inputs + o, s.results[o]);
+    std::stable_sort(uses[k].begin(), uses[k].end(),
                      [](const Use& a, const Use& b) { return a.label < b.label; });
   }
-  first_use.back() = uses.size();
 
   // A node is looked at again only after a value it touches has changed.
   int64_t clock = 0;
   std::vector<int64_t> changed_at(graph_.values.size(), 0), seen_at(graph_.nodes.size(), -1);
   Factors sizes, refined, shared;
   auto visit = [&](size_t n) {
-    const std::vector<Label>& labels = signatures_[n].labels;
-    const auto begin_use = uses.begin() + static_cast<int64_t>(first_use[n]),
-               end_use = uses.begin() + static_cast<int64_t>(first_use[n + 1]);
+    const std::vector<Label>& labels = kinds_[kind_[n]].signature.labels;
+    const std::vector<Use>& used = uses[kind_[n]];
+    const auto begin_use = used.begin(), end_use = used.end();
+    const ValueId* const of = tensors(n);
     bool due = false;
     for (auto u = begin_use; u != end_use && !due; ++u)
-      due = changed_at[u->value.index] > seen_at[n];
+      due = changed_at[of[u->tensor].index] > seen_at[n];
     if (!due) return false;
     seen_at[n] = clock;
     bool changed = false;
@@ -146,10 +214,10 @@ void Theory::refine() {
       if (u->labels->size() < 2 || u->position != 0) continue;
       sizes.clear();
       for (int l : *u->labels) sizes.push_back(labels[l].size);
-      Factors& mine = factors_[u->value.index][u->dim];
+      Factors& mine = factors_[of[u->tensor].index][u->dim];
       if (!common_refinement(mine, sizes, &refined) || refined == mine) continue;
       mine = refined;
-      write(u->value);
+      write(of[u->tensor]);
     }
     for (auto u = begin_use; u != end_use;) {
       auto last = u;
@@ -159,7 +227,7 @@ void Theory::refine() {
       shared.clear();
       size_t begin, end;
       for (auto w = u; w != last && agreed; ++w) {
-        const Factors& f = factors_[w->value.index][w->dim];
+        const Factors& f = factors_[of[w->tensor].index][w->dim];
         agreed = locate(f, *w->labels, labels, w->position, &begin, &end);
         if (!agreed) break;
         auto from = f.begin() + static_cast<int64_t>(begin),
@@ -174,13 +242,13 @@ void Theory::refine() {
       }
       if (agreed && !equal)
         for (auto w = u; w != last; ++w) {
-          Factors& f = factors_[w->value.index][w->dim];
+          Factors& f = factors_[of[w->tensor].index][w->dim];
           locate(f, *w->labels, labels, w->position, &begin, &end);
           auto from = f.begin() + static_cast<int64_t>(begin),
                to = f.begin() + static_cast<int64_t>(end);
           if (std::equal(shared.begin(), shared.end(), from, to)) continue;
           f.insert(f.erase(from, to), shared.begin(), shared.end());
-          write(w->value);
+          write(of[w->tensor]);
         }
       u = last;
     }
@@ -214,62 +282,44 @@ void Theory::refine() {
 }
 
 void Theory::derive() {
+  // Values with equal factors have equal numbers.
+  std::unordered_map<std::string, int> known_factors;
+  std::vector<int> factors_of(factors_.size());
+  std::string key;
+  auto raw = [&](const auto& x) { key.append(reinterpret_cast<const char*>(&x), sizeof x); };
+  for (size_t v = 0; v < factors_.size(); ++v) {
+    key.clear();
+    for (const Factors& f : factors_[v]) {
+      raw(f.size());
+      for (int64_t x : f) raw(x);
+    }
+    factors_of[v] =
+        known_factors.try_emplace(key, static_cast<int>(known_factors.size())).first->second;
+  }
+
   std::unordered_map<std::string, int> known;
   triples_.resize(graph_.nodes.size());
   table_.resize(graph_.nodes.size());
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-    const Node& node = graph_.nodes[n];
-    auto inputs = graph_.inputs_of(node);
-    std::vector<ValueId> outputs = node.outputs;
-
-    // The key says all that the triples depend on: the signature, the factors, the extra rules.
-    const OpDef* op = is_source(node) ? nullptr : lookup_(node.op);
-    std::vector<ExtraRule> extra;
-    if (op && op->extra) extra = op->extra(graph_, node);
-    std::string key = node.op + "|";
-    auto add_key = [&](ValueId v) {
-      if (!v.valid()) {
-        key += "-;";
-        return;
-      }
-      key += to_string(graph_.spec(v).dtype);
-      for (const Factors& f : factors_[v.index]) {
-        key += ',';
-        for (int64_t x : f) (key += std::to_string(x)) += '.';
-      }
-      key += ';';
-    };
-    for (ValueId v : inputs) add_key(v);
-    key += "|";
-    for (ValueId v : outputs) add_key(v);
-    const Signature& s = signatures_[n];
-    auto add_labels = [&](const std::vector<TensorLabels>& tensors) {
-      for (const TensorLabels& t : tensors) {
-        for (const auto& d : t.dims) {
-          for (int l : d) (key += std::to_string(l)) += '.';
-          key += ',';
-        }
-        key += ';';
-      }
-    };
-    for (const Label& l : s.labels)
-      (((key += std::to_string(l.size)) += "pnb"[static_cast<int>(l.kind)]) +=
-       std::to_string(l.ignored_by)) += '/';
-    add_labels(s.operands);
-    add_labels(s.results);
-    for (const auto& set : s.linear) key += fmt::format("l{}", fmt::join(set, "."));
-    for (int a : s.added) key += fmt::format("a{}", a);
-    for (const ExtraRule& rule : extra) {
-      key += "|" + rule.name;
-      for (const auto& c : rule.collectives) key += fmt::format(":{}", c.bytes);
-      for (Placement p : rule.operands) key += to_string(p);
-    }
-    auto [it, fresh] = known.try_emplace(std::move(key), static_cast<int>(tables_.size()));
+    // All that the triples depend on: the kind of node and the factors.
+    key.clear();
+    raw(kind_[n]);
+    for (size_t t = first_tensor_[n]; t < first_tensor_[n + 1]; ++t)
+      raw(tensors_[t].valid() ? factors_of[tensors_[t].index] : -1);
+    auto [it, fresh] = known.try_emplace(key, static_cast<int>(tables_.size()));
     table_[n] = it->second;
     if (!fresh) {
       triples_[n] = tables_[it->second].get();
       continue;
     }
+
+    const Node& node = graph_.nodes[n];
+    const std::vector<ValueId> inputs = graph_.inputs_of(node);
+    const std::vector<ValueId>& outputs = node.outputs;
+    const Signature& s = kinds_[kind_[n]].signature;
+    const OpDef* op = is_source(node) ? nullptr : lookup_(node.op);
+    std::vector<ExtraRule> extra;
+    if (op && op->extra) extra = op->extra(graph_, node);
 
     auto misfit = [&] {
       throw user_error("graph",

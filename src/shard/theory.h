@@ -71,12 +71,24 @@ class Theory {
   static bool conversion(Placement a, Placement b, CollectiveKind* kind);
 
  private:
+  // Nodes that look alike: same op, arguments and tensor specs, the same tensors repeated.
+  // Signatures and extra rules depend on nothing else.
+  struct Kind {
+    Signature signature;
+    NodeId first;
+  };
+
+  void classify();
   void refine();
   void derive();
+  const ValueId* tensors(size_t node) const { return tensors_.data() + first_tensor_[node]; }
 
   const Graph& graph_;
   Lookup lookup_;
-  std::vector<Signature> signatures_;                       // [node]
+  std::vector<Kind> kinds_;
+  std::vector<int> kind_;             // [node]
+  std::vector<ValueId> tensors_;      // of all nodes: inputs, then outputs, invalid ones too
+  std::vector<size_t> first_tensor_;  // [node], and the end
   std::vector<std::vector<std::vector<int64_t>>> factors_;  // [value][dim]
   std::vector<std::unique_ptr<std::vector<Triple>>> tables_;
   std::vector<const std::vector<Triple>*> triples_;
