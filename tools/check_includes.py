@@ -6,7 +6,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ROWS = [["core"], ["graph", "cluster"], ["shard", "net"], ["cost"], ["plan"],
+ROWS = [["core"], ["graph", "cluster"], ["shard", "net", "testbed"], ["cost"], ["plan"],
         ["spmd", "reduce", "pipeline", "grid"], ["sim", "auto", "torch"], ["report", "export"], ["cli", "python"]]
 LEVEL = {room: i for i, row in enumerate(ROWS) for room in row}
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 
 #include "core/error.h"
 #include "core/file.h"
@@ -24,6 +25,12 @@ const char* to_string(LinkKind kind) {
   return "?";
 }
 
+const char* to_string(CollectiveForm form) {
+  constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
+                                    "broadcast"};
+  return kNames[static_cast<int>(form)];
+}
+
 std::vector<int> Cluster::count_by_type() const {
   std::vector<int> counts(types.size());
   for (const Device& d : devices) ++counts[d.type];
@@ -31,6 +38,8 @@ std::vector<int> Cluster::count_by_type() const {
 }
 
 namespace {
+
+constexpr size_t kMaxOps = 4096;  // measured operators of one device type
 
 // Walks one file; every failure names it and the path of the field.
 class Reader {
@@ -54,7 +63,8 @@ class Reader {
         read_type(list[i], fmt::format("device_types[{}]", i));
     }
     cluster_.name = root["name"] ? scalar(root["name"], "name") : "unnamed";
-    allow(root, "", {"name", "link", "groups", "devices", "device_types", "uplink", "count"});
+    allow(root, "",
+          {"name", "link", "groups", "devices", "device_types", "uplink", "count", "collectives"});
     group(root, GroupId(), "", 0);
     if (cluster_.devices.empty())
       throw error("the file", "has no devices", "give 'devices:' in some group");
@@ -108,9 +118,9 @@ class Reader {
 
   void read_type(const YAML::Node& node, const std::string& path) {
     if (!node.IsMap()) throw error(path, "is not a map", "give name, flops, memory, ...");
-    allow(
-        node, path,
-        {"name", "like", "flops", "half_flops", "memory", "memory_bandwidth", "overhead", "speed"});
+    allow(node, path,
+          {"name", "like", "flops", "half_flops", "memory", "memory_bandwidth", "overhead", "speed",
+           "ops"});
     if (!node["name"]) throw error(join(path, "name"), "is missing", "give the type a name");
     DeviceType type;
     std::string name = scalar(node["name"], join(path, "name"));
@@ -143,8 +153,62 @@ class Reader {
     } else if (!complete) {
       type.speed = 0;
     }
+    if (node["ops"]) read_ops(node["ops"], join(path, "ops"), &type);
     std::erase_if(known_, [&](const DeviceType& k) { return k.name == name; });
     known_.push_back(type);
+  }
+
+  void read_ops(const YAML::Node& list, const std::string& path, DeviceType* type) const {
+    sequence(list, path);
+    type->ops.clear();
+    if (list.size() > kMaxOps)
+      throw error(path, fmt::format("has {} entries", list.size()),
+                  fmt::format("give at most {}", kMaxOps));
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::string field = fmt::format("{}[{}]", path, i);
+      if (!list[i].IsMap() || !list[i]["op"])
+        throw error(field, "has no op", "give {op: aten::mm, overhead: ..., flops: ...}");
+      allow(list[i], field, {"op", "overhead", "flops", "memory_bandwidth"});
+      OpRate rate;
+      rate.op = scalar(list[i]["op"], join(field, "op"));
+      if (const YAML::Node x = list[i]["overhead"])
+        rate.overhead = quantity(x, "time", join(field, "overhead"));
+      if (const YAML::Node x = list[i]["flops"])
+        rate.flops = positive(x, "flops", join(field, "flops"));
+      if (const YAML::Node x = list[i]["memory_bandwidth"])
+        rate.memory_bandwidth = positive(x, "bandwidth", join(field, "memory_bandwidth"));
+      type->ops.push_back(rate);
+    }
+  }
+
+  std::vector<CollectiveRate> read_collectives(const YAML::Node& list,
+                                               const std::string& path) const {
+    sequence(list, path);
+    std::vector<CollectiveRate> rates;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::string field = fmt::format("{}[{}]", path, i);
+      if (!list[i].IsMap() || !list[i]["form"] || !list[i]["bandwidth"])
+        throw error(field, "has no form or no bandwidth",
+                    "give {form: all_reduce, latency: ..., bandwidth: ...}");
+      allow(list[i], field, {"form", "latency", "bandwidth"});
+      const std::string name = scalar(list[i]["form"], join(field, "form"));
+      CollectiveRate rate;
+      int form = 0;
+      while (form < kCollectiveForms && name != to_string(static_cast<CollectiveForm>(form)))
+        ++form;
+      if (form == kCollectiveForms)
+        throw error(join(field, "form"), "is '" + name + "'",
+                    "give all_reduce, all_gather, reduce_scatter, all_to_all or broadcast");
+      rate.form = static_cast<CollectiveForm>(form);
+      for (const CollectiveRate& other : rates)
+        if (other.form == rate.form)
+          throw error(join(field, "form"), "is '" + name + "' again", "give each form once");
+      rate.bandwidth = positive(list[i]["bandwidth"], "bandwidth", join(field, "bandwidth"));
+      if (const YAML::Node x = list[i]["latency"])
+        rate.latency = quantity(x, "time", join(field, "latency"));
+      rates.push_back(rate);
+    }
+    return rates;
   }
 
   std::string known_names() const {
@@ -199,6 +263,8 @@ class Reader {
         throw error(join(path, "link.kind"), "is '" + kind + "'", "give switch, ring or bus");
     }
     if (node["uplink"]) g.uplink = positive(node["uplink"], "bandwidth", join(path, "uplink"));
+    if (node["collectives"])
+      g.measured = read_collectives(node["collectives"], join(path, "collectives"));
     YAML::Node groups = node["groups"], devices = node["devices"];
     if (static_cast<bool>(groups) == static_cast<bool>(devices))
       throw error(path.empty() ? "the file" : path, "must have either 'groups' or 'devices'",
@@ -208,7 +274,8 @@ class Reader {
       for (size_t i = 0; i < groups.size(); ++i) {
         std::string child = join(path, fmt::format("groups[{}]", i));
         if (!groups[i].IsMap()) throw error(child, "is not a map", "give link and devices");
-        allow(groups[i], child, {"name", "count", "link", "uplink", "groups", "devices"});
+        allow(groups[i], child,
+              {"name", "count", "link", "uplink", "groups", "devices", "collectives"});
         int copies = groups[i]["count"] ? count(groups[i]["count"], join(child, "count")) : 1;
         for (int c = 0; c < copies; ++c) {
           g.children.push_back(GroupId(static_cast<int64_t>(cluster_.groups.size())));
@@ -248,6 +315,15 @@ void write_group(const Cluster& cluster, GroupId id, YAML::Emitter& out) {
   out << YAML::Key << "bandwidth" << YAML::Value << fmt::format("{}", g.link.bandwidth);
   out << YAML::Key << "latency" << YAML::Value << fmt::format("{}", g.link.latency) << YAML::EndMap;
   if (g.uplink > 0) out << YAML::Key << "uplink" << YAML::Value << fmt::format("{}", g.uplink);
+  if (!g.measured.empty()) {
+    out << YAML::Key << "collectives" << YAML::Value << YAML::BeginSeq;
+    for (const CollectiveRate& rate : g.measured)
+      out << YAML::Flow << YAML::BeginMap << YAML::Key << "form" << YAML::Value
+          << to_string(rate.form) << YAML::Key << "latency" << YAML::Value
+          << fmt::format("{}", rate.latency) << YAML::Key << "bandwidth" << YAML::Value
+          << fmt::format("{}", rate.bandwidth) << YAML::EndMap;
+    out << YAML::EndSeq;
+  }
   if (!g.children.empty()) {
     out << YAML::Key << "groups" << YAML::Value << YAML::BeginSeq;
     for (GroupId child : g.children) {
@@ -339,10 +415,125 @@ std::string to_yaml(const Cluster& cluster) {
     put("memory_bandwidth", t.memory_bandwidth);
     put("overhead", t.overhead);
     put("speed", t.speed);
+    if (!t.ops.empty()) {
+      out << YAML::Key << "ops" << YAML::Value << YAML::BeginSeq;
+      for (const OpRate& rate : t.ops) {
+        out << YAML::BeginMap << YAML::Key << "op" << YAML::Value << rate.op;
+        put("overhead", rate.overhead);
+        put("flops", rate.flops);
+        put("memory_bandwidth", rate.memory_bandwidth);
+        out << YAML::EndMap;
+      }
+      out << YAML::EndSeq;
+    }
     out << YAML::EndMap;
   }
   out << YAML::EndSeq << YAML::EndMap;
   return std::string(out.c_str()) + "\n";
+}
+
+Cluster part_of(const Cluster& cluster, const std::vector<int>& devices) {
+  Cluster part;
+  part.name = cluster.name;
+  std::vector<int> type(cluster.types.size(), -1);
+  std::vector<GroupId> group(cluster.groups.size());
+  std::vector<bool> kept(cluster.groups.size());
+  for (int d : devices)
+    for (GroupId g = cluster.devices[d].parent; g.valid(); g = cluster.groups[g.index].parent)
+      kept[g.index] = true;
+  for (size_t g = 0; g < cluster.groups.size(); ++g) {
+    if (!kept[g]) continue;
+    Group copy = cluster.groups[g];
+    copy.children.clear();
+    copy.device_count = copy.first_device = 0;
+    group[g] = GroupId(static_cast<int64_t>(part.groups.size()));
+    if (copy.parent.valid()) {
+      copy.parent = group[copy.parent.index];
+      part.groups[copy.parent.index].children.push_back(group[g]);
+    }
+    part.groups.push_back(std::move(copy));
+  }
+  for (int d : devices) {
+    int& t = type[cluster.devices[d].type];
+    if (t < 0) {
+      t = static_cast<int>(part.types.size());
+      part.types.push_back(cluster.type_of(d));
+    }
+    const GroupId parent = group[cluster.devices[d].parent.index];
+    for (GroupId g = parent; g.valid(); g = part.groups[g.index].parent)
+      if (part.groups[g.index].device_count++ == 0) part.groups[g.index].first_device = part.size();
+    part.devices.push_back({t, parent});
+  }
+  return part;
+}
+
+Cluster scaled_down(const Cluster& cluster, int workers, double cores) {
+  // The child of the root that a device is in; the device itself in a flat cluster.
+  auto site = [&](int d) {
+    int64_t below = -1 - d;
+    for (GroupId g = cluster.devices[d].parent; cluster.groups[g.index].parent.valid();
+         g = cluster.groups[g.index].parent)
+      below = g.index;
+    return below;
+  };
+  std::vector<int> chosen, by_type(cluster.types.size());
+  std::map<int64_t, int> by_site;
+  std::vector<bool> taken(cluster.size());
+  while (static_cast<int>(chosen.size()) < std::min(workers, cluster.size())) {
+    int best = -1;
+    for (int d = 0; d < cluster.size(); ++d) {
+      if (taken[d]) continue;
+      auto rank = [&](int x) {
+        return std::pair(by_site[site(x)], by_type[cluster.devices[x].type]);
+      };
+      if (best < 0 || rank(d) < rank(best)) best = d;
+    }
+    taken[best] = true;
+    ++by_site[site(best)];
+    ++by_type[cluster.devices[best].type];
+    chosen.push_back(best);
+  }
+  std::sort(chosen.begin(), chosen.end());
+  Cluster part = part_of(cluster, chosen);
+  part.name = fmt::format("{}-scaled-{}", cluster.name, part.size());
+
+  const DeviceType core = [] {
+    for (const DeviceType& t : device_catalogue())
+      if (t.name == "cpu-core") return t;
+    return DeviceType{};
+  }();
+  FlopsPerSecond total = 0;
+  for (int d = 0; d < part.size(); ++d) total += part.type_of(d).flops;
+  double slower = 0;  // by how much time is stretched
+  for (DeviceType& t : part.types) {
+    t.speed = std::clamp(cores * t.flops / total, 0.01, 1.0);
+    slower = std::max(slower, t.flops / (core.flops * t.speed));
+    t.flops = t.half_flops = core.flops * t.speed;
+    t.memory_bandwidth = core.memory_bandwidth * t.speed;
+    t.overhead = core.overhead / t.speed;
+    t.ops.clear();
+  }
+  // How many devices shared a port before, and do now.
+  std::vector<int> before(part.groups.size());
+  size_t next = 0;
+  for (size_t g = 0; g < cluster.groups.size(); ++g) {
+    const Group& old = cluster.groups[g];
+    const auto first = std::lower_bound(chosen.begin(), chosen.end(), old.first_device);
+    if (first != chosen.end() && *first < old.first_device + old.device_count)
+      before[next++] = old.device_count;
+  }
+  for (size_t g = 0; g < part.groups.size(); ++g) {
+    Group& group = part.groups[g];
+    group.measured.clear();
+    double shared = 1;
+    for (GroupId child : group.children)
+      shared = std::min(
+          shared, static_cast<double>(part.groups[child.index].device_count) / before[child.index]);
+    group.link.bandwidth *= shared / slower;
+    if (group.uplink > 0)
+      group.uplink *= static_cast<double>(group.device_count) / before[g] / slower;
+  }
+  return part;
 }
 
 Cluster flat_cluster(const std::vector<DeviceType>& types, const std::vector<int>& counts,

@@ -33,6 +33,17 @@
 
 namespace motley {
 
+// What one operator was measured to take on a device: overhead + flops / rate + bytes / bandwidth.
+// The sum, not the larger of the two: measured times of cores and of small calls follow it.
+struct OpRate {
+  std::string op;  // "aten::mm"; "motley::adamw" and "motley::sgd" update one parameter,
+                   // "motley::step" is what a step takes besides
+  Seconds overhead = 0;
+  FlopsPerSecond flops = 0;             // 0: not limited by arithmetic
+  BytesPerSecond memory_bandwidth = 0;  // 0: not limited by memory
+  friend bool operator==(const OpRate&, const OpRate&) = default;
+};
+
 struct DeviceType {
   std::string name;
   FlopsPerSecond flops = 0;             // sustained, single precision, large matrix products
@@ -42,6 +53,7 @@ struct DeviceType {
   Seconds overhead = 0;                 // per operator launch
   double speed =
       1;  // emulation: share of one core of the machine it is emulated on (0: not emulated)
+  std::vector<OpRate> ops;  // measured, by name; before the numbers above where there is one
   friend bool operator==(const DeviceType&, const DeviceType&) = default;
 };
 
@@ -59,6 +71,31 @@ struct Link {
   friend bool operator==(const Link&, const Link&) = default;
 };
 
+// The collectives of a group as they were measured. With p devices, S bytes in all and m the
+// largest share, each takes rounds * (bytes a round / bandwidth + latency):
+//
+//   all_reduce                   2 (p-1) rounds of S / p
+//   all_gather, reduce_scatter   p-1 rounds of m S
+//   all_to_all                   p-1 rounds; in all as many bytes through the slowest port as there
+//                                are behind it for others
+//   broadcast                    p-1 rounds of S
+enum class CollectiveForm : uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  broadcast
+};
+constexpr int kCollectiveForms = 5;
+const char* to_string(CollectiveForm form);
+
+struct CollectiveRate {
+  CollectiveForm form = CollectiveForm::all_reduce;
+  Seconds latency = 0;  // of a round
+  BytesPerSecond bandwidth = 0;
+  friend bool operator==(const CollectiveRate&, const CollectiveRate&) = default;
+};
+
 using DeviceId = Id<struct DeviceTag>;
 using GroupId = Id<struct GroupTag>;
 
@@ -69,10 +106,11 @@ struct Device {
 
 struct Group {
   std::string name;
-  GroupId parent;                 // invalid for the root
-  Link link;                      // joins the children
-  BytesPerSecond uplink = 0;      // this group's port on the link above, if > 0
-  std::vector<GroupId> children;  // either groups ...
+  GroupId parent;                        // invalid for the root
+  Link link;                             // joins the children
+  BytesPerSecond uplink = 0;             // this group's port on the link above, if > 0
+  std::vector<CollectiveRate> measured;  // over all devices below; at most one of a form
+  std::vector<GroupId> children;         // either groups ...
   int first_device = 0;  // ... or devices; both kinds of group know the range of devices below them
   int device_count = 0;
 };
@@ -98,6 +136,18 @@ Cluster parse_cluster(const std::string& yaml, const std::string& name);
 
 // The YAML text of a cluster; parse_cluster(to_yaml(c)) equals c.
 std::string to_yaml(const Cluster& cluster);
+
+// The devices at these positions (ascending) with the groups they are in. Groups that lose devices
+// keep their links and what was measured of them.
+Cluster part_of(const Cluster& cluster, const std::vector<int>& devices);
+
+// A cluster of at most `workers` devices that this machine can emulate and on which time runs
+// slower, but computation and communication in the same proportion. Devices are taken one by one
+// from the child of the root, then the type, that has given the fewest. Speeds are proportional to
+// flops and add up to `cores` (none above one core, none below a hundredth). Bandwidths are divided
+// by what the devices are slowed down by, and shrink with the devices that share them; latencies
+// stay.
+Cluster scaled_down(const Cluster& cluster, int workers, double cores = 1.1);
 
 // A flat cluster for tests: `counts[i]` devices of `types[i]`, all on one switch.
 Cluster flat_cluster(const std::vector<DeviceType>& types, const std::vector<int>& counts,

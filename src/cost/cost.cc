@@ -23,6 +23,7 @@ Work work_of(const Theory& theory, NodeId id, const Triple& triple) {
   Work work;
   work.cut = triple.cut;
   const OpDef* op = find_op(node.op);
+  work.op = op;
   if (is_source(node) || (op && op->alias)) {
     work.free = true;
     return work;
@@ -42,7 +43,21 @@ Work work_of(const Theory& theory, NodeId id, const Triple& triple) {
   return work;
 }
 
-CostModel::CostModel(const Cluster& cluster) : cluster_(cluster), net_(cluster) {}
+CostModel::CostModel(const Cluster& cluster) : cluster_(cluster), net_(cluster) {
+  for (const DeviceType& type : cluster_.types) {
+    Rates& rates = rates_.emplace_back();
+    for (const OpRate& rate : type.ops) {
+      if (rate.op == "motley::adamw")
+        rates.adamw = &rate;
+      else if (rate.op == "motley::sgd")
+        rates.sgd = &rate;
+      else if (rate.op == "motley::step")
+        rates.step = rate.overhead;
+      else if (const OpDef* op = find_op(rate.op))
+        rates.ops[op] = &rate;
+    }
+  }
+}
 
 Seconds CostModel::compute(int type, const Work& work, double fraction, Seconds* cut,
                            Seconds* whole) const {
@@ -51,14 +66,25 @@ Seconds CostModel::compute(int type, const Work& work, double fraction, Seconds*
     if (work.cut == 0) fraction = 1;
     const DeviceType& t = cluster_.types[type];
     double rate = work.half ? t.half_flops : t.flops;
-    double by_flops = work.flops * fraction / rate;
-    double by_bytes = (work.cut_bytes * fraction + work.whole_bytes) / t.memory_bandwidth;
-    base = t.overhead;
-    if (by_flops >= by_bytes) {
-      slope = work.flops / rate;
+    const auto measured = rates_[type].ops.find(work.op);
+    if (measured != rates_[type].ops.end() && !work.half) {
+      const OpRate& r = *measured->second;
+      base = r.overhead;
+      if (r.flops > 0) slope += work.flops / r.flops;
+      if (r.memory_bandwidth > 0) {
+        slope += work.cut_bytes / r.memory_bandwidth;
+        base += work.whole_bytes / r.memory_bandwidth;
+      }
     } else {
-      slope = work.cut_bytes / t.memory_bandwidth;
-      base += work.whole_bytes / t.memory_bandwidth;
+      double by_flops = work.flops * fraction / rate;
+      double by_bytes = (work.cut_bytes * fraction + work.whole_bytes) / t.memory_bandwidth;
+      base = t.overhead;
+      if (by_flops >= by_bytes) {
+        slope = work.flops / rate;
+      } else {
+        slope = work.cut_bytes / t.memory_bandwidth;
+        base += work.whole_bytes / t.memory_bandwidth;
+      }
     }
     if (work.cut == 0) base += slope, slope = 0;
   }
@@ -71,7 +97,12 @@ Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer) const {
   if (bytes == 0) return 0;
   // Reads parameter, gradient and state, writes parameter and state.
   const DeviceType& t = cluster_.types[type];
-  return t.overhead + bytes * (3 + 2 * state_factor(optimizer)) / t.memory_bandwidth;
+  const OpRate* rate = optimizer == Optimizer::adamw ? rates_[type].adamw : rates_[type].sgd;
+  if (rate == nullptr)
+    return t.overhead + bytes * (3 + 2 * state_factor(optimizer)) / t.memory_bandwidth;
+  return rate->overhead + (rate->memory_bandwidth > 0
+                               ? bytes * (3 + 2 * state_factor(optimizer)) / rate->memory_bandwidth
+                               : 0);
 }
 
 Seconds CostModel::collective(CollectiveKind kind, Bytes bytes,
@@ -256,6 +287,12 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
       (placement.is_shard() ? stage.cut : stage.whole)[t] +=
           placement.is_shard() ? model.update(t, bytes, optimizer) : s;
     }
+  }
+  for (int t = 0; t < types; ++t) {
+    StageCost& stage = cost.stages.back();
+    stage.compute[t] += model.per_step(t);
+    stage.whole[t] += model.per_step(t);
+    cost.compute[t] += model.per_step(t);
   }
   for (const StageCost& stage : cost.stages)
     cost.step += stage.comm + *std::max_element(stage.compute.begin(), stage.compute.end());

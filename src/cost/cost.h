@@ -2,7 +2,8 @@
 //
 // Computation is a roofline with a launch overhead, per device type: overhead + max(flops / rate,
 // bytes / bandwidth). A step whose triple cuts a factor of size n does piece/n of the flops and
-// touches piece/n of the bytes of its sharded tensors, and all bytes of the replicated ones.
+// touches piece/n of the bytes of its sharded tensors, and all bytes of the replicated ones. An
+// operator that was measured (OpRate) takes overhead + flops / rate + bytes / bandwidth instead.
 // Devices of a type are priced at the largest piece among them.
 //
 // A program's time is stage-synchronised (HAP section 3.2): a collective starts when all devices
@@ -16,6 +17,7 @@
 #pragma once
 
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "cluster/cluster.h"
@@ -38,12 +40,15 @@ struct Work {
   int64_t cut = 0;    // size of the factor that divides flops and cut_bytes; 0: nothing is divided
   bool half = false;  // 16-bit arithmetic
   bool free = false;  // an alias or a source: no time
+  const OpDef* op = nullptr;  // nullptr: not in the op table
 };
 Work work_of(const Theory& theory, NodeId node, const Triple& triple);
 
 class CostModel {
  public:
   explicit CostModel(const Cluster& cluster);
+  CostModel(const CostModel&) = delete;
+  CostModel& operator=(const CostModel&) = delete;
 
   const Cluster& cluster() const { return cluster_; }
   int types() const { return static_cast<int>(cluster_.types.size()); }
@@ -61,11 +66,21 @@ class CostModel {
   Seconds collective(CollectiveKind kind, Bytes bytes,
                      const CollectiveModel::ShareProfile& shares) const;
   Seconds latency() const { return net_.latency_of_ring(); }
+  // What every step takes besides its operators, collectives and updates, on a device type.
+  Seconds per_step(int type) const { return rates_[type].step; }
   const CollectiveModel& net() const { return net_; }
 
  private:
+  // Measured operators of a device type; they point into cluster_.
+  struct Rates {
+    std::unordered_map<const OpDef*, const OpRate*> ops;
+    const OpRate *adamw = nullptr, *sgd = nullptr;
+    Seconds step = 0;
+  };
+
   Cluster cluster_;
   CollectiveModel net_;
+  std::vector<Rates> rates_;  // [type]
 };
 
 // Largest piece of a factor among the devices of each type, as a fraction of the factor; and every

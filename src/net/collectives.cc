@@ -8,7 +8,10 @@ namespace motley {
 
 CollectiveModel::CollectiveModel(const Cluster& cluster) : devices_(cluster.size()) {
   bandwidth_ = std::numeric_limits<double>::infinity();
-  if (devices_ == 1) return;
+  if (devices_ == 1) {
+    rates_.fill({CollectiveForm::all_reduce, 0, bandwidth_});
+    return;
+  }
   for (size_t g = 0; g < cluster.groups.size(); ++g) {
     const Group& group = cluster.groups[g];
     int members =
@@ -31,11 +34,20 @@ CollectiveModel::CollectiveModel(const Cluster& cluster) : devices_(cluster.size
     }
   }
   for (const Port& port : ports_) bandwidth_ = std::min(bandwidth_, port.bandwidth);
+  rates_.fill({CollectiveForm::all_reduce, latency_, bandwidth_});
+  for (const CollectiveRate& rate : cluster.groups[0].measured) {
+    rates_[static_cast<size_t>(rate.form)] = rate;
+    measured_[static_cast<size_t>(rate.form)] = true;
+  }
 }
 
 Seconds CollectiveModel::all_reduce(Bytes bytes) const {
   if (devices_ == 1) return 0;
   double p = devices_, steps = std::ceil(std::log2(p));
+  if (measured_[static_cast<size_t>(CollectiveForm::all_reduce)]) {
+    const CollectiveRate& r = rate(CollectiveForm::all_reduce);
+    return 2 * (p - 1) * (bytes / p / r.bandwidth + r.latency);
+  }
   return std::min(2 * (p - 1) / p * bytes / bandwidth_ + 2 * (p - 1) * latency_,
                   2 * bytes / bandwidth_ + 2 * steps * latency_);
 }
@@ -54,19 +66,30 @@ CollectiveModel::ShareProfile CollectiveModel::profile(const std::vector<double>
   return result;
 }
 
-Seconds CollectiveModel::all_gather(Bytes bytes, const ShareProfile& shares) const {
+Seconds CollectiveModel::rounds(CollectiveForm form, Bytes bytes,
+                                const ShareProfile& shares) const {
   if (devices_ == 1) return 0;
-  double p = devices_;
-  return shares.largest * bytes * (p - 1) / bandwidth_ + std::ceil(std::log2(p)) * latency_;
+  const CollectiveRate& r = rate(form);
+  const double p = devices_;
+  const double latencies = measured_[static_cast<size_t>(form)] ? p - 1 : std::ceil(std::log2(p));
+  return shares.largest * bytes * (p - 1) / r.bandwidth + latencies * r.latency;
+}
+
+Seconds CollectiveModel::all_gather(Bytes bytes, const ShareProfile& shares) const {
+  return rounds(CollectiveForm::all_gather, bytes, shares);
 }
 
 Seconds CollectiveModel::reduce_scatter(Bytes bytes, const ShareProfile& shares) const {
-  return all_gather(bytes, shares);
+  return rounds(CollectiveForm::reduce_scatter, bytes, shares);
 }
 
 Seconds CollectiveModel::all_to_all(Bytes bytes, const ShareProfile& shares) const {
   if (devices_ == 1) return 0;
-  return shares.exchange * bytes + std::ceil(std::log2(static_cast<double>(devices_))) * latency_;
+  const CollectiveRate& r = rate(CollectiveForm::all_to_all);
+  const double p = devices_;
+  const double latencies =
+      measured_[static_cast<size_t>(CollectiveForm::all_to_all)] ? p - 1 : std::ceil(std::log2(p));
+  return shares.exchange * bytes * (bandwidth_ / r.bandwidth) + latencies * r.latency;
 }
 
 }  // namespace motley

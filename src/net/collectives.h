@@ -11,10 +11,14 @@
 //   L,  ... log2 ... ) reduce-scatter   as all-gather all-to-all       per port: a group with share
 //   s of the tensor sends s (1 - s) S and receives as much; the worst port
 //
+// Where the collectives of the whole cluster were measured (CollectiveRate), they take their
+// measured rounds instead.
+//
 // The fluid simulator of this room (fluid.h) is the reference for what sharing and other algorithms
 // cost.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "cluster/cluster.h"
@@ -43,8 +47,8 @@ class CollectiveModel {
 
   // all_gather = fixed + slope * largest share, for the load-balancing LP; the same for
   // reduce_scatter.
-  Seconds latency_of_ring() const { return latency_; }
-  BytesPerSecond ring_bandwidth() const { return bandwidth_; }
+  Seconds latency_of_ring() const { return rate(CollectiveForm::all_reduce).latency; }
+  BytesPerSecond ring_bandwidth() const { return rate(CollectiveForm::all_reduce).bandwidth; }
   int devices() const { return devices_; }
 
  private:
@@ -52,10 +56,19 @@ class CollectiveModel {
     int first, count;          // devices below it
     BytesPerSecond bandwidth;  // one direction
   };
+  const CollectiveRate& rate(CollectiveForm form) const {
+    return rates_[static_cast<size_t>(form)];
+  }
+  // p-1 rounds of the largest share.
+  Seconds rounds(CollectiveForm form, Bytes bytes, const ShareProfile& shares) const;
+
   int devices_;
   BytesPerSecond bandwidth_ = 0;  // of the slowest port on a ring through all devices
   Seconds latency_ = 0;           // the largest on the way
   std::vector<Port> ports_;
+  std::array<CollectiveRate, kCollectiveForms>
+      rates_;  // [form] of the slowest port if not measured
+  std::array<bool, kCollectiveForms> measured_{};
 };
 
 }  // namespace motley

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@ namespace motley {
 namespace {
 
 constexpr const char* kReportVariable = "MOTLEY_REPORT_FD";
+constexpr const char* kNetworkVariable = "MOTLEY_NETWORK";
 // How long to wait for the cause when a worker only complains of a lost peer.
 constexpr std::chrono::milliseconds kGrace{2000};
 
@@ -183,8 +185,14 @@ class Group {
     variables[kReportVariable] = std::to_string(report.write);
     // Errors come as exceptions; libtorch's log would repeat them.
     variables.try_emplace("GLOG_minloglevel", "3");
+    if (options_.network != nullptr) {
+      variables["MASTER_ADDR"] = options_.network->hub_address();
+      variables["GLOO_SOCKET_IFNAME"] = kWorkerInterface;
+      variables[kNetworkVariable] = options_.network->mode();
+    }
     for (const auto& [name, value] : options_.environment) variables[name] = value;
-    std::vector<std::string> lines, words{"motley"};
+    const std::string program = options_.program.empty() ? "/proc/self/exe" : options_.program;
+    std::vector<std::string> lines, words{options_.program.empty() ? "motley" : options_.program};
     for (const auto& [name, value] : variables) lines.push_back(name + "=" + value);
     words.insert(words.end(), options_.arguments.begin(), options_.arguments.end());
     std::vector<char*> environment, arguments;
@@ -199,6 +207,8 @@ class Group {
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(1);
+      if (options_.network != nullptr && setns(options_.network->worker(rank), CLONE_NEWNET) != 0)
+        _exit(126);
       fcntl(report.write, F_SETFD, 0);
       if (output) {
         dup2(output->write, STDOUT_FILENO);
@@ -206,7 +216,7 @@ class Group {
         const int null = open("/dev/null", O_WRONLY);
         if (null >= 0) dup2(null, STDOUT_FILENO);
       }
-      execve("/proc/self/exe", arguments.data(), environment.data());
+      execvpe(program.c_str(), arguments.data(), environment.data());
       _exit(127);
     }
     close(report.write);
@@ -264,13 +274,20 @@ int port_from_environment() {
 }  // namespace
 
 std::string launch_workers(const LaunchOptions& options) {
-  RendezvousStore store(port_from_environment());
+  std::unique_ptr<RendezvousStore> store;
+  const auto open = [&] { store = std::make_unique<RendezvousStore>(port_from_environment()); };
+  if (options.network != nullptr)
+    options.network->in_hub(open);
+  else
+    open();
   caught_signal = 0;
   Signals signals;
   Group group(options);
-  group.start(store.port());
+  group.start(store->port());
   return group.wait();
 }
+
+const char* network_of_worker() { return std::getenv(kNetworkVariable); }
 
 bool is_launched_worker() { return std::getenv(kReportVariable) != nullptr; }
 

@@ -13,16 +13,20 @@
 #include <string>
 #include <vector>
 
+#include "testbed/network.h"
+
 namespace motley {
 
 constexpr int kMaxLocalWorkers = 64;
 
 struct LaunchOptions {
-  std::vector<std::string> arguments;  // of this very program, without its name
+  std::string program;                 // empty: this very program
+  std::vector<std::string> arguments;  // without the program's name
   int workers = 1;
   bool capture = false;                            // rank 0's standard output is returned
   int threads = 1;                                 // of each worker
   std::map<std::string, std::string> environment;  // more variables for the workers
+  const Network* network = nullptr;  // whose workers' namespaces the workers are started in
 };
 
 // Starts the workers and waits for them. Only rank 0 keeps standard output; standard error is
@@ -33,6 +37,9 @@ std::string launch_workers(const LaunchOptions& options);
 
 // True in a process that launch_workers started.
 bool is_launched_worker();
+
+// Network::mode() of the network this worker was started in; nullptr: the machine's own.
+const char* network_of_worker();
 
 // Threads of one operator in this process.
 void set_threads(int threads);
