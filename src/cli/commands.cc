@@ -16,8 +16,10 @@
 #include "cli/simulate_command.h"
 #include "core/error.h"
 #ifdef MOTLEY_WITH_TORCH
+#include "cli/calibrate_command.h"
 #include "cli/capture_command.h"
 #include "cli/demo_command.h"
+#include "cli/emulate_command.h"
 #include "cli/run_command.h"
 #include "cli/verify_command.h"
 #endif
@@ -38,8 +40,10 @@ void add_commands(CLI::App& app) {
   add_schedule_command(app);
   add_simulate_command(app);
 #ifdef MOTLEY_WITH_TORCH
+  add_calibrate_command(app);
   add_capture_command(app);
   add_demo_command(app);
+  add_emulate_command(app);
   add_run_command(app);
   add_verify_command(app);
 #else
@@ -48,8 +52,10 @@ void add_commands(CLI::App& app) {
     command->set_help_flag("");
     command->callback([] { become_torch(); });
   };
+  elsewhere("calibrate", "Measure devices and links and write a profile");
   elsewhere("capture", "Write the captured training step of a model");
   elsewhere("demo", "Plan and train a language model on emulated workers of unequal speed");
+  elsewhere("emulate", "Run a command once per device inside the emulated cluster");
   elsewhere("run", "Train by a plan");
   elsewhere("verify", "Run a plan and one device on the same batch and compare");
 #endif

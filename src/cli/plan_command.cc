@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "cli/commands.h"
+#include "cluster/profile.h"
 #include "core/log.h"
 #include "spmd/planner.h"
 #ifdef MOTLEY_WITH_TORCH
@@ -16,7 +17,9 @@ namespace motley {
 
 void add_plan_command(CLI::App& app) {
   struct Args {
-    std::string model, cluster, output, engine = "auto", memory = "on", optimizer = "adamw";
+    std::string model, cluster, output, engine = "auto", memory = "on", optimizer = "adamw",
+                                        profile;
+    int scale = 0;
     int64_t batch = 0;
     double time_limit = 1e30;
     uint64_t seed = 0;
@@ -34,6 +37,11 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--batch", args->batch, "Global batch")
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  command
+      ->add_option("--scale", args->scale,
+                   "Plan for the cluster scaled down to at most so many workers of this machine")
+      ->check(CLI::Range(1, 64));
+  command->add_option("--profile", args->profile, "Measured profile, from motley calibrate");
   command->add_option("--engine", args->engine, "auto or spmd")
       ->check(CLI::IsMember({"auto", "spmd"}));
   command->add_option("--memory-limit", args->memory, "on: device memory is a hard limit")
@@ -45,7 +53,7 @@ void add_plan_command(CLI::App& app) {
   command->add_option("-o,--output", args->output, "Plan file to write");
   command->add_flag("--json", args->json, "Print one JSON object");
   command->callback([args] {
-    Cluster cluster = load_cluster(args->cluster);
+    const Cluster cluster = load_cluster(args->cluster, args->scale, args->profile);
 #ifdef MOTLEY_WITH_TORCH
     GraphSource source = load_graph(args->model, args->batch);
     Graph graph = std::move(source.graph);

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cluster/profile.h"
 #include "core/error.h"
 #include "core/units.h"
 #include "torch/launch.h"
@@ -19,7 +20,8 @@ namespace {
 // Emulated speeds hold while they add up to less than this part of the machine's cores.
 constexpr double kSafeShare = 0.6;
 
-Plan sound_plan(const std::string& path, int workers) {
+Plan sound_plan(const RunOptions& options, int workers) {
+  const std::string& path = options.plan;
   Plan plan = load_plan(path);
   const std::vector<std::string> problems = check(plan, /*memory_limit=*/false);
   if (!problems.empty())
@@ -27,6 +29,14 @@ Plan sound_plan(const std::string& path, int workers) {
   if (workers > 0 && workers != plan.cluster.size())
     throw user_error("run", "{}: the plan is for {} devices, but {} workers were started", path,
                      plan.cluster.size(), workers);
+  if (!options.profile.empty()) {
+    apply(load_profile(options.profile), options.profile, &plan.cluster);
+    const CostModel cost(plan.cluster);
+    const Shares shares(plan.ratios);
+    const Fractions fractions(plan.cluster, shares);
+    plan.predicted_step_s =
+        cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step;
+  }
   return plan;
 }
 
@@ -48,7 +58,7 @@ bool on_cuda(const RunOptions& options, int workers) {
 
 void work(const RunOptions& options, const Rendezvous& where) {
   const bool cuda = on_cuda(options, 0);
-  const Plan plan = sound_plan(options.plan, where.size);
+  const Plan plan = sound_plan(options, where.size);
   const bool talks = where.rank == 0;
   set_threads(options.threads);
   graph_of_model(plan);
@@ -77,7 +87,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
       throw user_error("run", "--emulate: device type {} has speed 0; give its share of a core",
                        type.name);
     training.speed = type.speed;
-    pacing = pace(*sockets, plan.cluster);
+    pacing = emulate_links(*sockets, plan.cluster);
     double cores = 0;
     for (int d = 0; d < plan.cluster.size(); ++d) cores += plan.cluster.type_of(d).speed;
     if (talks) {
@@ -137,6 +147,7 @@ std::vector<std::string> RunOptions::arguments() const {
   if (learning_rate > 0) add("--lr", fmt::format("{}", learning_rate));
   if (clip > 0) add("--clip", fmt::format("{}", clip));
   if (emulate) words.push_back("--emulate");
+  if (!profile.empty()) add("--profile", profile);
   add("--device", device);
   if (json) words.push_back("--json");
   return words;
@@ -149,7 +160,8 @@ void run_command(const RunOptions& options) {
   }
   if (options.device == "cuda") on_cuda(options, 0);
   LaunchOptions launch;
-  launch.workers = sound_plan(options.plan, 0).cluster.size();
+  const Plan plan = sound_plan(options, 0);
+  launch.workers = plan.cluster.size();
   if (launch.workers > kMaxLocalWorkers)
     throw user_error("run",
                      "{}: the plan is for {} devices; more than {} workers are not started on one "
@@ -159,6 +171,9 @@ void run_command(const RunOptions& options) {
   local.device = on_cuda(options, launch.workers) ? "cuda" : "cpu";
   launch.arguments = local.arguments();
   launch.threads = options.threads;
+  std::unique_ptr<Network> network;
+  if (options.emulate) network = network_for(plan.cluster);
+  launch.network = network.get();
   launch_workers(launch);
 }
 
@@ -183,6 +198,8 @@ void add_run_command(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   command->add_flag("--emulate", options->emulate,
                     "Emulate the speeds and links of the plan's cluster on this machine");
+  command->add_option("--profile", options->profile,
+                      "Measured profile of the plan's cluster, for the prediction");
   command
       ->add_option(
           "--device", options->device,

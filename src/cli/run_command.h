@@ -19,6 +19,7 @@ struct RunOptions {
   double learning_rate = 0, clip = 0;
   int64_t checkpoint_every = 0;
   bool emulate = false;
+  std::string profile;          // file; empty: the numbers in the plan
   std::string device = "auto";  // or cpu, cuda
   int threads = 1;              // of each local worker
   bool json = false;

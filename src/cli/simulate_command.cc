@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "cli/commands.h"
+#include "cluster/profile.h"
 #include "core/error.h"
 #include "sim/simulate.h"
 
@@ -11,18 +12,20 @@ namespace motley {
 
 void add_simulate_command(CLI::App& app) {
   struct Args {
-    std::string plan, trace;
+    std::string plan, trace, profile;
     bool json = false;
   };
   auto args = std::make_shared<Args>();
   auto* command = app.add_subcommand("simulate", "Walk every device of a plan through one step");
   command->add_option("plan", args->plan, "Plan file")->required();
   command->add_option("--trace", args->trace, "Timeline to write, for Perfetto");
+  command->add_option("--profile", args->profile, "Measured profile of the plan's cluster");
   command->add_flag("--json", args->json, "Print one JSON object");
   command->callback([args] {
     Plan plan = load_plan(args->plan);
     if (auto problems = check(plan, false); !problems.empty())
       throw user_error("simulate", "{}: {}", args->plan, problems[0]);
+    if (!args->profile.empty()) apply(load_profile(args->profile), args->profile, &plan.cluster);
     Simulation sim = simulate(plan, !args->trace.empty());
     if (!args->trace.empty()) write_file(args->trace, to_trace(plan, sim));
     if (args->json) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <limits>
@@ -19,6 +20,7 @@
 #include "torch/capture.h"
 #include "torch/eager.h"
 #include "torch/executor.h"
+#include "torch/launch.h"
 
 namespace motley {
 
@@ -139,6 +141,20 @@ std::string pace(ProcessCommunicator& group, const Cluster& cluster) {
             setsockopt(sockets[r], SOL_SOCKET, SO_MAX_PACING_RATE, &rate[r], sizeof rate[r]);
       });
   return "paced sockets";
+}
+
+std::unique_ptr<Network> network_for(const Cluster& cluster) {
+  std::string why;
+  std::unique_ptr<Network> network = open_network(cluster, &why);
+  if (!network)
+    std::fprintf(stderr, "emulation: no network namespaces (%s); pacing sockets instead\n",
+                 why.c_str());
+  return network;
+}
+
+std::string emulate_links(ProcessCommunicator& group, const Cluster& cluster) {
+  if (const char* mode = network_of_worker()) return mode;
+  return pace(group, cluster);
 }
 
 Measured measure(Communicator& group, double speed) {

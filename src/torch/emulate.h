@@ -13,14 +13,17 @@
 //   ring        min over ports of bandwidth
 //   all pairs   min over ports of bandwidth / (ordered pairs of devices that cross the port)
 //
-// What it does not emulate: latency (measure() tells what the loopback has), memory limits, and
-// the CPU time of the network stack.
+// That is for where network namespaces (testbed/network.h) cannot be had: they limit what links
+// carry in all, whoever talks, and delay it too. Neither emulates memory limits or the CPU time of
+// the network stack.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cluster/cluster.h"
+#include "testbed/network.h"
 #include "torch/gloo.h"
 
 namespace motley {
@@ -49,6 +52,13 @@ BytesPerSecond pair_bandwidth(const Cluster& cluster, int a, int b, Traffic traf
 // Paces the group's sockets from now on and says what is in effect: "paced sockets" or
 // "no pacing: <why>". Collective.
 std::string pace(ProcessCommunicator& group, const Cluster& cluster);
+
+// The network of a cluster for workers of this machine; nothing, after a line on standard error
+// that says why, where links have to be paced sockets.
+std::unique_ptr<Network> network_for(const Cluster& cluster);
+
+// In a worker: the mode of the network it was started in; otherwise pace(). Collective.
+std::string emulate_links(ProcessCommunicator& group, const Cluster& cluster);
 
 // What this group can do, measured under the emulation in effect, all workers at once. Collective.
 struct Measured {

@@ -117,12 +117,12 @@ void drain(int* fd, std::string* text) {
   }
 }
 
-class Group {
+class Workers {
  public:
-  explicit Group(const LaunchOptions& options) : options_(options) {}
-  ~Group() { stop(); }
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
+  explicit Workers(const LaunchOptions& options) : options_(options) {}
+  ~Workers() { stop(); }
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
 
   void start(int port) {
     for (int r = 0; r < options_.workers; ++r) start_worker(r, port);
@@ -282,7 +282,7 @@ std::string launch_workers(const LaunchOptions& options) {
     open();
   caught_signal = 0;
   Signals signals;
-  Group group(options);
+  Workers group(options);
   group.start(store->port());
   return group.wait();
 }

@@ -1,0 +1,204 @@
+#include "cli/calibrate_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "cluster/profile.h"
+#include "core/error.h"
+#include "core/units.h"
+#include "torch/calibrate.h"
+#include "torch/emulate.h"
+#include "torch/launch.h"
+#include "torch/nccl.h"
+
+namespace motley {
+
+namespace {
+
+struct CalibrateArgs {
+  std::string cluster, output, device = "auto";
+  std::vector<std::string> models;
+  int64_t batch = 8;
+  int scale = 0;
+  bool emulate = false, json = false;
+
+  // The command line of workers.
+  std::vector<std::string> words(bool cuda) const {
+    std::vector<std::string> list = {
+        "calibrate", "--cluster",          cluster, "-o", output, "--batch", std::to_string(batch),
+        "--device",  cuda ? "cuda" : "cpu"};
+    for (const std::string& model : models) {
+      list.push_back("--model");
+      list.push_back(model);
+    }
+    if (scale > 0) {
+      list.push_back("--scale");
+      list.push_back(std::to_string(scale));
+    }
+    if (emulate) list.push_back("--emulate");
+    if (json) list.push_back("--json");
+    return list;
+  }
+};
+
+void report(const Profile& profile, const CalibrateArgs& args) {
+  double least = 1;
+  Json devices = Json::array(), collectives = Json::array();
+  for (const ProfiledDevice& d : profile.devices) {
+    Json classes = Json::array();
+    for (const ProfiledClass& c : d.classes) {
+      classes.push_back({{"class", c.name},
+                         {"dtype", c.dtype},
+                         {"overhead_s", c.overhead},
+                         {"rate", c.rate},
+                         {"r2", c.fit.r2}});
+      least = std::min(least, c.fit.r2);
+    }
+    double error = 0;
+    for (const ProfiledOp& op : d.ops) error += op.fit.error / static_cast<double>(d.ops.size());
+    devices.push_back({{"type", d.type},
+                       {"flops", d.flops},
+                       {"half_flops", d.half_flops},
+                       {"memory_bandwidth", d.memory_bandwidth},
+                       {"overhead_s", d.overhead},
+                       {"ops", d.ops.size()},
+                       {"mean_op_error", error},
+                       {"classes", classes}});
+    if (!args.json)
+      std::printf(
+          "%-10s %s/s in products, %s/s elementwise, %s per operator; %zu operators, mean "
+          "error of a call %.0f%%\n",
+          d.type.c_str(), format_flops(d.flops).c_str(), format_bytes(d.memory_bandwidth).c_str(),
+          format_seconds(d.overhead).c_str(), d.ops.size(), 100 * error);
+  }
+  for (const ProfiledGroup& g : profile.groups)
+    for (size_t i = 0; i < g.collectives.size(); ++i) {
+      const CollectiveRate& r = g.collectives[i];
+      least = std::min(least, g.fits[i].r2);
+      collectives.push_back({{"group", g.path},
+                             {"devices", g.types.size()},
+                             {"form", to_string(r.form)},
+                             {"latency_s", r.latency},
+                             {"bandwidth", r.bandwidth},
+                             {"r2", g.fits[i].r2}});
+      if (!args.json)
+        std::printf("%-10s %-15s %s/s, %s a round, R2 %.4f\n",
+                    fmt::format("[{}]", fmt::join(g.path, ",")).c_str(), to_string(r.form),
+                    format_bytes(r.bandwidth).c_str(), format_seconds(r.latency).c_str(),
+                    g.fits[i].r2);
+    }
+  if (args.json)
+    print_json({{"profile", args.output},
+                {"emulated", profile.emulated},
+                {"seconds", profile.seconds},
+                {"devices", devices},
+                {"collectives", collectives},
+                {"fit_r2", least}});
+  else
+    std::printf("written to %s after %s\n", args.output.c_str(),
+                format_seconds(profile.seconds).c_str());
+  std::fflush(stdout);
+}
+
+void work(const CalibrateArgs& args, const Rendezvous& where) {
+  const Cluster cluster = load_cluster(args.cluster, args.scale, "");
+  if (where.size != cluster.size())
+    throw user_error("calibrate", "--cluster {} has {} devices, but {} workers were started",
+                     args.cluster, cluster.size(), where.size);
+  set_threads(1);
+  CalibrateOptions options;
+  for (const std::string& model : args.models) options.steps.emplace_back(model, args.batch);
+  std::unique_ptr<Communicator> group;
+  std::string mode;
+  const bool cuda = args.device == "cuda";
+  const int index = cuda ? cuda_device_of(where) : 0;
+  if (cuda) {
+    options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+    group = join_nccl(where, index);
+  } else {
+    auto processes = join_group(where);
+    if (args.emulate) {
+      options.speed = cluster.type_of(where.rank).speed;
+      mode = emulate_links(*processes, cluster);
+    }
+    group = std::move(processes);
+  }
+  options.subgroup = [&](const std::vector<int>& ranks, const std::string& name) {
+    Rendezvous part = where;
+    part.size = static_cast<int>(ranks.size());
+    part.rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), where.rank) - ranks.begin());
+    part.prefix += name;
+    part.store_outside = true;
+    return cuda ? join_nccl(part, index) : std::unique_ptr<Communicator>(join_group(part));
+  };
+  if (where.rank == 0)
+    options.progress = [](const std::string& what) {
+      std::fprintf(stderr, "measuring %s\n", what.c_str());
+    };
+  Profile profile = calibrate(*group, cluster, options);
+  group->barrier();
+  if (where.rank != 0) return;
+  profile.emulated = mode;
+  save_profile(profile, args.output);
+  report(profile, args);
+}
+
+void calibrate_command(CalibrateArgs args) {
+  const auto where = rendezvous_from_environment();
+  const Cluster cluster = load_cluster(args.cluster, args.scale, "");
+  if (args.emulate)
+    for (const DeviceType& type : cluster.types)
+      if (!(type.speed > 0))
+        throw user_error("calibrate",
+                         "--cluster {}: device type {} has speed 0; give its share of a core, or "
+                         "--scale",
+                         args.cluster, type.name);
+  bool cuda = args.device == "cuda";
+  if (cuda) require_cuda();
+  if (cuda && args.emulate)
+    throw user_error("calibrate", "--emulate works on the CPU; give it without --device cuda");
+  if (args.device == "auto")
+    cuda = !args.emulate && has_nccl() && cuda_devices() >= (where ? 1 : cluster.size());
+  if (where) {
+    args.device = cuda ? "cuda" : "cpu";
+    run_worker([&] { work(args, *where); });
+    return;
+  }
+  if (cluster.size() > kMaxLocalWorkers)
+    throw user_error("calibrate",
+                     "--cluster {}: has {} devices; start the workers with torchrun or Slurm, or "
+                     "give --emulate --scale",
+                     args.cluster, cluster.size());
+  LaunchOptions launch;
+  launch.arguments = args.words(cuda);
+  launch.workers = cluster.size();
+  std::unique_ptr<Network> network;
+  if (args.emulate) network = network_for(cluster);
+  launch.network = network.get();
+  launch_workers(launch);
+}
+
+}  // namespace
+
+void add_calibrate_command(CLI::App& app) {
+  auto args = std::make_shared<CalibrateArgs>();
+  auto* command = app.add_subcommand("calibrate", "Measure devices and links and write a profile");
+  command->add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
+      ->required();
+  command->add_option("-o,--output", args->output, "Profile to write")->required();
+  command->add_option("--scale", args->scale, "Scale the cluster down to at most so many workers")
+      ->check(CLI::Range(1, kMaxLocalWorkers));
+  command->add_option("--model", args->models,
+                      "Model whose operators are measured; may be given again; default: small ones "
+                      "of the zoo");
+  command->add_option("--batch", args->batch, "Batch of --model on each device")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command->add_flag("--emulate", args->emulate, "Emulate the cluster on this machine");
+  command->add_option("--device", args->device, "cuda, cpu, or auto: CUDA if there are enough")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  command->add_flag("--json", args->json, "Print one JSON object");
+  command->callback([args] { calibrate_command(*args); });
+}
+
+}  // namespace motley

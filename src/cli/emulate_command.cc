@@ -1,0 +1,50 @@
+#include "cli/emulate_command.h"
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cluster/profile.h"
+#include "core/error.h"
+#include "torch/emulate.h"
+#include "torch/launch.h"
+
+namespace motley {
+
+void add_emulate_command(CLI::App& app) {
+  struct Args {
+    std::string cluster;
+    int scale = 0;
+    std::vector<std::string> command;
+  };
+  auto args = std::make_shared<Args>();
+  auto* command =
+      app.add_subcommand("emulate", "Run a command once per device inside the emulated cluster");
+  command->add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
+      ->required();
+  command->add_option("--scale", args->scale, "Scale the cluster down to at most so many workers")
+      ->check(CLI::Range(1, kMaxLocalWorkers));
+  command
+      ->add_option("command", args->command,
+                   "Program and arguments, after --; it is given torchrun's variables and "
+                   "MOTLEY_SPEEDS, the shares of a core of all ranks")
+      ->required();
+  command->callback([args] {
+    const Cluster cluster = load_cluster(args->cluster, args->scale, "");
+    if (cluster.size() > kMaxLocalWorkers)
+      throw user_error("emulate", "--cluster {}: has {} devices; give --scale {} or less",
+                       args->cluster, cluster.size(), kMaxLocalWorkers);
+    LaunchOptions launch;
+    launch.program = args->command[0];
+    launch.arguments.assign(args->command.begin() + 1, args->command.end());
+    launch.workers = cluster.size();
+    std::string speeds;
+    for (int d = 0; d < cluster.size(); ++d)
+      speeds += fmt::format("{}{}", d > 0 ? "," : "", cluster.type_of(d).speed);
+    launch.environment["MOTLEY_SPEEDS"] = speeds;
+    const std::unique_ptr<Network> network = network_for(cluster);
+    launch.network = network.get();
+    launch_workers(launch);
+  });
+}
+
+}  // namespace motley

@@ -1,0 +1,66 @@
+// Calibration: measures what the devices and links of a cluster do, all workers at once, and fits
+// the numbers the cost model works with.
+//
+// Devices. Operators are measured where they are used: the executor runs steps of small reference
+// models of the zoo on each device by itself, at several batch sizes, and every call is timed. Of
+// each operator all calls are fitted together, by least squares with the weight 1 / seconds and no
+// negative coefficient:
+//
+//     seconds = overhead + flops / rate + bytes / bandwidth          (OpRate)
+//
+// with the flops and bytes that the cost model knows of the call. The optimizers are fitted to
+// updates of parameters of several sizes, and "motley::step" is what a step of a tiny model takes
+// that this does not explain. Beside that the classes matmul, convolution, elementwise and launch
+// are measured against size and dtype: they give DeviceType's own numbers, which stand for the
+// operators that no reference model has.
+//
+// On an emulated device (emulate.h) a call takes its CPU time / speed, and the device is padded
+// while it is measured, so that all share the machine as they do in training. On a CUDA device it
+// takes wall time between synchronisations.
+//
+// Links. Every group of the cluster tree measures each form of collective against size; the slowest
+// member's median counts. Fitted is seconds = rounds * latency + traffic / bandwidth
+// (CollectiveRate).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cluster/profile.h"
+#include "torch/communicator.h"
+
+namespace motley {
+
+struct CalibrateOptions {
+  double speed = 0;  // padding of this worker; 0: a real device
+  at::Device device = at::kCPU;
+  // Steps whose operators are measured (model, batch); empty: reference_steps().
+  std::vector<std::pair<std::string, int64_t>> steps;
+  Seconds budget = 24;  // for them; every step runs at least twice
+  // A group of some ranks of the whole, in order, that meets under a name of its own; called by its
+  // members alone.
+  std::function<std::unique_ptr<Communicator>(const std::vector<int>& ranks,
+                                              const std::string& name)>
+      subgroup;
+  std::function<void(const std::string&)> progress;  // what comes next
+};
+
+std::vector<std::pair<std::string, int64_t>> reference_steps();
+
+// Collective. The whole profile on rank 0, its own devices' part elsewhere.
+Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOptions& options);
+
+// One measured call and what the cost model knows of it.
+struct Sample {
+  Flops flops = 0;
+  Bytes bytes = 0;
+  Seconds seconds = 0;
+};
+// The coefficients of `seconds = overhead + flops / rate + bytes / bandwidth` (see above) and how
+// well they explain the samples. REQUIRES: at least one sample.
+OpRate fit(const std::vector<Sample>& samples, FitQuality* quality);
+
+}  // namespace motley
