@@ -105,6 +105,7 @@ double program_error(const Theory& theory, const Program& program, const Shares&
 const std::vector<SoundnessCase>& soundness_cases() {
   static const std::vector<SoundnessCase> cases = {
       {"bert:layers=1,hidden=16,heads=4,seq=6,vocab=11", 6},
+      {"bert-moe:layers=2,hidden=8,heads=2,seq=6,vocab=11,experts=5,every=2", 6},
       {"convnet:width=4,image=8,classes=5", 6},
       {"gpt:layers=2,hidden=16,heads=4,seq=6,vocab=11,dropout=0.2", 6},
       {"mlp:layers=2,hidden=12,in=10,classes=7", 9},

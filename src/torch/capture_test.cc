@@ -88,6 +88,8 @@ TEST_P(ZooTest, CapturedStepIsTheEagerStep) {
 INSTANTIATE_TEST_SUITE_P(
     Toys, ZooTest,
     testing::Values("bert:layers=2,hidden=16,heads=4,seq=8,vocab=20",
+                    "bert-moe:layers=2,hidden=16,heads=4,seq=8,vocab=20,experts=3,every=2,top=1",
+                    "bert-moe:layers=3,hidden=16,heads=4,seq=8,vocab=20,experts=5",
                     "bert:layers=1,hidden=16,heads=2,seq=8,vocab=20,dropout=0.2",
                     "convnet:width=4,image=8,classes=5",
                     "convnet:width=4,image=8,classes=5,dropout=0.5",

@@ -20,7 +20,7 @@ DType default_dtype() { return from_torch(c10::get_default_dtype_as_scalartype()
 
 std::shared_ptr<TrainModule> build_model(const ModelSpec& spec) {
 #define MOTLEY_MODEL(model, ...) \
-  if (spec.name() == #model) return build_##model(spec);
+  if (spec.name() == model_name(#model)) return build_##model(spec);
 #include "torch/zoo/models.inc"
 #undef MOTLEY_MODEL
   MOTLEY_CHECK(false, "model {}", spec.name());

@@ -1,6 +1,7 @@
 // BERT (Devlin et al. 2019): token and learned position embeddings, post-norm encoder,
 // masked-language head with output weights tied to the token embedding; the loss is the
-// cross-entropy on all tokens.
+// cross-entropy on all tokens. bert-moe is BERT whose every `every`-th block has experts in place
+// of the feed-forward layer (GShard, Lepikhin et al. 2021), with their balance loss added.
 #include <ATen/Functions.h>
 #include <torch/types.h>
 
@@ -20,10 +21,14 @@ class Bert : public TrainModule {
         bias_(register_parameter("bias", torch::zeros({vocab_}))) {
     const torch::nn::LayerNormOptions norm({spec["hidden"]});
     norm_ = register_module("norm", torch::nn::LayerNorm(norm));
-    for (int64_t i = 0; i < spec["layers"]; i++)
-      blocks_.push_back(register_module(
-          fmt::format("block{}", i),
-          Block(BlockOptions{spec["hidden"], spec["heads"], dropout_, /*pre_norm=*/false})));
+    for (int64_t i = 0; i < spec["layers"]; i++) {
+      BlockOptions block{spec["hidden"], spec["heads"], dropout_, /*pre_norm=*/false};
+      if (spec.has("experts") && (i + 1) % spec["every"] == 0) {
+        block.experts = spec["experts"];
+        block.top = spec["top"];
+      }
+      blocks_.push_back(register_module(fmt::format("block{}", i), Block(block)));
+    }
     head_ = register_module("head", torch::nn::Linear(spec["hidden"], spec["hidden"]));
     head_norm_ = register_module("head_norm", torch::nn::LayerNorm(norm));
   }
@@ -36,9 +41,11 @@ class Bert : public TrainModule {
   at::Tensor loss(const std::vector<at::Tensor>& inputs) override {
     at::Tensor x = norm_(at::embedding(tokens_, inputs[0]) + positions_);
     x = at::dropout(x, dropout_, is_training());
-    for (Block& block : blocks_) x = block(x, at::Tensor());
+    at::Tensor balance;
+    for (Block& block : blocks_) x = block(x, at::Tensor(), &balance);
     const at::Tensor logits = at::linear(head_norm_(at::gelu(head_(x))), tokens_, bias_);
-    return at::cross_entropy_loss(logits.view({-1, vocab_}), inputs[1].view({-1}));
+    const at::Tensor loss = at::cross_entropy_loss(logits.view({-1, vocab_}), inputs[1].view({-1}));
+    return balance.defined() ? loss + balance : loss;
   }
 
  private:
@@ -53,6 +60,10 @@ class Bert : public TrainModule {
 }  // namespace
 
 std::shared_ptr<TrainModule> build_bert(const ModelSpec& spec) {
+  return std::make_shared<Bert>(spec);
+}
+
+std::shared_ptr<TrainModule> build_bert_moe(const ModelSpec& spec) {
   return std::make_shared<Bert>(spec);
 }
 

@@ -19,17 +19,25 @@ BlockImpl::BlockImpl(const BlockOptions& options)
       norm1_(register_module("norm1", layer_norm(options.hidden))),
       norm2_(register_module("norm2", layer_norm(options.hidden))),
       qkv_(register_module("qkv", torch::nn::Linear(options.hidden, 3 * options.hidden))),
-      projection_(register_module("projection", torch::nn::Linear(options.hidden, options.hidden))),
-      up_(register_module("up", torch::nn::Linear(options.hidden, 4 * options.hidden))),
-      down_(register_module("down", torch::nn::Linear(4 * options.hidden, options.hidden))) {}
+      projection_(
+          register_module("projection", torch::nn::Linear(options.hidden, options.hidden))) {
+  const int64_t hidden = options.hidden;
+  if (options.experts > 0) {
+    experts_ = register_module(
+        "experts", Experts(ExpertsOptions{hidden, 4 * hidden, options.experts, options.top}));
+    return;
+  }
+  up_ = register_module("up", torch::nn::Linear(hidden, 4 * hidden));
+  down_ = register_module("down", torch::nn::Linear(4 * hidden, hidden));
+}
 
-at::Tensor BlockImpl::forward(const at::Tensor& x, const at::Tensor& mask) {
+at::Tensor BlockImpl::forward(const at::Tensor& x, const at::Tensor& mask, at::Tensor* balance) {
   if (options_.pre_norm) {
     const at::Tensor y = x + attention(norm1_(x), mask);
-    return y + feed_forward(norm2_(y));
+    return y + feed_forward(norm2_(y), balance);
   }
   const at::Tensor y = norm1_(x + attention(x, mask));
-  return norm2_(y + feed_forward(y));
+  return norm2_(y + feed_forward(y, balance));
 }
 
 at::Tensor BlockImpl::attention(const at::Tensor& x, const at::Tensor& mask) {
@@ -44,8 +52,9 @@ at::Tensor BlockImpl::attention(const at::Tensor& x, const at::Tensor& mask) {
                      is_training());
 }
 
-at::Tensor BlockImpl::feed_forward(const at::Tensor& x) {
-  return at::dropout(down_(at::gelu(up_(x))), options_.dropout, is_training());
+at::Tensor BlockImpl::feed_forward(const at::Tensor& x, at::Tensor* balance) {
+  const at::Tensor y = experts_.is_empty() ? down_(at::gelu(up_(x))) : experts_(x, balance);
+  return at::dropout(y, options_.dropout, is_training());
 }
 
 at::Tensor embedding_table(int64_t rows, int64_t columns) {

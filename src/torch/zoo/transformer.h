@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "torch/module.h"
+#include "torch/zoo/experts.h"
 
 namespace motley {
 
@@ -21,21 +22,25 @@ struct BlockOptions {
   int64_t heads = 0;
   double dropout = 0;
   bool pre_norm = true;  // normalise before each half (GPT-2, ViT) or after it (BERT)
+  int64_t experts = 0;   // of the feed-forward half; 0: dense
+  int64_t top = 2;       // experts of a token
 };
 
 class BlockImpl : public torch::nn::Module {
  public:
   explicit BlockImpl(const BlockOptions& options);
   // x: [batch, seq, hidden]; mask: undefined, or added to the scores [batch, heads, seq, seq].
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask);
+  // With experts, adds their balance loss to *balance.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask, at::Tensor* balance = nullptr);
 
  private:
   at::Tensor attention(const at::Tensor& x, const at::Tensor& mask);
-  at::Tensor feed_forward(const at::Tensor& x);
+  at::Tensor feed_forward(const at::Tensor& x, at::Tensor* balance);
 
   BlockOptions options_;
   torch::nn::LayerNorm norm1_, norm2_;
-  torch::nn::Linear qkv_, projection_, up_, down_;
+  torch::nn::Linear qkv_, projection_, up_{nullptr}, down_{nullptr};
+  Experts experts_{nullptr};
 };
 TORCH_MODULE(Block);
 

@@ -1,5 +1,6 @@
 #include "torch/zoo/zoo.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "core/error.h"
@@ -55,13 +56,24 @@ void check_divides(const ModelSpec& spec, const char* part, const char* whole) {
 
 }  // namespace
 
+std::string model_name(const char* identifier) {
+  std::string name = identifier;
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
 const std::vector<ModelInfo>& zoo() {
   static const std::vector<ModelInfo> models = {
-#define MOTLEY_MODEL(model, summary, ...) {#model, summary, {__VA_ARGS__}},
+#define MOTLEY_MODEL(model, summary, ...) {model_name(#model), summary, {__VA_ARGS__}},
 #include "torch/zoo/models.inc"
 #undef MOTLEY_MODEL
   };
   return models;
+}
+
+bool ModelSpec::has(const char* param) const {
+  return std::any_of(info_->params.begin(), info_->params.end(),
+                     [&](const ModelParam& p) { return p.name == param; });
 }
 
 double ModelSpec::value(const char* param) const {

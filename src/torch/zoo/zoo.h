@@ -24,6 +24,9 @@ struct ModelInfo {
   std::vector<ModelParam> params;
 };
 
+// The name of a model from its identifier in models.inc: bert_moe is bert-moe.
+std::string model_name(const char* identifier);
+
 // All models, by name.
 const std::vector<ModelInfo>& zoo();
 
@@ -33,6 +36,7 @@ class ModelSpec {
   const std::string& name() const { return info_->name; }
   const ModelInfo& info() const { return *info_; }
   int64_t operator[](const char* param) const;  // REQUIRES: the model has it
+  bool has(const char* param) const;
   double dropout() const;
   // "gpt:layers=2": the parameters that are not at their default, in the catalogue's order.
   std::string text() const;

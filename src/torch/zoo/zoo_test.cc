@@ -33,7 +33,8 @@ TEST(Zoo, TextKeepsWhatIsNotDefault) {
 
 TEST(ZooErrors, NameTheMistake) {
   EXPECT_EQ(error_of("gtp"),
-            "[zoo] there is no model 'gtp'; the zoo has bert, convnet, gpt, llama, mlp, resnet50, "
+            "[zoo] there is no model 'gtp'; the zoo has bert, bert-moe, convnet, gpt, llama, mlp, "
+            "resnet50, "
             "vgg19, vit");
   EXPECT_EQ(error_of("mlp:depth=3"),
             "[zoo] mlp has no parameter 'depth'; it has layers, hidden, in, classes, dropout");
