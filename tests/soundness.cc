@@ -108,7 +108,9 @@ const std::vector<SoundnessCase>& soundness_cases() {
       {"bert-moe:layers=2,hidden=8,heads=2,seq=6,vocab=11,experts=5,every=2", 6},
       {"convnet:width=4,image=8,classes=5", 6},
       {"gpt:layers=2,hidden=16,heads=4,seq=6,vocab=11,dropout=0.2", 6},
+      {"llama:layers=1,hidden=8,heads=2,kv_heads=1,ffn=6,seq=6,vocab=11", 5},
       {"mlp:layers=2,hidden=12,in=10,classes=7", 9},
+      {"moe:layers=1,hidden=8,heads=2,kv_heads=1,ffn=6,experts=3,seq=6,vocab=11", 5},
       {"vgg19:width=2,image=32,classes=5", 4},
       {"vit:layers=1,hidden=16,heads=4,image=8,patch=4,classes=5", 6},
   };

@@ -20,7 +20,7 @@ TEST(Soundness, RandomProgramsEqualOneDevice) {
   SoundnessReport report = run_soundness(soundness_cases(), {2, 3, 4, 5}, 12, 7, false);
   EXPECT_EQ(report.rejected_by_checker, 0) << report.worst_case;
   EXPECT_LT(report.worst, 1e-9) << report.worst_case;
-  EXPECT_EQ(report.programs, 7 * 4 * 12);
+  EXPECT_EQ(report.programs, 9 * 4 * 12);
 }
 
 // Wrong rules, each planted in place of the right entry; running random programs must catch every

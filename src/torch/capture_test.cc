@@ -99,6 +99,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "llama:layers=2,hidden=16,heads=4,kv_heads=2,ffn=24,seq=8,vocab=20,dropout=0.1",
                     "mlp:layers=3,hidden=8,in=6,classes=5", "mlp:layers=1,hidden=8,in=6,classes=5",
                     "mlp:layers=3,hidden=8,in=6,classes=5,dropout=0.3",
+                    "moe:layers=1,hidden=16,heads=4,kv_heads=2,ffn=24,experts=3,seq=8,vocab=20",
                     "resnet50:width=2,image=32,classes=5", "vgg19:width=2,image=32,classes=5",
                     "vgg19:width=2,image=64,classes=5,dropout=0.5",
                     "vit:layers=2,hidden=16,heads=4,image=8,patch=4,classes=5",

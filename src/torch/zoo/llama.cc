@@ -1,6 +1,7 @@
 // Llama 2 (Touvron et al. 2023): rotary positions, RMS normalisation before each half of a block,
 // SwiGLU, `kv_heads` heads of keys and values shared by groups of query heads, no biases, output
-// weights of their own.
+// weights of their own. moe is the same with SwiGLU experts in every block, `top` of them for a
+// token (Mixtral, Jiang et al. 2024, with capacities).
 #include <ATen/Functions.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
@@ -60,18 +61,30 @@ class LlamaBlockImpl : public torch::nn::Module {
         query_(register_module("query", linear(spec["hidden"], heads_ * head_))),
         key_(register_module("key", linear(spec["hidden"], kv_heads_ * head_))),
         value_(register_module("value", linear(spec["hidden"], kv_heads_ * head_))),
-        projection_(register_module("projection", linear(heads_ * head_, spec["hidden"]))),
-        gate_(register_module("gate", linear(spec["hidden"], spec["ffn"]))),
-        up_(register_module("up", linear(spec["hidden"], spec["ffn"]))),
-        down_(register_module("down", linear(spec["ffn"], spec["hidden"]))) {}
+        projection_(register_module("projection", linear(heads_ * head_, spec["hidden"]))) {
+    const int64_t hidden = spec["hidden"], ffn = spec["ffn"];
+    if (spec.has("experts")) {
+      experts_ = register_module("experts", Experts(ExpertsOptions{hidden, ffn, spec["experts"],
+                                                                   spec["top"], /*gated=*/true}));
+      return;
+    }
+    gate_ = register_module("gate", linear(hidden, ffn));
+    up_ = register_module("up", linear(hidden, ffn));
+    down_ = register_module("down", linear(ffn, hidden));
+  }
 
-  at::Tensor forward(const at::Tensor& x, const Positions& positions) {
+  // With experts, adds their balance loss to *balance.
+  at::Tensor forward(const at::Tensor& x, const Positions& positions, at::Tensor* balance) {
     const at::Tensor y = x + attention(norm1_(x), positions);
-    const at::Tensor z = norm2_(y);
-    return y + at::dropout(down_(at::silu(gate_(z)) * up_(z)), dropout_, is_training());
+    return y + at::dropout(feed_forward(norm2_(y), balance), dropout_, is_training());
   }
 
  private:
+  at::Tensor feed_forward(const at::Tensor& x, at::Tensor* balance) {
+    if (!experts_.is_empty()) return experts_(x, balance);
+    return down_(at::silu(gate_(x)) * up_(x));
+  }
+
   at::Tensor attention(const at::Tensor& x, const Positions& positions) {
     const int64_t batch = x.size(0), seq = x.size(1);
     auto split = [&](const at::Tensor& t, int64_t heads) {
@@ -95,7 +108,8 @@ class LlamaBlockImpl : public torch::nn::Module {
   int64_t heads_, kv_heads_, head_;
   double dropout_;
   RmsNorm norm1_, norm2_;
-  torch::nn::Linear query_, key_, value_, projection_, gate_, up_, down_;
+  torch::nn::Linear query_, key_, value_, projection_, gate_{nullptr}, up_{nullptr}, down_{nullptr};
+  Experts experts_{nullptr};
 };
 TORCH_MODULE(LlamaBlock);
 
@@ -104,8 +118,8 @@ class Llama : public TrainModule {
   explicit Llama(const ModelSpec& spec)
       : seq_(spec["seq"]), vocab_(spec["vocab"]), head_(spec["hidden"] / spec["heads"]) {
     if (head_ % 2 != 0)
-      throw user_error("zoo", "llama: hidden / heads is {}; rotary positions need an even number",
-                       head_);
+      throw user_error("zoo", "{}: hidden / heads is {}; rotary positions need an even number",
+                       spec.name(), head_);
     tokens_ = register_parameter("tokens", embedding_table(vocab_, spec["hidden"]));
     for (int64_t i = 0; i < spec["layers"]; i++)
       blocks_.push_back(register_module(fmt::format("block{}", i), LlamaBlock(spec)));
@@ -121,9 +135,11 @@ class Llama : public TrainModule {
   at::Tensor loss(const std::vector<at::Tensor>& inputs) override {
     const Positions positions = make_positions(seq_, head_, tokens_.options().requires_grad(false));
     at::Tensor x = at::embedding(tokens_, inputs[0]);
-    for (LlamaBlock& block : blocks_) x = block(x, positions);
+    at::Tensor balance;
+    for (LlamaBlock& block : blocks_) x = block(x, positions, &balance);
     const at::Tensor logits = output_(norm_(x));
-    return at::cross_entropy_loss(logits.view({-1, vocab_}), inputs[1].view({-1}));
+    const at::Tensor loss = at::cross_entropy_loss(logits.view({-1, vocab_}), inputs[1].view({-1}));
+    return balance.defined() ? loss + balance : loss;
   }
 
  private:
@@ -137,6 +153,10 @@ class Llama : public TrainModule {
 }  // namespace
 
 std::shared_ptr<TrainModule> build_llama(const ModelSpec& spec) {
+  return std::make_shared<Llama>(spec);
+}
+
+std::shared_ptr<TrainModule> build_moe(const ModelSpec& spec) {
   return std::make_shared<Llama>(spec);
 }
 
