@@ -280,7 +280,8 @@ double Potentials::least(int value, size_t from, bool open, uint32_t set) {
   const auto& list = value_ports_[value];
   int producer = -1;
   uint32_t all = 0;
-  std::vector<std::pair<uint32_t, const double*>> users;
+  auto& users = users_;
+  users.clear();
   for (size_t i = from; i < list.size(); ++i) {
     const Port& port = ports_[list[i]];
     if (port.made) {

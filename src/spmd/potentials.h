@@ -105,6 +105,7 @@ class Potentials {
   std::vector<double> lambda_;
   double big_ = 1;  // in place of infinity
   std::vector<double> node_least_, value_least_, scratch_;
+  std::vector<std::pair<uint32_t, const double*>> users_;  // of least()
   double bound_ = 0;
   std::vector<std::vector<double>> left_;                        // [touch][set]
   std::vector<std::unordered_map<uint32_t, double>> left_wide_;  // [touch]

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
 
 #include "core/error.h"
@@ -149,6 +150,8 @@ class Search {
 
   // Keeps the pair if it is feasible and the best so far. Returns its cost.
   ProgramCost offer(const Program& program, const std::vector<double>& ratios) {
+    for (const Offer& o : offers_)
+      if (o.program == &program && o.ratios == ratios) return o.cost;
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
     ProgramCost cost = cost_of(theory_, program, model_, fractions, options_.optimizer);
@@ -163,6 +166,7 @@ class Search {
       least_excess_ = worst;
       lack_ = lacking(cost, model_.cluster());
     }
+    offers_.push_back({&program, ratios, cost});
     return cost;
   }
 
@@ -171,6 +175,15 @@ class Search {
     for (size_t t = 0; t < cost.memory.peak.size(); ++t)
       worst = std::max(worst, cost.memory.peak[t] - model_.cluster().types[t].memory);
     return worst;
+  }
+
+  // The program of a solution. Rounds often find the program of an earlier one again.
+  const Program& program_of(const Solution& solution) {
+    for (const Found& f : found_)
+      if (f.option == solution.option && f.conversions == solution.conversions) return *f.program;
+    found_.push_back({solution.option, solution.conversions,
+                      std::make_unique<Program>(builder_.program(solution))});
+    return *found_.back().program;
   }
 
   Solution solve(const std::vector<double>& ratios, const Weights& weights) {
@@ -217,7 +230,7 @@ class Search {
       no_program_ = "no program satisfies the theory under this restriction";
       return {};
     }
-    Program program = builder_.program(solution);
+    const Program& program = program_of(solution);
     ProgramCost cost = offer(program, ratios);
     weights_ = deciding_weights(cost);
     if (!rebalance) return ratios;
@@ -276,7 +289,7 @@ class Search {
       if (solution.option.empty()) break;
       double bound = solution.lower_bound;
       best_.lower_bound = std::max(best_.lower_bound, bound);
-      ProgramCost cost = offer(builder_.program(solution), ratios);
+      ProgramCost cost = offer(program_of(solution), ratios);
       if (best_.cost.step - best_.lower_bound <= 1e-3 * best_.cost.step) break;
       // Half-way between what decides now and what decided before: a damped step on the dual.
       Weights next = deciding_weights(cost);
@@ -291,9 +304,22 @@ class Search {
     best_.lower_bound = std::min(best_.lower_bound, best_.cost.step);
   }
 
+  struct Found {
+    std::vector<int> option;
+    std::vector<Conversion> conversions;
+    std::unique_ptr<Program> program;
+  };
+  struct Offer {
+    const Program* program;  // of found_
+    std::vector<double> ratios;
+    ProgramCost cost;
+  };
+
   const Theory& theory_;
   const CostModel& model_;
   const SynthesisOptions& options_;
+  std::vector<Found> found_;
+  std::vector<Offer> offers_;
   Builder builder_;
   Order order_;
   Weights weights_;

@@ -1,0 +1,85 @@
+// Pipeline plans: stages of a micro-batch's graph on disjoint groups of devices, replicated.
+//
+// The plan's graph is that of one micro-batch. Every node belongs to a stage (graph/stage.h). A
+// replica is one pipeline: for each stage the devices that run it, their shares, and an SPMD
+// program over the stage's graph. Replicas take different micro-batches of the global batch,
+// replica 0 the first; they need not be alike. Tensor x data x pipeline parallelism is a special
+// case, as are stages on unequal devices.
+//
+// A stage runs `warm_up` forward passes, then a backward and a forward pass in turn, then the
+// remaining backward passes; with `recompute` it keeps of a micro-batch only what came in, and
+// runs the forward pass again in front of the backward pass. When a stage is done it reduces its
+// gradients: within the stage as its program says, then over replicas and, for tied parameters,
+// over stages.
+//
+// The loss is the mean over micro-batches, which are of equal size, and gradients are those of the
+// mean. That equals one device at the global batch if the model's loss is a mean over samples.
+// Batch normalisation sees one micro-batch at a time, as in any pipeline; its running averages are
+// those of replica 0.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cluster/cluster.h"
+#include "cost/cost.h"
+#include "graph/stage.h"
+
+namespace motley {
+
+struct StagePlan {
+  std::vector<int> devices;    // of the cluster, ascending: the ranks of the stage
+  std::vector<double> ratios;  // [rank] shares
+  int warm_up = 1;
+  bool recompute = false;
+  Program program;  // over the stage's graph, in phases (shard/program.h)
+};
+
+struct ReplicaPlan {
+  int micro_batches = 1;
+  std::vector<StagePlan> stages;
+};
+
+// A replica, a stage of it, and a rank among its devices.
+struct Seat {
+  int replica = 0, stage = 0, rank = 0;
+};
+
+class PipelinePlan {
+ public:
+  std::string schedule;       // where the warm-up counts come from, for people
+  int64_t micro_batch = 1;    // samples
+  std::vector<int> stage_of;  // [node] of the plan's graph
+  std::vector<ReplicaPlan> replicas;
+
+  // Cuts the graph by stage_of. Throws UserError that starts with `where`.
+  void cut(const Graph& graph, int stages, const std::string& where);
+
+  int stages() const { return static_cast<int>(theories_.size()); }
+  int micro_batches() const;  // of all replicas
+  const Stages& parts() const { return *parts_; }
+  const Graph& graph(int stage) const { return parts_->graphs[stage].graph; }
+  const Theory& theory(int stage) const { return *theories_[stage]; }
+  // What a device does; false: nothing.
+  bool seat(int device, Seat* seat) const;
+
+ private:
+  std::unique_ptr<Stages> parts_;  // stable addresses: theories refer to graphs
+  std::vector<std::unique_ptr<Theory>> theories_;
+};
+
+// Micro-batches that a stage holds at most: its warm-up count, as far as there are that many.
+int in_flight(const ReplicaPlan& replica, int stage);
+
+// Bytes on the fullest device of every type of the stage's sub-cluster: parameters, gradients,
+// optimizer, sums of gradients, and the micro-batches in flight.
+std::vector<Bytes> stage_memory(const PipelinePlan& plan, int replica, int stage,
+                                const Cluster& sub_cluster, Optimizer optimizer);
+
+// [device] of the whole cluster; 0 for a device without a stage.
+std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& cluster,
+                                   Optimizer optimizer);
+
+}  // namespace motley
