@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks that a room includes only itself and the rooms its CMakeLists.txt links it with, that those are above it, and
-that libtorch is included in torch/ alone."""
+that libtorch is included in torch/ and the Python door alone."""
 import pathlib
 import re
 import sys
@@ -41,8 +41,8 @@ for folder in sorted((ROOT / "src").iterdir()):
                 test = file.name.endswith("_test.cc") and not (ROOT / "src" / path).exists()
                 if other != room and other not in linked and not test:
                     problems.append(f"{where}: {room} includes {path} but is not linked with {other}")
-            if room != "torch" and re.match(r"(torch/|ATen/|c10/|gloo/)", path) and "<" in line:
-                problems.append(f"{where}: libtorch is included in torch/ alone")
+            if room not in ("torch", "python") and re.match(r"(torch/|ATen/|c10/|gloo/)", path) and "<" in line:
+                problems.append(f"{where}: libtorch is included in torch/ and python/ alone")
 
 for p in problems:
     print(p)

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <map>
 #include <numeric>
 #include <set>
@@ -402,6 +403,11 @@ ValueId Recorder::value_of(const at::Tensor& tensor, const std::string& reader) 
 at::Tensor Recorder::adopt(const at::Tensor& tensor, const std::string& reader) {
   at::Tensor& twin = adopted_[tensor.storage().unsafeGetStorageImpl()];
   if (!twin.defined()) {
+    if (tensor.requires_grad())
+      throw user_error("capture",
+                       "{} reads a tensor {} that takes a gradient but is no parameter of the "
+                       "model; register it as one",
+                       reader, to_string(motley::spec_of(tensor)));
     if (tensor.numel() > kMaxConstant)
       throw user_error("capture",
                        "{} reads a tensor {} from outside the step; register it as a buffer, as "
@@ -633,14 +639,23 @@ std::vector<at::Tensor> Recorder::evaluate(const OpInfo& info, Node* node, Stack
     return outputs;
   }
   const Stack arguments(stack->end() - static_cast<int64_t>(info.op.args.size()), stack->end());
+  // Meta kernels may be missing, or be there and wrong.
+  std::exception_ptr failure;
+  bool missing = false;
   try {
     info.op.handle.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
+    missing = true;
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (missing || failure) {
     const std::vector<TensorSpec> specs = probe(info, arguments, {2, 3, 5, 7, 11, 13, 17, 19});
     if (!specs.empty() && specs == probe(info, arguments, {5, 2, 3, 13, 7, 19, 11, 17})) {
       return_specs(specs);
       return outputs;
     }
+    if (failure) std::rethrow_exception(failure);
     throw user_error("capture",
                      "{} cannot be captured: neither libtorch nor the op table knows the shape of "
                      "its result",
@@ -1048,6 +1063,7 @@ class Recording {
  public:
   explicit Recording(Recorder* recorder) : include_(c10::DispatchKey::Fake) {
     MOTLEY_CHECK(current == nullptr);
+    register_fallback();
     current = recorder;
   }
   ~Recording() { current = nullptr; }
@@ -1058,59 +1074,41 @@ class Recording {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-}  // namespace
+using Clock = std::chrono::steady_clock;
 
-Capture capture(const std::string& model, int64_t batch, DType dtype) {
-  const ModelSpec spec = parse_model(model);
-  return capture(
-      spec.text(), [&] { return build_model(spec); }, batch, dtype);
-}
-
-Capture capture(const std::string& name, const std::function<std::shared_ptr<TrainModule>()>& build,
-                int64_t batch, DType dtype) {
-  const auto start = std::chrono::steady_clock::now();
-  if (batch < 1) throw user_error("capture", "the batch is {}; give a positive number", batch);
-  register_fallback();
-  Recorder recorder;
+// Records a step under a Recording of `recorder`, which has recorded nothing yet.
+Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point start) {
   Graph& graph = recorder.result.graph;
+  const std::string& name = step.name;
   graph.model = name;
-  Recording recording(&recorder);
-  DefaultDType default_type(dtype);
-
-  const std::shared_ptr<TrainModule> module = build();
-  std::vector<at::Tensor> parameters, buffers, inputs;
+  std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
-  for (const auto& item : module->named_parameters()) {
-    if (recorder.known(item.value())) {
+  for (const auto& [key, tensor] : step.parameters) {
+    if (recorder.known(tensor)) {
       for (size_t i = 0; i < parameters.size(); i++)
-        if (parameters[i].is_alias_of(item.value()))
-          recorder.result.tied.push_back({item.key(), names[i]});
+        if (parameters[i].is_alias_of(tensor)) recorder.result.tied.push_back({key, names[i]});
       continue;
     }
-    if (recorder.stores(item.value()))
+    if (recorder.stores(tensor))
       throw user_error("capture", "{}: parameter {} shares memory with another but not its shape",
-                       name, item.key());
-    recorder.define(item.value(), graph.add_parameter(item.key(), spec_of(item.value())));
-    parameters.push_back(item.value());
-    names.push_back(item.key());
+                       name, key);
+    recorder.define(tensor, graph.add_parameter(key, motley::spec_of(tensor)));
+    parameters.push_back(tensor);
+    names.push_back(key);
   }
-  for (const auto& item : module->named_buffers()) {
-    recorder.define(item.value(), graph.add_buffer(item.key(), spec_of(item.value())));
-    buffers.push_back(item.value());
-  }
-  for (const InputSpec& input : module->inputs(batch)) {
-    inputs.push_back(at::empty(input.spec.shape,
-                               at::TensorOptions(at::kMeta).dtype(to_torch(input.spec.dtype))));
-    recorder.define(inputs.back(), graph.add_input(input.name, input.spec));
-  }
+  for (const auto& [key, tensor] : step.buffers)
+    recorder.define(tensor, graph.add_buffer(key, motley::spec_of(tensor)));
+  for (const auto& [key, tensor] : step.inputs)
+    recorder.define(tensor, graph.add_input(key, motley::spec_of(tensor)));
 
   recorder.recording = true;
-  const at::Tensor loss = module->loss(inputs);
-  if (loss.dim() != 0 || !loss.is_floating_point() || !loss.requires_grad())
+  std::vector<std::pair<size_t, at::Tensor>> replaced;
+  const at::Tensor loss = step.loss(&replaced);
+  if (!loss.defined() || loss.dim() != 0 || !loss.is_floating_point() || !loss.requires_grad())
     throw user_error("capture",
                      "{}: the loss is {}; it must be a real number that depends on a "
                      "parameter",
-                     name, to_string(spec_of(loss)));
+                     name, loss.defined() ? to_string(motley::spec_of(loss)) : "undefined");
   graph.loss = recorder.value_of(loss, "the loss");
   recorder.phase = Phase::backward;
   std::vector<at::Tensor> trained;
@@ -1129,17 +1127,64 @@ Capture capture(const std::string& name, const std::function<std::shared_ptr<Tra
   for (size_t i = 0; i < parameters.size(); i++)
     if (recorder.changed(parameters[i]))
       throw user_error("capture", "{}: the step changes parameter {} in place", name, names[i]);
-  for (size_t i = 0; i < buffers.size(); i++)
-    if (recorder.changed(buffers[i]))
-      graph.buffers[i].update = recorder.value_of(buffers[i], "the update");
+  for (size_t i = 0; i < step.buffers.size(); i++)
+    if (recorder.changed(step.buffers[i].second))
+      graph.buffers[i].update = recorder.value_of(step.buffers[i].second, "the update");
+  for (const auto& [i, tensor] : replaced) {
+    const ValueId value = recorder.value_of(tensor, "the update");
+    if (graph.spec(value) != graph.spec(graph.buffers[i].value))
+      throw user_error("capture", "{}: the step makes buffer {} {} of {}; keep its shape and type",
+                       name, graph.buffers[i].name, to_string(graph.spec(value)),
+                       to_string(graph.spec(graph.buffers[i].value)));
+    graph.buffers[i].update = value;
+  }
   remove_dead(&graph);
   std::set<std::string> unknown;
   for (const Node& node : graph.nodes)
     if (!is_source(node) && find_op(node.op) == nullptr && unknown.insert(node.op).second)
       recorder.result.unknown_ops.push_back(node.op);
-  recorder.result.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  recorder.result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return std::move(recorder.result);
+}
+
+}  // namespace
+
+Capture capture(const std::string& model, int64_t batch, DType dtype) {
+  const ModelSpec spec = parse_model(model);
+  return capture(
+      spec.text(), [&] { return build_model(spec); }, batch, dtype);
+}
+
+Capture capture(const std::string& name, const std::function<std::shared_ptr<TrainModule>()>& build,
+                int64_t batch, DType dtype) {
+  const auto start = Clock::now();
+  if (batch < 1) throw user_error("capture", "the batch is {}; give a positive number", batch);
+  Recorder recorder;
+  Recording recording(&recorder);
+  DefaultDType default_type(dtype);
+
+  const std::shared_ptr<TrainModule> module = build();
+  MetaStep step;
+  step.name = name;
+  for (const auto& item : module->named_parameters())
+    step.parameters.push_back({item.key(), item.value()});
+  for (const auto& item : module->named_buffers())
+    step.buffers.push_back({item.key(), item.value()});
+  std::vector<at::Tensor> inputs;
+  for (const InputSpec& input : module->inputs(batch)) {
+    inputs.push_back(at::empty(input.spec.shape,
+                               at::TensorOptions(at::kMeta).dtype(to_torch(input.spec.dtype))));
+    step.inputs.push_back({input.name, inputs.back()});
+  }
+  step.loss = [&](std::vector<std::pair<size_t, at::Tensor>>*) { return module->loss(inputs); };
+  return record_step(recorder, step, start);
+}
+
+Capture capture(const MetaStep& step) {
+  const auto start = Clock::now();
+  Recorder recorder;
+  Recording recording(&recorder);
+  return record_step(recorder, step, start);
 }
 
 }  // namespace motley

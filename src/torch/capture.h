@@ -27,6 +27,8 @@
 // complex tensors, changes of a parameter inside the step.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -55,5 +57,20 @@ Capture capture(const std::string& model, int64_t batch, DType dtype = DType::f3
 // tensors.
 Capture capture(const std::string& name, const std::function<std::shared_ptr<TrainModule>()>& build,
                 int64_t batch, DType dtype = DType::f32);
+
+// A step whose tensors are on the Meta device already: what a front door for other models gives.
+struct MetaStep {
+  using Named = std::vector<std::pair<std::string, at::Tensor>>;
+  std::string name;
+  Named parameters;  // leaves; one that is held in two places is named once
+  Named buffers, inputs;
+  // Runs the forward pass and returns the loss; called once. Every [position, tensor] appended to
+  // `replaced` is the new value of a buffer that the pass changes otherwise than in place.
+  std::function<at::Tensor(std::vector<std::pair<size_t, at::Tensor>>* replaced)> loss;
+};
+
+// Throws UserError if the step cannot be captured, and what `loss` throws. A UserError that an op
+// called from `loss` throws passes through the caller's code.
+Capture capture(const MetaStep& step);
 
 }  // namespace motley

@@ -1,0 +1,457 @@
+"""distribute(): a model trained by a plan, used like one wrapped in DistributedDataParallel."""
+
+import collections
+import os
+
+import torch
+
+from . import _motley, _torch
+from ._capture import capture_step
+from ._errors import UserError
+from ._optim import on_pieces, plan_name
+from ._plan import Plan, cluster_of, load
+from ._plan import plan as make_plan
+from ._step import Step, call_model, flatten, loss_of, replaced
+
+_groups = {}  # [device] joined once in the life of the process
+
+
+def group(device="auto"):
+    """This process among the workers that torchrun, Slurm or mpirun started; alone if none did."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"[distribute] device is {device!r}; give 'auto', 'cpu' or 'cuda'")
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device == "auto":
+        device = "cuda" if _motley.cuda_devices() >= local else "cpu"
+    elif device == "cuda" and _motley.cuda_devices() == 0:
+        raise UserError("[distribute] device is 'cuda', but torch was built without NCCL or sees no device; give 'cpu'")
+    if device not in _groups:
+        outside = torch.distributed.is_available() and torch.distributed.is_initialized()
+        _groups[device] = _motley.Group(outside, device == "cuda")
+    return _groups[device]
+
+
+def _send_text(group, text):
+    """Rank 0's text on every rank."""
+    data = torch.tensor(list(text.encode()) if group.rank == 0 else [], dtype=torch.uint8)
+    size = torch.tensor([len(data)], device=group.device)
+    group.all_reduce(size)
+    body = torch.zeros(int(size), dtype=torch.uint8)
+    if group.rank == 0:
+        body.copy_(data)
+    body = body.to(group.device)
+    group.all_reduce(body)
+    return bytes(body.cpu().numpy().tobytes()).decode()
+
+
+class _Loss(torch.autograd.Function):
+    """The loss of a step whose gradients are there already; backward adds them to the pieces, scaled as torch would."""
+
+    @staticmethod
+    def forward(ctx, anchor, loss, gradients, pieces):
+        ctx.gradients, ctx.pieces = gradients, pieces
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, scale):
+        if ctx.gradients is None:
+            raise UserError("[distribute] backward was called twice for one step; its gradients are added once")
+        same = scale.item() == 1
+        for piece, gradient in zip(ctx.pieces, ctx.gradients):
+            if gradient is None or not piece.requires_grad:
+                continue
+            gradient = gradient if same else gradient * scale.to(gradient.dtype)
+            piece.grad = gradient if piece.grad is None else piece.grad + gradient
+        ctx.gradients = None
+        return None, None, None, None
+
+
+class Distributed:
+    """A model whose training step runs by a plan on all workers.
+
+        loss = dist(inputs, targets)     # of the whole batch, the same on every worker
+        dist.backward()                  # or loss.backward(); again before step() to accumulate
+        dist.step()                      # or dist.optimizer.step(); dist.zero_grad()
+
+    Every worker passes the same global batch, or the rows that DataSplitter gives it. Methods marked collective must be
+    called by all workers.
+    """
+
+    def __init__(self, step, plan, group, optimizer, seed, emulate):
+        self._step_spec, self.plan, self._group = step, plan, group
+        self.module, self.training = step.model, True
+        speed = 0.0
+        if emulate:
+            speed = plan.cluster.speed(group.rank)
+        self._worker = _motley.Worker(plan._native, group, seed, speed)
+        self._leaves = [
+            (name, tensor.shape, torch.Size(self._worker.local_shape("input", name)), tensor.dtype)
+            for name, tensor in step.leaves
+        ]
+        self._pieces, self._steps, self._loss, self._whole = [], 0, None, None
+        with torch.no_grad():
+            for slot in step.parameters:
+                local = self._own("parameter", slot.name, self._rank_0(slot.tensor))
+                self._pieces.append(torch.nn.Parameter(local, requires_grad=slot.tensor.requires_grad))
+                self._worker.set("parameter", slot.name, self._pieces[-1])
+            for slot in step.buffers:
+                self._worker.set("buffer", slot.name, self._own("buffer", slot.name, self._rank_0(slot.tensor)))
+        self.optimizer = on_pieces(optimizer, [slot.tensor for slot in step.parameters], self._pieces)
+        self.pacing = group.pace(plan.cluster) if emulate else "off"
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    # ---- training -------------------------------------------------------------------------------------------------
+
+    def __call__(self, inputs, *targets):
+        """Training: the loss of the batch. eval(): the model's output, or with targets its loss."""
+        if len(targets) > 1:
+            raise UserError(
+                f"[distribute] a step takes (inputs, targets), not {1 + len(targets)} arguments; put several in one tuple"
+            )
+        if not self.training:
+            return self._evaluate(inputs, *targets)
+        pieces = [
+            self._input(*leaf, tensor)
+            for leaf, tensor in zip(self._leaves, self._step_spec.match(inputs, targets[0] if targets else None, bool(targets)))
+        ]
+        loss, gradients = self._worker.step(self._steps, pieces)
+        self._steps += 1
+        self._whole = None
+        if torch.is_grad_enabled():
+            loss = _Loss.apply(self._anchor, loss, gradients, self._pieces)
+        self._loss = loss
+        return loss
+
+    def _input(self, name, whole, local, dtype, tensor):
+        if tensor.dtype != dtype:
+            raise UserError(f"[distribute] {name} is {tensor.dtype}; example_inputs had {dtype}")
+        if tensor.shape == whole:
+            return self._worker.piece("input", name, tensor).to(self._group.device)
+        if tensor.shape == local:
+            return tensor.detach().contiguous().to(self._group.device)
+        raise UserError(
+            f"[distribute] {name} is {list(tensor.shape)}; give the global batch {list(whole)}, or this worker's rows "
+            f"{list(local)} (a DataLoader needs drop_last=True)"
+        )
+
+    def backward(self):
+        """Adds the gradients of the last step to the pieces of the parameters."""
+        if self._loss is None or not self._loss.requires_grad:
+            raise UserError("[distribute] backward before a training step; call dist(inputs, targets) first")
+        self._loss.backward()
+        self._loss = None
+
+    def step(self):
+        """One step of the optimizer; the gradients are cleared."""
+        if self.optimizer is None:
+            raise UserError("[distribute] there is no optimizer; pass one to distribute(), or step dist.parameters() yourself")
+        self._worker.before(True)
+        self.optimizer.step()
+        self.zero_grad()
+        self._worker.after(True)
+        self._whole = None
+
+    def train_step(self, inputs, *targets):
+        """Forward pass, backward pass and optimizer; the loss as a number."""
+        loss = self(inputs, *targets)
+        self.backward()
+        self.step()
+        return loss.item()
+
+    def zero_grad(self, set_to_none=True):
+        for piece in self._pieces:
+            if set_to_none:
+                piece.grad = None
+            elif piece.grad is not None:
+                piece.grad.zero_()
+
+    def clip_grad_norm_(self, max_norm):
+        """Scales the gradients so that the norm of the whole gradient is at most max_norm; collective. Returns it."""
+        squares = torch.zeros(1, dtype=torch.float64, device=self._group.device)
+        for slot, piece in zip(self._step_spec.parameters, self._pieces):
+            cut = self._worker.placement("parameter", slot.name).startswith("S")
+            if piece.grad is not None and (cut or self._group.rank == 0):
+                squares += piece.grad.double().square().sum()
+        self._group.all_reduce(squares)
+        norm = float(squares.sqrt())
+        if norm > max_norm:
+            for piece in self._pieces:
+                if piece.grad is not None:
+                    piece.grad.mul_(max_norm / (norm + 1e-6))
+        return norm
+
+    def parameters(self):
+        """This worker's pieces of the parameters."""
+        return iter(self._pieces)
+
+    def named_parameters(self):
+        return zip((slot.name for slot in self._step_spec.parameters), self._pieces)
+
+    # ---- evaluation -----------------------------------------------------------------------------------------------
+
+    def train(self, mode=True):
+        self.training = mode
+        return self
+
+    def eval(self):
+        """From now on dist(inputs) is the model's output, of any batch, computed by this worker alone.
+
+        The first call after a step is collective: it puts the parameters together on every worker.
+        """
+        return self.train(False)
+
+    def _evaluate(self, inputs, *targets):
+        step = self._step_spec
+        if self._whole is None:
+            whole = self._whole_tensors()
+            self._whole = [
+                whole[slot.name].to(slot.tensor.device) for slot in step.parameters + step.buffers
+            ]
+        modes = [(module, module.training) for module in step.model.modules()]
+        step.model.eval()
+        try:
+            with replaced(step.parameters + step.buffers, self._whole):
+                output = call_model(step.model, inputs)
+                return loss_of(output, step.loss_fn, targets[0], True) if targets else output
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    # ---- state ----------------------------------------------------------------------------------------------------
+
+    def _rank_0(self, tensor):
+        """Rank 0's tensor on every rank."""
+        mine = tensor.detach().to(self._group.device, copy=True).contiguous()
+        if self._group.size > 1 and mine.numel() > 0:
+            if self._group.rank != 0:
+                mine.zero_()
+            self._group.all_reduce(mine)
+        return mine
+
+    def _own(self, kind, name, whole):
+        """This worker's piece, in memory of its own."""
+        return self._worker.piece(kind, name, whole).to(self._group.device, copy=True).contiguous()
+
+    def _whole_tensors(self):
+        whole = {}
+        for slot, piece in zip(self._step_spec.parameters, self._pieces):
+            whole[slot.name] = self._worker.gather("parameter", slot.name, piece)
+        for slot in self._step_spec.buffers:
+            local = self._worker.get("buffer", slot.name)
+            whole[slot.name] = self._worker.gather("buffer", slot.name, local)
+        return whole
+
+    def _names(self):
+        """[(key of the model's state_dict, name of its slot)]; tied parameters have several keys."""
+        slots = self._step_spec.parameters + self._step_spec.buffers
+        name_of = {id(slot.tensor): slot.name for slot in slots}
+        held = self.module.state_dict(keep_vars=True)
+        return [(key, name_of.get(id(value))) for key, value in held.items()], held
+
+    def state_dict(self):
+        """Parameters and buffers, whole, under the model's own names and on the CPU; collective."""
+        whole = self._whole_tensors()
+        names, held = self._names()
+        state = collections.OrderedDict()
+        for key, name in names:
+            state[key] = held[key] if name is None else whole[name].detach().cpu().clone()
+        return state
+
+    def load_state_dict(self, state, strict=True):
+        """Takes a state_dict of the model; every worker passes the same."""
+        names, _ = self._names()
+        missing = [key for key, name in names if name is not None and key not in state]
+        unexpected = [key for key in state if key not in dict(names)]
+        if strict and (missing or unexpected):
+            raise UserError(
+                f"[distribute] the state does not fit the model: missing {', '.join(missing) or 'nothing'}, unexpected "
+                f"{', '.join(unexpected) or 'nothing'}; or load with strict=False"
+            )
+        slots = {slot.name: slot for slot in self._step_spec.parameters + self._step_spec.buffers}
+        for key, name in names:
+            if name is not None and key in state and state[key].shape != slots[name].tensor.shape:
+                raise UserError(
+                    f"[distribute] {key} is {list(state[key].shape)}; the model's is {list(slots[name].tensor.shape)}"
+                )
+        pieces = dict(self.named_parameters())
+        with torch.no_grad():
+            for key, name in names:
+                if name is None or key not in state:
+                    continue
+                value = state[key].detach().to(slots[name].tensor.dtype)
+                if name in pieces:
+                    pieces[name].copy_(self._own("parameter", name, value))
+                else:
+                    self._worker.set("buffer", name, self._own("buffer", name, value))
+        self._whole = None
+
+    def optimizer_state_dict(self):
+        """The optimizer's state for whole parameters, as the same optimizer on the plain model has it; collective."""
+        state = self.optimizer.state_dict()
+        order = [p for group in self.optimizer.param_groups for p in group["params"]]
+        name_of = {id(piece): name for name, piece in self.named_parameters()}
+        for index, values in state["state"].items():
+            piece = order[index]
+            for key, value in list(values.items()):
+                if isinstance(value, torch.Tensor) and value.shape == piece.shape and value.dim() > 0:
+                    value = self._worker.gather("parameter", name_of[id(piece)], value.contiguous())
+                values[key] = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+        return state
+
+    def load_optimizer_state_dict(self, state):
+        """Takes the state of the same optimizer on the plain model; every worker passes the same."""
+        order = [p for group in self.optimizer.param_groups for p in group["params"]]
+        slots = {id(piece): slot for slot, piece in zip(self._step_spec.parameters, self._pieces)}
+        local = {"param_groups": state["param_groups"], "state": {}}
+        for index, values in state["state"].items():
+            if index >= len(order):
+                raise UserError(f"[distribute] the optimizer's state has parameter {index}; the model has {len(order)}")
+            slot = slots[id(order[index])]
+            local["state"][index] = {
+                key: self._own("parameter", slot.name, value)
+                if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == slot.tensor.shape
+                else value
+                for key, value in values.items()
+            }
+        self.optimizer.load_state_dict(local)
+
+    def save(self, path):
+        """Writes {model, optimizer, steps} in the original layout; torch.load reads it. Collective; rank 0 writes."""
+        file = {"model": self.state_dict(), "steps": self._steps}
+        if self.optimizer is not None:
+            file["optimizer"] = self.optimizer_state_dict()
+        problem = ""
+        if self._group.rank == 0:
+            try:
+                torch.save(file, f"{path}.part")
+                os.replace(f"{path}.part", path)
+            except (OSError, RuntimeError) as error:
+                problem = f"[distribute] {path} cannot be written: {str(error).splitlines()[0]}; give a file in a folder that exists"
+        problem = _send_text(self._group, problem)
+        if problem:
+            raise UserError(problem)
+
+    def load(self, path):
+        """Goes on from a file that save() wrote, on this or another cluster; every worker reads it."""
+        try:
+            file = _torch.load(path)
+            steps, state = int(file["steps"]), file["model"]
+        except OSError as error:
+            raise UserError(f"[distribute] {path} cannot be read: {error.strerror}; give a file that save() wrote") from None
+        except Exception:
+            raise UserError(f"[distribute] {path} is damaged or not a file that save() wrote") from None
+        self.load_state_dict(state)
+        if self.optimizer is not None:
+            if "optimizer" not in file:
+                raise UserError(f"[distribute] {path} holds no optimizer; use load_state_dict(torch.load(path)['model'])")
+            self.load_optimizer_state_dict(file["optimizer"])
+        self._steps = steps
+
+    @property
+    def steps(self):
+        """Training steps so far."""
+        return self._steps
+
+    @property
+    def rank(self):
+        return self._group.rank
+
+    @property
+    def world_size(self):
+        return self._group.size
+
+    def _rows(self):
+        """The rows of the global batch that this worker needs, or None for all of them."""
+        found = None
+        for name, whole, local, _ in self._leaves:
+            if len(whole) == 0:
+                continue
+            index = torch.arange(whole[0]).reshape([-1] + [1] * (len(whole) - 1)).expand(whole)
+            piece = self._worker.piece("input", name, index)
+            if piece.shape[1:] != whole[1:] or piece.numel() == 0:
+                return None
+            rows = piece.reshape(piece.shape[0], -1)[:, 0].tolist()
+            if found is not None and found != rows:
+                return None
+            found = rows
+        return found
+
+    def __repr__(self):
+        where = f"worker {self._group.rank} of {self._group.size}, on {self._group.device}"
+        return f"{type(self.module).__name__} distributed by motley ({where})\n{self.plan}"
+
+
+def _agreed_plan(step, group, cluster, optimizer, plan, options):
+    """Rank 0 captures and plans; every rank gets the plan, or the same error."""
+    text, made, failure = "", None, None
+    if group.rank == 0:
+        try:
+            graph = capture_step(step, type(step.model).__name__)
+            if plan is None:
+                made = make_plan(graph, cluster, optimizer=plan_name(optimizer), **options)
+            else:
+                made = plan if isinstance(plan, Plan) else load(plan)
+                _check_plan(made, graph, optimizer)
+            size = len(made.cluster)
+            if size != group.size:
+                raise UserError(
+                    f"[distribute] the cluster has {size} devices, but {group.size} worker{'s were' if group.size > 1 else ' was'} "
+                    f"started; start {size}, for example with torchrun --nproc_per_node={size}"
+                )
+            text = "plan" + made._native.text()
+        except Exception as error:
+            failure, text = error, "fail" + str(error)
+    text = _send_text(group, text)
+    if failure is not None:
+        raise failure
+    if text.startswith("fail"):
+        raise UserError(text[4:])
+    return made or Plan(_motley.parse_plan(text[4:], "the plan of rank 0"))
+
+
+def _check_plan(plan, graph, optimizer):
+    if not isinstance(plan, Plan):
+        raise UserError("[distribute] plan is a graph; give a plan file or a plan of motley.plan()")
+    problems = plan.check(False)
+    if problems:
+        raise UserError(f"[distribute] the plan is not sound: {problems[0]}; see motley check")
+    theirs = plan.graph()
+    for kind in ("parameters", "buffers", "inputs"):
+        ours, wanted = getattr(graph, kind), getattr(theirs, kind)
+        for name in list(ours) + list(wanted):
+            if ours.get(name) != wanted.get(name):
+                raise UserError(
+                    f"[distribute] the plan is for another model or batch: {kind[:-1]} {name} is {ours.get(name)}, in the "
+                    f"plan {wanted.get(name)}; plan this model again"
+                )
+    if theirs.text_without_model() != graph.text_without_model():
+        raise UserError("[distribute] the plan is for a model that computes something else; plan this model again")
+    if optimizer is not None and plan_name(optimizer) != plan.optimizer:
+        raise UserError(
+            f"[distribute] the plan counts the memory of {plan.optimizer}, but the optimizer needs that of "
+            f"{plan_name(optimizer)}; plan with optimizer={plan_name(optimizer)!r}"
+        )
+
+
+def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="adamw", *, plan=None, seed=0, device="auto",
+               emulate=False, **options):
+    """Trains a model by a plan on the workers that torchrun, Slurm or mpirun started; collective.
+
+    model, example_inputs, loss_fn   as for capture(); rank 0's parameters are everyone's
+    cluster        as for plan(); one device for each worker, in the order of ranks
+    optimizer      'adamw', 'sgd', a torch.optim.Optimizer on model.parameters(), or None
+    plan           a Plan or a plan file, instead of a cluster
+    seed           of dropout, which does not depend on the sharding
+    device         'cpu' (gloo), 'cuda' (NCCL) or 'auto'
+    emulate        slows this process and its sockets down to the devices and links of the cluster
+    options        memory_limit, time_limit, ratios, as for plan()
+    """
+    if (cluster is None) == (plan is None):
+        raise UserError("[distribute] give either a cluster or a plan")
+    step = Step(model, example_inputs, loss_fn)
+    plan_name(optimizer)
+    if cluster is not None:
+        cluster = cluster_of(cluster)
+    workers = group(device)
+    agreed = _agreed_plan(step, workers, cluster, optimizer, plan, options)
+    return Distributed(step, agreed, workers, optimizer, seed, emulate)

@@ -1,0 +1,11 @@
+"""What can go wrong by the user's hand. Messages are one line: where, what, and how to mend it."""
+
+from ._motley import PeerLost, UserError  # noqa: F401
+
+
+class CaptureError(UserError):
+    """The step cannot be captured; the message names the line of the user's code."""
+
+
+class NoPlanError(UserError):
+    """No plan fits the cluster; the message says what is short."""

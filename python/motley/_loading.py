@@ -1,0 +1,44 @@
+"""Loads torch and the extension, and says what to install where that fails."""
+
+import importlib
+import sys
+
+
+def _version(text):
+    return ".".join(text.split("+")[0].split(".")[:2])
+
+
+def load():
+    """Imports torch, then the extension; ImportError in one line otherwise."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise ImportError(
+            f"motley needs torch, which {sys.executable} (Python {python}) does not have ({error}): install it there "
+            "(Debian: apt-get install python3-torch, and run /usr/bin/python3)"
+        ) from None
+    try:
+        built = importlib.import_module("motley._built")
+    except ImportError:
+        raise ImportError(
+            "motley's extension is not built: run `pip install .` in its source tree, or `./dev build` and set "
+            "PYTHONPATH=build/python"
+        ) from None
+    if built.python != python:
+        raise ImportError(
+            f"motley was built for Python {built.python}, but this is Python {python} ({sys.executable}): run "
+            f"{built.program}, or build motley again with `{sys.executable} -m pip install .` in its source tree"
+        )
+    if _version(built.torch) != _version(torch.__version__):
+        raise ImportError(
+            f"motley was built with torch {built.torch}, but this interpreter has torch {torch.__version__}: build it again "
+            f"with `{sys.executable} -m pip install .` in its source tree, or install torch {_version(built.torch)}"
+        )
+    try:
+        importlib.import_module("motley._motley")
+    except ImportError as error:
+        raise ImportError(
+            f"motley's extension cannot be loaded ({error}): a library that it was built with is missing; install the "
+            "packages of tools/packages.txt, or build it again with `pip install .` in its source tree"
+        ) from None

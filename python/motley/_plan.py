@@ -1,0 +1,112 @@
+"""plan(), simulate(), load() and save(): what needs a graph and a cluster, but no workers."""
+
+import json
+import os
+
+from . import _motley
+from ._errors import NoPlanError, UserError
+
+_CLUSTERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "clusters")
+
+
+def cluster_of(cluster):
+    """A cluster file, the name of a shipped cluster, or the YAML text of one."""
+    if isinstance(cluster, _motley.Cluster):
+        return cluster
+    if isinstance(cluster, os.PathLike):
+        cluster = os.fspath(cluster)
+    if not isinstance(cluster, str):
+        raise UserError(f"[plan] cluster is a {type(cluster).__name__}; give a file, a shipped name or YAML text")
+    if "\n" in cluster:
+        return _motley.parse_cluster(cluster, "cluster")
+    shipped = os.path.join(_CLUSTERS, cluster + ".yaml")
+    return _motley.load_cluster(shipped if os.path.exists(shipped) else cluster)
+
+
+class Plan:
+    """A distributed program for a graph on a cluster; print it to read it in words.
+
+    predicted_step_s, lower_bound_s   seconds: of this plan, and of any program at its shares
+    ratios                            share of each device of what is cut
+    peak_memory_bytes                 of each device
+    baselines                         what the usual strategies would take (of a plan just made)
+    """
+
+    def __init__(self, native, baselines=(), search_s=0.0, reason=""):
+        self._native, self.baselines, self.search_s, self.reason = native, list(baselines), search_s, reason
+
+    def __getattr__(self, name):
+        if name in ("engine", "model", "batch", "ratios", "cluster", "predicted_step_s", "lower_bound_s",
+                    "peak_memory_bytes", "optimizer"):
+            return getattr(self._native, name)
+        raise AttributeError(name)
+
+    def __str__(self):
+        return str(self._native)
+
+    def check(self, memory_limit=True):
+        """What is wrong with the plan, by the independent checker; an empty list if it is sound."""
+        return self._native.check(memory_limit)
+
+    def graph(self):
+        return self._native.graph()
+
+    def save(self, path):
+        self._native.save(os.fspath(path))
+
+
+def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=None, seed=0, ratios=None):
+    """The fastest program found for a graph on a cluster.
+
+    graph         of capture()
+    cluster       a cluster file, the name of a shipped cluster, or the YAML text of one
+    optimizer     'adamw' or 'sgd': how much state each parameter has
+    memory_limit  whether the devices' memory is a hard limit
+    time_limit    seconds a program search may take
+    ratios        shares of the devices; without them they are searched too
+
+    Raises NoPlanError where nothing fits.
+    """
+    if optimizer not in ("adamw", "sgd"):
+        raise UserError(f"[plan] optimizer is {optimizer!r}; give 'adamw' or 'sgd'")
+    devices = cluster_of(cluster)
+    if ratios is not None and len(ratios) != len(devices):
+        raise UserError(f"[plan] ratios has {len(ratios)} numbers; the cluster has {len(devices)} devices")
+    limit = 1e30 if time_limit is None else time_limit
+    found = _motley.plan(graph, devices, optimizer, memory_limit, limit, seed, ratios or [])
+    if found.plan is None:
+        raise NoPlanError(
+            f"[plan] no plan for {graph.model} on {devices.name} fits: {found.reason}; use more or larger devices, a "
+            "smaller batch, or memory_limit=False"
+        )
+    return Plan(found.plan, found.baselines, found.search_s, found.reason)
+
+
+def simulate(plan, trace=None):
+    """Plays one step of a plan, device by device.
+
+    Returns a dict: step_s, overlap, load_balance, and for each of devices busy_s, comm_s, exposed_comm_s, idle_s and
+    peak_memory_bytes. `trace` names a file to write for ui.perfetto.dev.
+    """
+    return plan._native.simulate("" if trace is None else os.fspath(trace))
+
+
+def save(thing, path):
+    """Writes a graph or a plan to a file that the motley program reads too."""
+    thing.save(os.fspath(path))
+
+
+def load(path):
+    """A plan or a graph from a file."""
+    path = os.fspath(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise UserError(f"[load] {path} cannot be read: {error.strerror}; give a file that save() wrote") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"[load] {path} is not JSON; give a file that save() or the motley program wrote") from None
+    if isinstance(content, dict) and "motley_graph" in content:
+        batch = content.get("batch")
+        return _motley.load_graph(path, batch if isinstance(batch, int) and 0 <= batch < 2**62 else 0)
+    return Plan(_motley.load_plan(path))

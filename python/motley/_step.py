@@ -1,0 +1,198 @@
+"""One training step of a user's model: its tensors by name, its inputs as a tree, and how to run it on other tensors."""
+
+import contextlib
+
+import torch
+
+from . import _torch
+from ._errors import UserError
+
+
+def flatten(tree, name):
+    """The tensors of nested tuples, lists and dicts as [(name, tensor)], and a function that puts others in their place.
+
+    What is not a tensor is kept as it is.
+    """
+    if isinstance(tree, torch.Tensor):
+        return [(name, tree)], lambda tensors: tensors[0]
+    if isinstance(tree, dict):
+        keys, children = list(tree), [flatten(value, f"{name}.{key}") for key, value in tree.items()]
+
+        def make(parts):
+            return type(tree)(zip(keys, parts))
+    elif isinstance(tree, (tuple, list)):
+        children = [flatten(value, f"{name}.{i}") for i, value in enumerate(tree)]
+
+        def make(parts):
+            return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    else:
+        return [], lambda tensors: tree
+
+    def build(tensors):
+        parts, at = [], 0
+        for leaves, child in children:
+            parts.append(child(tensors[at : at + len(leaves)]))
+            at += len(leaves)
+        return make(parts)
+
+    return [leaf for leaves, _ in children for leaf in leaves], build
+
+
+def split_example(example):
+    """(inputs, targets) of a batch: a pair is both, anything else is inputs without targets."""
+    if isinstance(example, (tuple, list)) and not hasattr(example, "_fields"):
+        if len(example) == 2:
+            return example[0], example[1], True
+        if len(example) == 1:
+            return example[0], None, False
+        raise UserError(
+            f"[capture] example_inputs has {len(example)} parts; give (inputs, targets), where several inputs are one "
+            "tuple or dict, or (inputs,)"
+        )
+    return example, None, False
+
+
+def call_model(model, inputs):
+    """model(inputs): a tuple or list is positional arguments, a dict is keyword arguments."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
+        return model(*inputs)
+    return model(inputs)
+
+
+def loss_of(output, loss_fn, targets, has_targets):
+    if loss_fn is not None:
+        return loss_fn(output, targets) if has_targets else loss_fn(output)
+    if isinstance(output, dict) and "loss" in output:
+        output = output["loss"]
+    elif not isinstance(output, torch.Tensor) and hasattr(output, "loss"):
+        output = output.loss
+    if not isinstance(output, torch.Tensor):
+        raise UserError(
+            f"[capture] the model returns {type(output).__name__} and there is no loss_fn; give loss_fn(output, targets)"
+        )
+    return output
+
+
+class Slot:
+    """A tensor of the model and every place that holds it."""
+
+    def __init__(self, name, tensor):
+        self.name, self.tensor, self.places = name, tensor, []  # places: (dict, key)
+
+
+def slots_of(model):
+    """The parameters and buffers of a model, each once under its first name.
+
+    Tensors that modules hold as plain attributes count as buffers: a step may read them.
+    """
+    parameters, buffers = {}, {}
+    for path, module in model.named_modules():
+        prefix = path + "." if path else ""
+        for table, held in ((parameters, module._parameters), (buffers, module._buffers), (buffers, vars(module))):
+            for key, tensor in held.items():
+                if not isinstance(tensor, torch.Tensor) or (held is vars(module) and tensor.requires_grad):
+                    continue
+                slot = parameters.get(id(tensor)) or table.setdefault(id(tensor), Slot(prefix + key, tensor))
+                slot.places.append((held, key))
+        weights = vars(module).get("_flat_weights")  # recurrent layers keep a second list
+        for i, tensor in enumerate(weights or []):
+            if id(tensor) in parameters:
+                parameters[id(tensor)].places.append((weights, i))
+    return list(parameters.values()), list(buffers.values())
+
+
+@contextlib.contextmanager
+def unchanged(model):
+    """Undoes what a forward pass does to the attributes of a model's modules."""
+    before = []
+    for module in model.modules():
+        state = vars(module)
+        inside = {k: v.copy() for k, v in state.items() if type(v) in (list, set) or isinstance(v, dict)}
+        before.append((state, dict(state), inside))
+    try:
+        yield
+    finally:
+        for state, attributes, inside in before:
+            state.clear()
+            state.update(attributes)
+            for key, content in inside.items():
+                container = state[key]
+                if type(container) is list:
+                    container[:] = content
+                else:
+                    container.clear()
+                    container.update(content)
+
+
+@contextlib.contextmanager
+def replaced(slots, tensors):
+    """The model with other tensors in its slots."""
+    before = [[holder[key] for holder, key in slot.places] for slot in slots]
+    try:
+        for slot, tensor in zip(slots, tensors):
+            for holder, key in slot.places:
+                holder[key] = tensor
+        yield
+    finally:
+        for slot, held in zip(slots, before):
+            for (holder, key), tensor in zip(slot.places, held):
+                holder[key] = tensor
+
+
+class Step:
+    """A model, its loss and the form of its batches."""
+
+    def __init__(self, model, example_inputs, loss_fn):
+        if not isinstance(model, torch.nn.Module):
+            raise UserError(f"[capture] the model is a {type(model).__name__}; give a torch.nn.Module")
+        if loss_fn is not None and not callable(loss_fn):
+            raise UserError(f"[capture] loss_fn is a {type(loss_fn).__name__}; give a function of (output, targets)")
+        self.model, self.loss_fn = model, loss_fn
+        inputs, targets, self.has_targets = split_example(example_inputs)
+        self.inputs, self.build_inputs = flatten(inputs, "inputs")
+        self.targets, self.build_targets = flatten(targets, "targets")
+        if not self.inputs:
+            raise UserError("[capture] example_inputs holds no tensor; give a batch as the model takes it")
+        self.parameters, self.buffers = slots_of(model)
+        seen = {}
+        for slot in self.parameters:
+            where = (_torch.memory_of(slot.tensor), slot.tensor.shape) if slot.tensor.numel() > 0 else id(slot)
+            if where in seen and slot.tensor.device.type != "meta":
+                raise UserError(
+                    f"[capture] parameters {seen[where]} and {slot.name} share memory; make them one Parameter object"
+                )
+            seen[where] = slot.name
+
+    @property
+    def leaves(self):
+        """[(name, tensor)] of a whole batch: inputs, then targets."""
+        return self.inputs + self.targets
+
+    def batch_size(self):
+        for _, tensor in self.leaves:
+            if tensor.dim() > 0:
+                return tensor.shape[0]
+        return 1
+
+    def loss(self, tensors):
+        """Runs the model on the tensors of a batch."""
+        n = len(self.inputs)
+        output = call_model(self.model, self.build_inputs(tensors[:n]))
+        return loss_of(output, self.loss_fn, self.build_targets(tensors[n:]), self.has_targets)
+
+    def match(self, inputs, targets, has_targets):
+        """The tensors of another batch, in the order of `leaves`."""
+        if has_targets != self.has_targets:
+            raise UserError(
+                f"[distribute] a step takes {'inputs and targets' if self.has_targets else 'inputs alone'}, as "
+                "example_inputs had them"
+            )
+        got = flatten(inputs, "inputs")[0] + flatten(targets, "targets")[0]
+        if [name for name, _ in got] != [name for name, _ in self.leaves]:
+            raise UserError(
+                f"[distribute] a batch has {', '.join(n for n, _ in got) or 'no tensor'}; example_inputs had "
+                f"{', '.join(n for n, _ in self.leaves)}"
+            )
+        return [tensor for _, tensor in got]

@@ -1,0 +1,45 @@
+"""What differs between the versions of torch, 1.13 to 2.x. Nothing else in the package asks for a version."""
+
+import contextlib
+
+import torch
+
+VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def memory_of(tensor):
+    """The address of a tensor's memory and where in it the tensor begins."""
+    if VERSION >= (2, 0):
+        return tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+    return tensor.storage().data_ptr(), tensor.storage_offset()
+
+
+def plain_attention():
+    """Attention as matrix products and a softmax, not as one kernel that cannot be cut."""
+    if VERSION >= (2, 3):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        return sdpa_kernel([SDPBackend.MATH])
+    return contextlib.nullcontext()
+
+
+def load(path):
+    """torch.load of tensors and plain values, onto the CPU."""
+    if VERSION >= (1, 13):
+        return torch.load(path, map_location="cpu", weights_only=True)
+    return torch.load(path, map_location="cpu")
+
+
+def mend_launcher():
+    """torchrun reads "0", its default, by looping over a flag type, which skips zero since Python 3.11."""
+    from torch.distributed.elastic.multiprocessing import api, Std
+
+    if Std.from_str("0") is not None:
+        return
+    read = Std.from_str
+
+    def from_str(text):
+        return Std.NONE if text == "0" else read(text)
+
+    Std.from_str = staticmethod(from_str)
+    assert api.Std is Std
