@@ -18,7 +18,7 @@ namespace motley {
 void add_plan_command(CLI::App& app) {
   struct Args {
     std::string model, cluster, output, engine = "auto", memory = "on", optimizer = "adamw",
-                                        profile;
+                                        strategy, profile;
     int scale = 0;
     int64_t batch = 0;
     double time_limit = 1e30;
@@ -42,6 +42,9 @@ void add_plan_command(CLI::App& app) {
                    "Plan for the cluster scaled down to at most so many workers of this machine")
       ->check(CLI::Range(1, 64));
   command->add_option("--profile", args->profile, "Measured profile, from motley calibrate");
+  command
+      ->add_option("--strategy", args->strategy, "Plan one of the baselines instead of searching")
+      ->check(CLI::IsMember(spmd::strategies()));
   command->add_option("--engine", args->engine, "auto or spmd")
       ->check(CLI::IsMember({"auto", "spmd"}));
   command->add_option("--memory-limit", args->memory, "on: device memory is a hard limit")
@@ -69,6 +72,8 @@ void add_plan_command(CLI::App& app) {
     request.model = args->model;
     request.batch = args->batch;
     parse_optimizer(args->optimizer, &request.synthesis.optimizer);
+    request.strategy = args->strategy;
+    request.parts = true;
     request.synthesis.memory_limit = args->memory == "on";
     request.synthesis.limits.time_limit_s = args->time_limit;
     request.synthesis.limits.seed = args->seed;
@@ -116,6 +121,11 @@ void add_plan_command(CLI::App& app) {
       return;
     }
     std::printf("%s", describe(plan).c_str());
+    if (plan.cluster.size() < cluster.size())
+      std::printf(
+          "  devices     %d of the %d of %s: with the others it would communicate longer than "
+          "they save\n",
+          plan.cluster.size(), cluster.size(), cluster.name.c_str());
     std::printf(
         "  certificate any program at these shares takes at least %s (gap %.2f%%); %s after %d "
         "searches, %s\n",

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 
+#include "cluster/part.h"
 #include "core/error.h"
 #include "core/file.h"
 
@@ -432,41 +433,6 @@ std::string to_yaml(const Cluster& cluster) {
   return std::string(out.c_str()) + "\n";
 }
 
-Cluster part_of(const Cluster& cluster, const std::vector<int>& devices) {
-  Cluster part;
-  part.name = cluster.name;
-  std::vector<int> type(cluster.types.size(), -1);
-  std::vector<GroupId> group(cluster.groups.size());
-  std::vector<bool> kept(cluster.groups.size());
-  for (int d : devices)
-    for (GroupId g = cluster.devices[d].parent; g.valid(); g = cluster.groups[g.index].parent)
-      kept[g.index] = true;
-  for (size_t g = 0; g < cluster.groups.size(); ++g) {
-    if (!kept[g]) continue;
-    Group copy = cluster.groups[g];
-    copy.children.clear();
-    copy.device_count = copy.first_device = 0;
-    group[g] = GroupId(static_cast<int64_t>(part.groups.size()));
-    if (copy.parent.valid()) {
-      copy.parent = group[copy.parent.index];
-      part.groups[copy.parent.index].children.push_back(group[g]);
-    }
-    part.groups.push_back(std::move(copy));
-  }
-  for (int d : devices) {
-    int& t = type[cluster.devices[d].type];
-    if (t < 0) {
-      t = static_cast<int>(part.types.size());
-      part.types.push_back(cluster.type_of(d));
-    }
-    const GroupId parent = group[cluster.devices[d].parent.index];
-    for (GroupId g = parent; g.valid(); g = part.groups[g.index].parent)
-      if (part.groups[g.index].device_count++ == 0) part.groups[g.index].first_device = part.size();
-    part.devices.push_back({t, parent});
-  }
-  return part;
-}
-
 Cluster scaled_down(const Cluster& cluster, int workers, double cores) {
   // The child of the root that a device is in; the device itself in a flat cluster.
   auto site = [&](int d) {
@@ -494,18 +460,18 @@ Cluster scaled_down(const Cluster& cluster, int workers, double cores) {
     chosen.push_back(best);
   }
   std::sort(chosen.begin(), chosen.end());
-  Cluster part = part_of(cluster, chosen);
-  part.name = fmt::format("{}-scaled-{}", cluster.name, part.size());
-
   const DeviceType core = [] {
     for (const DeviceType& t : device_catalogue())
       if (t.name == "cpu-core") return t;
     return DeviceType{};
   }();
+  Cluster whole = cluster;
   FlopsPerSecond total = 0;
-  for (int d = 0; d < part.size(); ++d) total += part.type_of(d).flops;
+  for (int d : chosen) total += cluster.type_of(d).flops;
   double slower = 0;  // by how much time is stretched
-  for (DeviceType& t : part.types) {
+  for (size_t i = 0; i < whole.types.size(); ++i) {
+    if (by_type[i] == 0) continue;
+    DeviceType& t = whole.types[i];
     t.speed = std::clamp(cores * t.flops / total, 0.01, 1.0);
     slower = std::max(slower, t.flops / (core.flops * t.speed));
     t.flops = t.half_flops = core.flops * t.speed;
@@ -513,26 +479,23 @@ Cluster scaled_down(const Cluster& cluster, int workers, double cores) {
     t.overhead = core.overhead / t.speed;
     t.ops.clear();
   }
-  // How many devices shared a port before, and do now.
-  std::vector<int> before(part.groups.size());
-  size_t next = 0;
-  for (size_t g = 0; g < cluster.groups.size(); ++g) {
-    const Group& old = cluster.groups[g];
-    const auto first = std::lower_bound(chosen.begin(), chosen.end(), old.first_device);
-    if (first != chosen.end() && *first < old.first_device + old.device_count)
-      before[next++] = old.device_count;
-  }
-  for (size_t g = 0; g < part.groups.size(); ++g) {
-    Group& group = part.groups[g];
-    group.measured.clear();
+  // The part of a group's devices that is left: ports shrink with the devices that share them.
+  auto left = [&](const Group& g) {
+    const auto first = std::lower_bound(chosen.begin(), chosen.end(), g.first_device);
+    const auto last = std::lower_bound(first, chosen.end(), g.first_device + g.device_count);
+    return static_cast<double>(last - first) / g.device_count;
+  };
+  for (Group& group : whole.groups) {
     double shared = 1;
     for (GroupId child : group.children)
-      shared = std::min(
-          shared, static_cast<double>(part.groups[child.index].device_count) / before[child.index]);
+      if (const double part = left(whole.groups[child.index]); part > 0)
+        shared = std::min(shared, part);
     group.link.bandwidth *= shared / slower;
-    if (group.uplink > 0)
-      group.uplink *= static_cast<double>(group.device_count) / before[g] / slower;
+    group.uplink *= left(group) / slower;
+    group.measured.clear();
   }
+  Cluster part = part_of(whole, chosen);
+  part.name = fmt::format("{}-scaled-{}", cluster.name, part.size());
   return part;
 }
 

@@ -137,10 +137,6 @@ Cluster parse_cluster(const std::string& yaml, const std::string& name);
 // The YAML text of a cluster; parse_cluster(to_yaml(c)) equals c.
 std::string to_yaml(const Cluster& cluster);
 
-// The devices at these positions (ascending) with the groups they are in. Groups that lose devices
-// keep their links and what was measured of them.
-Cluster part_of(const Cluster& cluster, const std::vector<int>& devices);
-
 // A cluster of at most `workers` devices that this machine can emulate and on which time runs
 // slower, but computation and communication in the same proportion. Devices are taken one by one
 // from the child of the root, then the type, that has given the fewest. Speeds are proportional to

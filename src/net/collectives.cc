@@ -6,6 +6,12 @@
 
 namespace motley {
 
+namespace {
+
+constexpr int kMaxHops = 256;  // rings longer than this have their rounds not looked at one by one
+
+}  // namespace
+
 CollectiveModel::CollectiveModel(const Cluster& cluster) : devices_(cluster.size()) {
   bandwidth_ = std::numeric_limits<double>::infinity();
   if (devices_ == 1) {
@@ -39,6 +45,14 @@ CollectiveModel::CollectiveModel(const Cluster& cluster) : devices_(cluster.size
     rates_[static_cast<size_t>(rate.form)] = rate;
     measured_[static_cast<size_t>(rate.form)] = true;
   }
+  if (cluster.groups[0].measured.empty() || devices_ > kMaxHops) return;
+  slowness_.assign(devices_, 0);
+  for (int d = 0; d < devices_; ++d)
+    for (const Port& port : ports_) {
+      auto below = [&](int x) { return x >= port.first && x < port.first + port.count; };
+      if (below(d) != below((d + 1) % devices_))
+        slowness_[d] = std::max(slowness_[d], bandwidth_ / port.bandwidth);
+    }
 }
 
 Seconds CollectiveModel::all_reduce(Bytes bytes) const {
@@ -63,6 +77,16 @@ CollectiveModel::ShareProfile CollectiveModel::profile(const std::vector<double>
     double s = prefix[port.first + port.count] - prefix[port.first];
     result.exchange = std::max(result.exchange, s * (1 - s) / port.bandwidth);
   }
+  const int p = devices_;
+  result.rounds = (p - 1) * result.largest;
+  if (slowness_.empty()) return result;
+  result.rounds = 0;
+  for (int round = 0; round + 1 < p; ++round) {
+    double slowest = 0;
+    for (int d = 0; d < p; ++d)
+      slowest = std::max(slowest, slowness_[d] * shares[(d - round + p) % p]);
+    result.rounds += slowest;
+  }
   return result;
 }
 
@@ -72,7 +96,7 @@ Seconds CollectiveModel::rounds(CollectiveForm form, Bytes bytes,
   const CollectiveRate& r = rate(form);
   const double p = devices_;
   const double latencies = measured_[static_cast<size_t>(form)] ? p - 1 : std::ceil(std::log2(p));
-  return shares.largest * bytes * (p - 1) / r.bandwidth + latencies * r.latency;
+  return shares.rounds * bytes / r.bandwidth + latencies * r.latency;
 }
 
 Seconds CollectiveModel::all_gather(Bytes bytes, const ShareProfile& shares) const {

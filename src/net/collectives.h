@@ -12,7 +12,8 @@
 //   s of the tensor sends s (1 - s) S and receives as much; the worst port
 //
 // Where the collectives of the whole cluster were measured (CollectiveRate), they take their
-// measured rounds instead.
+// measured rounds instead. A round of a ring of uneven shards then takes as long as the slowest of
+// the transfers it consists of: the largest shard goes over the slowest link in some rounds only.
 //
 // The fluid simulator of this room (fluid.h) is the reference for what sharing and other algorithms
 // cost.
@@ -36,6 +37,7 @@ class CollectiveModel {
   struct ShareProfile {
     double largest = 0;   // share
     double exchange = 0;  // max over ports of s (1 - s) / bandwidth, s the share below the port
+    double rounds = 0;  // of an all-gather: sum over rounds of the largest share on a slowest link
   };
   ShareProfile profile(const std::vector<double>& shares) const;
 
@@ -66,6 +68,9 @@ class CollectiveModel {
   BytesPerSecond bandwidth_ = 0;  // of the slowest port on a ring through all devices
   Seconds latency_ = 0;           // the largest on the way
   std::vector<Port> ports_;
+  std::vector<double>
+      slowness_;  // [device] of the hop to the next one: 1 if it crosses the slowest
+                  // port; empty where nothing was measured or for many devices
   std::array<CollectiveRate, kCollectiveForms>
       rates_;  // [form] of the slowest port if not measured
   std::array<bool, kCollectiveForms> measured_{};

@@ -1,6 +1,11 @@
 #include "spmd/planner.h"
 
+#include <algorithm>
 #include <chrono>
+#include <set>
+
+#include "cluster/part.h"
+#include "core/error.h"
 
 namespace motley::spmd {
 
@@ -21,40 +26,116 @@ Plan make_plan(Graph graph, const Cluster& cluster, const PlanRequest& request,
   return plan;
 }
 
+namespace {
+
+struct Known {
+  const char* name;
+  Restriction restriction;
+  std::vector<double> (*ratios)(const Cluster&);
+};
+const Known kKnown[] = {{"dp-ev", Restriction::data_parallel, even_ratios},
+                        {"dp-cp", Restriction::data_parallel, proportional_ratios},
+                        {"zero", Restriction::zero, even_ratios},
+                        {"tensor-parallel", Restriction::tensor_parallel, even_ratios}};
+
+SynthesisOptions restricted(const Known& known, const Cluster& cluster, SynthesisOptions options) {
+  options.restriction = known.restriction;
+  options.ratios = known.ratios(cluster);
+  return options;
+}
+
+// Parts of a cluster that might be faster than all of it, each a list of devices.
+std::vector<std::vector<int>> parts_of(const Cluster& cluster) {
+  std::set<std::vector<int>> parts;
+  auto add = [&](auto belongs) {
+    std::vector<int> devices;
+    for (int d = 0; d < cluster.size(); ++d)
+      if (belongs(d)) devices.push_back(d);
+    if (!devices.empty() && static_cast<int>(devices.size()) < cluster.size())
+      parts.insert(std::move(devices));
+  };
+  for (const Group& g : cluster.groups)
+    add([&](int d) { return d >= g.first_device && d < g.first_device + g.device_count; });
+  for (const DeviceType& slowest : cluster.types) {
+    add([&](int d) { return cluster.type_of(d).flops >= slowest.flops; });
+    // The first device of the type.
+    int first = 0;
+    while (&cluster.type_of(first) != &slowest) ++first;
+    add([&](int d) { return d == first; });
+    // One group's devices of that speed.
+    for (const Group& g : cluster.groups)
+      add([&](int d) {
+        return d >= g.first_device && d < g.first_device + g.device_count &&
+               cluster.type_of(d).flops >= slowest.flops;
+      });
+  }
+  return {parts.begin(), parts.end()};
+}
+
+FlopsPerSecond flops_of(const Cluster& cluster) {
+  FlopsPerSecond flops = 0;
+  for (int d = 0; d < cluster.size(); ++d) flops += cluster.type_of(d).flops;
+  return flops;
+}
+
+}  // namespace
+
+std::vector<std::string> strategies() {
+  std::vector<std::string> names;
+  for (const Known& known : kKnown) names.emplace_back(known.name);
+  return names;
+}
+
 PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request) {
   auto start = std::chrono::steady_clock::now();
   PlanResult result;
-  CostModel model(cluster);
+  const CostModel model(cluster);
   Synthesis best;
+  Cluster chosen = cluster;
   {
     Theory theory(graph);
-    best = synthesize(theory, model, request.synthesis);
+    SynthesisOptions options = request.synthesis;
+    if (!request.strategy.empty()) {
+      const Known* known = std::find_if(std::begin(kKnown), std::end(kKnown),
+                                        [&](const Known& k) { return request.strategy == k.name; });
+      if (known == std::end(kKnown))
+        throw user_error("plan", "there is no strategy '{}'; give one of {}", request.strategy,
+                         fmt::join(strategies(), ", "));
+      options = restricted(*known, cluster, options);
+    }
+    best = synthesize(theory, model, options);
+    if (request.parts && options.restriction == Restriction::none && options.ratios.empty())
+      for (const std::vector<int>& devices : parts_of(cluster)) {
+        Cluster part = part_of(cluster, devices);
+        if (best.feasible &&
+            (best.cost.step - best.cost.comm) * flops_of(chosen) >= best.cost.step * flops_of(part))
+          continue;
+        const CostModel smaller(part);
+        Synthesis s = synthesize(theory, smaller, options);
+        s.solves += best.solves;
+        s.states += best.states;
+        if (s.feasible && (!best.feasible || s.cost.step < best.cost.step)) {
+          best = std::move(s);
+          chosen = std::move(part);
+        } else {
+          best.solves = s.solves;
+          best.states = s.states;
+        }
+      }
     result.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (request.baselines) {
-      struct Known {
-        const char* name;
-        Restriction restriction;
-        std::vector<double> ratios;
-      };
-      for (const Known& known :
-           {Known{"dp-ev", Restriction::data_parallel, even_ratios(cluster)},
-            Known{"dp-cp", Restriction::data_parallel, proportional_ratios(cluster)},
-            Known{"zero", Restriction::zero, even_ratios(cluster)}}) {
-        SynthesisOptions options = request.synthesis;
-        options.restriction = known.restriction;
-        options.ratios = known.ratios;
-        Synthesis s = synthesize(theory, model, options);
+    if (request.baselines)
+      for (const Known& known : kKnown) {
+        Synthesis s = synthesize(theory, model, restricted(known, cluster, request.synthesis));
         result.baselines.push_back(
             {known.name, s.feasible, s.cost.step, s.feasible ? "" : s.reason});
       }
-    }
   }
   result.feasible = best.feasible;
   result.reason = best.reason;
   result.solves = best.solves;
   result.states = best.states;
-  if (best.feasible) result.plan = make_plan(std::move(graph), cluster, request, best);
+  if (best.feasible) result.plan = make_plan(std::move(graph), chosen, request, best);
   return result;
 }
 

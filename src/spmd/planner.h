@@ -14,7 +14,12 @@ struct PlanRequest {
   int64_t batch = 0;  // global
   SynthesisOptions synthesis;
   bool baselines = true;
+  std::string strategy;  // the name of a baseline that is to be the plan; empty: search
+  bool parts = false;    // also plan for parts of the cluster that may be faster than all of it
 };
+
+// The names of the baselines, in order.
+std::vector<std::string> strategies();
 
 struct Baseline {
   std::string name;  // dp-ev, dp-cp, zero, tensor-parallel
@@ -33,6 +38,10 @@ struct PlanResult {
   int64_t states = 0;
 };
 
+// With `parts`, where a plan communicates so long that fewer devices could win, groups of the
+// cluster, its faster types and single devices are planned for too; the plan's cluster is then the
+// part that won. A part is left out if its share of the flops could not do the plan's computation
+// in the plan's time. Throws UserError if there is no strategy of that name.
 PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request);
 
 // A plan from one synthesis.

@@ -13,6 +13,7 @@
 #include <map>
 #include <optional>
 
+#include "cluster/part.h"
 #include "core/error.h"
 #include "cost/cost.h"
 #include "graph/canonical.h"
@@ -589,6 +590,7 @@ std::vector<std::pair<std::string, int64_t>> reference_steps() {
           {"gpt:layers=1,hidden=192,heads=4,seq=64,vocab=512", 2},
           {"gpt:layers=1,hidden=256,heads=4,seq=64,vocab=512", 12},
           {"bert:layers=1,hidden=192,heads=4,seq=48,vocab=512,dropout=0.1", 6},
+          {"bert-moe:layers=2,hidden=128,heads=4,seq=48,vocab=512,experts=4,every=2", 6},
           {"vgg19:width=8,image=32,classes=10", 4},
           {"vgg19:width=12,image=32,classes=10", 12},
           {"resnet50:width=8,image=32,classes=10", 4},
