@@ -41,6 +41,7 @@ void add_emulate_command(CLI::App& app) {
     for (int d = 0; d < cluster.size(); ++d)
       speeds += fmt::format("{}{}", d > 0 ? "," : "", cluster.type_of(d).speed);
     launch.environment["MOTLEY_SPEEDS"] = speeds;
+    launch.environment["TORCHELASTIC_RESTART_COUNT"] = "0";
     const std::unique_ptr<Network> network = network_for(cluster);
     launch.network = network.get();
     launch_workers(launch);

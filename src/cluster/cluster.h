@@ -37,7 +37,7 @@ namespace motley {
 // The sum, not the larger of the two: measured times of cores and of small calls follow it.
 struct OpRate {
   std::string op;  // "aten::mm"; "motley::adamw" and "motley::sgd" update one parameter,
-                   // "motley::step" is what a step takes besides
+                   // "motley::step" is what a step takes besides, bytes being its inputs
   Seconds overhead = 0;
   FlopsPerSecond flops = 0;             // 0: not limited by arithmetic
   BytesPerSecond memory_bandwidth = 0;  // 0: not limited by memory

@@ -52,7 +52,7 @@ CostModel::CostModel(const Cluster& cluster) : cluster_(cluster), net_(cluster) 
       else if (rate.op == "motley::sgd")
         rates.sgd = &rate;
       else if (rate.op == "motley::step")
-        rates.step = rate.overhead;
+        rates.step = &rate;
       else if (const OpDef* op = find_op(rate.op))
         rates.ops[op] = &rate;
     }
@@ -103,6 +103,15 @@ Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer) const {
   return rate->overhead + (rate->memory_bandwidth > 0
                                ? bytes * (3 + 2 * state_factor(optimizer)) / rate->memory_bandwidth
                                : 0);
+}
+
+Seconds CostModel::per_step(int type, const Graph& graph) const {
+  const OpRate* rate = rates_[type].step;
+  if (rate == nullptr) return 0;
+  Bytes inputs = 0;
+  for (const Input& input : graph.inputs)
+    inputs += static_cast<Bytes>(graph.spec(input.value).bytes());
+  return rate->overhead + (rate->memory_bandwidth > 0 ? inputs / rate->memory_bandwidth : 0);
 }
 
 Seconds CostModel::collective(CollectiveKind kind, Bytes bytes,
@@ -289,10 +298,11 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
     }
   }
   for (int t = 0; t < types; ++t) {
+    const Seconds seconds = model.per_step(t, graph);
     StageCost& stage = cost.stages.back();
-    stage.compute[t] += model.per_step(t);
-    stage.whole[t] += model.per_step(t);
-    cost.compute[t] += model.per_step(t);
+    stage.compute[t] += seconds;
+    stage.whole[t] += seconds;
+    cost.compute[t] += seconds;
   }
   for (const StageCost& stage : cost.stages)
     cost.step += stage.comm + *std::max_element(stage.compute.begin(), stage.compute.end());

@@ -66,16 +66,16 @@ class CostModel {
   Seconds collective(CollectiveKind kind, Bytes bytes,
                      const CollectiveModel::ShareProfile& shares) const;
   Seconds latency() const { return net_.latency_of_ring(); }
-  // What every step takes besides its operators, collectives and updates, on a device type.
-  Seconds per_step(int type) const { return rates_[type].step; }
+  // What every step takes besides its operators, collectives and updates on a device type: every
+  // device makes the whole batch and keeps its piece.
+  Seconds per_step(int type, const Graph& graph) const;
   const CollectiveModel& net() const { return net_; }
 
  private:
   // Measured operators of a device type; they point into cluster_.
   struct Rates {
     std::unordered_map<const OpDef*, const OpRate*> ops;
-    const OpRate *adamw = nullptr, *sgd = nullptr;
-    Seconds step = 0;
+    const OpRate *adamw = nullptr, *sgd = nullptr, *step = nullptr;
   };
 
   Cluster cluster_;

@@ -70,7 +70,7 @@ Simulation simulate(const Plan& plan, bool with_spans) {
             "optimizer", Span::Kind::compute);
   }
   for (int d = 0; d < devices; ++d)
-    spend(d, model.per_step(plan.cluster.devices[d].type), "step", Span::Kind::compute);
+    spend(d, model.per_step(plan.cluster.devices[d].type, graph), "step", Span::Kind::compute);
   sim.step = *std::max_element(now.begin(), now.end());
   MemoryCost memory = memory_of(theory, plan.program, fractions, model.types(), plan.optimizer);
   Seconds busiest = 0, total = 0;

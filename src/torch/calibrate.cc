@@ -370,9 +370,9 @@ void measure_optimizer(Watch& watch, at::Device device, const char* name, Optimi
   result->ops.push_back(op);
 }
 
-// What a step takes besides its operators: a tiny model, trained, against its price.
+// What a step takes besides its operators: tiny models with small and large inputs, trained,
+// against their price.
 void measure_step(const CalibrateOptions& options, ProfiledDevice* result) {
-  const std::string model = "mlp:layers=2,hidden=8,in=8,classes=4";
   DeviceType type;
   type.name = result->type;
   type.flops = result->flops;
@@ -381,29 +381,40 @@ void measure_step(const CalibrateOptions& options, ProfiledDevice* result) {
   type.memory_bandwidth = result->memory_bandwidth;
   type.overhead = result->overhead;
   for (const ProfiledOp& op : result->ops) type.ops.push_back(op.rate);
-  Plan plan;
-  plan.model = model;
-  plan.batch = 4;
-  plan.cluster = flat_cluster({type}, {1}, {LinkKind::switched, 1, 0});
-  plan.ratios = {1};
-  plan.set_graph(canonicalize(capture(model, plan.batch).graph));
-  plan.program = alone(*plan.theory);
-  const CostModel cost(plan.cluster);
-  const Shares shares(plan.ratios);
-  const Fractions fractions(plan.cluster, shares);
-  const Seconds priced = cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step;
-  run_thread_group(1, [&](Communicator& self) {
-    TrainOptions training;
-    training.speed = options.speed;
-    training.device = options.device;
-    const RunReport report = train(plan, self, training, 20);
-    ProfiledOp op;
-    op.rate.op = "motley::step";
-    op.rate.overhead = std::max(0.0, report.median_step_s - priced);
-    op.fit.r2 = 1;
-    op.fit.points = {{priced, report.median_step_s}};
-    result->ops.push_back(op);
-  });
+  std::vector<std::pair<Bytes, Seconds>> rest;
+  ProfiledOp op;
+  for (const auto& [model, batch] : {std::pair{"mlp:layers=2,hidden=8,in=8,classes=4", 4},
+                                     std::pair{"mlp:layers=2,hidden=2,in=2048,classes=4", 128}}) {
+    Plan plan;
+    plan.model = model;
+    plan.batch = batch;
+    plan.cluster = flat_cluster({type}, {1}, {LinkKind::switched, 1, 0});
+    plan.ratios = {1};
+    plan.set_graph(canonicalize(capture(model, batch).graph));
+    plan.program = alone(*plan.theory);
+    const CostModel cost(plan.cluster);
+    const Shares shares(plan.ratios);
+    const Fractions fractions(plan.cluster, shares);
+    const Seconds priced =
+        cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step;
+    Bytes inputs = 0;
+    for (const Input& input : plan.graph->inputs)
+      inputs += static_cast<Bytes>(plan.graph->spec(input.value).bytes());
+    run_thread_group(1, [&](Communicator& self) {
+      TrainOptions training;
+      training.speed = options.speed;
+      training.device = options.device;
+      const RunReport report = train(plan, self, training, 16);
+      rest.emplace_back(inputs, std::max(0.0, report.median_step_s - priced));
+      op.fit.points.emplace_back(priced, report.median_step_s);
+    });
+  }
+  op.rate.op = "motley::step";
+  op.rate.overhead = rest[0].second;
+  if (rest[1].second > rest[0].second)
+    op.rate.memory_bandwidth = (rest[1].first - rest[0].first) / (rest[1].second - rest[0].second);
+  op.fit.r2 = 1;
+  result->ops.push_back(op);
 }
 
 ProfiledDevice measure_device(Communicator& group, const Cluster& cluster,
