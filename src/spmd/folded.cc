@@ -19,8 +19,8 @@ namespace {
 
 // Relative gain of a sweep below which bounds are left as they are, and the states that a rough
 // bound may cost.
-constexpr double kRoughProgress = 3e-3;
-constexpr double kTightProgress = 1e-7;
+constexpr Effort kRough{3e-3, 1};
+constexpr Effort kTight{1e-7, 2};
 constexpr int64_t kQuickStates = 20'000;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -303,15 +303,15 @@ class Search {
 
 template <int W>
 Solution search(const Problem& problem, const Order& order, const Layout& layout,
-                const Weights& weights, const Limits& limits, double start) {
+                const Weights& weights, const Limits& limits, double start, WarmStart* warm) {
   // A rough bound is enough where few states are near the best; where they are many, a tight one
   // pays.
   {
-    Tables rough(problem, order, weights, kRoughProgress);
+    Tables rough(problem, order, weights, kRough, warm);
     Search<W> quick(problem, order, layout, &rough, limits, start);
     if (auto solution = quick.run(weights, kQuickStates)) return *solution;
   }
-  Tables tight(problem, order, weights, kTightProgress);
+  Tables tight(problem, order, weights, kTight, warm);
   return *Search<W>(problem, order, layout, &tight, limits, start)
               .run(weights, std::numeric_limits<int64_t>::max());
 }
@@ -319,16 +319,18 @@ Solution search(const Problem& problem, const Order& order, const Layout& layout
 }  // namespace
 
 Solution solve_folded(const Problem& problem, const Order& order, const Weights& weights,
-                      const Limits& limits) {
+                      const Limits& limits, WarmStart* warm) {
   MOTLEY_CHECK(order.steps.size() == problem.nodes.size());
   MOTLEY_CHECK(static_cast<int>(weights.compute.size()) == problem.types);
   const double start = now_s();
   const Layout layout(problem, order);
-  if (layout.words <= 1) return search<1>(problem, order, layout, weights, limits, start);
-  if (layout.words <= 2) return search<2>(problem, order, layout, weights, limits, start);
-  if (layout.words <= 8) return search<8>(problem, order, layout, weights, limits, start);
+  WarmStart cold;
+  if (warm == nullptr) warm = &cold;
+  if (layout.words <= 1) return search<1>(problem, order, layout, weights, limits, start, warm);
+  if (layout.words <= 2) return search<2>(problem, order, layout, weights, limits, start, warm);
+  if (layout.words <= 8) return search<8>(problem, order, layout, weights, limits, start, warm);
   MOTLEY_CHECK(layout.words <= 64, "{} words of live values", layout.words);
-  return search<64>(problem, order, layout, weights, limits, start);
+  return search<64>(problem, order, layout, weights, limits, start, warm);
 }
 
 }  // namespace motley::spmd

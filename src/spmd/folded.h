@@ -42,9 +42,13 @@
 
 namespace motley::spmd {
 
+// What a solve leaves to the next one of the same wiring at other costs: the multipliers of its
+// bound, from which the sweeps of potentials.h go on.
+using WarmStart = std::vector<double>;
+
 // The best program of an additive price. `order` may come from any problem with the same wiring,
 // tables of the same forms and the same table numbers; only costs may differ.
 Solution solve_folded(const Problem& problem, const Order& order, const Weights& weights,
-                      const Limits& limits = {});
+                      const Limits& limits = {}, WarmStart* warm = nullptr);
 
 }  // namespace motley::spmd

@@ -15,13 +15,13 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kMostForms = 9;   // that users of a value may need; beyond it has no lambda
 constexpr int kMostUsers = 24;  // likewise
 constexpr int kSweeps = 40;
-constexpr int kIdle = 2;  // sweeps without gain that end them
 
 }  // namespace
 
 Potentials::Potentials(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
-                       const std::vector<std::vector<double>>& prices, double progress)
-    : progress_(progress), problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
+                       const std::vector<std::vector<double>>& prices, Effort effort,
+                       std::vector<double>* warm)
+    : effort_(effort), problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
   const size_t values = problem.value_table.size();
   const int steps = static_cast<int>(order.steps.size());
   value_ports_.resize(values);
@@ -81,6 +81,7 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
     }
   }
   lambda_.assign(ports_.size() * kMaxForms, 0);
+  if (warm->size() == lambda_.size()) lambda_ = *warm;
   big_ = 0;
   for (const Step& step : order.steps) {
     double most = 0;
@@ -97,6 +98,7 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
   big_ = 4 * big_ + 1e-300;
   improve(chained());
   if (!folded_.empty()) improve(tied());
+  *warm = lambda_;
 
   node_least_.resize(problem.nodes.size());
   bound_ = 0;
@@ -107,8 +109,24 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
     bound_ += node_least_[n];
   }
   value_least_.resize(values);
+  // Values whose ports have the lambda of another value's, port by port, have its least.
+  const auto like = [&](size_t v) -> size_t {
+    const auto& list = value_ports_[v];
+    if (list.empty()) return v;
+    const size_t other = ports_[ports_[list[0]].like].value;
+    const auto& others = value_ports_[other];
+    if (other >= v || list.size() != others.size() || frozen_[v] != frozen_[other] ||
+        problem.value_table[v] != problem.value_table[other]) {
+      return v;
+    }
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (ports_[list[i]].like != ports_[others[i]].like) return v;
+    }
+    return other;
+  };
   for (size_t v = 0; v < values; ++v) {
-    value_least_[v] = least(static_cast<int>(v), 0, true, 0);
+    const size_t other = like(v);
+    value_least_[v] = other < v ? value_least_[other] : least(static_cast<int>(v), 0, true, 0);
     bound_ += value_least_[v];
   }
   left_.resize(order.touches.size());
@@ -212,11 +230,11 @@ Potentials::Sweeps Potentials::tied() const {
 void Potentials::improve(const Sweeps& graph) {
   double most = total(graph);
   std::vector<double> best = lambda_;
-  for (int i = 0, idle = 0; i < kSweeps && idle < kIdle; ++i, ++idle) {
+  for (int i = 0, idle = 0; i < kSweeps && idle < effort_.idle; ++i, ++idle) {
     for (size_t k = 0; k < graph.nodes.size(); ++k) visit(graph, graph.nodes[k].first, true);
     for (size_t k = graph.nodes.size(); k-- > 0;) visit(graph, graph.nodes[k].first, false);
     const double now = total(graph);
-    if (now > most + progress_ * std::abs(now)) idle = -1;
+    if (now > most + effort_.progress * std::abs(now)) idle = -1;
     if (now > most) {
       most = now;
       best = lambda_;

@@ -35,10 +35,17 @@ namespace motley::spmd {
 // Blocks at the end of a repeat, and at its beginning, whose lambda is their own.
 constexpr int kEndBlocks = 2;
 
+// Sweeps end after `idle` of them in a row that gain less than `progress` of the bound.
+struct Effort {
+  double progress;
+  int idle;
+};
+
 class Potentials {
  public:
   Potentials(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
-             const std::vector<std::vector<double>>& prices, double progress);
+             const std::vector<std::vector<double>>& prices, Effort effort,
+             std::vector<double>* warm);
 
   // Least over options of the node's price with lambda.
   double node_least(int node) const { return node_least_[node]; }
@@ -61,7 +68,7 @@ class Potentials {
   };
 
   double* lambda(int port) { return &lambda_[static_cast<size_t>(ports_[port].like) * kMaxForms]; }
-  const double progress_;
+  const Effort effort_;
   // A graph to sweep over, with the number of times that its factors count.
   struct Sweeps {
     Sweeps(size_t value_count, size_t port_count)

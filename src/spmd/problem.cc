@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <unordered_map>
 
 #include "core/error.h"
 
@@ -229,9 +230,27 @@ Solution evaluate(const Problem& problem, const std::vector<int>& option, const 
     for (size_t k = 0; k < node.inputs.size(); ++k) want[node.inputs[k]] |= 1u << chosen.in[k];
     for (size_t k = 0; k < node.outputs.size(); ++k) have[node.outputs[k]] = chosen.out[k];
   }
+  // Values of one table with the same forms are completed alike.
+  struct Completion {
+    double cost;
+    std::vector<Conversion> conversions;
+  };
+  std::unordered_map<uint64_t, Completion> known;
+  static_assert(kMaxForms <= 32);
   for (size_t value = 0; value < have.size(); ++value) {
-    solution.price += complete(problem.form_tables[problem.value_table[value]], have[value],
-                               want[value], static_cast<int>(value), &solution.conversions);
+    if ((want[value] & ~(1u << have[value])) == 0) continue;
+    const int table = problem.value_table[value];
+    const uint64_t key = (static_cast<uint64_t>(table) * 32 + have[value]) << 32 | want[value];
+    auto [it, fresh] = known.try_emplace(key);
+    Completion& completion = it->second;
+    if (fresh)
+      completion.cost = complete(problem.form_tables[table], have[value], want[value],
+                                 static_cast<int>(value), &completion.conversions);
+    solution.price += completion.cost;
+    for (Conversion& c : completion.conversions) {
+      c.value = static_cast<int>(value);
+      solution.conversions.push_back(c);
+    }
   }
   solution.lower_bound = solution.price;
   if (solution.price == kInf) {

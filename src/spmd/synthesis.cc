@@ -190,7 +190,7 @@ class Search {
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
     builder_.price(fractions);
-    Solution solution = solve_folded(builder_.problem(), order_, weights, options_.limits);
+    Solution solution = solve_folded(builder_.problem(), order_, weights, options_.limits, &warm_);
     ++best_.solves;
     best_.states += solution.states;
     if (solution.stop != StopReason::kOptimal && solution.stop != StopReason::kInfeasible)
@@ -323,6 +323,7 @@ class Search {
   Builder builder_;
   Order order_;
   Weights weights_;
+  WarmStart warm_;
   std::vector<std::vector<double>> seen_;
   Synthesis best_;
   std::string no_program_, lack_;

@@ -37,7 +37,7 @@ double Upgrade::compute(uint32_t b, uint32_t a) {
 }
 
 Tables::Tables(const Problem& the_problem, const Order& the_order, const Weights& weights,
-               double progress)
+               Effort effort, std::vector<double>* warm)
     : problem(the_problem), order(the_order), kinds_(order.kinds) {
   spaces_.reserve(problem.form_tables.size());
   for (const FormTable& table : problem.form_tables) spaces_.emplace_back(table);
@@ -47,7 +47,7 @@ Tables::Tables(const Problem& the_problem, const Order& the_order, const Weights
       prices[t].push_back(price(option, weights));
     }
   }
-  potentials = std::make_unique<Potentials>(problem, order, &spaces_, prices, progress);
+  potentials = std::make_unique<Potentials>(problem, order, &spaces_, prices, effort, warm);
 }
 
 Upgrade* Tables::upgrade(int value, Role role) {

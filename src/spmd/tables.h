@@ -48,9 +48,8 @@ struct Kind {
 
 class Tables {
  public:
-  // Bounds are improved while a sweep gains `progress` of them.
-  Tables(const Problem& the_problem, const Order& the_order, const Weights& weights,
-         double progress);
+  Tables(const Problem& the_problem, const Order& the_order, const Weights& weights, Effort effort,
+         std::vector<double>* warm);
 
   const Problem& problem;
   const Order& order;
