@@ -78,17 +78,17 @@ class Rewriter {
                                        : emit("aten::sum.dim_IntList",
                                               {args[0], args[1], args[2], {}}, out, node.phase);
       value_[output(0).index] = scale(sum, ratio, node.phase);
-    } else if (op == "aten::mse_loss" && ops::int_arg(node, 2, kMean) == kMean) {
-      double n = static_cast<double>(to_.spec(tensor(0)).numel());
-      ValueId sum = emit(op, {args[0], args[1], kSum}, from_.spec(output(0)), node.phase);
-      value_[output(0).index] = scale(sum, 1 / n, node.phase);
-    } else if (op == "aten::mse_loss_backward" && ops::int_arg(node, 3, kMean) == kMean) {
-      double n = static_cast<double>(to_.spec(tensor(1)).numel());
-      ValueId dy = scale(tensor(0), 1 / n, node.phase);
-      value_[output(0).index] =
-          emit(op, {dy, args[1], args[2], kSum}, from_.spec(output(0)), node.phase);
-    } else if (op == "aten::nll_loss_forward" && ops::int_arg(node, 3, kMean) == kMean &&
-               !ops::is_tensor_arg(node, 2)) {
+    } else if (const int at = ops::pointwise_loss_reduction(op);
+               at >= 0 && ops::int_arg(node, static_cast<size_t>(at), kMean) == kMean) {
+      // The first operand of the loss, the second of its backward, has the elements.
+      const bool backward = op.ends_with("_backward");
+      const double n = static_cast<double>(to_.spec(tensor(backward ? 1 : 0)).numel());
+      args[static_cast<size_t>(at)] = kSum;
+      if (backward) args[0] = scale(tensor(0), 1 / n, node.phase);
+      const ValueId sum = emit(op, args, from_.spec(output(0)), node.phase);
+      value_[output(0).index] = backward ? sum : scale(sum, 1 / n, node.phase);
+    } else if ((op == "aten::nll_loss_forward" || op == "aten::nll_loss2d_forward") &&
+               ops::int_arg(node, 3, kMean) == kMean && !ops::is_tensor_arg(node, 2)) {
       const TensorSpec loss = from_.spec(output(0));
       ValueId n = count(tensor(1), ops::int_arg(node, 4, -100), loss.dtype);
       std::vector<Arg> summed = args;
@@ -97,8 +97,8 @@ class Rewriter {
       value_[output(0).index] =
           emit("aten::div.Tensor", {to_.node(id).outputs[0], n}, loss, node.phase);
       if (output(1).valid()) value_[output(1).index] = n;
-    } else if (op == "aten::nll_loss_backward" && ops::int_arg(node, 4, kMean) == kMean &&
-               !ops::is_tensor_arg(node, 3)) {
+    } else if ((op == "aten::nll_loss_backward" || op == "aten::nll_loss2d_backward") &&
+               ops::int_arg(node, 4, kMean) == kMean && !ops::is_tensor_arg(node, 3)) {
       ValueId n = count(tensor(2), ops::int_arg(node, 5, -100), to_.spec(tensor(0)).dtype);
       ValueId dy = emit("aten::div.Tensor", {args[0], n}, to_.spec(tensor(0)), node.phase);
       value_[output(0).index] = emit(op, {dy, args[1], args[2], args[3], kSum, args[5], n},

@@ -117,6 +117,7 @@ void bind_graph(py::module_& m) {
       },
       py::call_guard<py::gil_scoped_release>());
 
+  m.def("refused_ops", &refused_ops);
   m.def("op_table", [] {
     py::list list;
     for (const OpDef* op : all_ops())

@@ -1,7 +1,11 @@
 // Clusters, plans and their simulation.
+#include <algorithm>
+#include <optional>
+
 #include "cluster/cluster.h"
 #include "core/file.h"
 #include "graph/file.h"
+#include "graph/op.h"
 #include "python/bindings.h"
 #include "sim/simulate.h"
 #include "spmd/planner.h"
@@ -14,6 +18,73 @@ struct Planned {
   spmd::PlanResult result;
   std::shared_ptr<Plan> plan;  // null: nothing fits
 };
+
+// Stores inputs in the pieces that a program cuts them into, so that a worker need not load the
+// rest. Where every use of a whole input, or of a view of one, is one slice, the piece is made in
+// its place; slices and views are free, so the plan's price is the same.
+void narrow_inputs(Plan* plan) {
+  const Graph& graph = *plan->graph;
+  const Theory& theory = *plan->theory;
+  std::vector<Step>& steps = plan->program.steps;
+  const auto whole = Placement::replicated();
+  for (bool changed = true; changed;) {
+    changed = false;
+    std::vector<bool> from_input(graph.values.size());
+    for (const Input& i : graph.inputs) from_input[i.value.index] = true;
+    for (size_t s = 0; s < steps.size() && !changed; ++s) {
+      if (!steps[s].is_compute()) continue;
+      const Node& node = graph.node(steps[s].node);
+      const std::vector<ValueId> operands = graph.inputs_of(node);
+      const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
+      const bool view = op != nullptr && op->alias && operands.size() == 1 &&
+                        node.outputs.size() == 1 && from_input[operands[0].index];
+      if (view) from_input[node.outputs[0].index] = true;
+      if (node.outputs.empty() || !from_input[node.outputs[0].index]) continue;
+      const ValueId value = node.outputs[0];
+      const auto& triples = theory.triples(steps[s].node);
+      if (!triples[steps[s].triple].out[0].is_replicated()) continue;
+      std::optional<Placement> piece;
+      bool one = true;
+      for (const Step& use : steps) {
+        if (use.is_compute()) {
+          const std::vector<ValueId> inputs = graph.inputs_of(graph.node(use.node));
+          for (size_t i = 0; i < inputs.size(); ++i)
+            one =
+                one && !(inputs[i] == value && theory.triples(use.node)[use.triple].in[i] == whole);
+        } else if (use.value == value && use.from == whole) {
+          one = one && use.kind == CollectiveKind::slice && piece.value_or(use.to) == use.to;
+          piece = use.to;
+        }
+      }
+      if (!one || !piece) continue;
+      for (size_t t = 0; t < triples.size() && !changed; ++t) {
+        CollectiveKind kind;
+        if (triples[t].out[0] != *piece || !triples[t].kernel.empty() ||
+            (view && (!Theory::conversion(whole, triples[t].in[0], &kind) ||
+                      kind != CollectiveKind::slice)))
+          continue;
+        steps[s].triple = static_cast<int>(t);
+        std::erase_if(steps, [&](const Step& use) {
+          return !use.is_compute() && use.value == value && use.from == whole;
+        });
+        if (view) {
+          Step slice;
+          slice.value = operands[0];
+          slice.from = whole;
+          slice.to = triples[t].in[0];
+          slice.kind = CollectiveKind::slice;
+          if (std::find(steps.begin(), steps.end(), slice) == steps.end()) {
+            const auto at = std::find_if(steps.begin(), steps.end(), [&](const Step& step) {
+              return step.is_compute() && step.node == graph.value(value).producer;
+            });
+            steps.insert(at, slice);
+          }
+        }
+        changed = true;
+      }
+    }
+  }
+}
 
 Planned make_plan(const CapturedGraph& graph, const Cluster& cluster, const std::string& optimizer,
                   bool memory_limit, double time_limit, uint64_t seed,
@@ -28,8 +99,9 @@ Planned make_plan(const CapturedGraph& graph, const Cluster& cluster, const std:
   request.synthesis.ratios = ratios;
   Planned planned;
   planned.result = spmd::plan(graph.graph, cluster, request);
-  if (planned.result.feasible)
-    planned.plan = std::make_shared<Plan>(std::move(planned.result.plan));
+  if (!planned.result.feasible) return planned;
+  planned.plan = std::make_shared<Plan>(std::move(planned.result.plan));
+  narrow_inputs(planned.plan.get());
   return planned;
 }
 

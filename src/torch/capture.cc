@@ -7,6 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <chrono>
@@ -125,9 +126,11 @@ class Recorder {
   ValueId value_of(const at::Tensor& tensor, const std::string& reader);
   // Whether a defined tensor was written to since.
   bool changed(const at::Tensor& tensor);
+  static std::vector<std::string> refused();
 
  private:
   Graph& graph() { return result.graph; }
+  static const std::unordered_map<std::string, Handler>& handlers();
   const OpInfo& info_of(const c10::OperatorHandle& handle);
   const OpInfo* twin_of(const OpInfo& info);
 
@@ -187,6 +190,15 @@ std::string recorded_name(const c10::FunctionSchema& schema) {
   return operator_name(schema);
 }
 
+std::vector<std::string> Recorder::refused() {
+  std::vector<std::string> names;
+  for (const auto& [name, handler] : handlers())
+    if (handler == &Recorder::refuse_value || handler == &Recorder::refuse_storage)
+      names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 bool same_types(const Operator& a, const std::vector<size_t>& skip, const Operator& b) {
   size_t j = 0;
   for (size_t i = 0; i < a.args.size(); i++) {
@@ -199,13 +211,9 @@ bool same_types(const Operator& a, const std::vector<size_t>& skip, const Operat
   return j == b.args.size();
 }
 
-const OpInfo& Recorder::info_of(const c10::OperatorHandle& handle) {
-  const void* key = &handle.schema();
-  auto it = infos_.find(key);
-  if (it != infos_.end()) return it->second;
-  OpInfo& info =
-      infos_.emplace(key, OpInfo{digest(handle), recorded_name(handle.schema())}).first->second;
-  static const std::unordered_map<std::string, Handler> handlers = {
+// Operators that are not recorded as they are.
+const std::unordered_map<std::string, Handler>& Recorder::handlers() {
+  static const std::unordered_map<std::string, Handler> table = {
       {"aten::_index_put_impl_", &Recorder::index_put},
       {"aten::_local_scalar_dense", &Recorder::refuse_value},
       {"aten::_to_copy", &Recorder::to_copy},
@@ -238,7 +246,16 @@ const OpInfo& Recorder::info_of(const c10::OperatorHandle& handle) {
       {"aten::view.dtype", &Recorder::refuse_storage},
       {"aten::zero_", &Recorder::fill},
   };
-  if (auto h = handlers.find(info.op.name); h != handlers.end()) info.handler = h->second;
+  return table;
+}
+
+const OpInfo& Recorder::info_of(const c10::OperatorHandle& handle) {
+  const void* key = &handle.schema();
+  auto it = infos_.find(key);
+  if (it != infos_.end()) return it->second;
+  OpInfo& info =
+      infos_.emplace(key, OpInfo{digest(handle), recorded_name(handle.schema())}).first->second;
+  if (auto h = handlers().find(info.op.name); h != handlers().end()) info.handler = h->second;
   if (const OpDef* def = find_op(info.name)) info.shape = def->shape;
   if (info.shape == nullptr) info.shape = find_shape(info.name);
   for (size_t i = 0; i < info.op.args.size(); i++) {
@@ -1054,6 +1071,12 @@ void register_fallback() {
     auto* l =
         new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::Fake, __FILE__, __LINE__);
     l->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+#if TORCH_VERSION_MAJOR < 2
+    // Custom operators without a backward pass skip autograd, as they do on other devices.
+    static torch::Library autograd(torch::Library::IMPL, "_", c10::DispatchKey::AutogradMeta,
+                                   __FILE__, __LINE__);
+    autograd.fallback(torch::CppFunction::makeFallthrough());
+#endif
     return l;
   }();
   MOTLEY_CHECK(library != nullptr);
@@ -1179,6 +1202,8 @@ Capture capture(const std::string& name, const std::function<std::shared_ptr<Tra
   step.loss = [&](std::vector<std::pair<size_t, at::Tensor>>*) { return module->loss(inputs); };
   return record_step(recorder, step, start);
 }
+
+std::vector<std::string> refused_ops() { return Recorder::refused(); }
 
 Capture capture(const MetaStep& step) {
   const auto start = Clock::now();

@@ -58,6 +58,9 @@ Capture capture(const std::string& model, int64_t batch, DType dtype = DType::f3
 Capture capture(const std::string& name, const std::function<std::shared_ptr<TrainModule>()>& build,
                 int64_t batch, DType dtype = DType::f32);
 
+// The operators that capture refuses, by name: they read numbers, or change how memory is read.
+std::vector<std::string> refused_ops();
+
 // A step whose tensors are on the Meta device already: what a front door for other models gives.
 struct MetaStep {
   using Named = std::vector<std::pair<std::string, at::Tensor>>;

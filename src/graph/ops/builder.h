@@ -84,6 +84,10 @@ int operand_index(const Graph& graph, const Node& node, size_t at);
 // dimension 0).
 int64_t wrap_dim(int64_t dim, size_t rank);
 
+// Where a loss that is a number for each pair of elements, and its backward, have the argument that
+// says how the numbers are put together (at::Reduction); -1: the op is none of them.
+int pointwise_loss_reduction(const std::string& op);
+
 // Families; each lists its entries by name.
 const std::vector<OpDef>& elementwise_ops();
 const std::vector<OpDef>& matmul_ops();

@@ -89,6 +89,11 @@ Signature pool(const Graph& graph, const Node& node) {
   return b.take();
 }
 
+// upsample_*_backward(dy, output size, input size, ...): the input's size is a device's own.
+void localize_upsample_backward(const LocalCall& call, std::vector<Arg>* args) {
+  args->at(2) = call.result_shapes[0];
+}
+
 OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
           double (*flops)(const Graph&, const Node&) = nullptr,
           void (*localize)(const LocalCall&, std::vector<Arg>*) = nullptr) {
@@ -112,7 +117,13 @@ const std::vector<OpDef>& convolution_ops() {
       def("aten::max_pool2d_with_indices", pool),
       def("aten::max_pool2d_with_indices_backward", pool),
       def("aten::upsample_bilinear2d", pool),
+      def("aten::upsample_bilinear2d.vec", pool),
+      def("aten::upsample_bilinear2d_backward", pool, nullptr, localize_upsample_backward),
+      def("aten::upsample_bilinear2d_backward.vec", pool, nullptr, localize_upsample_backward),
       def("aten::upsample_nearest2d", pool),
+      def("aten::upsample_nearest2d.vec", pool),
+      def("aten::upsample_nearest2d_backward", pool, nullptr, localize_upsample_backward),
+      def("aten::upsample_nearest2d_backward.vec", pool, nullptr, localize_upsample_backward),
   };
   return table;
 }

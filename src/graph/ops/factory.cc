@@ -28,6 +28,8 @@ const std::vector<OpDef>& factory_ops() {
       def("aten::arange", replicated),
       def("aten::arange.start", replicated),
       def("aten::arange.start_step", replicated),
+      def("aten::eye", replicated),
+      def("aten::eye.m", replicated),
       def("aten::full", uniform, 0),
       def("aten::full_like", uniform),
       def("aten::new_empty", uniform, 1),

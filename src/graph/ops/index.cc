@@ -89,6 +89,133 @@ Signature gather(const Graph& graph, const Node& node) {
   return b.take();
 }
 
+// Where the dimensions of x[i, :, j] = y stand: an index reads dimension d of x, and the positions
+// that indices broadcast to stand where the first index does, or first if indices are apart.
+struct Indexed {
+  std::vector<int> operand;  // [dimension of x] tensor operand that indexes it; -1: none
+  size_t position = 0;       // of the positions among the dimensions of y
+  Shape positions;           // what the indices broadcast to
+};
+
+Indexed indexed(const Graph& graph, const Node& node, size_t rank) {
+  Indexed at;
+  at.operand.assign(rank, -1);
+  const auto* list =
+      node.args.size() > 1 ? std::get_if<std::vector<ValueId>>(&node.args[1]) : nullptr;
+  if (list == nullptr || list->size() > rank) bad_call(node, "it has no list of indices");
+  int next = 1, first = -1, last = -1, count = 0;
+  for (size_t d = 0; d < list->size(); ++d) {
+    if (!(*list)[d].valid()) continue;
+    const Shape& shape = graph.spec((*list)[d]).shape;
+    if (shape.size() > at.positions.size())
+      at.positions.insert(at.positions.begin(), shape.size() - at.positions.size(), 1);
+    for (size_t k = 0; k < shape.size(); ++k) {
+      int64_t& size = at.positions[at.positions.size() - shape.size() + k];
+      if (size == 1) size = shape[k];
+    }
+    at.operand[d] = next++;
+    if (first < 0) first = static_cast<int>(d);
+    last = static_cast<int>(d);
+    ++count;
+  }
+  at.position = count > 0 && last - first + 1 == count ? static_cast<size_t>(first) : 0;
+  return at;
+}
+
+// index.Tensor(x, indices) -> y
+Signature index(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  b.linear({0});
+  const Indexed at = indexed(graph, node, b.in(0).size());
+  for (int i = 1; i < b.operands(); ++i)  // a mask reads as many dimensions as it has
+    if (operand_spec(graph, node, static_cast<size_t>(i)).dtype == DType::b8) return b.take();
+  std::vector<int> labels;
+  for (int64_t size : at.positions) labels.push_back(b.label(size));
+  for (int i = 1; i < b.operands(); ++i) b.broadcast_operand(i, labels, {node, at.positions});
+  size_t out = 0;
+  auto put_positions = [&] {
+    for (int l : labels) b.result(0, static_cast<int>(out++), {l});
+  };
+  for (size_t d = 0; d < at.operand.size(); ++d) {
+    if (out == at.position) put_positions();
+    if (at.operand[d] >= 0) continue;
+    int l = b.label(b.in(0)[d]);
+    b.operand(0, static_cast<int>(d), {l});
+    b.result(0, static_cast<int>(out++), {l});
+  }
+  return b.take();
+}
+
+// index_put(x, indices, y, accumulate) -> x with y at the indices. Where y is added the positions
+// may be cut: each device adds its own to a partial x.
+Signature index_put(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const int y = b.operands() - 1;
+  b.linear({0, y});
+  const Indexed at = indexed(graph, node, b.in(0).size());
+  for (int i = 1; i < y; ++i)
+    if (operand_spec(graph, node, static_cast<size_t>(i)).dtype == DType::b8) return b.take();
+  // The dimensions of the part of x that is written, which y broadcasts to.
+  Shape part;
+  std::vector<int> labels;
+  const bool adds = bool_arg(node, 3);
+  auto put_positions = [&] {
+    std::vector<int> own;
+    for (int64_t size : at.positions) {
+      own.push_back(b.label(size, adds ? LabelKind::reduction : LabelKind::blocked));
+      part.push_back(size);
+      labels.push_back(own.back());
+    }
+    for (int i = 1; i < y; ++i) b.broadcast_operand(i, own, {node, at.positions});
+  };
+  bool placed = false;
+  for (size_t d = 0; d < at.operand.size(); ++d) {
+    if (!placed && part.size() == at.position) {
+      put_positions();
+      placed = true;
+    }
+    if (at.operand[d] >= 0) continue;
+    int l = b.label(b.in(0)[d]);
+    b.operand(0, static_cast<int>(d), {l});
+    b.result(0, static_cast<int>(d), {l});
+    part.push_back(b.in(0)[d]);
+    labels.push_back(l);
+  }
+  b.broadcast_operand(y, labels, {node, part});
+  if (adds) b.added(0);
+  return b.take();
+}
+
+// scatter(x, dim, index, y) and scatter_add: dimensions other than `dim` where all have the same
+// size; scatter_add may cut the positions, each device adding its own to a partial x.
+Signature scatter(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const bool tensor = b.operands() == 3, adds = node.op == "aten::scatter_add";
+  const size_t rank = b.in(0).size();
+  if (b.in(1).size() != rank || (tensor && b.in(2).size() != rank)) return b.take();
+  const size_t dim = rank == 0 ? 0 : static_cast<size_t>(wrap_dim(int_arg(node, 1), rank));
+  for (size_t d = 0; d < rank; ++d) {
+    const bool same = b.in(1)[d] == b.in(0)[d];
+    if (tensor && b.in(2)[d] != b.in(1)[d]) continue;
+    const int at = static_cast<int>(d);
+    if (d == dim) {
+      if (!adds) continue;
+      int l = b.label(b.in(1)[d], LabelKind::reduction);
+      b.operand(1, at, {l});
+      b.operand(2, at, {l});
+    } else if (same) {
+      int l = b.label(b.in(0)[d]);
+      b.operand(0, at, {l});
+      b.operand(1, at, {l});
+      if (tensor) b.operand(2, at, {l});
+      b.result(0, at, {l});
+    }
+  }
+  if (tensor) b.linear({0, 2});
+  if (adds) b.added(0);
+  return b.take();
+}
+
 OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
           std::vector<ExtraRule> (*extra)(const Graph&, const Node&) = nullptr) {
   OpDef op{name};
@@ -104,7 +231,12 @@ const std::vector<OpDef>& index_ops() {
       def("aten::embedding", embedding, embedding_extra),
       def("aten::embedding_dense_backward", embedding_backward, embedding_backward_extra),
       def("aten::gather", gather),
+      def("aten::index.Tensor", index),
+      def("aten::index_put", index_put),
       def("aten::index_select", index_select),
+      def("aten::scatter.src", scatter),
+      def("aten::scatter.value", scatter),
+      def("aten::scatter_add", scatter),
   };
   return table;
 }

@@ -82,6 +82,46 @@ std::vector<ExtraRule> batch_norm_backward_extra(const Graph& graph, const Node&
   return batch_rule(graph, node, "batch_norm_backward.batch", 7);
 }
 
+// native_group_norm(x[n ..], weight?, bias?, n, c, hw, groups, eps) -> y[n ..], mean[n g], rstd[n
+// g]
+Signature group_norm(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  int n = b.label(b.in(0)[0]);
+  b.operand(0, 0, {n});
+  for (int r = 0; r < 3; ++r) b.result(r, 0, {n});
+  return b.take();
+}
+
+// native_group_norm_backward(dy, x, mean, rstd, weight?, n, c, hw, groups, mask) -> dx, dw, db
+Signature group_norm_backward(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  int n = b.label(b.in(1)[0], LabelKind::reduction);
+  for (int i = 0; i < 4; ++i) b.operand(i, 0, {n});
+  b.result(0, 0, {n});
+  b.linear({0});
+  return b.take();
+}
+
+void localize_group_norm(const LocalCall& call, std::vector<Arg>* args) {
+  args->at(3) = call.operand_shapes[0][0];
+}
+void localize_group_norm_backward(const LocalCall& call, std::vector<Arg>* args) {
+  args->at(5) = call.operand_shapes[1][0];
+}
+
+// _weight_norm_interface(v, g, dim) -> w, norms; its backward(dw, v, g, norms, dim) -> dv, dg. The
+// norm is over every dimension but `dim`.
+Signature weight_norm(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const bool backward = b.operands() == 4;
+  const size_t rank = b.in(0).size(), dim = wrap_dim(int_arg(node, backward ? 4 : 2), rank);
+  int l = b.label(b.in(0)[dim]);
+  for (int i = 0; i < b.operands(); ++i) b.operand(i, static_cast<int>(dim), {l});
+  for (int r = 0; r < b.results(); ++r) b.result(r, static_cast<int>(dim), {l});
+  if (backward) b.linear({0});
+  return b.take();
+}
+
 Signature softmax_along(const Graph& graph, const Node& node, size_t dim_arg, bool linear) {
   Builder b(graph, node);
   int rank = static_cast<int>(b.out(0).size()),
@@ -143,6 +183,13 @@ OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
   return op;
 }
 
+OpDef local(const char* name, Signature (*signature)(const Graph&, const Node&),
+            void (*localize)(const LocalCall&, std::vector<Arg>*)) {
+  OpDef op = def(name, signature);
+  op.localize = localize;
+  return op;
+}
+
 }  // namespace
 
 const std::vector<OpDef>& normalization_ops() {
@@ -151,8 +198,12 @@ const std::vector<OpDef>& normalization_ops() {
       def("aten::_log_softmax_backward_data", softmax_backward, log_softmax_backward_extra),
       def("aten::_softmax", softmax, softmax_extra),
       def("aten::_softmax_backward_data", softmax_backward, softmax_backward_extra),
+      def("aten::_weight_norm_interface", weight_norm),
+      def("aten::_weight_norm_interface_backward", weight_norm),
       def("aten::native_batch_norm", batch_norm, batch_norm_extra),
       def("aten::native_batch_norm_backward", batch_norm, batch_norm_backward_extra),
+      local("aten::native_group_norm", group_norm, localize_group_norm),
+      local("aten::native_group_norm_backward", group_norm_backward, localize_group_norm_backward),
       def("aten::native_layer_norm", layer_norm),
       def("aten::native_layer_norm_backward", layer_norm_backward),
   };

@@ -58,6 +58,12 @@ Signature one_dim(const Graph& graph, const Node& node) {
   return reduce(graph, node, reduced, bool_arg(node, 2), LabelKind::blocked);
 }
 
+// norm(x, p, dims, keepdim)
+Signature norm(const Graph& graph, const Node& node) {
+  return reduce(graph, node, reduced_dims(ints_arg(node, 2), rank_of(graph, node)),
+                bool_arg(node, 3), LabelKind::blocked);
+}
+
 Signature everything(const Graph& graph, const Node& node) {
   return reduce(graph, node, reduced_dims({}, rank_of(graph, node)), false, LabelKind::blocked);
 }
@@ -102,13 +108,17 @@ const std::vector<OpDef>& reduction_ops() {
       def("aten::amax", whole_dims),
       def("aten::amin", whole_dims),
       def("aten::argmax", one_dim),
+      def("aten::argmin", one_dim),
       def("aten::cumsum", cumsum),
       def("aten::flip", flip),
+      def("aten::linalg_vector_norm", norm),
       def("aten::max", everything),
       def("aten::max.dim", one_dim),
       def("aten::mean", everything),
       def("aten::mean.dim", whole_dims),
       def("aten::min", everything),
+      def("aten::min.dim", one_dim),
+      def("aten::norm.ScalarOpt_dim", norm),
       def("aten::sort", sort),
       def("aten::sum", sum),
       def("aten::sum.dim_IntList", sum_dims),

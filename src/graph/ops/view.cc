@@ -321,6 +321,83 @@ Signature join(const Graph& graph, const Node& node, bool stacked) {
 Signature cat(const Graph& graph, const Node& node) { return join(graph, node, false); }
 Signature stack(const Graph& graph, const Node& node) { return join(graph, node, true); }
 
+// slice_scatter(x, y, dim, start, end, step) and select_scatter(x, y, dim, index): y in the place
+// of a part of x; dimension `dim` is whole.
+Signature scatter_view(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  b.linear({0, 1});
+  const size_t rank = b.in(0).size(), dim = wrap_dim(int_arg(node, 2), rank);
+  const bool slices = b.in(1).size() == rank;
+  for (size_t d = 0; d < rank; ++d) {
+    if (d == dim) continue;
+    int l = b.label(b.in(0)[d]);
+    b.operand(0, static_cast<int>(d), {l});
+    b.operand(1, static_cast<int>(slices || d < dim ? d : d - 1), {l});
+    b.result(0, static_cast<int>(d), {l});
+  }
+  return b.take();
+}
+
+// repeat(x, times): dimensions that occur once, and those that a single element fills.
+Signature repeat(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  b.linear({0});
+  const std::vector<int64_t> times = ints_arg(node, 1);
+  const int rank = static_cast<int>(b.out(0).size()),
+            added = rank - static_cast<int>(b.in(0).size());
+  if (static_cast<int>(times.size()) != rank) return b.take();
+  for (int d = 0; d < rank; ++d) {
+    const int64_t size = d < added ? 1 : b.in(0)[static_cast<size_t>(d - added)];
+    if (times[static_cast<size_t>(d)] != 1 && size != 1) continue;
+    int l = b.label(b.out(0)[static_cast<size_t>(d)]);
+    if (d >= added && size != 1) b.operand(0, d - added, {l});
+    b.result(0, d, {l});
+  }
+  return b.take();
+}
+
+void localize_repeat(const LocalCall& call, std::vector<Arg>* args) {
+  std::vector<int64_t> times = ints_arg(call.node, 1);
+  const Shape& in = call.operand_shapes[0];
+  const size_t added = times.size() - in.size();
+  for (size_t d = 0; d < times.size(); ++d)
+    if (d < added || in[d - added] == 1) times[d] = call.result_shapes[0][d];
+  args->at(1) = times;
+}
+
+// roll(x, shifts, dims): the other dimensions.
+Signature roll(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  b.linear({0});
+  const size_t rank = b.in(0).size();
+  std::vector<bool> rolled(rank, ints_arg(node, 2).empty());
+  for (int64_t d : ints_arg(node, 2)) rolled[static_cast<size_t>(wrap_dim(d, rank))] = true;
+  for (size_t d = 0; d < rank; ++d) {
+    if (rolled[d]) continue;
+    int l = b.label(b.in(0)[d]);
+    b.operand(0, static_cast<int>(d), {l});
+    b.result(0, static_cast<int>(d), {l});
+  }
+  return b.take();
+}
+
+// constant_pad_nd(x, [before, after of the last dimension, of the one before it, ...], value): the
+// dimensions that are not padded.
+Signature pad(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  if (real_arg(node, 2) == 0) b.linear({0});
+  const std::vector<int64_t> sizes = ints_arg(node, 1);
+  const size_t rank = b.in(0).size();
+  for (size_t d = 0; d < rank; ++d) {
+    const size_t at = 2 * (rank - 1 - d);
+    if (at + 1 < sizes.size() && (sizes[at] != 0 || sizes[at + 1] != 0)) continue;
+    int l = b.label(b.in(0)[d]);
+    b.operand(0, static_cast<int>(d), {l});
+    b.result(0, static_cast<int>(d), {l});
+  }
+  return b.take();
+}
+
 // tril and triu look at the last two dimensions.
 Signature triangle(const Graph& graph, const Node& node) {
   Builder b(graph, node);
@@ -361,14 +438,19 @@ const std::vector<OpDef>& view_ops() {
       alias("aten::_unsafe_view", reshape, 1),
       alias("aten::alias", same),
       copy("aten::cat", cat),
+      copy("aten::constant_pad_nd", pad),
       alias("aten::detach", same),
       alias("aten::expand", expand, 1),
       alias("aten::permute", permute),
+      copy("aten::repeat", repeat, -1, localize_repeat),
       alias("aten::reshape", reshape, 1),
+      copy("aten::roll", roll),
       alias("aten::select.int", select),
       copy("aten::select_backward", select_backward, 1),
+      copy("aten::select_scatter", scatter_view),
       alias("aten::slice.Tensor", slice, -1, localize_slice),
       copy("aten::slice_backward", slice_backward, -1, localize_slice_backward),
+      copy("aten::slice_scatter", scatter_view),
       alias("aten::split.Tensor", split, -1, localize_split),
       alias("aten::split_with_sizes", split, -1, localize_split),
       alias("aten::squeeze", squeeze),
@@ -379,6 +461,8 @@ const std::vector<OpDef>& view_ops() {
       copy("aten::tril", triangle),
       copy("aten::triu", triangle),
       alias("aten::unbind.int", unbind),
+      copy("aten::unsafe_split.Tensor", split, -1, localize_split),
+      copy("aten::unsafe_split_with_sizes", split, -1, localize_split),
       alias("aten::unsqueeze", unsqueeze),
       alias("aten::view", reshape, 1),
   };

@@ -1,0 +1,91 @@
+"""What the tests of the Python package share."""
+
+import glob
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CLUSTER = os.path.join(HERE, "mixed-3.yaml")
+
+
+class Net(nn.Module):
+    """Tied weights, batch normalisation, a counter, a buffer that is not saved."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.embed = nn.Embedding(12, 8)
+        self.inside, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(dropout)
+        self.out = nn.Linear(8, 12)
+        self.out.weight = self.embed.weight
+        self.register_buffer("scale", torch.full((1,), 0.5), persistent=False)
+
+    def forward(self, x):
+        return self.out(self.drop(F.relu(self.norm(self.inside(self.embed(x)) * self.scale))))
+
+
+def load_file(path):
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def architectures():
+    """[(name, build)]; build() is (model, loss_fn, batch(generator))."""
+    files = sorted(glob.glob(os.path.join(HERE, "models", "*.py")))
+    return [(os.path.basename(file)[:-3], load_file(file).build) for file in files]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def launch(workers, script, *arguments, timeout=280):
+    """Runs a script under torchrun; its standard output. AssertionError with all it said if it fails."""
+    command = [sys.executable, "-m", "motley.launch", "--nproc_per_node", str(workers), "--master_addr",
+               "127.0.0.1", "--master_port", str(free_port()), script, *map(str, arguments)]  # fmt: skip
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    done = subprocess.run(command, env=environment, timeout=timeout, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def plain_loss(model, loss_fn, batch):
+    """The loss of a batch as plain PyTorch computes it."""
+    inputs = batch[0]
+    if isinstance(inputs, dict):
+        output = model(**inputs)
+    elif isinstance(inputs, tuple):
+        output = model(*inputs)
+    else:
+        output = model(inputs)
+    if loss_fn is None:
+        return output["loss"]
+    return loss_fn(output, *batch[1:])
+
+
+def plain_training(model, loss_fn, batches, optimizer):
+    """Losses of plain single-process training."""
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = plain_loss(model, loss_fn, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def batches_of(batch, steps, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [batch(generator) for _ in range(steps)]

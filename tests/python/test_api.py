@@ -1,0 +1,363 @@
+"""Capture, plans, files and messages: what needs no second process."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import motley
+import support
+
+PAIR = "name: pair\nlink: {bandwidth: 1 Gbps}\ndevices: [{type: A100-40GB}, {type: V100-16GB}]\n"
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def example(batch=8):
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(batch, 6, generator=g), torch.randint(3, (batch,), generator=g)
+
+
+class WithAttributes(nn.Module):
+    """State that a forward pass changes, in all the places where models keep it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(3))
+        self.table = torch.arange(3.0)  # a plain tensor
+        self.cache, self.calls, self.last = [], 0, None
+
+    def forward(self, x):
+        y = self.layer(x) * self.table
+        self.seen = self.seen + y.detach().sum(0)
+        self.calls += 1
+        self.cache.append(y)
+        self.last = y
+        return y
+
+
+class Capture(unittest.TestCase):
+    def test_a_graph_has_the_models_names(self):
+        graph = motley.capture(mlp(), example(), F.cross_entropy)
+        self.assertEqual(graph.model, "Sequential")
+        self.assertEqual(graph.batch, 8)
+        self.assertEqual(list(graph.parameters), ["0.weight", "0.bias", "3.weight", "3.bias"])
+        self.assertEqual(graph.parameters["0.weight"], {"dtype": "f32", "shape": [8, 6]})
+        self.assertEqual(list(graph.inputs), ["inputs", "targets"])
+        self.assertIn("aten::addmm", graph.ops)
+        self.assertEqual(graph.unknown_ops, [])
+
+    def test_the_model_is_not_changed(self):
+        model = WithAttributes()
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        parameters = list(model.parameters())
+        graph = motley.capture(model, example(), F.cross_entropy)
+        self.assertEqual(list(graph.buffers), ["seen", "table"])
+        self.assertEqual((model.calls, model.cache, model.last), (0, [], None))
+        self.assertTrue(all(a is b for a, b in zip(parameters, model.parameters())))
+        self.assertTrue(all(torch.equal(before[k], v) for k, v in model.state_dict().items()))
+        self.assertEqual(model.table.device.type, "cpu")
+        self.assertIsNone(model.layer.weight.grad)
+
+    def test_the_graph_means_the_step(self):
+        model = WithAttributes().double()
+        model.table = model.table.double()
+        x, y = example()
+        graph = motley.capture(model, (x.double(), y), F.cross_entropy)
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        loss, gradients, updates = motley._motley.interpret(
+            graph, parameters, {"seen": model.seen.clone(), "table": model.table}, {"inputs": x.double(), "targets": y}, 0, 0
+        )
+        expected = F.cross_entropy(model(x.double()), y)
+        expected.backward()
+        self.assertAlmostEqual(loss.item(), expected.item(), places=12)
+        for name, parameter in model.named_parameters():
+            self.assertLess((gradients[name] - parameter.grad).abs().max().item(), 1e-12)
+        self.assertLess((updates["seen"] - model.seen).abs().max().item(), 1e-12)
+
+    def test_tied_weights_are_one_parameter(self):
+        model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+        model[2].weight = model[0].weight
+        graph = motley.capture(model, (torch.randn(4, 6), torch.randn(4, 6)), F.mse_loss)
+        self.assertEqual(list(graph.parameters), ["0.weight", "0.bias", "2.bias"])
+
+    def test_nothing_is_allocated(self):
+        meta = torch.empty(4, 50000, device="meta")
+        model = nn.Linear(50000, 50000, device="meta")
+        graph = motley.capture(model, (meta, meta), F.mse_loss)
+        self.assertEqual(graph.parameters["weight"]["shape"], [50000, 50000])
+
+    def test_a_stock_transformer_is_known_entirely(self):
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        x = torch.randn(4, 5, 16)
+        self.assertEqual(motley.capture(layer, (x, x), F.mse_loss).unknown_ops, [])
+
+
+class Wrong(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.layer, self.body = nn.Linear(6, 3), body
+
+    def forward(self, x):
+        return self.body(self, self.layer(x))
+
+
+def branches(module, y):
+    if y.sum() > 0:
+        return y
+    return -y
+
+
+def reads(module, y):
+    return y * y.max().item()
+
+
+def lists(module, y):
+    return y * y[0].tolist()[0]
+
+
+def leaves_torch(module, y):
+    return y * torch.from_numpy(y.detach().numpy())
+
+
+def custom(module, y):
+    return torch.ops.motley_test.twice(y)
+
+
+def forgets(module, y, weight=nn.Parameter(torch.ones(3))):
+    return y * weight
+
+
+def outside(module, y, table=torch.ones(5000)):
+    return y * table[:3]
+
+
+class Messages(unittest.TestCase):
+    def message(self, body, kind=motley.CaptureError):
+        with self.assertRaises(kind) as caught:
+            motley.capture(Wrong(body), example(), F.cross_entropy)
+        text = str(caught.exception)
+        self.assertNotIn("\n", text)
+        return text
+
+    def check(self, body, line, *words):
+        text = self.message(body)
+        self.assertIn(f"{os.path.basename(__file__)}:", text)
+        self.assertIn(line, text)
+        for word in words:
+            self.assertIn(word, text)
+
+    def test_a_branch_on_values(self):
+        self.check(branches, "if y.sum() > 0:", "reads a number out of a tensor", "torch.where")
+
+    def test_a_number_from_a_tensor(self):
+        self.check(reads, "return y * y.max().item()", "pass it as an input")
+
+    def test_a_list_from_a_tensor(self):
+        self.check(lists, "y[0].tolist()", "torch.where")
+
+    def test_numpy(self):
+        self.check(leaves_torch, "torch.from_numpy", "numbers")
+
+    def test_an_unknown_op(self):
+        library = torch.library.Library("motley_test", "DEF")
+        library.define("twice(Tensor x) -> Tensor")
+        self.check(custom, "torch.ops.motley_test.twice(y)", "motley_test::twice", "Meta kernel")
+
+    def test_an_unknown_op_with_a_meta_kernel_runs_replicated(self):
+        library = torch.library.Library("motley_test2", "DEF")
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+        library.impl("twice", lambda x: 2 * x, "CPU")
+
+        class Twice(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return torch.ops.motley_test2.twice(x)
+
+            @staticmethod
+            def backward(ctx, g):
+                return torch.ops.motley_test2.twice(g)
+
+        graph = motley.capture(Wrong(lambda module, y: Twice.apply(y)), example(), F.cross_entropy)
+        self.assertEqual(graph.unknown_ops, ["motley_test2::twice"])
+
+    def test_a_parameter_that_is_not_registered(self):
+        self.check(forgets, "return y * weight", "register it")
+
+    def test_a_large_tensor_that_is_not_registered(self):
+        self.check(outside, "return y * table[:3]", "register it as a buffer")
+
+    def test_the_users_own_mistakes_are_their_own(self):
+        with self.assertRaises(KeyError):
+            motley.capture(Wrong(lambda module, y: {}["nothing"]), example(), F.cross_entropy)
+        with self.assertRaisesRegex(RuntimeError, "shape|size"):
+            motley.capture(Wrong(lambda module, y: y @ y), example(), F.cross_entropy)
+
+    def test_losses(self):
+        for loss_fn, words in (
+            (lambda y, t: y, "must be a real number"),
+            (lambda y, t: 3.0, "must be a tensor"),
+            (None, "give loss_fn"),
+        ):
+            with self.assertRaisesRegex(motley.UserError, words):
+                model = mlp() if loss_fn else Wrong(lambda module, y: (y, y))
+                motley.capture(model, example() if loss_fn else (example()[0],), loss_fn)
+
+    def test_arguments(self):
+        with self.assertRaisesRegex(motley.UserError, "give a torch.nn.Module"):
+            motley.capture(lambda x: x, example(), F.cross_entropy)
+        with self.assertRaisesRegex(motley.UserError, "3 parts"):
+            motley.capture(mlp(), (*example(), 1), F.cross_entropy)
+        with self.assertRaisesRegex(motley.UserError, "share memory"):
+            model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+            model[1].weight = nn.Parameter(model[0].weight.data)
+            motley.capture(model, example(), F.cross_entropy)
+        with self.assertRaisesRegex(motley.UserError, "either a cluster or a plan"):
+            motley.distribute(mlp(), example(), F.cross_entropy)
+        with self.assertRaisesRegex(motley.UserError, "LBFGS is not known"):
+            model = mlp()
+            motley.distribute(model, example(), F.cross_entropy, PAIR, torch.optim.LBFGS(model.parameters()))
+        with self.assertRaisesRegex(motley.UserError, "torchrun --nproc_per_node=2"):
+            motley.distribute(mlp(), example(), F.cross_entropy, PAIR)
+
+
+class Plans(unittest.TestCase):
+    def setUp(self):
+        self.graph = motley.capture(mlp(), example(), F.cross_entropy)
+
+    def test_a_plan_is_sound_and_explains_itself(self):
+        plan = motley.plan(self.graph, PAIR)
+        self.assertEqual(plan.check(), [])
+        self.assertAlmostEqual(sum(plan.ratios), 1)
+        self.assertGreaterEqual(plan.predicted_step_s, plan.lower_bound_s)
+        self.assertEqual(len(plan.peak_memory_bytes), 2)
+        self.assertIn("pair", str(plan))
+        self.assertTrue(plan.baselines)
+        step = motley.simulate(plan)
+        self.assertGreater(step["step_s"], 0)
+        self.assertEqual(len(step["devices"]), 2)
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            motley.save(self.graph, f"{folder}/graph.json")
+            graph = motley.load(f"{folder}/graph.json")
+            self.assertEqual(str(graph), str(self.graph))
+            plan = motley.plan(graph, PAIR)
+            motley.save(plan, f"{folder}/plan.json")
+            again = motley.load(f"{folder}/plan.json")
+            self.assertEqual(str(again), str(plan))
+            self.assertEqual(again.graph().parameters, self.graph.parameters)
+            motley.simulate(again, trace=f"{folder}/trace.json")
+            self.assertGreater(os.path.getsize(f"{folder}/trace.json"), 100)
+            with open(f"{folder}/bad.json", "w") as file:
+                file.write("{")
+            for path, words in (("none.json", "cannot be read"), ("bad.json", "is not JSON")):
+                with self.assertRaisesRegex(motley.UserError, words):
+                    motley.load(f"{folder}/{path}")
+
+    def test_nothing_fits(self):
+        tiny = PAIR + "device_types: [{name: A100-40GB, memory: 100 KB}, {name: V100-16GB, memory: 100 KB}]\n"
+        wide = nn.Linear(1000, 1000)
+        x = torch.randn(4, 1000)
+        with self.assertRaisesRegex(motley.NoPlanError, "fits"):
+            motley.plan(motley.capture(wide, (x, x), F.mse_loss), tiny)
+
+    def test_clusters(self):
+        self.assertEqual(len(motley.plan(self.graph, "hap-a100-p100").ratios), 4)
+        with self.assertRaisesRegex(motley.UserError, "nowhere"):
+            motley.plan(self.graph, "nowhere")
+        with self.assertRaisesRegex(motley.UserError, "bandwidth"):
+            motley.plan(self.graph, "name: x\nlink: {bandwidth: -1}\ndevices: [{type: T4}]\n")
+
+
+class OneWorker(unittest.TestCase):
+    """A cluster of one device needs no launcher."""
+
+    ONE = "name: one\nlink: {bandwidth: 1 Gbps}\ndevices: [{type: T4}]\n"
+
+    def test_training(self):
+        model = nn.Linear(6, 3)
+        plain = nn.Linear(6, 3)
+        plain.load_state_dict(model.state_dict())
+        batches = support.batches_of(lambda g: (torch.randn(8, 6, generator=g), torch.randint(3, (8,), generator=g)), 4)
+        expected = support.plain_training(plain, F.cross_entropy, batches, torch.optim.SGD(plain.parameters(), lr=0.1))
+        dist = motley.distribute(
+            model, batches[0], F.cross_entropy, self.ONE, torch.optim.SGD(model.parameters(), lr=0.1)
+        )
+        for batch, loss in zip(batches, expected):
+            self.assertAlmostEqual(dist.train_step(*batch), loss, places=5)
+        self.assertIn("Linear distributed by motley", repr(dist))
+
+    def test_wrong_batches(self):
+        dist = motley.distribute(mlp(), example(), F.cross_entropy, self.ONE)
+        x, y = example()
+        for batch, words in (
+            ((x[:5], y[:5]), "drop_last"),
+            ((x.double(), y), "float64"),
+            ((x,), "inputs and targets"),
+            (((x, x), y), "a batch has"),
+            ((x, y, y), "in one tuple"),
+        ):
+            with self.assertRaisesRegex(motley.UserError, words):
+                dist(*batch)
+        with self.assertRaisesRegex(motley.UserError, "before a training step"):
+            dist.backward()
+
+    def test_plans_for_something_else(self):
+        plan = motley.plan(motley.capture(mlp(), example(), F.cross_entropy), self.ONE)
+        for model, batch, loss_fn, words in (
+            (mlp(), example(4), F.cross_entropy, "another model or batch"),
+            (nn.Linear(6, 3), example(), F.cross_entropy, "another model or batch"),
+            (mlp(), example(), lambda y, t: 2 * F.cross_entropy(y, t), "computes something else"),
+        ):
+            with self.assertRaisesRegex(motley.UserError, words):
+                motley.distribute(model, batch, loss_fn, plan=plan)
+        with self.assertRaisesRegex(motley.UserError, "memory of adamw"):
+            motley.distribute(mlp(), example(), F.cross_entropy, plan=plan, optimizer="sgd")
+
+
+class Imports(unittest.TestCase):
+    """What an interpreter without the right torch is told."""
+
+    def failure(self, setup):
+        code = textwrap.dedent(setup) + "\nimport motley\n"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        return done.stderr.strip().splitlines()[-1]
+
+    def test_no_torch(self):
+        text = self.failure("import sys; sys.modules['torch'] = None")
+        self.assertIn("needs torch", text)
+        self.assertIn("python3-torch", text)
+
+    def test_another_torch(self):
+        text = self.failure("import torch; torch.__version__ = '9.9.0'")
+        self.assertIn("this interpreter has torch 9.9.0", text)
+        self.assertIn("pip install", text)
+
+    def test_another_python(self):
+        text = self.failure("import sys; sys.version_info = type('V', (tuple,), {'major': 3, 'minor': 99})((3, 99, 0))")
+        self.assertIn("this is Python 3.99", text)
+
+    def test_not_built(self):
+        text = self.failure("import sys; sys.modules['motley._built'] = None")
+        self.assertIn("is not built", text)
+
+    def test_a_missing_library(self):
+        text = self.failure("import sys; sys.modules['motley._motley'] = None")
+        self.assertIn("cannot be loaded", text)
+
+
+if __name__ == "__main__":
+    unittest.main()
