@@ -84,6 +84,20 @@ TEST(Folded, EqualsTheIntegerProgramOnRandomProblems) {
   }
 }
 
+TEST(Folded, IntegerProgramsAgree) {
+  for (uint64_t seed = 5000; seed < 5100; ++seed) {
+    SCOPED_TRACE(seed);
+    const Problem problem = random_problem(seed, {15, 2, 5, 4});
+    const Weights weights = random_weights(seed, 2);
+    const Solution flows = integer_program(problem, weights);
+    const Solution sets = integer_program_by_sets(problem, weights);
+    ASSERT_EQ(flows.option.empty(), sets.option.empty());
+    if (flows.option.empty()) continue;
+    EXPECT_NEAR(flows.price, sets.price, 1e-9 * flows.price);
+    EXPECT_EQ(check_solution(problem, sets, weights), "");
+  }
+}
+
 // The most bits that sets of live values take between two nodes.
 int widest(const Problem& problem, const Order& order) {
   int live = 0, most = 0;

@@ -4,9 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -177,6 +181,133 @@ Solution integer_program(const Problem& problem, const Weights& weights) {
   }
   Solution solution = evaluate(problem, option, weights);
   solution.lower_bound = Cbc_getObjValue(model) * unit;
+  Cbc_deleteModel(model);
+  return solution;
+}
+
+// One column per option and one per (value, produced form, set of forms its consumers ask for), at
+// the cost of completing the form to the set. Fewer rows than flows and a tighter relaxation, so
+// that captured models are within reach.
+Solution integer_program_by_sets(const Problem& problem, const Weights& weights) {
+  Cbc_Model* model = Cbc_newModel();
+  Cbc_setLogLevel(model, 0);
+  std::vector<double> cost;
+  std::vector<std::vector<std::pair<int, double>>> by_column;
+  std::vector<double> row_lower, row_upper;
+  const auto add_column = [&](double c) {
+    cost.push_back(c);
+    by_column.emplace_back();
+    return static_cast<int>(cost.size()) - 1;
+  };
+  const auto add_row = [&](double lower, double upper) {
+    row_lower.push_back(lower);
+    row_upper.push_back(upper);
+    return static_cast<int>(row_lower.size()) - 1;
+  };
+  const auto put = [&](int row, int column, double x) { by_column[column].emplace_back(row, x); };
+  const size_t values = problem.value_table.size();
+  std::vector<std::map<int, std::vector<int>>> made(values);  // [value] form -> options
+  // [value][consumer] form -> options
+  std::vector<std::vector<std::map<int, std::vector<int>>>> wanted(values);
+  std::vector<std::vector<int>> choice(problem.nodes.size());
+  for (size_t i = 0; i < problem.nodes.size(); ++i) {
+    const Node& node = problem.nodes[i];
+    const int one = add_row(1, 1);
+    std::map<int, std::map<int, std::vector<int>>> wants;  // value -> form -> options
+    for (const Option& option : problem.option_tables[node.table].options) {
+      const double p = price(option, weights);
+      const int column = p < kInf ? add_column(p) : -1;
+      choice[i].push_back(column);
+      if (column < 0) continue;
+      put(one, column, 1);
+      std::set<std::pair<int, int>> asked;
+      for (size_t k = 0; k < node.inputs.size(); ++k) asked.emplace(node.inputs[k], option.in[k]);
+      for (const auto& [value, form] : asked) wants[value][form].push_back(column);
+      for (size_t k = 0; k < node.outputs.size(); ++k)
+        made[node.outputs[k]][option.out[k]].push_back(column);
+    }
+    for (auto& [value, forms] : wants) wanted[value].push_back(std::move(forms));
+  }
+  for (size_t v = 0; v < values; ++v) {
+    uint32_t all = 0;
+    size_t most = 0;  // forms asked for at once; a node may read a value several times
+    for (const auto& consumer : wanted[v]) {
+      std::map<int, size_t> at_once;
+      for (const auto& [form, options] : consumer) {
+        all |= 1u << form;
+        for (int o : options) ++at_once[o];
+      }
+      size_t of_one = 0;
+      for (const auto& [option, forms] : at_once) of_one = std::max(of_one, forms);
+      most += of_one;
+    }
+    if (all == 0) continue;
+    const FormTable& table = problem.form_tables[problem.value_table[v]];
+    std::map<int, int> produced;  // form -> row: sets completed from it = options that make it
+    for (const auto& [form, options] : made[v]) {
+      produced[form] = add_row(0, 0);
+      for (int column : options) put(produced[form], column, -1);
+    }
+    // Every consumer's form is in the set.
+    std::vector<std::pair<int, int>> asks;  // (form, row)
+    for (const auto& consumer : wanted[v]) {
+      for (const auto& [form, options] : consumer) {
+        asks.emplace_back(form, add_row(0, kInf));
+        for (int column : options) put(asks.back().second, column, -1);
+      }
+    }
+    for (uint32_t want = all; want != 0; want = (want - 1) & all) {
+      if (static_cast<size_t>(std::popcount(want)) > most) continue;
+      for (const auto& [form, row] : produced) {
+        const double c = complete(table, form, want, 0, nullptr);
+        if (c == kInf) continue;
+        const int column = add_column(c);
+        put(row, column, 1);
+        for (const auto& [asked, ask] : asks) {
+          if (want >> asked & 1) put(ask, column, 1);
+        }
+      }
+    }
+  }
+  const double unit = std::max(1e-300, *std::max_element(cost.begin(), cost.end()));
+  for (double& c : cost) c /= unit;
+  std::vector<CoinBigIndex> start{0};
+  std::vector<int> index;
+  std::vector<double> element, lower(cost.size(), 0), upper(cost.size(), 1);
+  for (const auto& column : by_column) {
+    for (const auto& [row, x] : column) {
+      index.push_back(row);
+      element.push_back(x);
+    }
+    start.push_back(static_cast<CoinBigIndex>(index.size()));
+  }
+  for (double& u : row_upper) u = u == kInf ? std::numeric_limits<double>::max() : u;
+  Cbc_loadProblem(model, static_cast<int>(cost.size()), static_cast<int>(row_lower.size()),
+                  start.data(), index.data(), element.data(), lower.data(), upper.data(),
+                  cost.data(), row_lower.data(), row_upper.data());
+  for (const auto& columns : choice) {
+    for (int column : columns) {
+      if (column >= 0) Cbc_setInteger(model, column);
+    }
+  }
+  Cbc_setAllowableGap(model, 0);
+  Cbc_setAllowableFractionGap(model, 0);
+  Cbc_solve(model);
+  if (!Cbc_isProvenOptimal(model)) {
+    MOTLEY_CHECK(Cbc_isProvenInfeasible(model), "CBC stopped early");
+    Cbc_deleteModel(model);
+    return infeasible();
+  }
+  const double* x = Cbc_getColSolution(model);
+  std::vector<int> option;
+  for (const auto& list : choice) {
+    const auto value = [&](int column) { return column < 0 ? -1 : x[column]; };
+    const auto best = std::max_element(list.begin(), list.end(),
+                                       [&](int a, int b) { return value(a) < value(b); });
+    option.push_back(static_cast<int>(best - list.begin()));
+  }
+  Solution solution = evaluate(problem, option, weights);
+  solution.lower_bound = std::min(solution.price, Cbc_getObjValue(model) * unit);
   Cbc_deleteModel(model);
   return solution;
 }

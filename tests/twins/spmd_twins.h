@@ -17,6 +17,11 @@ Solution brute_force(const Problem& problem, const Weights& weights);
 // once by a binary.
 Solution integer_program(const Problem& problem, const Weights& weights);
 
+// The same optimum by a binary per option and a column per (value, form made, set of forms
+// required) at the cost of completing the one to the other. Tighter: it reaches captured models of
+// a few layers.
+Solution integer_program_by_sets(const Problem& problem, const Weights& weights);
+
 // Walks a solution step by step: every conversion starts from a form that is there, every input is
 // there in the form its option needs, and the price is the sum of what was paid. Returns what is
 // wrong, or "".
