@@ -28,8 +28,12 @@ void add_check_command(CLI::App& app) {
     if (!args->json)
       for (const std::string& p : problems) std::printf("%s\n", p.c_str());
     if (!args->json && problems.empty())
-      std::printf("%s: sound (%zu steps, %d devices)\n", args->plan.c_str(),
-                  plan.program.steps.size(), plan.cluster.size());
+      std::printf("%s: sound (%s, %d devices)\n", args->plan.c_str(),
+                  plan.pipeline ? fmt::format("{} stages, {} replicas", plan.pipeline->stages(),
+                                              plan.pipeline->replicas.size())
+                                      .c_str()
+                                : fmt::format("{} steps", plan.program.steps.size()).c_str(),
+                  plan.cluster.size());
     if (!problems.empty())
       throw user_error("check", "{}: {} problem{}, the first: {}", args->plan, problems.size(),
                        problems.size() > 1 ? "s" : "", problems[0]);

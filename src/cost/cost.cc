@@ -171,43 +171,17 @@ int64_t cut_of(const Theory& theory, ValueId v, Placement p) {
 
 }  // namespace
 
-std::vector<bool> pure_gradients(const Graph& graph) {
-  // Consumers come after producers: walking backwards, all readers of a value are known when its
-  // producer is met.
-  std::vector<bool> gradient(graph.values.size()), read(graph.values.size()),
-      impure(graph.values.size());
-  for (const Parameter& p : graph.parameters)
-    if (p.gradient.valid()) gradient[p.gradient.index] = true;
-  auto pure = [&](ValueId v) { return !impure[v.index] && (gradient[v.index] || read[v.index]); };
-  for (size_t n = graph.nodes.size(); n-- > 0;) {
-    const Node& node = graph.nodes[n];
-    bool passes_on = node.outputs.size() == 1 && node.outputs[0].valid() && pure(node.outputs[0]);
-    if (passes_on) {
-      const OpDef* op = find_op(node.op);
-      passes_on = op && op->alias;
-    }
-    auto reads = [&](ValueId v) {
-      if (!v.valid()) return;
-      read[v.index] = true;
-      if (!passes_on) impure[v.index] = true;
-    };
-    for (const Arg& arg : node.args) {
-      if (auto one = std::get_if<ValueId>(&arg)) reads(*one);
-      if (auto list = std::get_if<std::vector<ValueId>>(&arg))
-        for (ValueId v : *list) reads(v);
-    }
-  }
-  std::vector<bool> result(graph.values.size());
-  for (size_t v = 0; v < graph.values.size(); ++v) result[v] = pure(ValueId(v));
-  return result;
-}
+namespace {
 
-ProgramCost cost_of(const Theory& theory, const Program& program, const CostModel& model,
-                    const Fractions& fractions, Optimizer optimizer) {
+// The stages of the steps [begin, end): collectives of pure gradients, of which
+// `gradient_part` counts, and computation.
+void price_steps(const Theory& theory, const Program& program, const CostModel& model,
+                 const Fractions& fractions, int begin, int end, double gradient_part,
+                 ProgramCost* out) {
   const Graph& graph = theory.graph();
   const int types = model.types();
   const std::vector<bool> pure = pure_gradients(graph);
-  ProgramCost cost;
+  ProgramCost& cost = *out;
   cost.compute.assign(types, 0);
   auto new_stage = [&] {
     StageCost stage;
@@ -225,19 +199,23 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
   std::vector<std::vector<Priced>> priced(theory.tables());
   bool after_gradient = false;
   // `padded`: seconds per unit of the largest share, of which `seconds` holds the present value.
-  auto communicate = [&](Seconds seconds, Seconds padded, double largest, bool gradient) {
+  auto communicate = [&](Seconds seconds, Seconds padded, double largest, bool gradient,
+                         double part) {
     if (gradient && after_gradient)
       seconds = std::max(0.0, seconds - model.net().all_reduce(0));
     else
       new_stage();
     after_gradient = gradient;
+    seconds *= part;
+    padded *= part;
     StageCost& stage = cost.stages.back();
     stage.comm += seconds;
     stage.comm_padded += padded;
     stage.comm_fixed += seconds - padded * largest;
     cost.comm += seconds;
   };
-  for (const Step& step : program.steps) {
+  for (int s = begin; s < end; ++s) {
+    const Step& step = program.steps[s];
     if (step.is_compute()) {
       const auto& triples = theory.triples(step.node);
       const Triple& triple = triples[step.triple];
@@ -257,7 +235,7 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
         }
       }
       for (const InnerCollective& c : triple.collectives)
-        communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)), 0, 0, false);
+        communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)), 0, 0, false, 1);
       if (price.free) continue;
       after_gradient = false;
       StageCost& stage = cost.stages.back();
@@ -277,10 +255,32 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
     bool pads =
         step.kind == CollectiveKind::all_gather || step.kind == CollectiveKind::reduce_scatter;
     double largest = shares.largest;
-    Seconds s = model.collective(step.kind, bytes, shares);
-    communicate(s, pads && largest > 0 ? (s - model.collective(step.kind, 0, shares)) / largest : 0,
-                largest, step.kind == CollectiveKind::all_reduce && pure[step.value.index]);
+    Seconds seconds = model.collective(step.kind, bytes, shares);
+    communicate(
+        seconds,
+        pads && largest > 0 ? (seconds - model.collective(step.kind, 0, shares)) / largest : 0,
+        largest, step.kind == CollectiveKind::all_reduce && pure[step.value.index],
+        pure[step.value.index] ? gradient_part : 1);
   }
+}
+
+Seconds sum_of(const ProgramCost& cost) {
+  Seconds sum = 0;
+  for (const StageCost& stage : cost.stages)
+    sum += stage.comm + *std::max_element(stage.compute.begin(), stage.compute.end());
+  return sum;
+}
+
+}  // namespace
+
+ProgramCost cost_of(const Theory& theory, const Program& program, const CostModel& model,
+                    const Fractions& fractions, Optimizer optimizer, int micro_batches) {
+  const Graph& graph = theory.graph();
+  const int types = model.types();
+  const double part = 1.0 / micro_batches;
+  ProgramCost cost;
+  price_steps(theory, program, model, fractions, 0, static_cast<int>(program.steps.size()), part,
+              &cost);
   // The optimizer works on local pieces.
   const std::vector<Placement> stored = stored_placements(theory, program);
   for (const Parameter& p : graph.parameters) {
@@ -289,33 +289,61 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
     const auto& f = fractions.by_type(cut_of(theory, p.value, placement));
     Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
     for (int t = 0; t < types; ++t) {
-      Seconds s = model.update(t, bytes * f[t], optimizer);
+      Seconds s = part * model.update(t, bytes * f[t], optimizer);
       StageCost& stage = cost.stages.back();
       stage.compute[t] += s;
       cost.compute[t] += s;
       (placement.is_shard() ? stage.cut : stage.whole)[t] +=
-          placement.is_shard() ? model.update(t, bytes, optimizer) : s;
+          placement.is_shard() ? part * model.update(t, bytes, optimizer) : s;
     }
   }
   for (int t = 0; t < types; ++t) {
-    const Seconds seconds = model.per_step(t, graph);
+    const Seconds seconds = part * model.per_step(t, graph);
     StageCost& stage = cost.stages.back();
     stage.compute[t] += seconds;
     stage.whole[t] += seconds;
     cost.compute[t] += seconds;
   }
-  for (const StageCost& stage : cost.stages)
-    cost.step += stage.comm + *std::max_element(stage.compute.begin(), stage.compute.end());
+  cost.step = sum_of(cost);
   cost.memory = memory_of(theory, program, fractions, types, optimizer);
   return cost;
 }
 
+PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const CostModel& model,
+                           const Fractions& fractions, Optimizer optimizer) {
+  const Phases phases = phases_of(theory, program);
+  const int end = static_cast<int>(program.steps.size());
+  auto seconds = [&](int first, int last) {
+    ProgramCost cost;
+    price_steps(theory, program, model, fractions, first, last, 1, &cost);
+    return sum_of(cost);
+  };
+  PhaseSeconds result;
+  result.forward = seconds(0, phases.backward);
+  result.backward = seconds(phases.backward, phases.reduction);
+  result.reduction = seconds(phases.reduction, end);
+  const std::vector<Placement> stored = stored_placements(theory, program);
+  std::vector<Seconds> update(model.types(), 0);
+  for (const Parameter& p : theory.graph().parameters) {
+    if (!p.gradient.valid()) continue;
+    const auto& f = fractions.by_type(cut_of(theory, p.value, stored[p.value.index]));
+    for (int t = 0; t < model.types(); ++t)
+      update[t] += model.update(t, static_cast<Bytes>(theory.graph().spec(p.value).bytes()) * f[t],
+                                optimizer);
+  }
+  result.update = *std::max_element(update.begin(), update.end());
+  return result;
+}
+
 MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
-                     int types, Optimizer optimizer) {
+                     int types, Optimizer optimizer, bool phases) {
   const Graph& graph = theory.graph();
   std::vector<Held> held = lifetimes(theory, program);
   MemoryCost memory;
   memory.state.assign(types, 0);
+  memory.held.assign(types, 0);
+  memory.held_inputs.assign(types, 0);
+  memory.sums.assign(types, 0);
   Bytes state_cut = 0, state_whole = 0;
   const std::vector<Placement> stored = stored_placements(theory, program);
   std::vector<bool> persistent(graph.values.size());
@@ -354,12 +382,26 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
   // sizes cut and uncut.
   std::vector<Bytes> local(static_cast<size_t>(end + 2) * static_cast<size_t>(types)),
       cut_bytes(end + 2), whole_bytes(end + 2);
+  const int boundary = phases ? phases_of(theory, program).backward : -1;
+  std::vector<bool> input(graph.values.size());
+  for (const Input& i : graph.inputs) input[i.value.index] = true;
+  if (phases)
+    for (const auto& [v, p] : accumulated(theory, program)) {
+      if (persistent[v.index]) continue;
+      const auto& f = fractions.by_type(cut_of(theory, v, p));
+      for (int t = 0; t < types; ++t)
+        memory.sums[t] += static_cast<Bytes>(graph.spec(v).bytes()) * f[t];
+    }
   for (size_t h = 0; h < held.size(); ++h) {
     if (storage[h] != static_cast<int>(h)) continue;
     const Held& x = held[h];
     if (x.last == end && persistent[x.value.index]) continue;  // counted as state
     Bytes bytes = static_cast<Bytes>(graph.spec(x.value).bytes());
     const auto& f = fractions.by_type(cut_of(theory, x.value, x.placement));
+    if (x.made < boundary && x.last >= boundary)
+      for (int t = 0; t < types; ++t) memory.held[t] += bytes * f[t];
+    if (x.made < boundary && input[x.value.index])
+      for (int t = 0; t < types; ++t) memory.held_inputs[t] += bytes * f[t];
     auto add = [&](int at, double sign) {
       for (int t = 0; t < types; ++t)
         local[static_cast<size_t>(at) * types + t] += sign * bytes * f[t];

@@ -118,6 +118,10 @@ struct MemoryCost {
       state;  // [type] of it parameters, gradients and optimizer state, there for the whole step
   std::vector<Bytes> cut,
       whole;  // [type] at the peak: bytes of cut tensors, uncut; bytes of the others
+  // [type] Of a program that runs once per micro-batch: what one micro-batch holds between its
+  // forward and its backward pass; of it what came in from outside (inputs); and gradients summed
+  // in another placement than their parameter's, there for the whole step like `state`.
+  std::vector<Bytes> held, held_inputs, sums;
 };
 
 struct ProgramCost {
@@ -128,16 +132,23 @@ struct ProgramCost {
   MemoryCost memory;
 };
 
+// With `micro_batches` the program runs that often in a step, and the cost is of one run: the
+// collectives of gradients on their way to the optimizer, and the optimizer, count one part in so
+// many.
 ProgramCost cost_of(const Theory& theory, const Program& program, const CostModel& model,
-                    const Fractions& fractions, Optimizer optimizer);
+                    const Fractions& fractions, Optimizer optimizer, int micro_batches = 1);
+
+// Seconds of the phases of a program: one pass forward, one backward, the reduction, the optimizer.
+struct PhaseSeconds {
+  Seconds forward = 0, backward = 0, reduction = 0, update = 0;
+};
+PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const CostModel& model,
+                           const Fractions& fractions, Optimizer optimizer);
 
 // Bytes that each device type holds at its peak: parameters, gradients and optimizer state for the
-// whole step, and activations by liveness; aliases of one tensor count once.
+// whole step, and activations by liveness; aliases of one tensor count once. With `phases` also
+// what a micro-batch holds between its passes.
 MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
-                     int types, Optimizer optimizer);
-
-// [value] True for gradients, and what they are aliases of, that nothing but the optimizer reads:
-// their all-reduces can wait for the end of the step and share one latency.
-std::vector<bool> pure_gradients(const Graph& graph);
+                     int types, Optimizer optimizer, bool phases = false);
 
 }  // namespace motley

@@ -24,6 +24,7 @@ class Rewriter {
       to_.buffers.push_back({b.name, role(b.value), role(b.update)});
     for (const Input& i : from_.inputs) to_.inputs.push_back({i.name, role(i.value)});
     to_.loss = role(from_.loss);
+    for (ValueId v : from_.outputs) to_.outputs.push_back(role(v));
     remove_dead(&to_);
     return std::move(to_);
   }

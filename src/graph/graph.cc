@@ -51,11 +51,11 @@ std::string to_string(const TensorSpec& spec) {
   return fmt::format("{}[{}]", to_string(spec.dtype), fmt::join(spec.shape, ","));
 }
 
-NodeId Graph::add(std::string op, std::vector<Arg> args, const std::vector<TensorSpec>& outputs,
+NodeId Graph::add(std::string op, std::vector<Arg> args, const std::vector<TensorSpec>& specs,
                   Phase phase) {
   NodeId id(static_cast<int64_t>(nodes.size()));
   Node node{std::move(op), std::move(args), {}, phase};
-  for (const TensorSpec& spec : outputs) {
+  for (const TensorSpec& spec : specs) {
     if (spec.shape == Shape{-1}) {
       node.outputs.push_back(ValueId());
       continue;
@@ -170,6 +170,7 @@ std::vector<std::string> verify(const Graph& graph) {
     if (b.update.valid()) exists(b.update, "the update of " + b.name);
   }
   for (const Input& i : graph.inputs) exists(i.value, "input " + i.name);
+  for (ValueId v : graph.outputs) exists(v, "an output");
   return problems;
 }
 
@@ -188,6 +189,7 @@ void remove_dead(Graph* graph) {
   for (const Parameter& p : graph->parameters) need(p.value), need(p.gradient);
   for (const Buffer& b : graph->buffers) need(b.value), need(b.update);
   for (const Input& i : graph->inputs) need(i.value);
+  for (ValueId v : graph->outputs) need(v);
   while (!stack.empty()) {
     NodeId n = stack.back();
     stack.pop_back();
@@ -223,6 +225,7 @@ void remove_dead(Graph* graph) {
   for (Parameter& p : graph->parameters) renumber(&p.value), renumber(&p.gradient);
   for (Buffer& b : graph->buffers) renumber(&b.value), renumber(&b.update);
   for (Input& i : graph->inputs) renumber(&i.value);
+  for (ValueId& v : graph->outputs) renumber(&v);
 }
 
 std::vector<ValueId> saved_activations(const Graph& graph) {

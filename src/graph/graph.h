@@ -2,9 +2,10 @@
 //
 // A Graph is what capture records and every later room reads: forward, loss and backward in
 // execution order, functional (no in-place ops; a value is written once), with the roles of its
-// values: parameters and their gradients, buffers and their updates, inputs, and the loss. Ops keep
-// their ATen names ("aten::addmm", "aten::add.Tensor") and argument order, so that the executor can
-// call them boxed, by name. Four sources carry no ATen op:
+// values: parameters and their gradients, buffers and their updates, inputs, the loss, and outputs
+// (of a part of a step: what other parts read, stage.h). Ops keep their ATen names ("aten::addmm",
+// "aten::add.Tensor") and argument order, so that the executor can call them boxed, by name. Four
+// sources carry no ATen op:
 //
 //   motley::parameter("name")   motley::buffer("name")   motley::input("name")
 //   motley::constant([...numbers...])
@@ -15,7 +16,7 @@
 //   %0 = motley::input("tokens") : i64[8,64]
 //   %9, %10, %11 = aten::native_layer_norm(%8, [64], %1, %2, 1e-05) : f32[8,64,64], f32[8,64,1],
 //   f32[8,64,1] %40 = aten::mul.Tensor(%39, 0.5) : f32[8,64] backward loss %38 gradient wte.weight
-//   %77 update bn1.running_mean %90
+//   %77 update bn1.running_mean %90 output %12
 //
 // Arguments: %7 a tensor, [%1, none, %2] a tensor list, numbers (a real always has a point or an
 // exponent), true, false, "text", none, [1, 2] integers, f32 a dtype.
@@ -96,11 +97,12 @@ class Graph {
   std::vector<Parameter> parameters;
   std::vector<Buffer> buffers;
   std::vector<Input> inputs;
-  ValueId loss;  // a scalar
+  ValueId loss;                  // a scalar
+  std::vector<ValueId> outputs;  // needed whole or cut, but not as partial sums
 
   // Appends a node with outputs of the given specs; an empty optional position is expressed by
   // spec.shape = {-1}.
-  NodeId add(std::string op, std::vector<Arg> args, const std::vector<TensorSpec>& outputs,
+  NodeId add(std::string op, std::vector<Arg> args, const std::vector<TensorSpec>& specs,
              Phase phase = Phase::forward);
   // Sources, with their roles entered.
   ValueId add_parameter(const std::string& name, const TensorSpec& spec);
@@ -130,8 +132,8 @@ Graph parse_graph(const std::string& text, const std::string& name);
 // empty if sound.
 std::vector<std::string> verify(const Graph& graph);
 
-// Removes nodes whose outputs nobody needs (the loss, gradients and buffer updates are needed) and
-// renumbers densely. Sources that are parameters, buffers and inputs stay.
+// Removes nodes whose outputs nobody needs (the loss, gradients, buffer updates and outputs are
+// needed) and renumbers densely. Sources that are parameters, buffers and inputs stay.
 void remove_dead(Graph* graph);
 
 // Values that the forward pass makes and the backward pass reads: they live across the loss.

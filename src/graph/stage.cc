@@ -133,6 +133,11 @@ class Cutter {
         any = true;
         want(NodeId(n));
       }
+    // A gradient is summed where the parameter is held.
+    for (size_t p = 0; p < terms_.size(); ++p)
+      for (ValueId term : terms_[p])
+        if (stage_of_[graph_.value(term).producer.index] == s)
+          want(graph_.value(graph_.parameters[p].value).producer);
     if (!any) throw fail(fmt::format("stage {} has no nodes; give it some", s));
     while (!stack.empty()) {
       const NodeId id = stack.back();
@@ -235,11 +240,7 @@ class Cutter {
         note(id, NodeId());
         gradient = g.node(id).outputs[0];
       }
-      if (!local[parameter.value.index].valid()) {
-        if (!gradient.valid()) continue;
-        throw fail(fmt::format("stage {} makes a gradient of {}, which it does not read", s,
-                               parameter.name));
-      }
+      if (!local[parameter.value.index].valid()) continue;
       g.parameters.push_back({parameter.name, local[parameter.value.index], gradient});
       result_.parameter_of[s].push_back(static_cast<int>(p));
     }

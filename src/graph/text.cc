@@ -237,6 +237,7 @@ std::string to_text(const Graph& graph) {
       out += fmt::format("gradient {} %{}\n", quoted(p.name), p.gradient.index);
   for (const Buffer& b : graph.buffers)
     if (b.update.valid()) out += fmt::format("update {} %{}\n", quoted(b.name), b.update.index);
+  for (ValueId v : graph.outputs) out += fmt::format("output %{}\n", v.index);
   return out;
 }
 
@@ -272,6 +273,8 @@ Graph parse_graph(const std::string& text, const std::string& name) {
     } else if (line.accept("update ")) {
       auto& b = declared(line, graph.buffers, "buffer");
       b.update = existing(line);
+    } else if (line.accept("output ")) {
+      graph.outputs.push_back(existing(line));
     } else {
       std::vector<ValueId> outputs;
       do outputs.push_back(line.value());

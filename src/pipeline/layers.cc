@@ -277,7 +277,7 @@ class Builder {
           layers[home[i]].parameters += static_cast<Bytes>(graph_.spec(v).bytes());
         }
     }
-    // What only leads to the gradient of a parameter moves up to the layer that owns it.
+    // What only leads to the gradient of a parameter moves to the layer that owns it.
     std::vector<int> target(graph_.values.size(), -1);
     for (const Parameter& p : graph_.parameters)
       if (p.gradient.valid()) target[p.gradient.index] = owner[p.value.index];
@@ -285,7 +285,7 @@ class Builder {
     std::vector<int> anchor(nodes, -1);
     for (size_t i = nodes; i-- > 0;) {
       const Node& node = graph_.nodes[i];
-      if (node.phase != Phase::backward || is_source(node) || folded[i]) continue;
+      if (node.phase != Phase::backward || is_source(node)) continue;
       bool only = true;
       int to = -1;
       for (ValueId v : node.outputs) {
@@ -297,8 +297,18 @@ class Builder {
         }
       }
       if (!only || to < 0) continue;
-      anchor[i] = to;
-      home[i] = std::min(home[i], to);
+      if (!folded[i]) {
+        anchor[i] = to;
+        home[i] = std::min(home[i], to);
+        continue;
+      }
+      // What it reads of earlier layers came in there, too.
+      for (ValueId v : graph_.inputs_of(node)) {
+        const NodeId producer = graph_.value(v).producer;
+        if (graph_.node(producer).phase == Phase::backward && !is_source(graph_.node(producer)))
+          to = std::min(to, home[producer.index]);
+      }
+      home[i] = std::max(home[i], to);
     }
     for (size_t i = 0; i < nodes; ++i) {
       const Node& node = graph_.nodes[i];

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include "core/error.h"
 
@@ -33,6 +34,266 @@ std::string joined(const Json& list, const std::string& where) {
   return text;
 }
 
+constexpr int64_t kMaxStages = 4096, kMaxMicroBatches = int64_t{1} << 20;
+
+Json program_lines(const Theory& theory, const Program& program) {
+  Json list = Json::array();
+  for (const Step& step : program.steps) list.push_back(to_text(theory, step));
+  return list;
+}
+
+Program read_program(const Theory& theory, const Json& list, const std::string& name) {
+  Program program;
+  for (size_t i = 0; i < list.size(); ++i) {
+    std::string where = fmt::format("{}[{}]", name, i);
+    if (!list[i].is_string())
+      throw user_error("plan", "{} is {}; give a line of text", where, list[i].dump());
+    program.steps.push_back(parse_step(theory, list[i].get<std::string>(), where));
+  }
+  return program;
+}
+
+std::vector<double> read_ratios(const Json& list, const std::string& name) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < list.size(); ++i) {
+    double r = list[i].is_number() ? list[i].get<double>() : -1;
+    if (!(r >= 0) || !std::isfinite(r))
+      throw user_error("plan", "{}: ratios[{}] is {}; give a number of at least 0", name, i,
+                       list[i].dump());
+    ratios.push_back(r);
+  }
+  if (!(std::accumulate(ratios.begin(), ratios.end(), 0.0) > 0))
+    throw user_error("plan", "{}.ratios are all zero; give some device work", name);
+  return ratios;
+}
+
+Json to_json(const PipelinePlan& pipeline) {
+  Json j;
+  j["schedule"] = pipeline.schedule;
+  j["micro_batch"] = pipeline.micro_batch;
+  j["stages"] = pipeline.stages();
+  Json runs = Json::array();
+  for (size_t n = 0; n < pipeline.stage_of.size(); ++n)
+    if (n == 0 || pipeline.stage_of[n] != pipeline.stage_of[n - 1])
+      runs.push_back({n, pipeline.stage_of[n]});
+  j["nodes"] = std::move(runs);
+  Json replicas = Json::array();
+  for (const ReplicaPlan& replica : pipeline.replicas) {
+    Json stages = Json::array();
+    for (size_t s = 0; s < replica.stages.size(); ++s) {
+      const StagePlan& stage = replica.stages[s];
+      Json k = {{"devices", stage.devices}, {"ratios", stage.ratios}, {"warm_up", stage.warm_up}};
+      if (stage.recompute) k["recompute"] = true;
+      // Replicas mostly run the program of the first.
+      const bool same = &replica != &pipeline.replicas[0] &&
+                        stage.program.steps == pipeline.replicas[0].stages[s].program.steps;
+      if (!same) k["program"] = program_lines(pipeline.theory(static_cast<int>(s)), stage.program);
+      stages.push_back(std::move(k));
+    }
+    replicas.push_back({{"micro_batches", replica.micro_batches}, {"stages", std::move(stages)}});
+  }
+  j["replicas"] = std::move(replicas);
+  return j;
+}
+
+std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Graph& graph,
+                                            const std::string& name) {
+  auto integer = [](const Fields& fields, const char* field, int64_t low, int64_t high) {
+    int64_t value = fields.integer(field);
+    if (value < low || value > high)
+      throw fields.bad(field, fmt::format("is {}; give a number from {} to {}", value, low, high));
+    return value;
+  };
+  Fields fields(json, "plan", name);
+  auto pipeline = std::make_unique<PipelinePlan>();
+  pipeline->schedule = fields.text("schedule");
+  pipeline->micro_batch = integer(fields, "micro_batch", 1, int64_t{1} << 24);
+  const int stages = static_cast<int>(integer(fields, "stages", 1, kMaxStages));
+  const Json& runs = fields.array("nodes");
+  const int64_t nodes = static_cast<int64_t>(graph.nodes.size());
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const bool pair = runs[i].is_array() && runs[i].size() == 2 && runs[i][0].is_number_integer() &&
+                      runs[i][1].is_number_integer();
+    const int64_t first = pair ? runs[i][0].get<int64_t>() : -1,
+                  stage = pair ? runs[i][1].get<int64_t>() : -1;
+    const int64_t before = static_cast<int64_t>(pipeline->stage_of.size());
+    if (first < 0 || first >= nodes || stage < 0 || stage >= stages ||
+        (i == 0 ? first != 0 : first < before))
+      throw user_error("plan",
+                       "{}: nodes[{}] is {}; give [first node, stage] with nodes rising from 0 to "
+                       "{} and stages below {}",
+                       name, i, runs[i].dump(), nodes - 1, stages);
+    if (i > 0) {
+      const int last = pipeline->stage_of.back();
+      pipeline->stage_of.resize(first, last);
+    }
+    pipeline->stage_of.push_back(static_cast<int>(stage));
+  }
+  if (runs.empty()) throw fields.bad("nodes", "is empty; give [[0, 0], ...]");
+  const int last = pipeline->stage_of.back();
+  pipeline->stage_of.resize(nodes, last);
+  pipeline->cut(graph, stages, name);
+
+  const Json& replicas = fields.array("replicas");
+  if (replicas.empty() || replicas.size() > static_cast<size_t>(kMaxDevices))
+    throw fields.bad("replicas", fmt::format("has {} entries; give at least one", replicas.size()));
+  for (size_t r = 0; r < replicas.size(); ++r) {
+    const std::string where = fmt::format("{}.replicas[{}]", name, r);
+    Fields f(replicas[r], "plan", where);
+    ReplicaPlan replica;
+    replica.micro_batches = static_cast<int>(integer(f, "micro_batches", 1, kMaxMicroBatches));
+    const Json& list = f.array("stages");
+    if (static_cast<int>(list.size()) != stages)
+      throw f.bad("stages",
+                  fmt::format("has {} entries; the pipeline has {} stages", list.size(), stages));
+    for (int s = 0; s < stages; ++s) {
+      const std::string here = fmt::format("{}.stages[{}]", where, s);
+      Fields g(list[s], "plan", here);
+      StagePlan stage;
+      for (const Json& d : g.array("devices")) {
+        if (!d.is_number_integer() || d.get<int64_t>() < 0 || d.get<int64_t>() >= kMaxDevices)
+          throw g.bad("devices", "holds " + d.dump() + "; give numbers of devices");
+        stage.devices.push_back(d.get<int>());
+      }
+      stage.ratios = read_ratios(g.array("ratios"), here);
+      stage.warm_up = static_cast<int>(integer(g, "warm_up", 1, kMaxMicroBatches));
+      if (const Json* b = g.find("recompute")) {
+        if (!b->is_boolean()) throw g.bad("recompute", "is " + b->dump() + "; give true or false");
+        stage.recompute = b->get<bool>();
+      }
+      if (r == 0 || g.find("program"))
+        stage.program = read_program(pipeline->theory(s), g.array("program"), here + ".program");
+      else
+        stage.program = pipeline->replicas[0].stages[s].program;
+      replica.stages.push_back(std::move(stage));
+    }
+    pipeline->replicas.push_back(std::move(replica));
+  }
+  return pipeline;
+}
+
+// What is wrong with a pipeline, its memory apart.
+std::vector<std::string> check_pipeline(const Plan& plan) {
+  const PipelinePlan& pipeline = *plan.pipeline;
+  std::vector<std::string> problems;
+  auto problem = [&](const std::string& text) { problems.push_back(text); };
+  if (!plan.program.steps.empty() || !plan.ratios.empty())
+    problem("a pipeline has no program or ratios of its own; its stages have");
+  if (pipeline.stage_of.size() != plan.graph->nodes.size() || pipeline.replicas.empty()) {
+    problem("not every node has a stage, or there is no replica");
+    return problems;
+  }
+  PipelinePlan fresh;  // derived afresh: nothing of the planner is trusted
+  fresh.stage_of = pipeline.stage_of;
+  try {
+    fresh.cut(*plan.graph, pipeline.stages(), "pipeline");
+  } catch (const UserError& e) {
+    problem(e.what());
+    return problems;
+  }
+  if (pipeline.micro_batch * pipeline.micro_batches() != plan.batch)
+    problem(fmt::format("{} micro-batches of {} are not the batch of {}", pipeline.micro_batches(),
+                        pipeline.micro_batch, plan.batch));
+  std::vector<bool> used(plan.cluster.size());
+  for (size_t r = 0; r < pipeline.replicas.size(); ++r) {
+    const ReplicaPlan& replica = pipeline.replicas[r];
+    if (replica.micro_batches < 1)
+      problem(fmt::format("replica {} has {} micro-batches", r, replica.micro_batches));
+    if (static_cast<int>(replica.stages.size()) != fresh.stages()) {
+      problem(fmt::format("replica {} has {} stages, not {}", r, replica.stages.size(),
+                          fresh.stages()));
+      return problems;
+    }
+    for (int s = 0; s < fresh.stages(); ++s) {
+      const StagePlan& stage = replica.stages[s];
+      auto here = [&](const std::string& text) {
+        if (problems.size() < 20) problem(fmt::format("replica {}, stage {}: {}", r, s, text));
+      };
+      if (stage.devices.empty() || stage.ratios.size() != stage.devices.size())
+        here("there is not one ratio per device, or no device");
+      for (size_t i = 0; i < stage.devices.size(); ++i) {
+        const int d = stage.devices[i];
+        if (d < 0 || d >= plan.cluster.size())
+          here(fmt::format("device {} is not in the cluster", d));
+        else if (used[d])
+          here(fmt::format("device {} has another stage too", d));
+        else
+          used[d] = true;
+        if (i > 0 && d <= stage.devices[i - 1]) here("its devices are not in ascending order");
+      }
+      if (stage.warm_up < 1 || (s > 0 && stage.warm_up > replica.stages[s - 1].warm_up))
+        here(fmt::format("{} warm-up passes after {} of the stage before; they may not rise",
+                         stage.warm_up, s > 0 ? replica.stages[s - 1].warm_up : 1));
+      auto wrong = check(fresh.theory(s), stage.program);
+      if (wrong.empty()) wrong = check_phases(fresh.theory(s), stage.program);
+      for (const std::string& text : wrong) here(text);
+    }
+  }
+  return problems;
+}
+
+std::string describe_pipeline(const Plan& plan) {
+  const PipelinePlan& pipeline = *plan.pipeline;
+  std::string out = fmt::format(
+      "{} on {} devices of {}, global batch {}: {} stages, {} replica{}, micro-batches of {}\n",
+      plan.model, plan.cluster.size(), plan.cluster.name, plan.batch, pipeline.stages(),
+      pipeline.replicas.size(), pipeline.replicas.size() > 1 ? "s" : "", pipeline.micro_batch);
+  const std::vector<Bytes> memory = pipeline_memory(pipeline, plan.cluster, plan.optimizer);
+  for (size_t r = 0; r < pipeline.replicas.size(); ++r) {
+    const ReplicaPlan& replica = pipeline.replicas[r];
+    out += fmt::format("  replica {}   {} micro-batches\n", r, replica.micro_batches);
+    for (int s = 0; s < pipeline.stages(); ++s) {
+      const StagePlan& stage = replica.stages[s];
+      const Graph& graph = pipeline.graph(s);
+      std::string devices;
+      for (size_t i = 0; i < stage.devices.size();) {
+        size_t end = i;
+        const std::string& type = plan.cluster.type_of(stage.devices[i]).name;
+        while (end < stage.devices.size() && plan.cluster.type_of(stage.devices[end]).name == type)
+          ++end;
+        devices += fmt::format("{}{} x {}", i ? " + " : "", end - i, type);
+        i = end;
+      }
+      std::map<std::string, int> cuts;
+      const auto stored = stored_placements(pipeline.theory(s), stage.program);
+      for (const Parameter& p : graph.parameters)
+        ++cuts[stored[p.value.index].is_shard() ? "cut" : "whole"];
+      std::string parameters;
+      for (const auto& [how, count] : cuts)
+        parameters += fmt::format("{}{} {}", parameters.empty() ? "" : ", ", count, how);
+      Bytes most = 0;
+      for (int d : stage.devices) most = std::max(most, memory[d]);
+      out += fmt::format(
+          "    stage {:<2}  {} (device {}{}), {} nodes, parameters {} ({}), holds {}{}, "
+          "{} of {}\n",
+          s, devices, stage.devices[0], stage.devices.size() > 1 ? " on" : "", graph.nodes.size(),
+          parameters.empty() ? "none" : parameters,
+          format_bytes(static_cast<Bytes>(graph.parameter_bytes())), in_flight(replica, s),
+          stage.recompute ? ", recomputes" : "", format_bytes(most),
+          format_bytes(plan.cluster.type_of(stage.devices[0]).memory));
+    }
+  }
+  std::map<std::tuple<bool, int, int>, std::pair<int, Bytes>> sent;
+  for (const Transfer& t : pipeline.parts().transfers) {
+    auto& [count, bytes] = sent[{t.backward, t.from, t.to}];
+    ++count;
+    bytes += static_cast<Bytes>(plan.graph->spec(t.value).bytes());
+  }
+  for (const auto& [way, sum] : sent)
+    out += fmt::format("  sends       {} -> {} {}: {} values, {} a micro-batch\n", std::get<1>(way),
+                       std::get<2>(way), std::get<0>(way) ? "backward" : "forward", sum.first,
+                       format_bytes(sum.second));
+  for (const Tied& tied : pipeline.parts().tied)
+    out += fmt::format("  tied        {} in stages {}\n",
+                       plan.graph->parameters[tied.parameter].name, fmt::join(tied.stages, ", "));
+  std::vector<int> counts;
+  for (const StagePlan& stage : pipeline.replicas[0].stages) counts.push_back(stage.warm_up);
+  out += fmt::format("  schedule    {}: warm-up {}\n", pipeline.schedule, fmt::join(counts, ", "));
+  if (plan.predicted_step_s > 0)
+    out += fmt::format("  predicted   {} a step\n", format_seconds(plan.predicted_step_s));
+  return out;
+}
+
 }  // namespace
 
 Json to_json(const Plan& plan) {
@@ -45,11 +306,12 @@ Json to_json(const Plan& plan) {
   j["predicted"] = {{"step_s", plan.predicted_step_s},
                     {"lower_bound_s", plan.lower_bound_s},
                     {"peak_memory_bytes", plan.peak_memory_bytes}};
-  j["ratios"] = plan.ratios;
+  if (!plan.pipeline) j["ratios"] = plan.ratios;
   j["cluster"] = lines(to_yaml(plan.cluster));
-  Json program = Json::array();
-  for (const Step& step : plan.program.steps) program.push_back(to_text(*plan.theory, step));
-  j["program"] = std::move(program);
+  if (plan.pipeline)
+    j["pipeline"] = to_json(*plan.pipeline);
+  else
+    j["program"] = program_lines(*plan.theory, plan.program);
   j["graph"] = lines(to_text(*plan.graph));
   return j;
 }
@@ -64,7 +326,8 @@ Plan parse_plan(const std::string& text, const std::string& name) {
                      fmt::format("is {}; this motley reads version {}", version, kPlanVersion));
   Plan plan;
   plan.engine = fields.text("engine");
-  if (plan.engine != "spmd") throw fields.bad("engine", "is '" + plan.engine + "'; give spmd");
+  if (plan.engine != "spmd" && plan.engine != "pipeline" && plan.engine != "grid")
+    throw fields.bad("engine", "is '" + plan.engine + "'; give spmd, pipeline or grid");
   plan.model = fields.text("model");
   plan.batch = fields.integer("batch");
   if (plan.batch < 1) throw fields.bad("batch", "is not positive");
@@ -72,26 +335,18 @@ Plan parse_plan(const std::string& text, const std::string& name) {
     throw fields.bad("optimizer", "is '" + fields.text("optimizer") + "'; give sgd or adamw");
   plan.cluster =
       parse_cluster(joined(fields.array("cluster"), name + ": cluster"), name + ": cluster");
-  const Json& ratios = fields.array("ratios");
-  for (size_t i = 0; i < ratios.size(); ++i) {
-    double r = ratios[i].is_number() ? ratios[i].get<double>() : -1;
-    if (!(r >= 0) || !std::isfinite(r))
-      throw user_error("plan", "{}: ratios[{}] is {}; give a number of at least 0", name, i,
-                       ratios[i].dump());
-    plan.ratios.push_back(r);
-  }
-  if (static_cast<int>(plan.ratios.size()) != plan.cluster.size())
-    throw fields.bad("ratios", fmt::format("has {} numbers; the cluster has {} devices",
-                                           plan.ratios.size(), plan.cluster.size()));
-  if (std::accumulate(plan.ratios.begin(), plan.ratios.end(), 0.0) <= 0)
-    throw fields.bad("ratios", "are all zero; give some device work");
   plan.set_graph(parse_graph(joined(fields.array("graph"), name + ": graph"), name + ": graph"));
-  const Json& program = fields.array("program");
-  for (size_t i = 0; i < program.size(); ++i) {
-    std::string where = fmt::format("{}: program[{}]", name, i);
-    if (!program[i].is_string())
-      throw user_error("plan", "{} is {}; give a line of text", where, program[i].dump());
-    plan.program.steps.push_back(parse_step(*plan.theory, program[i].get<std::string>(), where));
+  if (const Json* pipeline = fields.find("pipeline")) {
+    for (const char* other : {"ratios", "program"})
+      if (fields.find(other))
+        throw fields.bad(other, "stands beside a pipeline; its stages have their own");
+    plan.pipeline = read_pipeline(*pipeline, *plan.graph, name + ": pipeline");
+  } else {
+    plan.ratios = read_ratios(fields.array("ratios"), name);
+    if (static_cast<int>(plan.ratios.size()) != plan.cluster.size())
+      throw fields.bad("ratios", fmt::format("has {} numbers; the cluster has {} devices",
+                                             plan.ratios.size(), plan.cluster.size()));
+    plan.program = read_program(*plan.theory, fields.array("program"), name + ": program");
   }
   if (const Json* predicted = fields.find("predicted")) {
     Fields p(*predicted, "plan", name + ": predicted");
@@ -111,6 +366,17 @@ Plan load_plan(const std::string& path) { return parse_plan(read_file(path), pat
 std::vector<std::string> check(const Plan& plan, bool memory_limit) {
   std::vector<std::string> problems = verify(*plan.graph);
   if (!problems.empty()) return problems;
+  if (plan.pipeline) {
+    problems = check_pipeline(plan);
+    if (!problems.empty() || !memory_limit) return problems;
+    const std::vector<Bytes> bytes = pipeline_memory(*plan.pipeline, plan.cluster, plan.optimizer);
+    for (int d = 0; d < plan.cluster.size() && problems.size() < 20; ++d)
+      if (bytes[d] > plan.cluster.type_of(d).memory)
+        problems.push_back(fmt::format("device {} ({}) needs {} and has {}", d,
+                                       plan.cluster.type_of(d).name, format_bytes(bytes[d]),
+                                       format_bytes(plan.cluster.type_of(d).memory)));
+    return problems;
+  }
   Theory theory(*plan.graph);  // derived afresh: nothing of the planner is trusted
   problems = check(theory, plan.program);
   if (static_cast<int>(plan.ratios.size()) != plan.cluster.size()) {
@@ -131,6 +397,7 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit) {
 }
 
 std::string describe(const Plan& plan) {
+  if (plan.pipeline) return describe_pipeline(plan);
   const Theory& theory = *plan.theory;
   const Graph& graph = *plan.graph;
   std::string out = fmt::format("{} on {} devices of {}, global batch {}\n", plan.model,

@@ -5,6 +5,9 @@
 // nothing else is needed to check, simulate or run it, and one made in an editor is as good as a
 // searched one. The file is JSON; docs/plan-file.md describes every field. Reading a file proves
 // nothing but its syntax: check() decides whether a plan is sound.
+//
+// A plan is either one SPMD program on all devices or a pipeline (pipeline.h): then `graph` is that
+// of one micro-batch, and ratios and programs are those of its stages.
 #pragma once
 
 #include <memory>
@@ -14,6 +17,7 @@
 #include "cluster/cluster.h"
 #include "core/file.h"
 #include "cost/cost.h"
+#include "plan/pipeline.h"
 #include "shard/program.h"
 
 namespace motley {
@@ -26,10 +30,11 @@ struct Plan {
   int64_t batch = 0;  // global
   Optimizer optimizer = Optimizer::adamw;
   Cluster cluster;
-  std::vector<double> ratios;    // [device] share of every cut factor; sum 1
+  std::vector<double> ratios;    // [device] share of every cut factor; sum 1. Pipelines: empty
   std::unique_ptr<Graph> graph;  // stable addresses: theory refers to graph
   std::unique_ptr<Theory> theory;
-  Program program;
+  Program program;                         // pipelines: empty
+  std::unique_ptr<PipelinePlan> pipeline;  // null: one SPMD program
 
   // What the planner predicted. Informative only.
   Seconds predicted_step_s = 0;

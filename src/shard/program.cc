@@ -126,6 +126,15 @@ std::vector<std::string> check(const Theory& theory, const Program& program) {
   if (graph.loss.valid() && !has(graph.loss, Placement::replicated()) &&
       !has(graph.loss, Placement::partial()))
     problems.push_back("the loss is neither replicated nor partial at the end");
+  for (ValueId v : graph.outputs) {
+    bool whole = false;
+    for (auto it = available.lower_bound({v, Placement::replicated()});
+         it != available.end() && it->first == v; ++it)
+      whole = whole || !it->second.is_partial();
+    if (!whole)
+      problems.push_back(
+          fmt::format("the output %{} is neither replicated nor cut at the end", v.index));
+  }
   auto placed_as = [&](const std::string& name, ValueId source, ValueId result, const char* what) {
     auto it = stored.find(source);
     if (it == stored.end()) {
@@ -139,6 +148,157 @@ std::vector<std::string> check(const Theory& theory, const Program& program) {
   for (const Parameter& p : graph.parameters) placed_as(p.name, p.value, p.gradient, "gradient");
   for (const Buffer& b : graph.buffers) placed_as(b.name, b.value, b.update, "update");
   return problems;
+}
+
+namespace {
+
+// What a step reads and makes, as (value, placement) pairs.
+template <typename F>
+void for_each_read(const Theory& theory, const Step& step, F f) {
+  if (!step.is_compute()) return f(step.value, step.from);
+  const Triple& triple = theory.triples(step.node)[step.triple];
+  size_t i = 0;
+  for (ValueId v : theory.graph().inputs_of(theory.graph().node(step.node))) f(v, triple.in[i++]);
+}
+template <typename F>
+void for_each_made(const Theory& theory, const Step& step, F f) {
+  if (!step.is_compute()) return f(step.value, step.to);
+  const Triple& triple = theory.triples(step.node)[step.triple];
+  const Node& node = theory.graph().node(step.node);
+  for (size_t o = 0; o < node.outputs.size(); ++o)
+    if (node.outputs[o].valid()) f(node.outputs[o], triple.out[o]);
+}
+
+// Collectives and views of gradients that only the optimizer reads.
+bool may_reduce(const Theory& theory, const std::vector<bool>& pure, const Step& step) {
+  if (!step.is_compute()) return pure[step.value.index];
+  const Node& node = theory.graph().node(step.node);
+  const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
+  return op && op->alias && node.outputs.size() == 1 && node.outputs[0].valid() &&
+         pure[node.outputs[0].index] && pure[theory.graph().inputs_of(node)[0].index];
+}
+
+bool is_backward(const Theory& theory, const Step& step) {
+  return step.is_compute() && theory.graph().node(step.node).phase == Phase::backward;
+}
+
+}  // namespace
+
+Program phase_ordered(const Theory& theory, const Program& program) {
+  const std::vector<bool> pure = pure_gradients(theory.graph());
+  std::set<std::pair<ValueId, Placement>> needed;  // by steps that stay
+  std::vector<bool> late(program.steps.size());
+  for (size_t s = program.steps.size(); s-- > 0;) {
+    const Step& step = program.steps[s];
+    bool free = may_reduce(theory, pure, step);
+    for_each_made(theory, step, [&](ValueId v, Placement p) {
+      free = free && !needed.count({v, p});
+    });
+    late[s] = free;
+    if (!free) for_each_read(theory, step, [&](ValueId v, Placement p) { needed.insert({v, p}); });
+  }
+  Program ordered;
+  ordered.steps.reserve(program.steps.size());
+  for (bool turn : {false, true})
+    for (size_t s = 0; s < program.steps.size(); ++s)
+      if (late[s] == turn) ordered.steps.push_back(program.steps[s]);
+  return ordered;
+}
+
+Phases phases_of(const Theory& theory, const Program& program) {
+  const std::vector<bool> pure = pure_gradients(theory.graph());
+  Phases phases;
+  phases.reduction = static_cast<int>(program.steps.size());
+  while (phases.reduction > 0 && may_reduce(theory, pure, program.steps[phases.reduction - 1]))
+    --phases.reduction;
+  while (phases.backward < phases.reduction && !is_backward(theory, program.steps[phases.backward]))
+    ++phases.backward;
+  if (phases.backward == phases.reduction) return phases;
+  std::vector<bool> output(theory.graph().values.size());
+  for (ValueId v : theory.graph().outputs) output[v.index] = true;
+  while (phases.backward > 0) {
+    const Step& step = program.steps[phases.backward - 1];
+    if (step.is_compute() || output[step.value.index]) break;
+    --phases.backward;
+  }
+  return phases;
+}
+
+std::vector<std::string> check_phases(const Theory& theory, const Program& program) {
+  const Graph& graph = theory.graph();
+  const Phases phases = phases_of(theory, program);
+  std::vector<std::string> problems;
+  std::set<ValueId> whole;
+  for (int s = 0; s < phases.backward; ++s)
+    for_each_made(theory, program.steps[s], [&](ValueId v, Placement p) {
+      if (!p.is_partial()) whole.insert(v);
+    });
+  for (ValueId v : graph.outputs)
+    if (graph.node(graph.value(v).producer).phase == Phase::forward && !whole.count(v))
+      problems.push_back(
+          fmt::format("the output %{} of the forward pass is made whole only later", v.index));
+  return problems;
+}
+
+Placement output_placement(const Theory& theory, const Program& program, ValueId output) {
+  Placement found = Placement::partial();
+  for (const Step& step : program.steps) {
+    for_each_made(theory, step, [&](ValueId v, Placement p) {
+      if (v == output && found.is_partial()) found = p;
+    });
+    if (!found.is_partial()) return found;
+  }
+  MOTLEY_CHECK(false, "the output %{} is never whole", output.index);
+}
+
+std::vector<std::pair<ValueId, Placement>> accumulated(const Theory& theory,
+                                                       const Program& program) {
+  const Phases phases = phases_of(theory, program);
+  const int end = static_cast<int>(program.steps.size());
+  std::set<std::pair<ValueId, Placement>> late, read;
+  for (int s = phases.reduction; s < end; ++s) {
+    for_each_read(theory, program.steps[s], [&](ValueId v, Placement p) { read.insert({v, p}); });
+    for_each_made(theory, program.steps[s], [&](ValueId v, Placement p) { late.insert({v, p}); });
+  }
+  const std::vector<Placement> stored = stored_placements(theory, program);
+  for (const Parameter& p : theory.graph().parameters)
+    if (p.gradient.valid()) read.insert({p.gradient, stored[p.value.index]});
+  std::vector<std::pair<ValueId, Placement>> result;
+  for (const auto& pair : read)
+    if (!late.count(pair)) result.push_back(pair);
+  return result;
+}
+
+std::vector<bool> pure_gradients(const Graph& graph) {
+  // Consumers come after producers: walking backwards, all readers of a value are known when its
+  // producer is met.
+  std::vector<bool> gradient(graph.values.size()), read(graph.values.size()),
+      impure(graph.values.size());
+  for (const Parameter& p : graph.parameters)
+    if (p.gradient.valid()) gradient[p.gradient.index] = true;
+  for (ValueId v : graph.outputs) impure[v.index] = true;
+  auto pure = [&](ValueId v) { return !impure[v.index] && (gradient[v.index] || read[v.index]); };
+  for (size_t n = graph.nodes.size(); n-- > 0;) {
+    const Node& node = graph.nodes[n];
+    bool passes_on = node.outputs.size() == 1 && node.outputs[0].valid() && pure(node.outputs[0]);
+    if (passes_on) {
+      const OpDef* op = find_op(node.op);
+      passes_on = op && op->alias;
+    }
+    auto reads = [&](ValueId v) {
+      if (!v.valid()) return;
+      read[v.index] = true;
+      if (!passes_on) impure[v.index] = true;
+    };
+    for (const Arg& arg : node.args) {
+      if (auto one = std::get_if<ValueId>(&arg)) reads(*one);
+      if (auto list = std::get_if<std::vector<ValueId>>(&arg))
+        for (ValueId v : *list) reads(v);
+    }
+  }
+  std::vector<bool> result(graph.values.size());
+  for (size_t v = 0; v < graph.values.size(); ++v) result[v] = pure(ValueId(v));
+  return result;
 }
 
 std::vector<Placement> stored_placements(const Theory& theory, const Program& program) {
@@ -178,6 +338,15 @@ std::vector<Held> lifetimes(const Theory& theory, const Program& program) {
     } else {
       use(step.value, step.from, s);
       make(step.value, step.to, s);
+    }
+  }
+  if (!graph.outputs.empty()) {
+    const Phases phases = phases_of(theory, program);
+    for (ValueId v : graph.outputs) {
+      const Placement p = output_placement(theory, program, v);
+      const int h = index.find(v, p);
+      const int until = held[h].made < phases.backward ? phases.backward : phases.reduction;
+      held[h].last = std::max(held[h].last, until - 1);
     }
   }
   if (graph.loss.valid()) {

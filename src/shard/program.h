@@ -4,8 +4,13 @@
 // A step is either a node of the graph under one of its Hoare triples, or a collective that makes
 // one more placement of a value. A value may be held in several placements at once; each is a
 // tensor of its own. The program is equivalent to the graph if every step finds its operands, and
-// at the end the loss is replicated or partial and every parameter's gradient (every buffer's
-// update) is placed as the parameter (buffer) is.
+// at the end the loss is replicated or partial, every parameter's gradient (every buffer's update)
+// is placed as the parameter (buffer) is, and every output is held in some placement that is not
+// partial.
+//
+// A program that runs once per micro-batch has three phases: forward, backward, and reduction, the
+// collectives and views at its end that only gradients on their way to the optimizer go through.
+// They are linear, so they run once, on gradients summed over the micro-batches.
 //
 // Text form, one step a line; it names what it means in full, so that programs can be written by
 // hand:
@@ -45,6 +50,32 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
 // What is wrong with a program, as sentences; empty if it is equivalent to the graph. Trusts
 // nothing but the theory: REQUIRES only that triple numbers are in range where they are used.
 std::vector<std::string> check(const Theory& theory, const Program& program);
+
+// The first steps of the backward pass and of the reduction. Conversions directly in front of the
+// first backward node that no output needs belong to the backward pass.
+struct Phases {
+  int backward = 0, reduction = 0;
+};
+Phases phases_of(const Theory& theory, const Program& program);
+
+// The same steps, those of the reduction moved to the end, otherwise in their order.
+Program phase_ordered(const Theory& theory, const Program& program);
+
+// What keeps a program from running in phases: outputs of the forward pass that are made later.
+// Empty if nothing does.
+std::vector<std::string> check_phases(const Theory& theory, const Program& program);
+
+// How an output is handed on: the first placement that is not partial. REQUIRES: check() passes.
+Placement output_placement(const Theory& theory, const Program& program, ValueId output);
+
+// What a reduction starts from: the (value, placement) pairs made before it that it reads or that
+// are gradients already placed as their parameters. They are summed over micro-batches.
+std::vector<std::pair<ValueId, Placement>> accumulated(const Theory& theory,
+                                                       const Program& program);
+
+// [value] True for gradients, and what they are aliases of, that nothing but the optimizer reads:
+// their all-reduces can wait for the end of the step and share one latency.
+std::vector<bool> pure_gradients(const Graph& graph);
 
 // [value] How every parameter, buffer and input is stored, read off the program (other values:
 // replicated).

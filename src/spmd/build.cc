@@ -223,11 +223,36 @@ void Builder::add_nodes() {
   std::set<ValueId> cut_inputs;
   for (const Input& i : graph.inputs) cut_inputs.insert(i.value);
 
+  std::vector<bool> is_output(graph.values.size());
+  for (ValueId v : graph.outputs) is_output[v.index] = true;
+  auto add_outputs = [&](const GraphNode& node) {
+    for (ValueId v : node.outputs) {
+      if (!v.valid() || !is_output[v.index]) continue;
+      int table = table_for("output|" + forms_key(v), [&](OptionTable* t, OptionOrigin* origin) {
+        std::set<int> forms;
+        for (size_t i = 0; i < placements_[v.index].size(); ++i)
+          if (int f = form_index_[v.index][i]; f >= 0 && !placements_[v.index][i].is_partial())
+            forms.insert(f);
+        for (int f : forms) {
+          Option o;
+          o.in = {static_cast<uint8_t>(f)};
+          t->options.push_back(o);
+          origin->triple.push_back(0);
+        }
+      });
+      add_node(table, {class_of_[v.index]}, {}, node.phase == Phase::backward,
+               {Origin::output, NodeId(), v});
+    }
+  };
+
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const GraphNode& node = graph.nodes[n];
-    if (contracted_[n]) continue;
+    if (contracted_[n]) {
+      add_outputs(node);
+      continue;
+    }
     const auto& triples = theory_.triples(NodeId(n));
-    Source source{Origin::node, NodeId(n), -1, -1};
+    Source source{Origin::node, NodeId(n)};
     if (is_source(node)) {
       ValueId v = node.outputs[0];
       int cls = class_of_[v.index];
@@ -278,7 +303,8 @@ void Builder::add_nodes() {
                       for (size_t i = 0; i < triples.size(); ++i)
                         if (triples[i].out[0] == p) origin->triple.push_back(static_cast<int>(i));
                     });
-      add_node(table, {}, {cls}, false, source);
+      add_node(table, {}, {cls}, node.phase == Phase::backward, source);
+      add_outputs(node);
       continue;
     }
     std::vector<int> inputs, outputs;
@@ -312,6 +338,7 @@ void Builder::add_nodes() {
       }
     });
     add_node(table, std::move(inputs), std::move(outputs), node.phase == Phase::backward, source);
+    add_outputs(node);
   }
   auto add_update = [&](const Stored& s, int parameter, int buffer) {
     if (!s.result.valid()) return;
@@ -326,7 +353,7 @@ void Builder::add_nodes() {
       }
     });
     add_node(table, {s.token, class_of_[s.result.index]}, {}, true,
-             {Origin::update, NodeId(), parameter, buffer});
+             {Origin::update, NodeId(), {}, parameter, buffer});
   };
   for (size_t p = 0; p < parameters.size(); ++p) add_update(parameters[p], static_cast<int>(p), -1);
   for (size_t b = 0; b < buffers.size(); ++b) add_update(buffers[b], -1, static_cast<int>(b));
@@ -342,11 +369,12 @@ void Builder::add_nodes() {
             origin->triple.push_back(0);
           }
         });
-    add_node(table, {class_of_[graph.loss.index]}, {}, true, {Origin::goal, NodeId(), -1, -1});
+    add_node(table, {class_of_[graph.loss.index]}, {}, true, {Origin::goal, NodeId()});
   }
 }
 
-void Builder::price(const Fractions& fractions) {
+void Builder::price(const Fractions& fractions, int micro_batches) {
+  const double part = 1.0 / micro_batches;
   const Graph& graph = theory_.graph();
   for (size_t t = 0; t < problem_.form_tables.size(); ++t) {
     if (table_class_[t] < 0) continue;
@@ -380,6 +408,7 @@ void Builder::price(const Fractions& fractions) {
         // Gradients are all-reduced together and share one latency.
         if (gradient && kind == CollectiveKind::all_reduce)
           cost = std::max(0.0, cost - model_.net().all_reduce(0));
+        if (gradient) cost *= part;
       }
   }
   for (size_t t = 0; t < problem_.option_tables.size(); ++t) {
@@ -397,7 +426,7 @@ void Builder::price(const Fractions& fractions) {
         const auto& f = fractions.by_type(p.is_shard() ? theory_.cut_size(node.outputs[0], p) : 0);
         for (int j = 0; j < problem_.types; ++j) {
           Bytes local = static_cast<Bytes>(spec.bytes()) * f[j];
-          o.compute[j] = model_.update(j, local, optimizer_);
+          o.compute[j] = part * model_.update(j, local, optimizer_);
           o.memory[j] = local * (2 + state_factor(optimizer_));
         }
         continue;
@@ -488,11 +517,23 @@ Program Builder::program(const Solution& solution) const {
     make(v, p);
   };
 
-  // Gradients that are scattered leave as soon as they are made.
+  // Gradients that are scattered, and outputs, are converted as soon as they are made.
   std::map<NodeId, std::vector<std::pair<ValueId, Placement>>> early;
   std::vector<std::pair<ValueId, Placement>> late;
   for (size_t n = 0; n < problem_.nodes.size(); ++n) {
     const Source& s = sources_[n];
+    if (s.origin == Origin::output) {
+      const ValueId v = s.output;
+      const int form =
+          problem_.option_tables[problem_.nodes[n].table].options[solution.option[n]].in[0];
+      size_t i = 0;
+      while (form_index_[v.index][i] != form || placements_[v.index][i].is_partial()) ++i;
+      // A view of the backward pass may be of a value of the forward pass.
+      const NodeId maker = graph.value(classes_[class_of_[v.index]].root).producer;
+      const bool same = graph.node(maker).phase == graph.node(graph.value(v).producer).phase;
+      early[same ? maker : graph.value(v).producer].push_back({v, placements_[v.index][i]});
+      continue;
+    }
     if (s.origin != Origin::update) continue;
     ValueId source =
         s.parameter >= 0 ? graph.parameters[s.parameter].value : graph.buffers[s.buffer].value;
@@ -507,7 +548,11 @@ Program Builder::program(const Solution& solution) const {
   }
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     NodeId node(n);
-    if (contracted_[n]) continue;
+    if (contracted_[n]) {
+      if (auto it = early.find(node); it != early.end())
+        for (const auto& [v, p] : it->second) ensure(v, p);
+      continue;
+    }
     const GraphNode& g = graph.node(node);
     const Triple& t = theory_.triples(node)[triple[n]];
     auto inputs = graph.inputs_of(g);

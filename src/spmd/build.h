@@ -10,7 +10,8 @@
 // Sources: a parameter is stored in one placement, fixed once; its gradient must come out in the
 // same. That is expressed by a token, a second output of the parameter that has no conversions and
 // that the update consumes together with the gradient. Buffers that the step changes work alike.
-// Inputs are read whole or in pieces at no cost.
+// Inputs are read whole or in pieces at no cost. An output is consumed, as soon as it is made, in
+// any form that holds a placement that is not partial.
 #pragma once
 
 #include <string>
@@ -37,10 +38,12 @@ class Builder {
 
   const Problem& problem() const { return problem_; }
   // Sets all costs for the given shares. The structure (what order.h looks at) does not change.
-  void price(const Fractions& fractions);
+  // With `micro_batches` the program runs that often in a step: what it does once per step, the
+  // collectives of gradients and the optimizer, counts one part in so many.
+  void price(const Fractions& fractions, int micro_batches = 1);
   // The program of a solution: nodes in graph order, collectives where their result is first used,
-  // except that a gradient is scattered as soon as it is there (it frees memory) and all-reduces of
-  // gradients stand together at the end.
+  // except that a gradient is scattered as soon as it is there (it frees memory), outputs are
+  // converted as soon as they are made, and all-reduces of gradients stand together at the end.
   Program program(const Solution& solution) const;
 
  private:
@@ -54,11 +57,12 @@ class Builder {
     std::vector<Form> forms;
     bool saved = false;  // made forward and read backward
   };
-  enum class Origin : uint8_t { node, update, goal };
+  enum class Origin : uint8_t { node, update, goal, output };
   struct Source {
     Origin origin;
-    NodeId node;         // Origin::node
-    int parameter = -1;  // update, or the source it belongs to: index into parameters
+    NodeId node;          // Origin::node
+    ValueId output = {};  // Origin::output
+    int parameter = -1;   // update, or the source it belongs to: index into parameters
     int buffer = -1;
   };
   struct OptionOrigin {

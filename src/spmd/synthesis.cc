@@ -154,7 +154,8 @@ class Search {
       if (o.program == &program && o.ratios == ratios) return o.cost;
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
-    ProgramCost cost = cost_of(theory_, program, model_, fractions, options_.optimizer);
+    ProgramCost cost =
+        cost_of(theory_, program, model_, fractions, options_.optimizer, options_.micro_batches);
     if (fits(cost)) {
       if (!best_.feasible || cost.step < best_.cost.step) {
         best_.feasible = true;
@@ -189,7 +190,7 @@ class Search {
   Solution solve(const std::vector<double>& ratios, const Weights& weights) {
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
-    builder_.price(fractions);
+    builder_.price(fractions, options_.micro_batches);
     Solution solution = solve_folded(builder_.problem(), order_, weights, options_.limits, &warm_);
     ++best_.solves;
     best_.states += solution.states;

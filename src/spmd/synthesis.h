@@ -24,6 +24,7 @@ struct SynthesisOptions {
   Restriction restriction = Restriction::none;
   bool memory_limit = true;
   std::vector<double> ratios;  // fixed ratios; empty: found
+  int micro_batches = 1;       // the program runs that often in a step; costs are of one run
   Limits limits;
 };
 

@@ -17,6 +17,13 @@ namespace motley {
 
 enum class Reduction { sum, max };
 
+// A message on its way. The tensor it was made with is not touched until wait() returns.
+class Message {
+ public:
+  virtual ~Message() = default;
+  virtual void wait() = 0;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -34,6 +41,12 @@ class Communicator {
   virtual void all_to_all(const std::vector<at::Tensor>& send,
                           std::vector<at::Tensor>& receive) = 0;
   virtual void barrier() = 0;
+
+  // One message between two ranks, started and not waited for: it travels while the caller
+  // computes. A message is met by the receive of the same tag, tag >= 1; messages of one pair and
+  // tag keep their order. Throws UserError where the backend has none.
+  virtual std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag);
+  virtual std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag);
 };
 
 // Runs body(communicator of rank r) on `size` threads and waits for all. The first exception is

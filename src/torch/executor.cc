@@ -59,17 +59,29 @@ at::Tensor bernoulli(const Node& node, const Shape& local, DType dtype, uint64_t
 
 }  // namespace
 
-std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step) {
-  Kernel kernel = [seed, step](const Graph& graph, const Node& node,
-                               const std::vector<at::Tensor>&) {
-    int id = graph.value(node.outputs[0]).producer.index;
+namespace {
+
+Kernel kernel_of(uint64_t seed, int64_t step, int64_t micro_batch, std::vector<int> stream) {
+  return [=](const Graph& graph, const Node& node, const std::vector<at::Tensor>&) {
+    const int id = graph.value(node.outputs[0]).producer.index;
     const TensorSpec& spec = graph.spec(node.outputs[0]);
-    return std::vector<at::Tensor>{
-        bernoulli(node, spec.shape, spec.dtype, seed, step, id, [](int64_t i) { return i; })};
+    const int64_t before = micro_batch * spec.numel();
+    return std::vector<at::Tensor>{bernoulli(node, spec.shape, spec.dtype, seed, step,
+                                             stream.empty() ? id : stream[id],
+                                             [=](int64_t i) { return before + i; })};
   };
+}
+
+}  // namespace
+
+Kernel random_kernel(uint64_t seed, int64_t step, std::vector<int> stream) {
+  return kernel_of(seed, step, 0, std::move(stream));
+}
+
+std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step, int64_t micro_batch) {
   std::map<std::string, Kernel> kernels;
   for (const OpDef* op : all_ops())
-    if (op->random) kernels[op->name] = kernel;
+    if (op->random) kernels[op->name] = kernel_of(seed, step, micro_batch, {});
   return kernels;
 }
 
@@ -143,7 +155,23 @@ void Executor::compile() {
     slots_[{held[h].value, held[h].placement}] = static_cast<int>(h);
   values_.resize(held.size());
   std::vector<std::vector<int>> dead(end + 1);
-  for (size_t h = 0; h < held.size(); ++h) dead[held[h].last].push_back(static_cast<int>(h));
+  for (ValueId v : graph.outputs) {
+    const Placement p = output_placement(theory_, program_, v);
+    const int h = slot(v, p);
+    outputs_[v] = {p, h, false};
+  }
+  const Phases phases = phases_of(theory_, program_);
+  for (size_t h = 0; h < held.size(); ++h) {
+    const Held& x = held[h];
+    auto it = outputs_.find(x.value);
+    if (it != outputs_.end() && it->second.slot == static_cast<int>(h)) {
+      const int until = x.made < phases.backward ? phases.backward : phases.reduction;
+      it->second.released = x.last == until - 1;
+      if (it->second.released) continue;  // take() frees it
+    }
+    dead[x.last].push_back(static_cast<int>(h));
+  }
+  for (const auto& [v, p] : accumulated(theory_, program_)) accumulated_.push_back(slot(v, p));
   const std::vector<bool> pure = pure_gradients(graph);
   int64_t bucket_bytes = 0;
 
@@ -151,11 +179,13 @@ void Executor::compile() {
     const Step& step = program_.steps[s];
     Instruction in;
     in.free = dead[s];
+    if (s == phases.backward) backward_ = instructions_.size();
+    if (s == phases.reduction) reduction_ = instructions_.size();
     if (!step.is_compute()) {
       // All-reduces of gradients that stand together go as one message.
       bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
       int64_t bytes = graph.spec(step.value).bytes();
-      if (gradient && !instructions_.empty()) {
+      if (gradient && !instructions_.empty() && s != phases.backward && s != phases.reduction) {
         Instruction& last = instructions_.back();
         bool joins = last.kind == Instruction::Kind::bucket &&
                      bucket_bytes + bytes <= kBucketBytes &&
@@ -250,6 +280,8 @@ void Executor::compile() {
     }
     instructions_.push_back(std::move(in));
   }
+  if (phases.backward == end) backward_ = instructions_.size();
+  if (phases.reduction == end) reduction_ = instructions_.size();
 }
 
 void Executor::convert(const Instruction& instruction) {
@@ -324,7 +356,8 @@ at::Tensor Executor::gather(ValueId value, Placement placement, const at::Tensor
   return at::cat(pieces, f.axis).reshape(theory_.graph().spec(value).shape);
 }
 
-std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_number) {
+std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_number,
+                                          int64_t micro_batch) {
   const Graph& graph = theory_.graph();
   std::vector<ValueId> inputs = graph.inputs_of(*in.node);
   switch (in.kind) {
@@ -350,9 +383,12 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
     }
     case Instruction::Kind::random: {
       const TensorSpec& spec = graph.spec(in.node->outputs[0]);
+      const int stream =
+          options_.random_stream.empty() ? in.id.index : options_.random_stream[in.id.index];
+      const int64_t before = micro_batch * spec.numel();  // elements of earlier micro-batches
       if (!in.placements[0].is_shard())
-        return {bernoulli(*in.node, spec.shape, spec.dtype, options_.seed, step_number, in.id.index,
-                          [](int64_t i) { return i; })
+        return {bernoulli(*in.node, spec.shape, spec.dtype, options_.seed, step_number, stream,
+                          [=](int64_t i) { return before + i; })
                     .to(options_.device)};
       // Local index (o, l, i) of (outer, piece, inner) is global index (o, begin + l, i).
       Factored f = factored(theory_, in.node->outputs[0], in.placements[0]);
@@ -360,9 +396,10 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
       for (size_t a = f.axis + 1; a < f.shape.size(); ++a) inner *= f.shape[a];
       int64_t n = f.shape[f.axis], begin = in.begin, length = std::max<int64_t>(in.length, 1);
       return {bernoulli(*in.node, in.result_shapes[0], spec.dtype, options_.seed, step_number,
-                        in.id.index,
+                        stream,
                         [=](int64_t i) {
-                          return ((i / (inner * length)) * n + begin + i / inner % length) * inner +
+                          return before +
+                                 ((i / (inner * length)) * n + begin + i / inner % length) * inner +
                                  i % inner;
                         })
                   .to(options_.device)};
@@ -401,10 +438,11 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
   }
 }
 
-Executor::Result Executor::step(int64_t number) {
+void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) {
   const Graph& graph = theory_.graph();
   at::NoGradGuard no_grad;
-  for (const Instruction& in : instructions_) {
+  for (size_t i = begin; i < end; ++i) {
+    const Instruction& in = instructions_[i];
     bool is_compute = in.steps.empty();
     if (options_.before) options_.before(is_compute);
     if (in.kind == Instruction::Kind::convert) {
@@ -421,7 +459,7 @@ Executor::Result Executor::step(int64_t number) {
         at += n;
       }
     } else {
-      std::vector<at::Tensor> results = compute(in, number);
+      std::vector<at::Tensor> results = compute(in, step, micro_batch);
       MOTLEY_CHECK(results.size() >= in.results.size(), "{} has {} results, not {}", in.node->op,
                    results.size(), in.results.size());
       for (size_t o = 0; o < in.results.size(); ++o) {
@@ -442,22 +480,98 @@ Executor::Result Executor::step(int64_t number) {
     for (int s : in.free) values_[s].reset();
     if (options_.after) options_.after(is_compute);
   }
+}
 
-  Result result;
-  auto find = [&](ValueId v, Placement p) { return values_[slot(v, p)]; };
-  if (graph.loss.valid()) {
-    bool whole = slots_.count({graph.loss, Placement::replicated()}) &&
-                 find(graph.loss, Placement::replicated()).defined();
-    result.loss =
-        whole ? find(graph.loss, Placement::replicated())
-              : gather(graph.loss, Placement::partial(), find(graph.loss, Placement::partial()));
+// Undefined until the phase that makes it has run.
+at::Tensor Executor::loss_of(Placement* placement) const {
+  const ValueId v = theory_.graph().loss;
+  for (Placement p : {Placement::replicated(), Placement::partial()}) {
+    auto it = slots_.find({v, p});
+    if (it == slots_.end() || !values_[it->second].defined()) continue;
+    *placement = p;
+    return values_[it->second];
   }
-  for (const Parameter& p : graph.parameters)
-    result.gradients.push_back(p.gradient.valid() ? find(p.gradient, stored(p.value))
-                                                  : at::Tensor());
-  for (const Buffer& b : graph.buffers)
-    if (b.update.valid()) sources_[b.value] = find(b.update, stored(b.value));
+  return {};
+}
+
+std::vector<at::Tensor> Executor::gradients() const {
+  std::vector<at::Tensor> list;
+  for (const Parameter& p : theory_.graph().parameters)
+    list.push_back(p.gradient.valid() ? values_[slot(p.gradient, stored(p.value))] : at::Tensor());
+  return list;
+}
+
+void Executor::update_buffers() {
+  for (const Buffer& b : theory_.graph().buffers) {
+    if (!b.update.valid()) continue;
+    const at::Tensor& update = values_[slot(b.update, stored(b.value))];
+    if (update.defined()) sources_[b.value] = update;
+  }
+}
+
+Executor::Result Executor::step(int64_t number) {
+  run(0, instructions_.size(), number, 0);
+  Result result;
+  if (theory_.graph().loss.valid()) {
+    Placement placement;
+    const at::Tensor local = loss_of(&placement);
+    result.loss = gather(theory_.graph().loss, placement, local);
+  }
+  result.gradients = gradients();
+  update_buffers();
   for (at::Tensor& v : values_) v.reset();
+  return result;
+}
+
+Executor::Flight Executor::forward(int64_t step, int64_t micro_batch, bool again) {
+  run(0, backward_, step, micro_batch);
+  if (!again) update_buffers();
+  Flight flight(values_.size());
+  std::swap(flight, values_);
+  return flight;
+}
+
+void Executor::backward(Flight* flight, int64_t step, int64_t micro_batch) {
+  std::swap(*flight, values_);
+  run(backward_, reduction_, step, micro_batch);
+  if (sums_.empty()) sums_.resize(values_.size());
+  for (int s : accumulated_) {
+    // The first is copied where it may be a view of something larger, or of what others hold.
+    at::Tensor& value = values_[s];
+    if (sums_[s].defined())
+      sums_[s].add_(value);
+    else
+      sums_[s] = value.is_contiguous() && value.use_count() == 1 && value.storage().use_count() == 1
+                     ? value
+                     : value.clone(at::MemoryFormat::Contiguous);
+    value.reset();
+  }
+  std::swap(*flight, values_);
+}
+
+at::Tensor Executor::take(Flight* flight, ValueId output) {
+  const Output& o = outputs_.at(output);
+  at::Tensor value = (*flight)[o.slot];
+  MOTLEY_CHECK(value.defined(), "the output %{} is not there", output.index);
+  if (o.released) (*flight)[o.slot].reset();
+  return value;
+}
+
+Executor::Loss Executor::loss(const Flight& flight) const {
+  const ValueId v = theory_.graph().loss;
+  for (Placement p : {Placement::replicated(), Placement::partial()})
+    if (auto it = slots_.find({v, p}); it != slots_.end() && flight[it->second].defined())
+      return {flight[it->second], p.is_partial()};
+  MOTLEY_CHECK(false, "the loss is not there");
+}
+
+std::vector<at::Tensor> Executor::reduce(int64_t step) {
+  if (sums_.empty()) sums_.resize(values_.size());
+  std::swap(sums_, values_);
+  run(reduction_, instructions_.size(), step, 0);
+  std::vector<at::Tensor> result = gradients();
+  values_.assign(values_.size(), at::Tensor());
+  sums_.clear();
   return result;
 }
 

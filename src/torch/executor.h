@@ -10,6 +10,9 @@
 // A device whose piece is empty makes no call: its pieces are empty and its partial sums zero.
 // (Where a result also depends on operands that are not cut, the call is made with zeros of size
 // one in the place of the empty pieces.)
+//
+// A program of a pipeline's stage runs in phases (shard/program.h): forward() and backward() once
+// per micro-batch, several micro-batches being in flight, and reduce() once per step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,6 +36,8 @@ struct ExecutorOptions {
   // Called around every instruction: emulation of slower devices, tracing. `compute` is false for
   // collectives.
   std::function<void(bool compute)> before, after;
+  // [node] The number that names the stream of a random node; empty: its own.
+  std::vector<int> random_stream;
   // Sees every local tensor as it is made.
   std::function<void(ValueId, Placement, const at::Tensor&)> observe;
 };
@@ -64,6 +69,29 @@ class Executor {
   };
   Result step(int64_t number);
 
+  // One micro-batch between its forward and its backward pass: the tensors held, by slot.
+  using Flight = std::vector<at::Tensor>;
+  // Runs the forward phase from the sources that are set. Random elements are those of the given
+  // micro-batch of the step: the first dimension counts samples, `micro_batch` times as many before
+  // it. Buffers are updated unless it runs `again`.
+  Flight forward(int64_t step, int64_t micro_batch, bool again = false);
+  // Runs the backward phase; what the reduction starts from is added to what is there of earlier
+  // micro-batches.
+  void backward(Flight* flight, int64_t step, int64_t micro_batch);
+  // Hands out an output of the phase that just ran; once.
+  at::Tensor take(Flight* flight, ValueId output);
+  Placement placement(ValueId output) const { return outputs_.at(output).placement; }
+  // This device's part of the loss: whole, or a term of the sum over devices.
+  struct Loss {
+    at::Tensor value;
+    bool partial = false;
+  };
+  Loss loss(const Flight& flight) const;
+  // The gradients summed over the micro-batches, placed as the parameters are; starts anew.
+  std::vector<at::Tensor> reduce(int64_t step);
+  // Forgets the piece of an input.
+  void unset(ValueId source) { sources_.erase(source); }
+
   // Puts a value together from all devices' pieces; collective. For checkpoints and tests.
   at::Tensor gather(ValueId value, Placement placement, const at::Tensor& local);
 
@@ -71,8 +99,13 @@ class Executor {
   struct Instruction;
   int slot(ValueId value, Placement placement) const;
   void compile();
+  void run(size_t begin, size_t end, int64_t step, int64_t micro_batch);
+  at::Tensor loss_of(Placement* placement) const;
+  std::vector<at::Tensor> gradients() const;
+  void update_buffers();
   void convert(const Instruction& instruction);
-  std::vector<at::Tensor> compute(const Instruction& instruction, int64_t step_number);
+  std::vector<at::Tensor> compute(const Instruction& instruction, int64_t step_number,
+                                  int64_t micro_batch);
 
   const Theory& theory_;
   const Program& program_;
@@ -84,6 +117,15 @@ class Executor {
   std::vector<at::Tensor> values_;  // [slot]
   std::vector<Instruction> instructions_;
   std::map<ValueId, at::Tensor> sources_;  // local pieces
+  struct Output {
+    Placement placement;
+    int slot;
+    bool released;  // nothing reads it after its phase
+  };
+  std::map<ValueId, Output> outputs_;
+  size_t backward_ = 0, reduction_ = 0;  // first instructions of these phases
+  std::vector<int> accumulated_;         // slots that the reduction starts from
+  Flight sums_;                          // of them
 };
 
 // Element i of the stream of one random node in one step, uniform in [0, 1).
@@ -91,6 +133,8 @@ double random_element(uint64_t seed, int64_t step, int node, int64_t index);
 
 // Runs the random operators of a graph on one device as the executor does; for
 // InterpretOptions::kernels.
-std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step);
+std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step, int64_t micro_batch = 0);
+// The same for one operator, node n drawing from stream[n].
+Kernel random_kernel(uint64_t seed, int64_t step, std::vector<int> stream);
 
 }  // namespace motley

@@ -184,6 +184,15 @@ class GlooCommunicator final : public ProcessCommunicator {
     });
   }
 
+  std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
+    return message("send", tensor,
+                   [&](std::vector<at::Tensor>& list) { return group_->send(list, to, tag); });
+  }
+  std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
+    return message("receive", tensor,
+                   [&](std::vector<at::Tensor>& list) { return group_->recv(list, from, tag); });
+  }
+
   void barrier() override {
     at::Tensor one = at::ones({1}, at::kInt);
     all_reduce(one, Reduction::sum);
@@ -196,6 +205,36 @@ class GlooCommunicator final : public ProcessCommunicator {
     if (host == "localhost" || host.starts_with("127.") || host == "::1")
       return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
     return c10d::ProcessGroupGloo::createDefaultDevice();
+  }
+
+  class GlooMessage final : public Message {
+   public:
+    GlooMessage(GlooCommunicator& group, const char* what, at::Tensor tensor,
+                c10::intrusive_ptr<c10d::Work> work)
+        : group_(group), what_(what), tensor_(std::move(tensor)), work_(std::move(work)) {}
+    void wait() override {
+      if (!work_) return;
+      group_.guard(what_, [&] { work_->wait(kCollectiveTime); });
+      work_.reset();
+      tensor_.reset();
+    }
+
+   private:
+    GlooCommunicator& group_;
+    const char* what_;
+    at::Tensor tensor_;  // stays until it has gone
+    c10::intrusive_ptr<c10d::Work> work_;
+  };
+
+  template <typename F>
+  std::unique_ptr<Message> message(const char* what, const at::Tensor& tensor, F post) {
+    c10::intrusive_ptr<c10d::Work> work;
+    if (tensor.numel() > 0)
+      guard(what, [&] {
+        std::vector<at::Tensor> list{as_bytes(tensor)};
+        work = post(list);
+      });
+    return std::make_unique<GlooMessage>(*this, what, tensor, std::move(work));
   }
 
   int around(int r) const { return (r % size_ + size_) % size_; }
@@ -221,10 +260,14 @@ class GlooCommunicator final : public ProcessCommunicator {
     for (auto& work : works) work->wait(kCollectiveTime);
   }
 
-  // Runs a collective; what gloo throws becomes PeerLost.
+  // Runs a collective, or body alone; what gloo throws becomes PeerLost.
   template <typename F>
   void run(const char* what, Traffic traffic, F body) {
     if (hook_) hook_(traffic);
+    guard(what, body);
+  }
+  template <typename F>
+  void guard(const char* what, F body) {
     try {
       body();
     } catch (const UserError&) {

@@ -1,9 +1,12 @@
 #include <ATen/ATen.h>
 
 #include <condition_variable>
+#include <deque>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <thread>
+#include <tuple>
 
 #include "core/error.h"
 #include "torch/communicator.h"
@@ -38,6 +41,20 @@ class Meeting {
     changed_.wait(lock, [&] { return round_ != round || aborted_; });
     if (round_ == round) throw Aborted();
   }
+  void put(int from, int to, int tag, at::Tensor tensor) {
+    std::lock_guard lock(mutex_);
+    mail_[{from, to, tag}].push_back(std::move(tensor));
+    changed_.notify_all();
+  }
+  at::Tensor take(int from, int to, int tag) {
+    std::unique_lock lock(mutex_);
+    std::deque<at::Tensor>& box = mail_[{from, to, tag}];
+    changed_.wait(lock, [&] { return !box.empty() || aborted_; });
+    if (box.empty()) throw Aborted();
+    at::Tensor tensor = std::move(box.front());
+    box.pop_front();
+    return tensor;
+  }
   void abort() {
     std::lock_guard lock(mutex_);
     aborted_ = true;
@@ -51,6 +68,30 @@ class Meeting {
   int arrived_ = 0, round_ = 0;
   bool aborted_ = false;
   std::vector<std::vector<at::Tensor>> posts_;
+  std::map<std::tuple<int, int, int>, std::deque<at::Tensor>> mail_;  // by (from, to, tag)
+};
+
+class Sent final : public Message {
+  void wait() override {}
+};
+
+class Awaited final : public Message {
+ public:
+  Awaited(Meeting& meeting, int from, int to, int tag, at::Tensor tensor)
+      : meeting_(meeting), from_(from), to_(to), tag_(tag), tensor_(std::move(tensor)) {}
+  void wait() override {
+    if (!tensor_.defined()) return;
+    const at::Tensor arrived = meeting_.take(from_, to_, tag_);
+    MOTLEY_CHECK(arrived.sizes() == tensor_.sizes() && arrived.dtype() == tensor_.dtype(),
+                 "a message from rank {} has another shape than expected", from_);
+    tensor_.copy_(arrived);
+    tensor_.reset();
+  }
+
+ private:
+  Meeting& meeting_;
+  int from_, to_, tag_;
+  at::Tensor tensor_;
 };
 
 class ThreadCommunicator final : public Communicator {
@@ -91,6 +132,13 @@ class ThreadCommunicator final : public Communicator {
     meeting_.wait();
   }
   void barrier() override { meeting_.wait(); }
+  std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
+    meeting_.put(rank_, to, tag, tensor.clone());
+    return std::make_unique<Sent>();
+  }
+  std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
+    return std::make_unique<Awaited>(meeting_, from, rank_, tag, tensor);
+  }
 
  private:
   static void fill(at::Tensor& to, const at::Tensor& from) {
@@ -103,6 +151,15 @@ class ThreadCommunicator final : public Communicator {
 };
 
 }  // namespace
+
+std::unique_ptr<Message> Communicator::send(const at::Tensor&, int, int) {
+  throw user_error("run",
+                   "this backend has no messages between two workers, which pipelines need; use "
+                   "--device cpu");
+}
+std::unique_ptr<Message> Communicator::receive(at::Tensor& tensor, int from, int tag) {
+  return send(tensor, from, tag);
+}
 
 void run_thread_group(int size, const std::function<void(Communicator&)>& body) {
   Meeting meeting(size);

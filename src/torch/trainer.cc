@@ -20,6 +20,7 @@
 #include "torch/eager.h"
 #include "torch/executor.h"
 #include "torch/source.h"
+#include "torch/worker.h"
 
 namespace motley {
 
@@ -38,12 +39,13 @@ ModelSpec model_of(const Plan& plan) {
 }
 
 Graph captured_graph(const Plan& plan, DType dtype) {
-  return canonicalize(capture(model_of(plan).text(), plan.batch, dtype).graph);
+  const int64_t samples = plan.pipeline ? plan.pipeline->micro_batch : plan.batch;
+  return canonicalize(capture(model_of(plan).text(), samples, dtype).graph);
 }
 
 // Optimizers keep the same state for every parameter; by name, for checkpoints.
-std::vector<std::pair<std::string, at::Tensor>> state_of(torch::optim::Optimizer& optimizer,
-                                                         const at::Tensor& parameter) {
+std::map<std::string, at::Tensor> state_of(torch::optim::Optimizer& optimizer,
+                                           const at::Tensor& parameter) {
   auto& state = optimizer.state();
   auto it = state.find(c10::guts::to_string(parameter.unsafeGetTensorImpl()));
   if (it == state.end()) return {};
@@ -83,12 +85,7 @@ Graph graph_of_model(const Plan& plan) {
 }
 
 struct Trainer::Impl {
-  Impl(const Plan& p, Communicator& g, const TrainOptions& o)
-      : plan(p),
-        group(g),
-        options(o),
-        shares(p.ratios),
-        placements(stored_placements(*p.theory, p.program)) {
+  Impl(const Plan& p, Communicator& g, const TrainOptions& o) : plan(p), group(g), options(o) {
     if (options.speed > 0) padding.emplace(options.speed);
     ExecutorOptions execution;
     execution.seed = options.seed;
@@ -97,7 +94,7 @@ struct Trainer::Impl {
       execution.before = [this](bool compute) { padding->before(compute); };
       execution.after = [this](bool compute) { padding->after(compute); };
     }
-    executor = std::make_unique<Executor>(*plan.theory, plan.program, shares, group, execution);
+    worker = make_worker(plan, group, execution);
 
     const Graph& graph = *plan.graph;
     const DType dtype = dtype_of(plan);
@@ -110,14 +107,18 @@ struct Trainer::Impl {
       module = materialize(model_of(plan), options.seed, dtype);
     }
     data = std::make_unique<Dataset>(module->inputs(plan.batch), options.data, options.seed);
-    const Tensors whole = parameters_of(*module), buffers = buffers_of(*module);
-    for (const Parameter& parameter : graph.parameters) {
-      at::Tensor local = piece(parameter.value, whole.at(parameter.name));
-      executor->set(parameter.value, local);
+    initial = parameters_of(*module);
+    initial_buffers = buffers_of(*module);
+    for (size_t i = 0; i < worker->parameters().size(); ++i) {
+      at::Tensor local = own(worker->parameter_piece(i, initial.at(parameter(i).name).detach()));
+      worker->set_parameter(i, local);
       parameters.push_back(local);
     }
-    for (const Buffer& buffer : graph.buffers)
-      executor->set(buffer.value, piece(buffer.value, buffers.at(buffer.name)));
+    for (size_t i = 0; i < worker->buffers().size(); ++i)
+      worker->set_buffer(i, own(worker->buffer_piece(i, initial_buffers.at(buffer(i).name))));
+    // Whoever holds it has its piece; what nobody holds stays as it is.
+    for (const Parameter& trained : graph.parameters)
+      if (trained.gradient.valid()) initial.erase(trained.name);
     make_optimizer();
     if (options.checkpoint.empty()) return;
     std::error_code error;
@@ -128,14 +129,27 @@ struct Trainer::Impl {
     if (std::filesystem::exists(path())) load();
   }
 
-  // This worker's piece of a whole tensor, in memory of its own on its device.
-  at::Tensor piece(ValueId value, const at::Tensor& whole) const {
-    return executor->piece(value, placements[value.index], whole.detach())
-        .to(at::TensorOptions(options.device), /*non_blocking=*/false, /*copy=*/true);
+  const Parameter& parameter(size_t i) const {
+    return plan.graph->parameters[worker->parameters()[i]];
   }
-  // On the CPU.
-  at::Tensor whole(ValueId value, const at::Tensor& local) {
-    return executor->gather(value, placements[value.index], local).to(at::kCPU);
+  const Buffer& buffer(size_t i) const { return plan.graph->buffers[worker->buffers()[i]]; }
+  // A piece in memory of its own on this worker's device.
+  at::Tensor own(const at::Tensor& piece) const {
+    return piece.to(at::TensorOptions(options.device), /*non_blocking=*/false, /*copy=*/true);
+  }
+  // Which of the worker's parameters the k-th of the plan is; -1: none.
+  int held(const std::vector<int>& list, size_t k) const {
+    auto it = std::lower_bound(list.begin(), list.end(), static_cast<int>(k));
+    return it != list.end() && *it == static_cast<int>(k) ? static_cast<int>(it - list.begin())
+                                                          : -1;
+  }
+  // On rank 0, or everywhere, on the CPU; `state` picks a tensor that is placed as the parameter.
+  template <typename F>
+  at::Tensor whole(size_t k, bool everywhere, F state) {
+    const int i = held(worker->parameters(), k);
+    const at::Tensor tensor = worker->whole_parameter(
+        static_cast<int>(k), i < 0 ? at::Tensor() : state(parameters[i]), everywhere);
+    return tensor.defined() ? tensor.to(at::kCPU) : tensor;
   }
   std::string path() const { return options.checkpoint + "/checkpoint.pt"; }
 
@@ -152,13 +166,10 @@ struct Trainer::Impl {
 
   // The norm of the whole gradient; scales the gradients if it is larger than the limit.
   double clip(std::vector<at::Tensor>& gradients) {
-    const Graph& graph = *plan.graph;
     at::Tensor squares = at::zeros({1}, at::TensorOptions(options.device).dtype(at::kDouble));
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      if (!gradients[i].defined()) continue;
-      const bool cut = placements[graph.parameters[i].value.index].is_shard();
-      if (cut || group.rank() == 0) squares += gradients[i].to(at::kDouble).square().sum();
-    }
+    for (size_t i = 0; i < gradients.size(); ++i)
+      if (gradients[i].defined() && worker->counts(i))
+        squares += gradients[i].to(at::kDouble).square().sum();
     group.all_reduce(squares);
     const double norm = std::sqrt(squares.item<double>());
     if (norm > options.clip)
@@ -169,18 +180,11 @@ struct Trainer::Impl {
 
   StepReport step() {
     const auto start = Clock::now();
-    const Graph& graph = *plan.graph;
     at::NoGradGuard no_grad;
-    const TensorMap batch = data->batch(next);
-    for (const Input& input : graph.inputs)
-      executor->set(
-          input.value,
-          executor->piece(input.value, placements[input.value.index], batch.at(input.name))
-              .to(options.device));
-    Executor::Result result = executor->step(next);
+    Worker::Result result = worker->step(next, data->batch(next));
     StepReport report;
     report.step = next++;
-    report.loss = result.loss.item<double>();
+    report.loss = result.loss;
     if (options.clip > 0) {
       if (padding) padding->before(false);
       report.gradient_norm = clip(result.gradients);
@@ -188,7 +192,7 @@ struct Trainer::Impl {
     }
     for (size_t i = 0; i < parameters.size(); ++i)
       parameters[i].mutable_grad() = result.gradients[i];
-    optimizer->step();
+    if (!parameters.empty()) optimizer->step();
     if (padding) {
       padding->after(true);
       padding->before(false);
@@ -202,14 +206,24 @@ struct Trainer::Impl {
     Tensors values, buffers;
     std::map<std::string, Tensors> states;
     for (const std::string& name : state_names(plan.optimizer)) states[name];
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const Parameter& parameter = graph.parameters[i];
-      values[parameter.name] = whole(parameter.value, parameters[i]);
-      for (const auto& [name, tensor] : state_of(*optimizer, parameters[i]))
-        states[name][parameter.name] = whole(parameter.value, tensor);
+    auto same = [](const at::Tensor& parameter) { return parameter; };
+    for (size_t k = 0; k < graph.parameters.size(); ++k) {
+      const Parameter& p = graph.parameters[k];
+      at::Tensor value = whole(k, false, same);
+      values[p.name] = value.defined() || group.rank() != 0 ? value : initial.at(p.name).detach();
+      if (!p.gradient.valid() || next == 0) continue;
+      for (auto& [name, tensors] : states)
+        tensors[p.name] = whole(k, false, [&](const at::Tensor& parameter) {
+          return state_of(*optimizer, parameter).at(name);
+        });
     }
-    for (const Buffer& buffer : graph.buffers)
-      buffers[buffer.name] = whole(buffer.value, executor->get(buffer.value));
+    for (size_t k = 0; k < graph.buffers.size(); ++k) {
+      const int i = held(worker->buffers(), k);
+      at::Tensor value = worker->whole_buffer(static_cast<int>(k),
+                                              i < 0 ? at::Tensor() : worker->buffer(i), false);
+      buffers[graph.buffers[k].name] =
+          value.defined() ? value.to(at::kCPU) : initial_buffers.at(graph.buffers[k].name);
+    }
     if (group.rank() == 0) {
       c10::impl::GenericDict file(c10::StringType::get(), c10::AnyType::get());
       file.insert("model", plan.model);
@@ -247,18 +261,22 @@ struct Trainer::Impl {
         if (tensor.sizes().vec() != graph.spec(value).shape)
           throw user_error("run", "--checkpoint {}: {} has another shape than the model's",
                            options.checkpoint, name);
-        return piece(value, tensor);
+        return tensor;
       };
       at::NoGradGuard no_grad;
-      for (const Buffer& buffer : graph.buffers)
-        executor->set(buffer.value, stored(buffers, buffer.name, buffer.value));
+      for (auto& [name, tensor] : initial_buffers) tensor = buffers.at(name).toTensor();
+      for (auto& [name, tensor] : initial) tensor = values.at(name).toTensor();
+      for (size_t i = 0; i < worker->buffers().size(); ++i)
+        worker->set_buffer(
+            i, own(worker->buffer_piece(i, stored(buffers, buffer(i).name, buffer(i).value))));
       for (size_t i = 0; i < parameters.size(); ++i) {
-        const Parameter& parameter = graph.parameters[i];
-        parameters[i].copy_(stored(values, parameter.name, parameter.value));
-        if (!parameter.gradient.valid()) continue;
+        const Parameter& p = parameter(i);
+        parameters[i].copy_(worker->parameter_piece(i, stored(values, p.name, p.value)));
+        if (!p.gradient.valid()) continue;
         std::vector<at::Tensor> states;
         for (const std::string& name : state_names(plan.optimizer))
-          states.push_back(stored(file.at(name).toGenericDict(), parameter.name, parameter.value));
+          states.push_back(own(
+              worker->parameter_piece(i, stored(file.at(name).toGenericDict(), p.name, p.value))));
         auto& slot = optimizer->state()[c10::guts::to_string(parameters[i].unsafeGetTensorImpl())];
         if (plan.optimizer == Optimizer::adamw) {
           auto state = std::make_unique<torch::optim::AdamWParamState>();
@@ -281,12 +299,11 @@ struct Trainer::Impl {
   const Plan& plan;
   Communicator& group;
   TrainOptions options;
-  Shares shares;
-  std::vector<Placement> placements;
   std::optional<Padding> padding;
-  std::unique_ptr<Executor> executor;
+  std::unique_ptr<Worker> worker;
   std::unique_ptr<Dataset> data;
-  std::vector<at::Tensor> parameters;  // local, in the graph's order
+  Tensors initial, initial_buffers;    // whole: parameters nobody trains, all buffers
+  std::vector<at::Tensor> parameters;  // pieces, of worker->parameters()
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   int64_t next = 0;
 };
@@ -302,7 +319,8 @@ void Trainer::save() { impl_->save(); }
 at::Tensor Trainer::parameter(const std::string& name) {
   const auto& list = impl_->plan.graph->parameters;
   for (size_t i = 0; i < list.size(); ++i)
-    if (list[i].name == name) return impl_->whole(list[i].value, impl_->parameters[i]);
+    if (list[i].name == name)
+      return impl_->whole(i, true, [](const at::Tensor& parameter) { return parameter; });
   MOTLEY_CHECK(false, "no parameter {}", name);
 }
 
@@ -328,20 +346,95 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
   return report;
 }
 
+namespace {
+
+// The plan on the graph of its model in another precision.
+Plan in_precision(const Plan& plan, DType dtype) {
+  Plan other;
+  other.engine = plan.engine;
+  other.model = plan.model;
+  other.batch = plan.batch;
+  other.cluster = plan.cluster;
+  other.ratios = plan.ratios;
+  other.set_graph(captured_graph(plan, dtype));
+  MOTLEY_CHECK(other.graph->nodes.size() == plan.graph->nodes.size(),
+               "the graph in {} has {} nodes, not {}", to_string(dtype), other.graph->nodes.size(),
+               plan.graph->nodes.size());
+  auto translate = [](const Theory& from, const Program& program, const Theory& to) {
+    Program result;
+    for (const Step& step : program.steps)
+      result.steps.push_back(
+          parse_step(to, to_text(from, step), "the program in another precision"));
+    return result;
+  };
+  if (!plan.pipeline) {
+    other.program = translate(*plan.theory, plan.program, *other.theory);
+    return other;
+  }
+  const PipelinePlan& from = *plan.pipeline;
+  other.pipeline = std::make_unique<PipelinePlan>();
+  PipelinePlan& to = *other.pipeline;
+  to.schedule = from.schedule;
+  to.micro_batch = from.micro_batch;
+  to.stage_of = from.stage_of;
+  to.replicas = from.replicas;
+  to.cut(*other.graph, from.stages(), "the pipeline in another precision");
+  for (ReplicaPlan& replica : to.replicas)
+    for (int s = 0; s < to.stages(); ++s)
+      replica.stages[s].program =
+          translate(from.theory(s), replica.stages[s].program, to.theory(s));
+  return other;
+}
+
+// Random nodes of one graph draw from the streams of another's, which has them in the same order.
+std::map<std::string, Kernel> kernels_as(const Graph& graph, const Graph& streams, uint64_t seed) {
+  std::map<std::string, Kernel> kernels = random_kernels(seed, 0);
+  auto random_nodes = [](const Graph& g) {
+    std::vector<int> list;
+    for (size_t n = 0; n < g.nodes.size(); ++n) {
+      const OpDef* op = find_op(g.nodes[n].op);
+      if (op != nullptr && op->random) list.push_back(static_cast<int>(n));
+    }
+    return list;
+  };
+  const std::vector<int> mine = random_nodes(graph), theirs = random_nodes(streams);
+  MOTLEY_CHECK(mine.size() == theirs.size(), "{} random nodes in one graph, {} in the other",
+               mine.size(), theirs.size());
+  std::vector<int> stream(graph.nodes.size(), -1);
+  for (size_t i = 0; i < mine.size(); ++i) stream[mine[i]] = theirs[i];
+  for (auto& [name, kernel] : kernels) kernel = random_kernel(seed, 0, stream);
+  return kernels;
+}
+
+// One device that goes through the micro-batches of a pipeline plan one by one.
+StepResult accumulate(const Plan& plan, Feeds feeds, uint64_t seed) {
+  const TensorMap batch = feeds.inputs;
+  const int count = plan.pipeline->micro_batches();
+  StepResult total;
+  for (int m = 0; m < count; ++m) {
+    for (const Input& input : plan.graph->inputs) {
+      const int64_t rows = plan.graph->spec(input.value).shape.at(0);
+      feeds.inputs[input.name] = batch.at(input.name).narrow(0, m * rows, rows);
+    }
+    InterpretOptions options;
+    options.kernels = random_kernels(seed, 0, m);
+    StepResult step = interpret(*plan.graph, feeds, options);
+    for (auto& [name, update] : step.updates) feeds.buffers[name] = update;
+    total.loss = m == 0 ? step.loss / count : total.loss + step.loss / count;
+    for (auto& [name, gradient] : step.gradients) {
+      auto [it, fresh] = total.gradients.try_emplace(name, gradient / count);
+      if (!fresh) it->second = it->second + gradient / count;
+    }
+  }
+  return total;
+}
+
+}  // namespace
+
 Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
   graph_of_model(plan);
-  const Graph graph = captured_graph(plan, dtype);
-  const Theory theory(graph);
-  Program program;
-  MOTLEY_CHECK(graph.nodes.size() == plan.graph->nodes.size(),
-               "the graph in {} has {} nodes, not {}", to_string(dtype), graph.nodes.size(),
-               plan.graph->nodes.size());
-  for (const Step& step : plan.program.steps)
-    program.steps.push_back(
-        parse_step(theory, to_text(*plan.theory, step), "the program in another precision"));
-  const Shares shares(plan.ratios);
-  const std::vector<Placement> placements = stored_placements(theory, program);
-
+  const Plan exact = in_precision(plan, dtype);
+  const Graph& graph = *exact.graph;
   const std::shared_ptr<TrainModule> module = materialize(model_of(plan), seed, dtype);
   const TensorMap inputs = random_inputs(*module, plan.batch, seed + 1, dtype);
   Feeds feeds{{}, {}, inputs};
@@ -349,20 +442,32 @@ Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
     feeds.parameters[name] = tensor.detach();
   for (const auto& [name, tensor] : buffers_of(*module)) feeds.buffers[name] = tensor.clone();
 
-  bool random = false;
+  bool random = false, updates = false;
   for (const Node& node : graph.nodes) {
     const OpDef* op = find_op(node.op);
     random = random || (op != nullptr && op->random);
   }
-  InterpretOptions interpretation;
-  interpretation.kernels = random_kernels(seed, 0);
+  for (const Buffer& b : graph.buffers) updates = updates || b.update.valid();
   DefaultDType default_type(dtype);
-  const StepResult expected =
-      random ? interpret(graph, feeds, interpretation) : eager_step(module.get(), inputs);
-
   Verification result;
   result.dtype = dtype;
-  result.reference = random ? "the graph on one device" : "PyTorch on one device";
+  StepResult expected;
+  if (exact.pipeline && updates) {
+    expected = accumulate(exact, feeds, seed);
+    result.reference = "the graph on one device, micro-batch by micro-batch";
+  } else if (random) {
+    const Graph whole = exact.pipeline
+                            ? canonicalize(capture(model_of(plan).text(), plan.batch, dtype).graph)
+                            : graph;
+    InterpretOptions interpretation;
+    interpretation.kernels = kernels_as(whole, graph, seed);
+    expected = interpret(whole, feeds, interpretation);
+    result.reference = "the graph on one device";
+  } else {
+    expected = eager_step(module.get(), inputs);
+    result.reference = "PyTorch on one device";
+  }
+
   double largest = 0;
   for (const auto& [name, gradient] : expected.gradients)
     if (gradient.numel() > 0) largest = std::max(largest, gradient.abs().max().item<double>());
@@ -371,28 +476,36 @@ Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
     at::NoGradGuard no_grad;
     ExecutorOptions options;
     options.seed = seed;
-    Executor executor(theory, program, shares, group, options);
-    auto set = [&](ValueId value, const at::Tensor& whole) {
-      executor.set(value, executor.piece(value, placements[value.index], whole).clone());
-    };
-    for (const Parameter& p : graph.parameters) set(p.value, feeds.parameters.at(p.name));
-    for (const Buffer& b : graph.buffers) set(b.value, feeds.buffers.at(b.name));
-    for (const Input& i : graph.inputs) set(i.value, feeds.inputs.at(i.name));
-    const Executor::Result step = executor.step(0);
+    const std::unique_ptr<Worker> worker = make_worker(exact, group, options);
+    for (size_t i = 0; i < worker->parameters().size(); ++i)
+      worker->set_parameter(
+          i, worker
+                 ->parameter_piece(
+                     i, feeds.parameters.at(graph.parameters[worker->parameters()[i]].name))
+                 .clone());
+    for (size_t i = 0; i < worker->buffers().size(); ++i)
+      worker->set_buffer(
+          i, worker->buffer_piece(i, feeds.buffers.at(graph.buffers[worker->buffers()[i]].name))
+                 .clone());
+    const Worker::Result step = worker->step(0, feeds.inputs);
     auto relative = [](double difference, double scale) {
       return scale > 0 ? difference / scale : difference;
     };
     const double loss = expected.loss.item<double>();
-    const double loss_error = relative(std::abs(step.loss.item<double>() - loss), std::abs(loss));
-    for (size_t i = 0; i < graph.parameters.size(); ++i) {
-      const Parameter& p = graph.parameters[i];
+    const double loss_error = relative(std::abs(step.loss - loss), std::abs(loss));
+    size_t next = 0;  // among the worker's parameters
+    for (size_t k = 0; k < graph.parameters.size(); ++k) {
+      const Parameter& p = graph.parameters[k];
+      const bool mine =
+          next < worker->parameters().size() && worker->parameters()[next] == static_cast<int>(k);
+      const at::Tensor local = mine ? step.gradients[next] : at::Tensor();
+      next += mine;
       if (!p.gradient.valid()) continue;
-      const at::Tensor whole =
-          executor.gather(p.gradient, placements[p.value.index], step.gradients[i]);
-      const at::Tensor& exact = expected.gradients.at(p.name);
-      const double difference = (whole - exact).abs().max().item<double>();
+      const at::Tensor whole = worker->whole_parameter(static_cast<int>(k), local, true);
+      const at::Tensor& right = expected.gradients.at(p.name);
+      const double difference = (whole - right).abs().max().item<double>();
       const double error =
-          relative(difference, std::max(exact.abs().max().item<double>(), 1e-6 * largest));
+          relative(difference, std::max(right.abs().max().item<double>(), 1e-6 * largest));
       std::lock_guard lock(mutex);
       if (error > result.gradient_error || std::isnan(error)) {
         result.gradient_error = error;

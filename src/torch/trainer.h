@@ -81,7 +81,8 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
                 const std::function<void(const StepReport&)>& progress = nullptr);
 
 // Loss and gradients of one step of a plan on threads of this process against one device: PyTorch
-// by itself, or the interpreter where there are random ops. In double precision or the plan's own.
+// by itself, or the interpreter where there are random ops; for pipelines with batch normalisation
+// one device that takes micro-batch by micro-batch. In double precision or the plan's own.
 struct Verification {
   DType dtype = DType::f64;
   std::string reference;  // "PyTorch on one device" or "the graph on one device"

@@ -1,0 +1,83 @@
+#include "torch/worker.h"
+
+#include <numeric>
+
+#include "torch/pipeline_worker.h"
+
+namespace motley {
+
+namespace {
+
+// One SPMD program on all devices.
+class SpmdWorker final : public Worker {
+ public:
+  SpmdWorker(const Plan& plan, Communicator& group, const ExecutorOptions& options)
+      : graph_(*plan.graph),
+        device_(options.device),
+        rank_(group.rank()),
+        shares_(plan.ratios),
+        executor_(*plan.theory, plan.program, shares_, group, options),
+        parameters_(graph_.parameters.size()),
+        buffers_(graph_.buffers.size()) {
+    std::iota(parameters_.begin(), parameters_.end(), 0);
+    std::iota(buffers_.begin(), buffers_.end(), 0);
+  }
+
+  const std::vector<int>& parameters() const override { return parameters_; }
+  const std::vector<int>& buffers() const override { return buffers_; }
+  at::Tensor parameter_piece(size_t i, const at::Tensor& whole) const override {
+    return piece(graph_.parameters[i].value, whole);
+  }
+  at::Tensor buffer_piece(size_t i, const at::Tensor& whole) const override {
+    return piece(graph_.buffers[i].value, whole);
+  }
+  void set_parameter(size_t i, at::Tensor local) override {
+    executor_.set(graph_.parameters[i].value, std::move(local));
+  }
+  void set_buffer(size_t i, at::Tensor local) override {
+    executor_.set(graph_.buffers[i].value, std::move(local));
+  }
+  at::Tensor buffer(size_t i) const override { return executor_.get(graph_.buffers[i].value); }
+
+  Result step(int64_t number, const TensorMap& batch) override {
+    for (const Input& input : graph_.inputs)
+      executor_.set(input.value, piece(input.value, batch.at(input.name)).to(device_));
+    Executor::Result result = executor_.step(number);
+    return {result.loss.item<double>(), std::move(result.gradients)};
+  }
+
+  bool counts(size_t i) const override {
+    return rank_ == 0 || executor_.stored(graph_.parameters[i].value).is_shard();
+  }
+  at::Tensor whole_parameter(int parameter, const at::Tensor& local, bool) override {
+    return whole(graph_.parameters[parameter].value, local);
+  }
+  at::Tensor whole_buffer(int buffer, const at::Tensor& local, bool) override {
+    return whole(graph_.buffers[buffer].value, local);
+  }
+
+ private:
+  at::Tensor piece(ValueId value, const at::Tensor& whole) const {
+    return executor_.piece(value, executor_.stored(value), whole);
+  }
+  at::Tensor whole(ValueId value, const at::Tensor& local) {
+    return executor_.gather(value, executor_.stored(value), local);
+  }
+
+  const Graph& graph_;
+  at::Device device_;
+  int rank_;
+  Shares shares_;
+  Executor executor_;
+  std::vector<int> parameters_, buffers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Worker> make_worker(const Plan& plan, Communicator& group,
+                                    const ExecutorOptions& options) {
+  if (plan.pipeline) return make_pipeline_worker(plan, group, options);
+  return std::make_unique<SpmdWorker>(plan, group, options);
+}
+
+}  // namespace motley

@@ -1,0 +1,54 @@
+// What one worker does in a step of a plan, whatever kind of plan it is: loss and gradients, on the
+// pieces of the parameters that it holds.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "plan/plan.h"
+#include "torch/communicator.h"
+#include "torch/executor.h"
+#include "torch/interpret.h"
+
+namespace motley {
+
+class Worker {
+ public:
+  virtual ~Worker() = default;
+
+  // Indices into the plan's parameters and buffers of which this worker holds a piece; ascending.
+  virtual const std::vector<int>& parameters() const = 0;
+  virtual const std::vector<int>& buffers() const = 0;
+  // This worker's piece of the i-th of them, a view where it can be.
+  virtual at::Tensor parameter_piece(size_t i, const at::Tensor& whole) const = 0;
+  virtual at::Tensor buffer_piece(size_t i, const at::Tensor& whole) const = 0;
+  // Parameters and buffers stay until they are set again.
+  virtual void set_parameter(size_t i, at::Tensor piece) = 0;
+  virtual void set_buffer(size_t i, at::Tensor piece) = 0;
+  virtual at::Tensor buffer(size_t i) const = 0;
+
+  struct Result {
+    double loss = 0;                    // the same on every worker
+    std::vector<at::Tensor> gradients;  // of parameters(); undefined where the loss depends on none
+  };
+  // `batch`: the global batch, the same on every worker. Collective.
+  virtual Result step(int64_t number, const TensorMap& batch) = 0;
+
+  // Whether this worker's piece of the i-th parameter counts in a sum over all pieces that takes
+  // every element once.
+  virtual bool counts(size_t i) const = 0;
+
+  // A parameter or buffer of the plan put together on rank 0, and on all workers if `everywhere`;
+  // undefined elsewhere and if nobody holds it. `local`: this worker's piece, undefined if it has
+  // none. Collective.
+  virtual at::Tensor whole_parameter(int parameter, const at::Tensor& local, bool everywhere) = 0;
+  virtual at::Tensor whole_buffer(int buffer, const at::Tensor& local, bool everywhere) = 0;
+};
+
+// `plan` and `group` must outlive the worker.
+std::unique_ptr<Worker> make_worker(const Plan& plan, Communicator& group,
+                                    const ExecutorOptions& options);
+
+}  // namespace motley

@@ -1,0 +1,237 @@
+// Pipeline plans as a whole: soundness of random ones by running, files, training, hostile input.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+
+#include "graph/canonical.h"
+#include "random_pipeline.h"
+#include "torch/capture.h"
+#include "torch/eager.h"
+#include "torch/pipeline_worker.h"
+#include "torch/trainer.h"
+
+namespace motley {
+namespace {
+
+const std::vector<RandomPipeline>& cases() {
+  static const std::vector<RandomPipeline> list = {
+      {"gpt:layers=3,hidden=16,heads=4,seq=6,vocab=11", 2},
+      {"gpt:layers=2,hidden=16,heads=4,seq=6,vocab=11,dropout=0.2", 3},
+      {"bert:layers=2,hidden=16,heads=4,seq=6,vocab=11", 2},
+      {"mlp:layers=4,hidden=12,in=10,classes=7", 5},
+      {"vgg19:width=2,image=32,classes=5", 2},
+      {"vit:layers=2,hidden=16,heads=4,image=8,patch=4,classes=5", 3},
+      {"llama:layers=2,hidden=16,heads=4,kv_heads=2,ffn=24,seq=6,vocab=11", 2},
+      {"convnet:width=4,image=8,classes=5", 4},
+  };
+  return list;
+}
+
+TEST(Pipeline, RandomPlansEqualOneDevice) {
+  int skips = 0, tied = 0, unequal = 0;
+  for (size_t c = 0; c < cases().size(); ++c) {
+    Rng rng(100 + c);
+    for (int trial = 0; trial < 8; ++trial) {
+      const Plan plan = random_pipeline(cases()[c], &rng);
+      const std::vector<std::string> problems = check(plan, false);
+      ASSERT_TRUE(problems.empty()) << cases()[c].model << ": " << problems[0];
+      const Verification v = verify_plan(plan, DType::f64, 3 + trial);
+      EXPECT_LT(v.loss_error, 1e-9) << cases()[c].model << " trial " << trial;
+      EXPECT_LT(v.gradient_error, 1e-9)
+          << cases()[c].model << " trial " << trial << " at " << v.worst_parameter;
+      for (const Transfer& t : plan.pipeline->parts().transfers)
+        skips += std::abs(t.from - t.to) > 1;
+      tied += static_cast<int>(plan.pipeline->parts().tied.size());
+      unequal += plan.pipeline->replicas.size() > 1 &&
+                 plan.pipeline->replicas[0].stages[0].devices.size() !=
+                     plan.pipeline->replicas[1].stages[0].devices.size();
+    }
+  }
+  // The draw covers what is special.
+  EXPECT_GT(skips, 0);
+  EXPECT_GT(tied, 5);
+  EXPECT_GT(unequal, 3);
+}
+
+TEST(Pipeline, FilesRoundTrip) {
+  Rng rng(5);
+  for (const RandomPipeline& c : cases()) {
+    const Plan plan = random_pipeline(c, &rng);
+    const std::string text = to_json(plan).dump(1);
+    const Plan again = parse_plan(text, "plan");
+    EXPECT_EQ(to_json(again).dump(1), text);
+    EXPECT_TRUE(check(again, false).empty());
+    EXPECT_NE(describe(again).find("stage 0"), std::string::npos);
+  }
+}
+
+std::vector<double> losses(const Plan& plan, const TrainOptions& options, int steps,
+                           std::map<std::string, at::Tensor>* parameters = nullptr,
+                           std::vector<double>* norms = nullptr) {
+  std::vector<double> list;
+  std::mutex mutex;
+  run_thread_group(plan.cluster.size(), [&](Communicator& group) {
+    Trainer trainer(plan, group, options);
+    for (int i = 0; i < steps; ++i) {
+      const StepReport report = trainer.step();
+      if (group.rank() == 0) list.push_back(report.loss);
+      if (group.rank() == 0 && norms) norms->push_back(report.gradient_norm);
+    }
+    if (!options.checkpoint.empty()) trainer.save();
+    if (!parameters) return;
+    for (const Parameter& p : plan.graph->parameters) {
+      const at::Tensor whole = trainer.parameter(p.name);
+      std::lock_guard lock(mutex);
+      if (group.rank() == 0) (*parameters)[p.name] = whole;
+    }
+  });
+  return list;
+}
+
+// Several optimizer steps, clipped, against one device; and a checkpoint that either goes on from.
+TEST(Pipeline, TrainsAsOneDevice) {
+  RandomPipeline what = cases()[0];
+  Rng rng(11);
+  for (Optimizer optimizer : {Optimizer::adamw, Optimizer::sgd}) {
+    Plan plan = random_pipeline(what, &rng);
+    while (plan.pipeline->parts().tied.empty() || plan.pipeline->replicas.size() < 2)
+      plan = random_pipeline(what, &rng);
+    plan.optimizer = optimizer;
+    Plan one;  // all replicated: one stage on one device
+    one.engine = "pipeline";
+    one.model = plan.model;
+    one.batch = plan.batch;
+    one.optimizer = optimizer;
+    one.cluster = flat_cluster({device_catalogue().back()}, {1}, {LinkKind::switched, 1e9, 1e-5});
+    one.set_graph(canonicalize(capture(plan.model, plan.batch).graph));
+    one.ratios = {1};
+    for (size_t n = 0; n < one.graph->nodes.size(); ++n) {
+      const auto& triples = one.theory->triples(NodeId(n));
+      for (size_t t = 0; t < triples.size(); ++t)
+        if (triples[t].cut == 0 && triples[t].kernel.empty() &&
+            std::all_of(triples[t].in.begin(), triples[t].in.end(),
+                        [](Placement p) { return p.is_replicated(); }) &&
+            std::all_of(triples[t].out.begin(), triples[t].out.end(),
+                        [](Placement p) { return p.is_replicated(); })) {
+          Step step;
+          step.node = NodeId(n);
+          step.triple = static_cast<int>(t);
+          one.program.steps.push_back(step);
+          break;
+        }
+    }
+    ASSERT_TRUE(check(one, false).empty()) << check(one, false)[0];
+    const std::string folder =
+        (std::filesystem::temp_directory_path() / "motley_pipeline_test").string();
+    std::filesystem::remove_all(folder);
+    TrainOptions options;
+    options.seed = 4;
+    options.clip = 0.5;
+    std::vector<double> norms, expected_norms;
+    std::map<std::string, at::Tensor> parameters, expected_parameters;
+    const auto expected = losses(one, options, 4, &expected_parameters, &expected_norms);
+    options.checkpoint = folder;
+    auto got = losses(plan, options, 2, nullptr, &norms);
+    const auto rest = losses(plan, options, 2, &parameters, &norms);
+    got.insert(got.end(), rest.begin(), rest.end());
+    std::filesystem::remove_all(folder);
+    ASSERT_EQ(got.size(), 4u);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_NEAR(got[i], expected[i], 2e-4) << i;
+      EXPECT_NEAR(norms[i], expected_norms[i], 1e-3 * expected_norms[i]) << i;
+    }
+    EXPECT_LT(got[3], got[0] + 1);
+    for (const auto& [name, tensor] : expected_parameters)
+      EXPECT_LT((parameters.at(name) - tensor).abs().max().item<double>(), 2e-3) << name;
+  }
+}
+
+// A stage holds as many micro-batches as its warm-up count says, no more.
+TEST(Pipeline, HoldsAsManyMicroBatchesAsPlanned) {
+  Rng rng(21);
+  for (int trial = 0; trial < 6; ++trial) {
+    const Plan plan = random_pipeline(cases()[3], &rng);
+    run_thread_group(plan.cluster.size(), [&](Communicator& group) {
+      at::NoGradGuard no_grad;
+      const auto worker = make_worker(plan, group, {});
+      Seat seat;
+      const bool works = plan.pipeline->seat(group.rank(), &seat);
+      const auto all = materialize(parse_model(plan.model), 1);
+      const TensorMap values = parameters_of(*all);
+      for (size_t i = 0; i < worker->parameters().size(); ++i)
+        worker->set_parameter(
+            i, worker->parameter_piece(
+                   i, values.at(plan.graph->parameters[worker->parameters()[i]].name).detach()));
+      worker->step(0, random_inputs(*all, plan.batch, 2));
+      if (!works) return;
+      EXPECT_EQ(most_in_flight(*worker),
+                in_flight(plan.pipeline->replicas[seat.replica], seat.stage));
+    });
+  }
+}
+
+// Every change of one number or word in a plan file either leaves a plan that the checker judges or
+// is refused with one line; nothing crashes.
+TEST(Pipeline, HostileFilesAreRefusedInOneLine) {
+  Rng rng(31);
+  const Plan plan = random_pipeline(cases()[3], &rng);
+  const Json good = to_json(plan);
+  int refused = 0, unsound = 0;
+  auto judge = [&](const Json& json) {
+    try {
+      const Plan read = parse_plan(json.dump(), "p.json");
+      if (!check(read, true).empty()) ++unsound;
+    } catch (const UserError& e) {
+      ++refused;
+      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
+    }
+  };
+  const std::vector<Json> values = {-1,
+                                    0,
+                                    1e300,
+                                    1 << 30,
+                                    "x",
+                                    nullptr,
+                                    true,
+                                    {},
+                                    2.5,
+                                    -7,
+                                    3,
+                                    Json::array(),
+                                    18446744073709551615u};
+  std::function<void(Json&, Json&, int)> walk = [&](Json& root, Json& at, int depth) {
+    if (depth > 7) return;
+    if (at.is_structured()) {
+      if (at.size() > 40) {
+        walk(root, at[at.size() / 2], depth + 1);
+      } else {
+        for (auto& child : at) walk(root, child, depth + 1);
+      }
+    }
+    const Json before = at;
+    for (const Json& value : values) {
+      at = value;
+      judge(root);
+    }
+    at = before;
+  };
+  Json work = good;
+  walk(work, work["pipeline"], 0);
+  for (const auto& [key, value] : good["pipeline"].items()) {
+    work = good;
+    work["pipeline"].erase(key);
+    judge(work);
+  }
+  work = good;
+  work["ratios"] = {1};
+  judge(work);
+  std::printf("%d refused, %d unsound\n", refused, unsound);
+  EXPECT_GT(refused, 200);
+  EXPECT_GT(unsound, 5);
+}
+
+}  // namespace
+}  // namespace motley

@@ -1,0 +1,98 @@
+#include "random_pipeline.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "cluster/part.h"
+#include "graph/canonical.h"
+#include "pipeline/layers.h"
+#include "spmd/build.h"
+#include "spmd/sample.h"
+#include "torch/capture.h"
+
+namespace motley {
+
+Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
+  Plan plan;
+  plan.engine = "pipeline";
+  plan.model = what.model;
+  plan.optimizer = Optimizer::sgd;
+  plan.set_graph(canonicalize(capture(what.model, what.micro_batch, what.dtype).graph));
+  const Graph& graph = *plan.graph;
+
+  pipeline::LayerOptions layer_options;
+  layer_options.layers = static_cast<int>(2 + rng->below(8));
+  const pipeline::Layers layers = find_layers(graph, layer_options);
+  const int count = static_cast<int>(layers.layers.size());
+  const int stages = static_cast<int>(1 + rng->below(std::min(count, 4)));
+  std::vector<int> cuts(count - 1);
+  std::iota(cuts.begin(), cuts.end(), 1);
+  for (size_t i = cuts.size(); i-- > 1;)
+    std::swap(cuts[i], cuts[static_cast<size_t>(rng->below(static_cast<int64_t>(i) + 1))]);
+  cuts.resize(stages - 1);
+  std::sort(cuts.begin(), cuts.end());
+
+  plan.pipeline = std::make_unique<PipelinePlan>();
+  PipelinePlan& pipeline = *plan.pipeline;
+  pipeline.schedule = "random";
+  pipeline.micro_batch = what.micro_batch;
+  pipeline.stage_of.assign(graph.nodes.size(), 0);
+  for (int l = 0; l < count; ++l) {
+    const int stage =
+        static_cast<int>(std::upper_bound(cuts.begin(), cuts.end(), l) - cuts.begin());
+    for (NodeId n : layers.layers[l].forward) pipeline.stage_of[n.index] = stage;
+    for (NodeId n : layers.layers[l].backward) pipeline.stage_of[n.index] = stage;
+  }
+  pipeline.cut(graph, stages, "random pipeline");
+
+  const int replicas = static_cast<int>(1 + rng->below(2));
+  const bool alike = rng->chance(0.5);
+  std::vector<int> sizes;
+  for (int i = 0; i < replicas * stages; ++i)
+    sizes.push_back(alike && i >= stages ? sizes[i - stages] : static_cast<int>(1 + rng->below(3)));
+  // One device is left out now and then.
+  const int devices = std::accumulate(sizes.begin(), sizes.end(), static_cast<int>(rng->below(2)));
+  std::vector<int> order(devices);
+  std::iota(order.begin(), order.end(), 0);
+  for (size_t i = order.size(); i-- > 1;)
+    std::swap(order[i], order[static_cast<size_t>(rng->below(static_cast<int64_t>(i) + 1))]);
+  plan.cluster =
+      flat_cluster({device_catalogue().back()}, {devices}, {LinkKind::switched, 1e9, 1e-5});
+  size_t next = 0;
+  for (int r = 0; r < replicas; ++r) {
+    ReplicaPlan replica;
+    replica.micro_batches = static_cast<int>(1 + rng->below(5));
+    int warm_up = static_cast<int>(1 + rng->below(2 * stages));
+    for (int s = 0; s < stages; ++s) {
+      StagePlan stage;
+      const bool copy = alike && r > 0;
+      for (int i = 0; i < sizes[r * stages + s]; ++i) stage.devices.push_back(order[next++]);
+      std::sort(stage.devices.begin(), stage.devices.end());
+      double total = 0;
+      for (size_t i = 0; i < stage.devices.size(); ++i) {
+        stage.ratios.push_back(rng->chance(0.1) ? 1e-3 : 0.2 + rng->uniform());
+        total += stage.ratios.back();
+      }
+      for (double& ratio : stage.ratios) ratio /= total;
+      stage.recompute = rng->chance(0.3);
+      stage.warm_up = warm_up;
+      warm_up = static_cast<int>(1 + rng->below(warm_up));
+      if (copy) {
+        stage.ratios = pipeline.replicas[0].stages[s].ratios;
+        stage.program = pipeline.replicas[0].stages[s].program;
+      } else {
+        const CostModel model(part_of(plan.cluster, stage.devices));
+        spmd::Builder builder(pipeline.theory(s), model, plan.optimizer);
+        const Shares shares(stage.ratios);
+        builder.price(Fractions(model.cluster(), shares));
+        stage.program = phase_ordered(pipeline.theory(s), random_program(builder, rng));
+      }
+      replica.stages.push_back(std::move(stage));
+    }
+    pipeline.replicas.push_back(std::move(replica));
+  }
+  plan.batch = pipeline.micro_batch * pipeline.micro_batches();
+  return plan;
+}
+
+}  // namespace motley

@@ -1,0 +1,21 @@
+// Random pipeline plans of zoo models: layers cut anywhere, stages on any groups of devices, random
+// programs of the theory inside, random warm-up counts.
+#pragma once
+
+#include <string>
+
+#include "core/rng.h"
+#include "plan/plan.h"
+
+namespace motley {
+
+struct RandomPipeline {
+  std::string model;
+  int64_t micro_batch = 2;
+  DType dtype = DType::f32;
+};
+
+// A sound plan, not one that would fit or be fast.
+Plan random_pipeline(const RandomPipeline& what, Rng* rng);
+
+}  // namespace motley
