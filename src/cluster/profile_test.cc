@@ -87,7 +87,7 @@ TEST(Profile, MistakesAreNamed) {
   EXPECT_THAT(message_of(json.dump()), HasSubstr("motley_profile"));
   json = to_json(example());
   json["devices"][1]["flops"] = -1;
-  EXPECT_THAT(message_of(json.dump()), HasSubstr("devices[1].flops"));
+  EXPECT_THAT(message_of(json.dump()), HasSubstr("p.yaml.devices[1]: field 'flops' is -1"));
   json = to_json(example());
   json["groups"][0]["collectives"][0]["form"] = "gossip";
   EXPECT_THAT(message_of(json.dump()), HasSubstr("gossip"));
