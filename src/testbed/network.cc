@@ -3,12 +3,17 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -33,23 +38,60 @@ int new_namespace() {
   return fd;
 }
 
-// Puts this process into a user namespace in which it is root. Empty, or why not.
+constexpr const char* kInsideVariable = "MOTLEY_USER_NAMESPACE";
+
+// Runs this very command line again in a user namespace in which it is root, and ends as it ends.
+// Returns only if that is not possible, with the reason.
 std::string enter_user_namespace() {
-  const uid_t user = geteuid();
-  const gid_t group = getegid();
-  if (unshare(CLONE_NEWUSER) != 0) return fmt::format("a user namespace: {}", std::strerror(errno));
-  auto put = [](const char* path, const std::string& text) {
-    const int fd = open(path, O_WRONLY | O_CLOEXEC);
-    const bool done =
-        fd >= 0 && write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-    if (fd >= 0) close(fd);
-    return done;
-  };
-  if (!put("/proc/self/setgroups", "deny") ||
-      !put("/proc/self/uid_map", fmt::format("0 {} 1", user)) ||
-      !put("/proc/self/gid_map", fmt::format("0 {} 1", group)))
-    return "the maps of the user namespace cannot be written";
-  return "";
+  if (getenv(kInsideVariable) != nullptr) return "not even as root of a user namespace";
+  std::vector<std::string> words(1);
+  if (FILE* file = fopen("/proc/self/cmdline", "re")) {
+    for (int c; (c = fgetc(file)) != EOF;) {
+      if (c == 0)
+        words.emplace_back();
+      else
+        words.back() += static_cast<char>(c);
+    }
+    fclose(file);
+  }
+  words.pop_back();
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const std::string users = fmt::format("0 {} 1", geteuid()),
+                    groups = fmt::format("0 {} 1", getegid());
+  int out[2];
+  MOTLEY_CHECK(pipe2(out, O_CLOEXEC) == 0, "pipe: {}", std::strerror(errno));
+  const pid_t parent = getpid(), pid = fork();
+  MOTLEY_CHECK(pid >= 0, "fork: {}", std::strerror(errno));
+  if (pid == 0) {
+    // Only a process of one thread may enter one, and after a fork there is one.
+    auto put = [](const char* path, const std::string& text) {
+      const int fd = open(path, O_WRONLY | O_CLOEXEC);
+      return fd >= 0 && write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    };
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() == parent && unshare(CLONE_NEWUSER) == 0 && put("/proc/self/setgroups", "deny") &&
+        put("/proc/self/uid_map", users) && put("/proc/self/gid_map", groups)) {
+      setenv(kInsideVariable, "1", 1);
+      execv("/proc/self/exe", arguments.data());
+    }
+    const int error = errno;
+    _exit(write(out[1], &error, sizeof error) > 0 ? 1 : 2);
+  }
+  close(out[1]);
+  int error = 0, status = 0;
+  const bool failed = read(out[0], &error, sizeof error) > 0;
+  close(out[0]);
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (failed) return fmt::format("a user namespace: {}", std::strerror(error));
+  std::fflush(nullptr);
+  if (WIFSIGNALED(status)) {
+    signal(WTERMSIG(status), SIG_DFL);
+    raise(WTERMSIG(status));
+  }
+  _exit(WEXITSTATUS(status));
 }
 
 // Runs `tool -batch -` in a namespace on the given lines. Empty, or what it complains of.
@@ -116,21 +158,19 @@ struct Network::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
+  // On a thread of its own: in a user namespace there is no way back.
   template <typename F>
   static void inside(int space, F body) {
-    const int own = open_own_namespace();
-    MOTLEY_CHECK(own >= 0 && setns(space, CLONE_NEWNET) == 0, "setns: {}", std::strerror(errno));
-    auto back = [&] {
-      MOTLEY_CHECK(setns(own, CLONE_NEWNET) == 0, "setns: {}", std::strerror(errno));
-      close(own);
-    };
-    try {
-      body();
-    } catch (...) {
-      back();
-      throw;
-    }
-    back();
+    std::exception_ptr failure;
+    std::thread([&] {
+      try {
+        MOTLEY_CHECK(setns(space, CLONE_NEWNET) == 0, "setns: {}", std::strerror(errno));
+        body();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }).join();
+    if (failure) std::rethrow_exception(failure);
   }
 
   // A port between interface `up` in the hub and `down` in the namespace `below`, without limits.
@@ -240,9 +280,10 @@ std::unique_ptr<Network> open_network(const Cluster& cluster, std::string* why) 
   if (const int fd = new_namespace(); fd >= 0) {
     close(fd);
   } else {
-    if (*why = enter_user_namespace(); !why->empty()) return nullptr;
-    mode += " of a user namespace";
+    *why = enter_user_namespace();
+    return nullptr;
   }
+  if (getenv(kInsideVariable) != nullptr) mode += " of a user namespace";
   auto impl = std::make_unique<Network::Impl>();
   impl->mode = mode;
   if (*why = impl->build(cluster); !why->empty()) return nullptr;

@@ -18,9 +18,9 @@
 // The namespaces have no name anywhere and the machine's own is not touched: they live as long as a
 // process or a descriptor of this one is in them, so that nothing is left over however it ends.
 //
-// Without root the process first enters a user namespace of its own, where it may do all this; the
-// process stays in it. Where neither is possible open_network says why and the caller falls back on
-// pacing sockets (torch/emulate.h).
+// Without root the command is started again as root of a user namespace, where it may do all this;
+// this process then only waits for it. Where neither is possible open_network says why and the
+// caller falls back on pacing sockets (torch/emulate.h).
 #pragma once
 
 #include <functional>
@@ -45,7 +45,7 @@ class Network {
   int worker(int rank) const;
   // The address that every worker reaches and on which sockets made by in_hub() can listen.
   const std::string& hub_address() const;
-  // Runs a body whose calls make sockets of the hub. Only the calling thread is moved.
+  // Runs a body whose calls make sockets of the hub, on a thread of its own.
   void in_hub(const std::function<void()>& body) const;
 
  private:
@@ -58,8 +58,8 @@ class Network {
 // The interface of every worker.
 constexpr const char* kWorkerInterface = "eth0";
 
-// Nothing, with *why in a few words, where the machine does not allow it. REQUIRES: at most 1000
-// devices. To enter a user namespace the process must have one thread.
+// Nothing, with *why in a few words, where the machine does not allow it. To be called before the
+// command has done anything that it may not do twice. REQUIRES: at most 1000 devices.
 std::unique_ptr<Network> open_network(const Cluster& cluster, std::string* why);
 
 }  // namespace motley

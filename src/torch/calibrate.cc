@@ -323,7 +323,7 @@ void measure_ops(Watch& watch, const CalibrateOptions& options, ProfiledDevice* 
       StepRunner runner(model, batch, own, self, options.device);
       const Seconds start = wall_clock();
       runner.run(false);
-      for (int i = 0; i < 2 || (i < 8 && wall_clock() - start <
+      for (int i = 0; i < 2 || (i < 5 && wall_clock() - start <
                                              options.budget / static_cast<double>(steps.size()));
            ++i)
         runner.run(true);
@@ -463,7 +463,7 @@ Seconds collective_seconds(Communicator& group, at::Device device, int repeats, 
 }
 
 ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device device) {
-  constexpr Seconds kLongest = 0.8;  // a size that would take longer is left out
+  constexpr Seconds kLongest = 0.6;  // a size that would take longer is left out
   constexpr int64_t kLargest = int64_t{16} << 20;
   ProfiledGroup result;
   const int p = group.size(), rank = group.rank();
@@ -513,7 +513,7 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device
         }
       };
       call();
-      last = collective_seconds(group, device, last > 0.1 ? 3 : 7, call);
+      last = collective_seconds(group, device, last > 0.05 ? 3 : 7, call);
       points.emplace_back(static_cast<double>(bytes), last);
       features.push_back({rounds, traffic * static_cast<double>(bytes), 0});
       seconds.push_back(last);

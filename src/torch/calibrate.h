@@ -39,7 +39,7 @@ struct CalibrateOptions {
   at::Device device = at::kCPU;
   // Steps whose operators are measured (model, batch); empty: reference_steps().
   std::vector<std::pair<std::string, int64_t>> steps;
-  Seconds budget = 24;  // for them; every step runs at least twice
+  Seconds budget = 18;  // for them; every step runs at least twice
   // A group of some ranks of the whole, in order, that meets under a name of its own; called by its
   // members alone.
   std::function<std::unique_ptr<Communicator>(const std::vector<int>& ranks,
