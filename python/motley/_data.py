@@ -15,16 +15,16 @@ class DataSplitter(torch.utils.data.Sampler):
                 dist.train_step(inputs, targets)
 
     Batches have the global batch of the plan; the last, incomplete one is left out. The order of samples depends on
-    (seed, epoch) alone, so that it does not change with the cluster. Where the plan does not cut a batch into rows, or
-    leaves a worker none, the worker gets all of them.
+    (seed, epoch) alone, so that it does not change with the cluster. Where the plan does not cut batches into rows, every
+    worker gets all of them; a worker whose share is empty loads one row that is not used. Making one is collective.
     """
 
     def __init__(self, dataset, dist, shuffle=True, seed=0):
         self.size, self.shuffle, self.seed, self.epoch = len(dataset), shuffle, seed, 0
-        self.batch = next(whole[0] for _, whole, _, _ in dist._leaves if len(whole) > 0)
+        self.batch = dist.plan.batch
         if self.size < self.batch:
             raise UserError(f"[data] the dataset has {self.size} samples; one global batch takes {self.batch}")
-        self.rows = dist._rows()
+        self.counts, self.rows = dist.split_rows()
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -41,4 +41,4 @@ class DataSplitter(torch.utils.data.Sampler):
             order = list(range(self.size))
         for start in range(0, len(self) * self.batch, self.batch):
             batch = order[start : start + self.batch]
-            yield batch if self.rows is None else [batch[row] for row in self.rows]
+            yield batch if self.rows is None else [batch[row] for row in self.rows or [0]]

@@ -73,7 +73,7 @@ class Distributed:
         dist.backward()                  # or loss.backward(); again before step() to accumulate
         dist.step()                      # or dist.optimizer.step(); dist.zero_grad()
 
-    Every worker passes the same global batch, or the rows that DataSplitter gives it. Methods marked collective must be
+    Every worker passes the same global batch, or all pass the rows that DataSplitter gives them. Methods marked collective must be
     called by all workers.
     """
 
@@ -85,10 +85,9 @@ class Distributed:
             speed = plan.cluster.speed(group.rank)
         self._worker = _motley.Worker(plan._native, group, seed, speed)
         self._leaves = [
-            (name, tensor.shape, torch.Size(self._worker.local_shape("input", name)), tensor.dtype)
-            for name, tensor in step.leaves
+            (name, tensor.shape, tensor.dtype) for name, tensor in step.leaves
         ]
-        self._pieces, self._steps, self._loss, self._whole = [], 0, None, None
+        self._pieces, self._steps, self._loss, self._whole, self._counts = [], 0, None, None, None
         with torch.no_grad():
             for slot in step.parameters:
                 local = self._own("parameter", slot.name, self._rank_0(slot.tensor))
@@ -122,16 +121,21 @@ class Distributed:
         self._loss = loss
         return loss
 
-    def _input(self, name, whole, local, dtype, tensor):
+    def _input(self, name, whole, dtype, tensor):
         if tensor.dtype != dtype:
             raise UserError(f"[distribute] {name} is {tensor.dtype}; example_inputs had {dtype}")
         if tensor.shape == whole:
             return self._worker.piece("input", name, tensor).to(self._group.device)
-        if tensor.shape == local:
-            return tensor.detach().contiguous().to(self._group.device)
+        if self._counts is not None and tensor.dim() > 0 and tensor.shape[1:] == whole[1:]:
+            mine = self._counts[self._group.rank]
+            if tensor.shape[0] == max(mine, 1):  # a worker without rows is given one that it does not use
+                tensor = tensor[:mine].detach().to(self._group.device)
+                if self._worker.placement("input", name) != "R":
+                    return tensor.contiguous()
+                return self._worker.gather_rows(tensor, self._counts)
         raise UserError(
-            f"[distribute] {name} is {list(tensor.shape)}; give the global batch {list(whole)}, or this worker's rows "
-            f"{list(local)} (a DataLoader needs drop_last=True)"
+            f"[distribute] {name} is {list(tensor.shape)}; give the global batch {list(whole)} (a DataLoader needs "
+            "drop_last=True), or the rows of a DataSplitter"
         )
 
     def backward(self):
@@ -360,21 +364,37 @@ class Distributed:
     def world_size(self):
         return self._group.size
 
-    def _rows(self):
-        """The rows of the global batch that this worker needs, or None for all of them."""
-        found = None
-        for name, whole, local, _ in self._leaves:
-            if len(whole) == 0:
+    def split_rows(self):
+        """Divides global batches into rows: from now on a worker may pass its own rows alone; collective.
+
+        Returns (rows of each worker, this worker's rows), or (None, None) where the plan does not cut batches into rows.
+        Small inputs that the plan keeps whole, such as labels, are put together from all workers at every step.
+        """
+        rows, cut, kept = None, 0, 0
+        for name, whole, dtype in self._leaves:
+            if len(whole) == 0 or whole[0] != self.plan.batch:
+                continue
+            size = whole.numel() * torch.empty((), dtype=dtype).element_size()
+            if self._worker.placement("input", name) == "R":
+                kept += size
                 continue
             index = torch.arange(whole[0]).reshape([-1] + [1] * (len(whole) - 1)).expand(whole)
             piece = self._worker.piece("input", name, index)
-            if piece.shape[1:] != whole[1:] or piece.numel() == 0:
-                return None
-            rows = piece.reshape(piece.shape[0], -1)[:, 0].tolist()
-            if found is not None and found != rows:
-                return None
-            found = rows
-        return found
+            mine = piece.reshape(piece.shape[0], -1)[:, 0].tolist() if piece.numel() > 0 else []
+            if piece.shape[1:] != whole[1:] or (rows is not None and rows != mine):
+                return None, None
+            rows, cut = mine, cut + size
+        if rows is None or kept > cut:
+            return None, None
+        counts = torch.zeros(self._group.size, dtype=torch.long, device=self._group.device)
+        counts[self._group.rank] = len(rows)
+        self._group.all_reduce(counts)
+        counts = counts.tolist()
+        first = sum(counts[: self._group.rank])
+        if sum(counts) != self.plan.batch or rows != list(range(first, first + len(rows))):
+            return None, None
+        self._counts = counts
+        return counts, rows
 
     def __repr__(self):
         where = f"worker {self._group.rank} of {self._group.size}, on {self._group.device}"

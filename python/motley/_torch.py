@@ -1,6 +1,7 @@
 """What differs between the versions of torch, 1.13 to 2.x. Nothing else in the package asks for a version."""
 
 import contextlib
+import pickle
 
 import torch
 
@@ -23,11 +24,26 @@ def plain_attention():
     return contextlib.nullcontext()
 
 
+class _Plain:
+    """In the place of the pickle module: reads tensors and plain values, and runs no other code.
+
+    The weights_only of torch 1.13 cannot read real numbers.
+    """
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module, name):
+            if (module, name) in (("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2")):
+                return super().find_class(module, name)
+            raise pickle.UnpicklingError(f"{module}.{name} is no tensor and no plain value")
+
+
 def load(path):
     """torch.load of tensors and plain values, onto the CPU."""
-    if VERSION >= (1, 13):
+    if VERSION >= (2, 0):
         return torch.load(path, map_location="cpu", weights_only=True)
-    return torch.load(path, map_location="cpu")
+    # torch.load of 1.13 ignores its pickle_module.
+    with open(path, "rb") as file, torch.serialization._open_zipfile_reader(file) as reader:
+        return torch.serialization._load(reader, "cpu", _Plain)
 
 
 def mend_launcher():

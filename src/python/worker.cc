@@ -1,4 +1,6 @@
 // One worker of a distributed step: its group, its pieces, its executor.
+#include <ATen/ATen.h>
+
 #include <optional>
 
 #include "core/error.h"
@@ -96,6 +98,20 @@ class Worker {
     return executor_->gather(id, executor_->stored(id), local.detach());
   }
 
+  // All workers' rows of a tensor, of which each has counts[rank].
+  at::Tensor gather_rows(const at::Tensor& local, const std::vector<int64_t>& counts) {
+    std::vector<at::Tensor> pieces;
+    for (int r = 0; r < (*group_)->size(); ++r) {
+      std::vector<int64_t> shape = local.sizes().vec();
+      shape.at(0) = counts.at(static_cast<size_t>(r));
+      pieces.push_back(r == (*group_)->rank() ? local.contiguous()
+                                              : at::empty(shape, local.options()));
+    }
+    MOTLEY_CHECK(local.size(0) == counts[static_cast<size_t>((*group_)->rank())]);
+    (*group_)->all_gather(pieces);
+    return at::cat(pieces);
+  }
+
   // The inputs' pieces in the graph's order; the loss and the gradients' pieces, undefined where
   // there is none.
   std::pair<at::Tensor, std::vector<at::Tensor>> step(int64_t number,
@@ -156,6 +172,7 @@ void bind_worker(py::module_& m) {
       .def("set", &Worker::set)
       .def("get", &Worker::get)
       .def("gather", &Worker::gather, unlocked())
+      .def("gather_rows", &Worker::gather_rows, unlocked())
       .def("step", &Worker::step, unlocked())
       .def("before", &Worker::before, unlocked())
       .def("after", &Worker::after, unlocked());

@@ -95,7 +95,7 @@ def groups():
     def optimizer(model):
         return torch.optim.SGD(
             [{"params": [model.norm.weight, model.norm.bias, model.out.bias], "lr": 0.3},
-             {"params": [model.inside.bias, model.inside.weight, model.embed.weight], "weight_decay": 0.1}],
+             {"params": [model.inside.weight, model.embed.weight], "weight_decay": 0.1}],
             lr=0.05, momentum=0.9, nesterov=True,
         )  # fmt: skip
 
@@ -137,11 +137,11 @@ def states():
         near(dist.train_step(*batch), loss)
 
     state = dist.state_dict()
-    del state["inside.bias"]
+    del state["norm.bias"]
     for wrong, words in (
-        (state, "missing inside.bias"),
+        (state, "missing norm.bias"),
         ({**plain.state_dict(), "more": torch.zeros(1)}, "unexpected more"),
-        ({**plain.state_dict(), "inside.bias": torch.zeros(3)}, "inside.bias is [3]"),
+        ({**plain.state_dict(), "norm.bias": torch.zeros(3)}, "norm.bias is [3]"),
     ):
         try:
             dist.load_state_dict(wrong)
@@ -189,27 +189,40 @@ def dropout():
 def splitter():
     """Each worker loads its rows only; together they are the batch, and training is the same."""
     g = torch.Generator().manual_seed(0)
-    data = TensorDataset(torch.randint(12, (50,), generator=g), torch.randint(12, (50,), generator=g))
-    plain, mine = net(), net()
-    ratios = [0.5, 0.25, 0.25]
-    dist = distributed(mine, adam(mine), ratios=ratios)
-    sampler = motley.DataSplitter(data, dist, seed=4)
-    loader = DataLoader(data, batch_sampler=sampler)
-    assert len(loader) == 4
-    order = torch.randperm(50, generator=torch.Generator().manual_seed(4 * 1000003 + 1)).tolist()
-    optimizer = adam(plain)
-    sampler.set_epoch(1)
-    size = None
-    for i, (x, y) in enumerate(loader):
-        rows = order[12 * i : 12 * i + 12]
-        whole = data[rows]
-        expected = support.plain_training(plain, F.cross_entropy, [whole], optimizer)[0]
-        near(dist.train_step(x, y), expected)
-        size = len(x)
-    if sampler.rows is not None:
-        assert size == [6, 3, 3][RANK], (RANK, size)
-    same_state(dist, plain)
-    return "rows are cut" if sampler.rows is not None else "rows are whole"
+    data = TensorDataset(torch.randn(200, 6, generator=g), torch.randint(4, (200,), generator=g))
+
+    def mlp():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(4 * 1000003 + 1)).tolist()
+    cut = 0
+    for ratios, counts in (([0.5, 0.25, 0.25], [24, 12, 12]), ([0.75, 0.0, 0.25], [36, 0, 12]), ([0.3, 0.5, 0.2], [14, 24, 10])):
+        plain, mine = mlp(), mlp()
+        dist = motley.distribute(
+            mine, data[:48], F.cross_entropy, support.CLUSTER, adam(mine), ratios=ratios
+        )
+        sampler = motley.DataSplitter(data, dist, seed=4)
+        loader = DataLoader(data, batch_sampler=sampler)
+        assert sampler.counts in (None, counts), (sampler.counts, counts)
+        cut += sampler.counts is not None
+        assert len(loader) == 4
+        optimizer = adam(plain)
+        sampler.set_epoch(1)
+        for i, (x, y) in enumerate(loader):
+            expected = support.plain_training(plain, F.cross_entropy, [data[order[48 * i : 48 * i + 48]]], optimizer)[0]
+            assert len(x) == (max(1, counts[RANK]) if sampler.counts else 48)
+            near(dist.train_step(x, y), expected)
+        whole = data[:48]  # the whole batch is taken too
+        near(dist(*whole).item(), F.cross_entropy(plain(whole[0]), whole[1]).item())
+    assert cut >= 2, cut
+
+    # Tokens whose embedding is cut in width are needed whole.
+    dist = distributed(net(), "sgd")
+    tokens = TensorDataset(*batches(1, size=30)[0])
+    rows = [len(x) for x, _ in DataLoader(tokens, batch_sampler=motley.DataSplitter(tokens, dist))]
+    counts = dist._counts[RANK] if dist._counts else 12
+    assert rows == [max(1, counts)] * 2, (rows, dist._counts)
 
 
 def checkpoint():

@@ -21,7 +21,7 @@ class Net(nn.Module):
     def __init__(self, dropout=0.0):
         super().__init__()
         self.embed = nn.Embedding(12, 8)
-        self.inside, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.inside, self.norm = nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)
         self.drop = nn.Dropout(dropout)
         self.out = nn.Linear(8, 12)
         self.out.weight = self.embed.weight

@@ -327,6 +327,28 @@ class OneWorker(unittest.TestCase):
             motley.distribute(mlp(), example(), F.cross_entropy, plan=plan, optimizer="sgd")
 
 
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+class Checkpoints(unittest.TestCase):
+    def test_a_file_runs_no_code(self):
+        one = nn.Linear(6, 3)
+        dist = motley.distribute(one, example(), F.cross_entropy, OneWorker.ONE)
+        with tempfile.TemporaryDirectory() as folder:
+            hostile = Hostile()
+            hostile.folder = f"{folder}/made"
+            torch.save({"model": hostile, "steps": 1}, f"{folder}/hostile.pt")
+            with self.assertRaisesRegex(motley.UserError, "damaged or not a file"):
+                dist.load(f"{folder}/hostile.pt")
+            self.assertFalse(os.path.exists(f"{folder}/made"))
+            dist.train_step(*example())
+            dist.save(f"{folder}/good.pt")
+            dist.load(f"{folder}/good.pt")
+            self.assertEqual(dist.steps, 1)
+
+
 class Imports(unittest.TestCase):
     """What an interpreter without the right torch is told."""
 
