@@ -16,6 +16,7 @@
 #include "net/topology.h"
 #include "net/traffic.h"
 #include "reduce/best.h"
+#include "reduce/cluster.h"
 #include "reduce/explain.h"
 
 namespace motley {
@@ -31,35 +32,6 @@ constexpr int64_t kMaxVerified = 8192;  // devices of a group; states of more ar
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// The levels of a cluster whose groups are alike at every depth.
-Hierarchy hierarchy_of(const Cluster& cluster) {
-  auto name_of = [&](const std::vector<GroupId>& groups) {
-    std::string name = cluster.groups[groups[0].index].name;
-    for (GroupId id : groups)
-      if (cluster.groups[id.index].name != name) return std::string("group");
-    return name;
-  };
-  Hierarchy hierarchy;
-  std::vector<GroupId> groups = {GroupId(0)};
-  while (!groups.empty()) {
-    const Group& first = cluster.groups[groups[0].index];
-    std::vector<GroupId> below;
-    for (GroupId id : groups) {
-      const Group& g = cluster.groups[id.index];
-      if (g.children.size() != first.children.size() || g.device_count != first.device_count)
-        throw user_error("reduce", "cluster '{}' has unequal groups; give --hierarchy",
-                         cluster.name);
-      below.insert(below.end(), g.children.begin(), g.children.end());
-    }
-    if (first.children.empty())
-      hierarchy.push_back({"device", first.device_count});
-    else
-      hierarchy.push_back({name_of(below), static_cast<int>(first.children.size())});
-    groups = std::move(below);
-  }
-  return hierarchy;
 }
 
 // A cluster of the hierarchy's shape: 8 GB/s and 30 us outside, 270 GB/s and 5 us inside, geometric
@@ -321,11 +293,13 @@ void reduce_command(const ReduceOptions& options) {
   if (!options.hierarchy.empty())
     job.hierarchy = parse_hierarchy(options.hierarchy);
   else if (!options.cluster.empty())
-    job.hierarchy = hierarchy_of(cluster);
-  else
-    throw user_error(
-        "reduce",
-        "--hierarchy and --cluster are missing; give one, for example --hierarchy node:4,gpu:16");
+    const std::optional<Hierarchy> levels = hierarchy_of(cluster);
+  if (!levels)
+    throw user_error("reduce", "cluster '{}' has unequal groups; give --hierarchy", cluster.name);
+  job.hierarchy = *levels;
+  else throw user_error(
+      "reduce",
+      "--hierarchy and --cluster are missing; give one, for example --hierarchy node:4,gpu:16");
   job.axes = parse_axes(options.axes, job.hierarchy);
   for (const std::string& text : options.reduce) {
     size_t colon = text.find(':');

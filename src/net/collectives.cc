@@ -12,7 +12,11 @@ constexpr int kMaxHops = 256;  // rings longer than this have their rounds not l
 
 }  // namespace
 
-CollectiveModel::CollectiveModel(const Cluster& cluster) : devices_(cluster.size()) {
+CollectiveModel::CollectiveModel(const Cluster& cluster,
+                                 const std::vector<ReductionProgram>& reductions)
+    : devices_(cluster.size()) {
+  for (const ReductionProgram& r : reductions)
+    reductions_.push_back({r.from, r.fixed, r.seconds_per_byte});
   bandwidth_ = std::numeric_limits<double>::infinity();
   if (devices_ == 1) {
     rates_.fill({CollectiveForm::all_reduce, 0, bandwidth_});
@@ -56,6 +60,13 @@ CollectiveModel::CollectiveModel(const Cluster& cluster) : devices_(cluster.size
 }
 
 Seconds CollectiveModel::all_reduce(Bytes bytes) const {
+  for (size_t i = reductions_.size(); i-- > 0;)
+    if (bytes >= reductions_[i].from)
+      return reductions_[i].fixed + bytes * reductions_[i].seconds_per_byte;
+  return plain_all_reduce(bytes);
+}
+
+Seconds CollectiveModel::plain_all_reduce(Bytes bytes) const {
   if (devices_ == 1) return 0;
   double p = devices_, steps = std::ceil(std::log2(p));
   if (measured_[static_cast<size_t>(CollectiveForm::all_reduce)]) {

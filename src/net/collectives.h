@@ -15,6 +15,8 @@
 // measured rounds instead. A round of a ring of uneven shards then takes as long as the slowest of
 // the transfers it consists of: the largest shard goes over the slowest link in some rounds only.
 //
+// An all-reduce that a reduction program (reduction.h) takes over costs what the program says.
+//
 // The fluid simulator of this room (fluid.h) is the reference for what sharing and other algorithms
 // cost.
 #pragma once
@@ -24,12 +26,15 @@
 
 #include "cluster/cluster.h"
 #include "core/units.h"
+#include "net/reduction.h"
 
 namespace motley {
 
 class CollectiveModel {
  public:
-  explicit CollectiveModel(const Cluster& cluster);
+  // `reductions`: what large all-reduces do instead, by ascending `from`.
+  explicit CollectiveModel(const Cluster& cluster,
+                           const std::vector<ReductionProgram>& reductions = {});
 
   // What the times below need of the shares (fraction of a tensor that each device holds, sum 1):
   // one pass over the devices, after which a collective costs a few operations whatever the size of
@@ -43,6 +48,7 @@ class CollectiveModel {
 
   // `bytes`: size of the whole tensor.
   Seconds all_reduce(Bytes bytes) const;
+  Seconds plain_all_reduce(Bytes bytes) const;  // whatever reductions there are
   Seconds all_gather(Bytes bytes, const ShareProfile& shares) const;
   Seconds reduce_scatter(Bytes bytes, const ShareProfile& shares) const;
   Seconds all_to_all(Bytes bytes, const ShareProfile& shares) const;
@@ -64,7 +70,14 @@ class CollectiveModel {
   // p-1 rounds of the largest share.
   Seconds rounds(CollectiveForm form, Bytes bytes, const ShareProfile& shares) const;
 
+  struct Line {
+    Bytes from;
+    Seconds fixed;
+    double seconds_per_byte;
+  };
+
   int devices_;
+  std::vector<Line> reductions_;
   BytesPerSecond bandwidth_ = 0;  // of the slowest port on a ring through all devices
   Seconds latency_ = 0;           // the largest on the way
   std::vector<Port> ports_;

@@ -35,6 +35,7 @@
 #include <string>
 #include <vector>
 
+#include "net/device_states.h"
 #include "reduce/placement.h"
 
 namespace motley::reduce {
@@ -48,7 +49,7 @@ struct Form {
   friend bool operator==(const Form&, const Form&) = default;
 };
 
-using Groups = std::vector<std::vector<int>>;
+using net::Groups;
 
 // Number of devices of levels (root included).
 int64_t size_of(const std::vector<int>& levels);

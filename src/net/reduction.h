@@ -1,0 +1,36 @@
+// An all-reduce taken in steps: what a plan does in place of the plain collective.
+//
+// Every step is one collective on disjoint groups of devices; the first of a group is the root of
+// reduce and broadcast. P2's synthesis finds such programs (reduce/); a plan records them and the
+// runtime executes them. The tensor is cut into as many chunks as there are devices, of which a
+// device holds some at a time (device_states.h).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/units.h"
+#include "net/device_states.h"
+
+namespace motley {
+
+struct ReductionStep {
+  net::Collective collective = net::Collective::all_reduce;
+  net::Groups groups;  // ranks in the reduction, each at most once; a rank in none sits it out
+  friend bool operator==(const ReductionStep&, const ReductionStep&) = default;
+};
+
+struct ReductionProgram {
+  std::vector<ReductionStep> steps;
+  Bytes from = 0;  // tensors of at least this size take it
+  // Its time: fixed + bytes * seconds_per_byte. Informative: a cost, not a rule.
+  Seconds fixed = 0;
+  double seconds_per_byte = 0;
+  friend bool operator==(const ReductionProgram&, const ReductionProgram&) = default;
+};
+
+// What is wrong with the steps as an all-reduce of `devices`, as a sentence; empty if after them
+// every device holds the sum of all. Trusts nothing.
+std::string check(const std::vector<ReductionStep>& steps, int devices);
+
+}  // namespace motley

@@ -1,0 +1,95 @@
+#include "reduce/cluster.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "core/rng.h"
+#include "net/collectives.h"
+#include "reduce/best.h"
+
+namespace motley::reduce {
+namespace {
+
+Cluster two_level(const std::vector<int>& nodes, BytesPerSecond outer, BytesPerSecond inner) {
+  std::string yaml =
+      fmt::format("name: c\nlink: {{bandwidth: {} B/s, latency: 10 us}}\ngroups:\n", outer);
+  for (size_t i = 0; i < nodes.size(); ++i)
+    yaml += fmt::format(
+        "  - name: node{}\n    link: {{bandwidth: {} B/s, latency: 1 us}}\n    devices: [{{type: V100-16GB, "
+        "count: {}}}]\n",
+        i, inner, nodes[i]);
+  return parse_cluster(yaml, "c.yaml");
+}
+
+TEST(ClusterReductions, EqualNodesGetASynthesisedProgramThatIsSoundAndFaster) {
+  for (const auto& [nodes, inner] : std::vector<std::pair<std::vector<int>, double>>{
+           {{2, 2}, 1e10}, {{4, 4, 4}, 1e10}, {{8, 8, 8, 8}, 5e9}}) {
+    const Cluster cluster = two_level(nodes, 1e9, inner);
+    const auto programs = reductions_of(cluster);
+    ASSERT_EQ(programs.size(), 1u);
+    const ReductionProgram& p = programs[0];
+    EXPECT_EQ(check(p.steps, cluster.size()), "");
+    const CollectiveModel plain(cluster), with(cluster, programs);
+    for (double bytes : {p.from, 8 * p.from, 1e9}) {
+      EXPECT_EQ(with.all_reduce(bytes), p.fixed + bytes * p.seconds_per_byte);
+      EXPECT_LT(with.all_reduce(bytes), 0.97 * plain.all_reduce(bytes));
+    }
+    EXPECT_EQ(with.all_reduce(p.from / 2), plain.all_reduce(p.from / 2));
+    // Reduce-scatter inside, all-reduce across, all-gather inside: an n-th of the ring's traffic
+    // goes over the slow links of n nodes.
+    const double n = static_cast<double>(nodes.size());
+    EXPECT_NEAR(p.seconds_per_byte, 2 * (n - 1) / n / 1e9 + 2 * (nodes[0] - 1.) / nodes[0] / inner,
+                1e-3 / 1e9);
+  }
+}
+
+TEST(ClusterReductions, UnequalNodesGoThroughTheirHeads) {
+  const Cluster cluster = two_level({4, 1, 2}, 1e8, 1e11);
+  const auto programs = reductions_of(cluster);
+  ASSERT_EQ(programs.size(), 1u);
+  EXPECT_EQ(check(programs[0].steps, cluster.size()), "");
+  ASSERT_EQ(programs[0].steps.size(), 3u);
+  EXPECT_EQ(programs[0].steps[1].groups, (net::Groups{{0, 4, 5}}));
+}
+
+TEST(ClusterReductions, OneLevelHasNone) {
+  DeviceType type = device_catalogue()[0];
+  EXPECT_TRUE(reductions_of(flat_cluster({type}, {8}, {})).empty());
+}
+
+// The times here follow the device states; PlacementCost follows the levels.
+TEST(ClusterReductions, TimesEqualThoseOfTheSynthesis) {
+  const Cluster cluster = two_level({4, 4, 4, 4}, 1e9, 7e9);
+  const net::Topology network(cluster);
+  const Hierarchy hierarchy = *hierarchy_of(cluster);
+  const Matrix matrix = placements(hierarchy, {16})[0];
+  PlacementCost cost({&network, net::Algorithm::ring, {}}, 1e8, hierarchy, matrix, {0});
+  for (const Program& program : programs_of(program_space(cost.levels(), 4))) {
+    std::vector<ReductionStep> steps;
+    for (const Step& step : program)
+      steps.push_back({step.collective, lower(step.form, cost.hierarchy())});
+    EXPECT_EQ(check(steps, 16), "");
+    EXPECT_NEAR(seconds_of(steps, network, 1e8), cost.program(program), 1e-12);
+  }
+}
+
+TEST(ClusterReductions, WrongStepsAreRefused) {
+  using net::Collective;
+  const ReductionStep scatter{Collective::reduce_scatter, {{0, 1}, {2, 3}}};
+  const ReductionStep across{Collective::all_reduce, {{0, 2}, {1, 3}}};
+  const ReductionStep gather{Collective::all_gather, {{0, 1}, {2, 3}}};
+  EXPECT_EQ(check({scatter, across, gather}, 4), "");
+  EXPECT_NE(check({scatter, gather}, 4), "");         // halves of the sum
+  EXPECT_NE(check({scatter, across}, 4), "");         // left scattered
+  EXPECT_NE(check({across, across, gather}, 4), "");  // twice
+  EXPECT_NE(check({{Collective::all_reduce, {{0, 1, 2, 3, 4}}}}, 4), "");
+  EXPECT_NE(check({{Collective::all_reduce, {{0, 0, 1, 2, 3}}}}, 4), "");
+  EXPECT_NE(check({{Collective::all_reduce, {{0, 1, 2}, {3}}}}, 4), "");
+  EXPECT_NE(check({}, 4), "");
+  EXPECT_EQ(check({}, 1), "");
+}
+
+}  // namespace
+}  // namespace motley::reduce
