@@ -3,13 +3,14 @@
 // Where the cost model prices types at their largest piece and sums over stages, the simulator
 // walks every device through the program with its own integer pieces. Computation occupies its
 // device; a collective starts when the last device arrives and occupies all of them (the runtime's
-// collectives block). The answer is a timeline.
+// collectives block). The answer is a timeline. Pipelines: see pipeline.h.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "plan/plan.h"
+#include "sim/walk.h"
 
 namespace motley {
 
@@ -17,7 +18,7 @@ struct Span {
   int device = 0;
   Seconds begin = 0, end = 0;
   std::string name;  // "aten::mm", "all_reduce"
-  enum class Kind : uint8_t { compute, comm, wait } kind = Kind::compute;
+  WalkKind kind = WalkKind::compute;
   NodeId node;  // compute
 };
 

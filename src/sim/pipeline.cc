@@ -1,0 +1,383 @@
+#include "sim/pipeline.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "cluster/part.h"
+#include "core/error.h"
+#include "pipeline/schedule.h"
+
+namespace motley {
+
+void add_messages(const Holding& from, const Holding& to, Bytes bytes,
+                  std::vector<net::PairMessage>* messages) {
+  const int senders = static_cast<int>(from.devices->size()),
+            receivers = static_cast<int>(to.devices->size());
+  auto piece = [](const Holding& h, int rank) {
+    return h.cut == 0 ? 1.0
+                      : static_cast<double>(h.shares->of(h.cut)[rank]) / static_cast<double>(h.cut);
+  };
+  for (int r = 0; r < receivers; ++r)
+    for (int s = 0; s < senders; ++s) {
+      double part = 0;
+      if (from.cut == 0) {
+        if (s == static_cast<int>(static_cast<int64_t>(r) * senders / receivers))
+          part = piece(to, r);
+      } else if (to.cut == from.cut && to.placement == from.placement) {
+        const int64_t a = from.shares->begin(from.cut, s), b = to.shares->begin(to.cut, r);
+        const int64_t low = std::max(a, b), high = std::min(a + from.shares->of(from.cut)[s],
+                                                            b + to.shares->of(to.cut)[r]);
+        part = static_cast<double>(std::max<int64_t>(high - low, 0)) / static_cast<double>(to.cut);
+      } else {
+        part = piece(from, s) * piece(to, r);
+      }
+      if (part > 0) messages->push_back({(*from.devices)[s], (*to.devices)[r], bytes * part});
+    }
+}
+
+namespace {
+
+constexpr Seconds kUnknown = -1;
+
+class Simulator {
+ public:
+  Simulator(const Plan& plan, bool with_spans)
+      : plan_(plan), pipeline_(*plan.pipeline), spans_(with_spans), topology_(plan.cluster) {
+    sim_.devices.resize(plan.cluster.size());
+    replicas_.resize(pipeline_.replicas.size());
+    for (size_t r = 0; r < replicas_.size(); ++r)
+      for (int s = 0; s < pipeline_.stages(); ++s) replicas_[r].push_back(prepare(r, s));
+    transfer_times();
+  }
+
+  Simulation run() {
+    for (size_t r = 0; r < replicas_.size(); ++r) passes(static_cast<int>(r));
+    reductions();
+    finish();
+    return std::move(sim_);
+  }
+
+ private:
+  struct Piece {  // of work on a device inside a pass
+    int rank;
+    Seconds begin, end;
+    WalkKind kind;
+  };
+  struct Pass {
+    Seconds seconds = 0;
+    std::vector<Piece> work;
+  };
+  struct Stage {
+    Cluster part;
+    std::unique_ptr<CostModel> model;
+    std::unique_ptr<Shares> shares;
+    std::unique_ptr<Fractions> fractions;
+    Phases phases;
+    Pass forward, backward;
+    Seconds free = 0;
+    std::vector<pipeline::Task> order;
+    size_t next = 0;
+  };
+
+  const StagePlan& planned(size_t r, int s) const { return pipeline_.replicas[r].stages[s]; }
+
+  Stage prepare(size_t r, int s) {
+    const StagePlan& plan = planned(r, s);
+    Stage stage;
+    stage.part = part_of(plan_.cluster, plan.devices);
+    stage.model = std::make_unique<CostModel>(stage.part);
+    stage.shares = std::make_unique<Shares>(plan.ratios);
+    stage.fractions = std::make_unique<Fractions>(stage.model->cluster(), *stage.shares);
+    stage.phases = phases_of(pipeline_.theory(s), plan.program);
+    stage.forward = pass(stage, r, s, {{0, stage.phases.backward}});
+    if (plan.recompute)
+      stage.backward =
+          pass(stage, r, s,
+               {{0, stage.phases.backward}, {stage.phases.backward, stage.phases.reduction}});
+    else
+      stage.backward = pass(stage, r, s, {{stage.phases.backward, stage.phases.reduction}});
+    std::vector<int> counts;
+    for (int k = 0; k < pipeline_.stages(); ++k)
+      counts.push_back(in_flight(pipeline_.replicas[r], k));
+    stage.order =
+        pipeline::strict_schedule("", counts, pipeline_.replicas[r].micro_batches).order[s];
+    return stage;
+  }
+
+  Pass pass(const Stage& stage, size_t r, int s, const std::vector<std::pair<int, int>>& parts) {
+    Pass result;
+    std::vector<Seconds> now(stage.part.size(), 0);
+    for (auto [begin, end] : parts)
+      walk(pipeline_.theory(s), planned(r, s).program, *stage.model, *stage.fractions, begin, end,
+           &now, [&](int d, Seconds from, Seconds to, const std::string&, WalkKind kind, NodeId) {
+             result.work.push_back({d, from, to, kind});
+           });
+    result.seconds = *std::max_element(now.begin(), now.end());
+    return result;
+  }
+
+  Holding holding(size_t r, int s, const std::vector<int>& devices, ValueId v, Placement p) const {
+    return {&devices, replicas_[r][s].shares.get(), p,
+            p.is_shard() ? pipeline_.theory(s).cut_size(v, p) : 0};
+  }
+
+  // All values of one (from, to, direction) go together; all replicas at once.
+  void transfer_times() {
+    std::map<std::tuple<int, int, bool>, std::vector<net::PairMessage>> messages;
+    for (const Transfer& t : pipeline_.parts().transfers)
+      for (size_t r = 0; r < replicas_.size(); ++r) {
+        const Theory& from = pipeline_.theory(t.from);
+        const Theory& to = pipeline_.theory(t.to);
+        add_messages(holding(r, t.from, planned(r, t.from).devices, t.made,
+                             output_placement(from, planned(r, t.from).program, t.made)),
+                     holding(r, t.to, planned(r, t.to).devices, t.taken,
+                             stored_placements(to, planned(r, t.to).program)[t.taken.index]),
+                     static_cast<Bytes>(plan_.graph->spec(t.value).bytes()),
+                     &messages[{t.from, t.to, t.backward}]);
+      }
+    for (const auto& [way, list] : messages) {
+      Way w;
+      std::tie(w.from, w.to, w.backward) = way;
+      w.seconds = net::messages_time(topology_, list);
+      // A later stage's forward value that an earlier one reads in its backward pass.
+      const Transfer* first = nullptr;
+      for (const Transfer& t : pipeline_.parts().transfers)
+        if (std::tuple(t.from, t.to, t.backward) == way) first = &t;
+      const Graph& maker = pipeline_.graph(w.from);
+      w.made_backward = maker.node(maker.value(first->made).producer).phase == Phase::backward;
+      ways_.push_back(w);
+    }
+  }
+
+  struct Way {
+    int from = 0, to = 0;
+    bool backward = false, made_backward = false;
+    Seconds seconds = 0;
+  };
+  struct Arrival {
+    Seconds begin = kUnknown, end = kUnknown;
+  };
+
+  void passes(int r) {
+    const int stages = pipeline_.stages(), count = pipeline_.replicas[r].micro_batches;
+    std::vector<std::vector<Arrival>> arrivals(ways_.size(), std::vector<Arrival>(count));
+    std::vector<Seconds> way_free(ways_.size(), 0);
+    std::vector<int> work;
+    for (int s = stages - 1; s >= 0; --s) work.push_back(s);
+    while (!work.empty()) {
+      const int s = work.back();
+      work.pop_back();
+      Stage& stage = replicas_[r][s];
+      while (stage.next < stage.order.size()) {
+        const pipeline::Task task = stage.order[stage.next];
+        Arrival last;
+        bool ready = true;
+        for (size_t w = 0; w < ways_.size(); ++w) {
+          if (ways_[w].to != s || ways_[w].backward != task.backward) continue;
+          const Arrival& a = arrivals[w][task.micro_batch];
+          ready = ready && a.end != kUnknown;
+          if (a.end > last.end) last = a;
+        }
+        if (!ready) break;
+        const Seconds start = std::max(stage.free, last.end);
+        waited(r, s, stage.free, start, last);
+        const Pass& pass = task.backward ? stage.backward : stage.forward;
+        record(r, s, start, pass, task);
+        stage.free = start + pass.seconds;
+        ++stage.next;
+        for (size_t w = 0; w < ways_.size(); ++w) {
+          if (ways_[w].from != s || ways_[w].made_backward != task.backward) continue;
+          Arrival& a = arrivals[w][task.micro_batch];
+          a.begin = std::max(way_free[w], stage.free);
+          a.end = way_free[w] = a.begin + ways_[w].seconds;
+          for (int d : planned(r, ways_[w].to).devices) sim_.devices[d].comm += ways_[w].seconds;
+          hidden_ += ways_[w].seconds * static_cast<double>(planned(r, ways_[w].to).devices.size());
+          work.push_back(ways_[w].to);
+        }
+      }
+    }
+    for (int s = 0; s < stages; ++s)
+      MOTLEY_CHECK(replicas_[r][s].next == replicas_[r][s].order.size(),
+                   "replica {}: stage {} waits for ever", r, s);
+  }
+
+  void span(int device, Seconds begin, Seconds end, const std::string& name, WalkKind kind) {
+    if (spans_ && end > begin) sim_.spans.push_back({device, begin, end, name, kind, {}});
+  }
+
+  // A stage was free from `from` and went on at `to`, when `last` had come in.
+  void waited(int r, int s, Seconds from, Seconds to, const Arrival& last) {
+    if (to <= from) return;
+    const Seconds exposed = last.end == kUnknown ? 0 : to - std::max(from, last.begin);
+    for (int d : planned(r, s).devices) {
+      sim_.devices[d].idle += to - from;
+      sim_.devices[d].exposed_comm += std::max(0.0, exposed);
+      hidden_ -= std::max(0.0, exposed);
+      span(d, from, to, "wait", WalkKind::wait);
+    }
+  }
+
+  void record(int r, int s, Seconds start, const Pass& pass, pipeline::Task task) {
+    const std::vector<int>& devices = planned(r, s).devices;
+    std::vector<Seconds> used(devices.size(), 0);
+    for (const Piece& p : pass.work) {
+      DeviceTime& t = sim_.devices[devices[p.rank]];
+      (p.kind == WalkKind::compute ? t.busy
+       : p.kind == WalkKind::comm  ? t.comm
+                                   : t.idle) += p.end - p.begin;
+      if (p.kind == WalkKind::comm) t.exposed_comm += p.end - p.begin;
+      used[p.rank] = std::max(used[p.rank], p.end);
+    }
+    const std::string name =
+        fmt::format("{}{}", task.backward ? "backward " : "forward ", task.micro_batch);
+    for (size_t i = 0; i < devices.size(); ++i) {
+      sim_.devices[devices[i]].idle += pass.seconds - used[i];
+      span(devices[i], start, start + pass.seconds, name, WalkKind::compute);
+    }
+  }
+
+  void communicate(int r, int s, Seconds begin, Seconds end, const char* name) {
+    Stage& stage = replicas_[r][s];
+    for (int d : planned(r, s).devices) {
+      sim_.devices[d].idle += begin - stage.free;
+      sim_.devices[d].comm += end - begin;
+      sim_.devices[d].exposed_comm += end - begin;
+      span(d, stage.free, begin, "wait", WalkKind::wait);
+      span(d, begin, end, name, WalkKind::comm);
+    }
+    stage.free = end;
+  }
+
+  Holding gradient_of(size_t r, int s, size_t parameter) const {
+    const ValueId v = pipeline_.graph(s).parameters[parameter].value;
+    return holding(r, s, planned(r, s).devices, v,
+                   stored_placements(pipeline_.theory(s), planned(r, s).program)[v.index]);
+  }
+  static bool alike(const Holding& a, const Holding& b) {
+    return a.devices->size() == b.devices->size() && a.placement == b.placement && a.cut == b.cut &&
+           (a.cut == 0 || a.shares->of(a.cut) == b.shares->of(b.cut));
+  }
+
+  void reductions() {
+    const int stages = pipeline_.stages(), replicas = static_cast<int>(replicas_.size());
+    for (int r = 0; r < replicas; ++r)
+      for (int s = 0; s < stages; ++s) {
+        Stage& stage = replicas_[r][s];
+        std::vector<Seconds> now(stage.part.size(), 0);
+        walk(pipeline_.theory(s), planned(r, s).program, *stage.model, *stage.fractions,
+             stage.phases.reduction, static_cast<int>(planned(r, s).program.steps.size()), &now,
+             [](int, Seconds, Seconds, const std::string&, WalkKind, NodeId) {});
+        const Seconds most = *std::max_element(now.begin(), now.end());
+        communicate(r, s, stage.free, stage.free + most, "reduce");
+      }
+    for (int s = 0; s < stages && replicas > 1; ++s) {
+      // Rings of equal pieces run for all ranks together; the rest is exchanged.
+      std::vector<net::PairMessage> ring, others;
+      const auto& parameters = pipeline_.graph(s).parameters;
+      for (size_t p = 0; p < parameters.size(); ++p) {
+        if (!parameters[p].gradient.valid()) continue;
+        const auto bytes = static_cast<Bytes>(pipeline_.graph(s).spec(parameters[p].value).bytes());
+        std::vector<Holding> held;
+        for (int r = 0; r < replicas; ++r) held.push_back(gradient_of(r, s, p));
+        bool same = true;
+        for (int r = 1; r < replicas; ++r) same = same && alike(held[0], held[r]);
+        for (int r = 0; r < replicas; ++r)
+          if (same) {
+            for (size_t i = 0; i < held[r].devices->size(); ++i) {
+              const double part = held[r].cut == 0
+                                      ? 1.0
+                                      : static_cast<double>(held[r].shares->of(held[r].cut)[i]) /
+                                            static_cast<double>(held[r].cut);
+              ring.push_back({(*held[r].devices)[i], (*held[(r + 1) % replicas].devices)[i],
+                              2.0 * (replicas - 1) / replicas * bytes * part});
+            }
+          } else {
+            for (int q = 0; q < replicas; ++q)
+              if (q != r) add_messages(held[r], held[q], bytes, &others);
+          }
+      }
+      Seconds seconds = others.empty() ? 0 : net::messages_time(topology_, others);
+      if (!ring.empty()) {
+        Seconds latency = 0;
+        for (const net::PairMessage& m : ring)
+          latency = std::max(latency, topology_.latency(m.from, m.to));
+        seconds += net::messages_time(topology_, ring) + (2.0 * (replicas - 1) - 1) * latency;
+      }
+      Seconds begin = 0;
+      for (int r = 0; r < replicas; ++r) begin = std::max(begin, replicas_[r][s].free);
+      for (int r = 0; r < replicas; ++r)
+        communicate(r, s, begin, begin + seconds, "reduce over replicas");
+    }
+    for (const Tied& tied : pipeline_.parts().tied) {
+      if (!plan_.graph->parameters[tied.parameter].gradient.valid()) continue;
+      const auto bytes = static_cast<Bytes>(
+          plan_.graph->spec(plan_.graph->parameters[tied.parameter].value).bytes());
+      std::vector<net::PairMessage> messages;
+      auto held = [&](int r, int s) {
+        const auto& list = pipeline_.parts().parameter_of[s];
+        return gradient_of(r, s,
+                           std::find(list.begin(), list.end(), tied.parameter) - list.begin());
+      };
+      for (int r = 0; r < replicas; ++r)
+        for (int a : tied.stages)
+          for (int b : tied.stages)
+            if (a != b) add_messages(held(r, a), held(r, b), bytes, &messages);
+      const Seconds seconds = net::messages_time(topology_, messages);
+      for (int r = 0; r < replicas; ++r) {
+        Seconds begin = 0;
+        for (int s : tied.stages) begin = std::max(begin, replicas_[r][s].free);
+        for (int s : tied.stages) communicate(r, s, begin, begin + seconds, "reduce tied");
+      }
+    }
+  }
+
+  void finish() {
+    const std::vector<Bytes> memory = pipeline_memory(pipeline_, plan_.cluster, plan_.optimizer);
+    std::vector<Seconds> end(plan_.cluster.size(), 0);
+    for (size_t r = 0; r < replicas_.size(); ++r)
+      for (int s = 0; s < pipeline_.stages(); ++s) {
+        Stage& stage = replicas_[r][s];
+        const std::vector<int>& devices = planned(r, s).devices;
+        std::vector<Seconds> now(stage.part.size(), stage.free);
+        walk_optimizer(
+            pipeline_.theory(s), planned(r, s).program, *stage.model, *stage.fractions,
+            plan_.optimizer, &now,
+            [&](int d, Seconds from, Seconds to, const std::string& name, WalkKind kind, NodeId) {
+              sim_.devices[devices[d]].busy += to - from;
+              span(devices[d], from, to, name, kind);
+            });
+        for (size_t i = 0; i < devices.size(); ++i) end[devices[i]] = now[i];
+      }
+    sim_.step = *std::max_element(end.begin(), end.end());
+    Seconds busiest = 0, total = 0, comm = 0;
+    for (int d = 0; d < plan_.cluster.size(); ++d) {
+      DeviceTime& t = sim_.devices[d];
+      t.idle += sim_.step - end[d];
+      t.peak_memory = memory[d];
+      busiest = std::max(busiest, t.busy);
+      total += t.busy;
+      comm += t.comm;
+    }
+    sim_.overlap = comm > 0 ? hidden_ / comm : 0;
+    sim_.load_balance = busiest > 0 ? total / plan_.cluster.size() / busiest : 1;
+  }
+
+  const Plan& plan_;
+  const PipelinePlan& pipeline_;
+  const bool spans_;
+  net::Topology topology_;
+  std::vector<std::vector<Stage>> replicas_;
+  std::vector<Way> ways_;
+  Simulation sim_;
+  Seconds hidden_ = 0;  // device-seconds of transfers that nobody waits for
+};
+
+}  // namespace
+
+Simulation simulate_pipeline(const Plan& plan, bool with_spans) {
+  return Simulator(plan, with_spans).run();
+}
+
+}  // namespace motley

@@ -1,0 +1,31 @@
+// The event simulator of pipeline plans.
+//
+// Every replica's stages take their passes in the order of their warm-up counts. A pass starts when
+// the stage is free and all it reads has come in; inside it the stage's devices walk through the
+// program (walk.h), and the slowest ends it. A transfer starts when the pass that makes it has
+// ended and the way from that stage to the other, each direction its own, is free; messages go from
+// rank to rank as the runtime sends them, and all replicas share the ports they cross. When a stage
+// is done it reduces within itself, over replicas once all of them are there, and for tied
+// parameters over stages; then its optimizer runs.
+#pragma once
+
+#include "net/messages.h"
+#include "sim/simulate.h"
+
+namespace motley {
+
+Simulation simulate_pipeline(const Plan& plan, bool with_spans);
+
+// What rank by rank moves when a value of `bytes` that one group holds in `from` is handed to
+// another that wants it in `to`. Shares give the pieces of the two groups; a placement that is not
+// a cut is whole on every rank.
+struct Holding {
+  const std::vector<int>* devices = nullptr;
+  const Shares* shares = nullptr;
+  Placement placement;
+  int64_t cut = 0;  // size of the cut factor; 0: whole
+};
+void add_messages(const Holding& from, const Holding& to, Bytes bytes,
+                  std::vector<net::PairMessage>* messages);
+
+}  // namespace motley

@@ -1,0 +1,77 @@
+#include "sim/walk.h"
+
+#include <algorithm>
+
+namespace motley {
+
+void walk(const Theory& theory, const Program& program, const CostModel& model,
+          const Fractions& fractions, int begin, int end, std::vector<Seconds>* times,
+          const WalkSink& sink) {
+  const Graph& graph = theory.graph();
+  const Cluster& cluster = model.cluster();
+  std::vector<Seconds>& now = *times;
+  const int devices = cluster.size();
+  const std::vector<bool> pure = pure_gradients(graph);
+  auto spend = [&](int d, Seconds s, const std::string& name, WalkKind kind, NodeId node = {}) {
+    if (s <= 0) return;
+    sink(d, now[d], now[d] + s, name, kind, node);
+    now[d] += s;
+  };
+  auto communicate = [&](Seconds s, const std::string& name) {
+    const Seconds start = *std::max_element(now.begin(), now.end());
+    for (int d = 0; d < devices; ++d) {
+      spend(d, start - now[d], "wait", WalkKind::wait);
+      now[d] = start;
+      spend(d, s, name, WalkKind::comm);
+    }
+  };
+  bool after_gradient = false;
+  for (int i = begin; i < end; ++i) {
+    const Step& step = program.steps[i];
+    if (step.is_compute()) {
+      const Triple& triple = theory.triples(step.node)[step.triple];
+      for (const InnerCollective& c : triple.collectives)
+        communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)),
+                    "all_reduce in " + triple.kernel);
+      const Work work = work_of(theory, step.node, triple);
+      if (work.free) continue;
+      after_gradient = false;
+      const auto& f = fractions.by_device(work.cut);
+      for (int d = 0; d < devices; ++d)
+        spend(d, model.compute(cluster.devices[d].type, work, f[d]), graph.node(step.node).op,
+              WalkKind::compute, step.node);
+    } else if (step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask) {
+      const Placement cut = step.from.is_shard() ? step.from : step.to;
+      Seconds s = model.collective(
+          step.kind, static_cast<Bytes>(graph.spec(step.value).bytes()),
+          fractions.profile(cut.is_shard() ? theory.cut_size(step.value, cut) : 0, model.net()));
+      const bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
+      if (gradient && after_gradient) s = std::max(0.0, s - model.net().all_reduce(0));
+      after_gradient = gradient;
+      communicate(s, to_string(step.kind));
+    }
+  }
+}
+
+void walk_optimizer(const Theory& theory, const Program& program, const CostModel& model,
+                    const Fractions& fractions, Optimizer optimizer, std::vector<Seconds>* now,
+                    const WalkSink& sink) {
+  const Graph& graph = theory.graph();
+  const std::vector<Placement> stored = stored_placements(theory, program);
+  for (const Parameter& p : graph.parameters) {
+    if (!p.gradient.valid()) continue;
+    const Placement placement = stored[p.value.index];
+    const auto& f =
+        fractions.by_device(placement.is_shard() ? theory.cut_size(p.value, placement) : 0);
+    for (int d = 0; d < model.cluster().size(); ++d) {
+      const Seconds s =
+          model.update(model.cluster().devices[d].type,
+                       static_cast<Bytes>(graph.spec(p.value).bytes()) * f[d], optimizer);
+      if (s <= 0) continue;
+      sink(d, (*now)[d], (*now)[d] + s, "optimizer", WalkKind::compute, {});
+      (*now)[d] += s;
+    }
+  }
+}
+
+}  // namespace motley
