@@ -290,16 +290,18 @@ void reduce_command(const ReduceOptions& options) {
   Job job;
   Cluster cluster;
   if (!options.cluster.empty()) cluster = load_cluster(options.cluster);
-  if (!options.hierarchy.empty())
+  if (!options.hierarchy.empty()) {
     job.hierarchy = parse_hierarchy(options.hierarchy);
-  else if (!options.cluster.empty())
+  } else if (!options.cluster.empty()) {
     const std::optional<Hierarchy> levels = hierarchy_of(cluster);
-  if (!levels)
-    throw user_error("reduce", "cluster '{}' has unequal groups; give --hierarchy", cluster.name);
-  job.hierarchy = *levels;
-  else throw user_error(
-      "reduce",
-      "--hierarchy and --cluster are missing; give one, for example --hierarchy node:4,gpu:16");
+    if (!levels)
+      throw user_error("reduce", "cluster '{}' has unequal groups; give --hierarchy", cluster.name);
+    job.hierarchy = *levels;
+  } else {
+    throw user_error(
+        "reduce",
+        "--hierarchy and --cluster are missing; give one, for example --hierarchy node:4,gpu:16");
+  }
   job.axes = parse_axes(options.axes, job.hierarchy);
   for (const std::string& text : options.reduce) {
     size_t colon = text.find(':');
