@@ -38,6 +38,20 @@ def flatten(tree, name):
     return [leaf for leaves, _ in children for leaf in leaves], build
 
 
+def named_leaves(inputs, targets):
+    """The tensors of a batch by name, and the functions that put others in the place of inputs and of targets.
+
+    A dict of inputs is named by its keys alone where that is clear.
+    """
+    inside, build_inputs = flatten(inputs, "inputs")
+    outside, build_targets = flatten(targets, "targets")
+    if isinstance(inputs, dict):
+        short = [(name[len("inputs.") :], tensor) for name, tensor in inside]
+        if not {name for name, _ in short} & {name for name, _ in outside}:
+            inside = short
+    return inside, outside, build_inputs, build_targets
+
+
 def split_example(example):
     """(inputs, targets) of a batch: a pair is both, anything else is inputs without targets."""
     if isinstance(example, (tuple, list)) and not hasattr(example, "_fields"):
@@ -151,8 +165,7 @@ class Step:
             raise UserError(f"[capture] loss_fn is a {type(loss_fn).__name__}; give a function of (output, targets)")
         self.model, self.loss_fn = model, loss_fn
         inputs, targets, self.has_targets = split_example(example_inputs)
-        self.inputs, self.build_inputs = flatten(inputs, "inputs")
-        self.targets, self.build_targets = flatten(targets, "targets")
+        self.inputs, self.targets, self.build_inputs, self.build_targets = named_leaves(inputs, targets)
         if not self.inputs:
             raise UserError("[capture] example_inputs holds no tensor; give a batch as the model takes it")
         self.parameters, self.buffers = slots_of(model)
@@ -189,7 +202,7 @@ class Step:
                 f"[distribute] a step takes {'inputs and targets' if self.has_targets else 'inputs alone'}, as "
                 "example_inputs had them"
             )
-        got = flatten(inputs, "inputs")[0] + flatten(targets, "targets")[0]
+        got = sum(named_leaves(inputs, targets)[:2], [])
         if [name for name, _ in got] != [name for name, _ in self.leaves]:
             raise UserError(
                 f"[distribute] a batch has {', '.join(n for n, _ in got) or 'no tensor'}; example_inputs had "

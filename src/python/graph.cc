@@ -95,14 +95,17 @@ void bind_graph(py::module_& m) {
     graph.batch = batch;
     return graph;
   });
-  m.def("capture_zoo", [](const std::string& model, int64_t batch) {
-    CapturedGraph graph;
-    Capture captured = capture(model, batch);
-    graph.graph = canonicalize(captured.graph);
-    graph.seconds = captured.seconds;
-    graph.batch = batch;
-    return graph;
-  });
+  m.def(
+      "capture_zoo",
+      [](const std::string& model, int64_t batch) {
+        CapturedGraph graph;
+        Capture captured = capture(model, batch);
+        graph.graph = canonicalize(captured.graph);
+        graph.seconds = captured.seconds;
+        graph.batch = batch;
+        return graph;
+      },
+      py::call_guard<py::gil_scoped_release>());
 
   // One step on one device, random ops as distributed runs draw them.
   m.def(

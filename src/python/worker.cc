@@ -44,7 +44,7 @@ class WorkerGroup {
   std::string pace(const Cluster& cluster) {
     if (sockets_ == nullptr)
       throw user_error("python", "emulate works on the CPU; give it without device='cuda'");
-    return motley::pace(*sockets_, cluster);
+    return emulate_links(*sockets_, cluster);
   }
 
  private:
@@ -54,12 +54,16 @@ class WorkerGroup {
   at::Device device_ = at::kCPU;
 };
 
-class Worker {
+class LocalWorker {
  public:
   // `speed` of this worker where a slower device is emulated; 0: none.
-  Worker(std::shared_ptr<Plan> plan, std::shared_ptr<WorkerGroup> group, uint64_t seed,
-         double speed)
+  LocalWorker(std::shared_ptr<Plan> plan, std::shared_ptr<WorkerGroup> group, uint64_t seed,
+              double speed)
       : plan_(std::move(plan)), group_(std::move(group)) {
+    if (plan_->pipeline)
+      throw user_error(
+          "distribute",
+          "the plan is a pipeline; run it with motley run, or plan with motley.plan()");
     if (speed > 0) padding_.emplace(speed);
     ExecutorOptions options;
     options.seed = seed;
@@ -163,30 +167,22 @@ void bind_worker(py::module_& m) {
           "pace", [](WorkerGroup& g, const Cluster& cluster) { return g.pace(cluster); },
           unlocked());
 
-  py::class_<Worker>(m, "Worker")
+  py::class_<LocalWorker>(m, "Worker")
       .def(py::init<std::shared_ptr<Plan>, std::shared_ptr<WorkerGroup>, uint64_t, double>(),
            unlocked())
-      .def("piece", &Worker::piece)
-      .def("local_shape", &Worker::local_shape)
-      .def("placement", &Worker::placement)
-      .def("set", &Worker::set)
-      .def("get", &Worker::get)
-      .def("gather", &Worker::gather, unlocked())
-      .def("gather_rows", &Worker::gather_rows, unlocked())
-      .def("step", &Worker::step, unlocked())
-      .def("before", &Worker::before, unlocked())
-      .def("after", &Worker::after, unlocked());
+      .def("piece", &LocalWorker::piece)
+      .def("local_shape", &LocalWorker::local_shape)
+      .def("placement", &LocalWorker::placement)
+      .def("set", &LocalWorker::set)
+      .def("get", &LocalWorker::get)
+      .def("gather", &LocalWorker::gather, unlocked())
+      .def("gather_rows", &LocalWorker::gather_rows, unlocked())
+      .def("step", &LocalWorker::step, unlocked())
+      .def("before", &LocalWorker::before, unlocked())
+      .def("after", &LocalWorker::after, unlocked());
 
-  py::class_<Padding>(m, "Padding")
-      .def(py::init<double>())
-      .def("before", &Padding::before, unlocked())
-      .def("after", &Padding::after, unlocked());
   // Whether this build talks over NCCL, and to how many devices of this machine.
   m.def("cuda_devices", [] { return has_nccl() ? cuda_devices() : 0; });
-  // Bytes a second of a connection of a ring; infinite if nothing limits it.
-  m.def("ring_bandwidth", [](const Cluster& cluster, int a, int b) {
-    return pair_bandwidth(cluster, a, b, Traffic::ring);
-  });
 }
 
 }  // namespace motley::python

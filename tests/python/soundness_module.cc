@@ -1,11 +1,11 @@
-// A test's extension: random programs of a captured graph on threads against one device. See soundness.h.
-#include "soundness.h"
-
+// A test's extension: random programs of a captured graph on threads against one device. See
+// soundness.h.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "core/rng.h"
+#include "soundness.h"
 #include "spmd/build.h"
 #include "spmd/sample.h"
 #include "torch/executor.h"
