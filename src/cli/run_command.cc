@@ -31,7 +31,7 @@ Plan sound_plan(const RunOptions& options, int workers) {
                      plan.cluster.size(), workers);
   if (!options.profile.empty()) {
     apply(load_profile(options.profile), options.profile, &plan.cluster);
-    const CostModel cost(plan.cluster);
+    const CostModel cost(plan.cluster, plan.reductions);
     const Shares shares(plan.ratios);
     const Fractions fractions(plan.cluster, shares);
     plan.predicted_step_s =

@@ -43,7 +43,8 @@ Work work_of(const Theory& theory, NodeId id, const Triple& triple) {
   return work;
 }
 
-CostModel::CostModel(const Cluster& cluster) : cluster_(cluster), net_(cluster) {
+CostModel::CostModel(const Cluster& cluster, const std::vector<ReductionProgram>& reductions)
+    : cluster_(cluster), net_(cluster, reductions) {
   for (const DeviceType& type : cluster_.types) {
     Rates& rates = rates_.emplace_back();
     for (const OpRate& rate : type.ops) {

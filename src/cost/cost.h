@@ -46,7 +46,8 @@ Work work_of(const Theory& theory, NodeId node, const Triple& triple);
 
 class CostModel {
  public:
-  explicit CostModel(const Cluster& cluster);
+  // `reductions`: programs that large all-reduces take (net/reduction.h).
+  explicit CostModel(const Cluster& cluster, const std::vector<ReductionProgram>& reductions = {});
   CostModel(const CostModel&) = delete;
   CostModel& operator=(const CostModel&) = delete;
 

@@ -172,6 +172,60 @@ std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Graph& graph
   return pipeline;
 }
 
+constexpr size_t kMaxReductions = 16, kMaxReductionSteps = 64;
+
+Json to_json(const ReductionProgram& program) {
+  Json steps = Json::array();
+  for (const ReductionStep& step : program.steps)
+    steps.push_back({{"collective", net::to_string(step.collective)}, {"groups", step.groups}});
+  return {{"from_bytes", program.from},
+          {"fixed_s", program.fixed},
+          {"seconds_per_byte", program.seconds_per_byte},
+          {"steps", std::move(steps)}};
+}
+
+net::Collective read_collective(const Fields& fields) {
+  using net::Collective;
+  const std::string text = fields.text("collective");
+  for (Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
+                       Collective::reduce, Collective::broadcast})
+    if (text == net::to_string(c)) return c;
+  throw fields.bad("collective", "is '" + text +
+                                     "'; give all_reduce, reduce_scatter, all_gather, reduce or "
+                                     "broadcast");
+}
+
+ReductionProgram read_reduction(const Json& json, const std::string& name) {
+  Fields fields(json, "plan", name);
+  ReductionProgram program;
+  program.from = fields.number("from_bytes");
+  program.fixed = fields.number("fixed_s");
+  program.seconds_per_byte = fields.number("seconds_per_byte");
+  if (program.from < 0 || program.fixed < 0 || program.seconds_per_byte < 0)
+    throw fields.bad("from_bytes", "or a time is negative; give numbers of at least 0");
+  const Json& steps = fields.array("steps");
+  if (steps.size() > kMaxReductionSteps)
+    throw fields.bad(
+        "steps", fmt::format("has {} entries; give at most {}", steps.size(), kMaxReductionSteps));
+  for (size_t s = 0; s < steps.size(); ++s) {
+    Fields f(steps[s], "plan", fmt::format("{}.steps[{}]", name, s));
+    ReductionStep step;
+    step.collective = read_collective(f);
+    for (const Json& members : f.array("groups")) {
+      std::vector<int> group;
+      if (!members.is_array()) throw f.bad("groups", "holds " + members.dump() + "; give lists");
+      for (const Json& d : members) {
+        if (!d.is_number_integer() || d.get<int64_t>() < 0 || d.get<int64_t>() >= kMaxDevices)
+          throw f.bad("groups", "holds " + d.dump() + "; give numbers of devices");
+        group.push_back(d.get<int>());
+      }
+      step.groups.push_back(std::move(group));
+    }
+    program.steps.push_back(std::move(step));
+  }
+  return program;
+}
+
 // What is wrong with a pipeline, its memory apart.
 std::vector<std::string> check_pipeline(const Plan& plan) {
   const PipelinePlan& pipeline = *plan.pipeline;
@@ -307,6 +361,11 @@ Json to_json(const Plan& plan) {
                     {"lower_bound_s", plan.lower_bound_s},
                     {"peak_memory_bytes", plan.peak_memory_bytes}};
   if (!plan.pipeline) j["ratios"] = plan.ratios;
+  if (!plan.reductions.empty()) {
+    j["reductions"] = Json::array();
+    for (const ReductionProgram& program : plan.reductions)
+      j["reductions"].push_back(to_json(program));
+  }
   j["cluster"] = lines(to_yaml(plan.cluster));
   if (plan.pipeline)
     j["pipeline"] = to_json(*plan.pipeline);
@@ -348,6 +407,15 @@ Plan parse_plan(const std::string& text, const std::string& name) {
                                              plan.ratios.size(), plan.cluster.size()));
     plan.program = read_program(*plan.theory, fields.array("program"), name + ": program");
   }
+  if (fields.find("reductions")) {
+    const Json& list = fields.array("reductions");
+    if (list.size() > kMaxReductions)
+      throw fields.bad("reductions",
+                       fmt::format("has {} entries; give at most {}", list.size(), kMaxReductions));
+    for (size_t i = 0; i < list.size(); ++i)
+      plan.reductions.push_back(
+          read_reduction(list[i], fmt::format("{}: reductions[{}]", name, i)));
+  }
   if (const Json* predicted = fields.find("predicted")) {
     Fields p(*predicted, "plan", name + ": predicted");
     plan.predicted_step_s = p.number("step_s");
@@ -365,9 +433,18 @@ Plan load_plan(const std::string& path) { return parse_plan(read_file(path), pat
 
 std::vector<std::string> check(const Plan& plan, bool memory_limit) {
   std::vector<std::string> problems = verify(*plan.graph);
+  for (size_t i = 0; i < plan.reductions.size(); ++i) {
+    if (std::string wrong = check(plan.reductions[i].steps, plan.cluster.size()); !wrong.empty())
+      problems.push_back(fmt::format("reductions[{}]: {}", i, wrong));
+    if (i > 0 && plan.reductions[i].from <= plan.reductions[i - 1].from)
+      problems.push_back(
+          fmt::format("reductions[{}] starts at no more bytes than the one before", i));
+  }
   if (!problems.empty()) return problems;
   if (plan.pipeline) {
     problems = check_pipeline(plan);
+    if (!plan.reductions.empty())
+      problems.push_back("a pipeline takes no reductions of all devices");
     if (!problems.empty() || !memory_limit) return problems;
     const std::vector<Bytes> bytes = pipeline_memory(*plan.pipeline, plan.cluster, plan.optimizer);
     for (int d = 0; d < plan.cluster.size() && problems.size() < 20; ++d)
@@ -475,9 +552,20 @@ std::string describe(const Plan& plan) {
     out +=
         fmt::format("  each step   {} {}, {} in all\n", sum.count, what, format_bytes(sum.bytes));
 
+  for (const ReductionProgram& program : plan.reductions) {
+    std::vector<std::string> steps;
+    for (const ReductionStep& step : program.steps)
+      steps.push_back(fmt::format(
+          "{} in {} of {}", net::to_string(step.collective),
+          step.groups.size() == 1 ? "one group" : fmt::format("{} groups", step.groups.size()),
+          step.groups.empty() ? 0 : step.groups[0].size()));
+    out += fmt::format("  reductions  all_reduce from {} on: {}\n", format_bytes(program.from),
+                       fmt::join(steps, ", then "));
+  }
+
   Shares shares(plan.ratios);
   Fractions fractions(plan.cluster, shares);
-  CostModel model(plan.cluster);
+  CostModel model(plan.cluster, plan.reductions);
   ProgramCost cost = cost_of(theory, plan.program, model, fractions, plan.optimizer);
   out += fmt::format("  predicted   {} a step: {} of communication", format_seconds(cost.step),
                      format_seconds(cost.comm));

@@ -36,6 +36,9 @@ struct Plan {
   Program program;                         // pipelines: empty
   std::unique_ptr<PipelinePlan> pipeline;  // null: one SPMD program
 
+  // What all-reduces over all devices do instead of the plain collective, by ascending `from`.
+  std::vector<ReductionProgram> reductions;
+
   // What the planner predicted. Informative only.
   Seconds predicted_step_s = 0;
   Seconds lower_bound_s = 0;

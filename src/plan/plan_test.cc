@@ -66,6 +66,40 @@ TEST(Plan, RoundTrips) {
   EXPECT_THAT(check(again), IsEmpty());
 }
 
+// The first reduces with either other, then all know the sum.
+ReductionProgram two_steps() {
+  return {{{net::Collective::reduce, {{0, 1, 2}}}, {net::Collective::broadcast, {{0, 1, 2}}}},
+          100,
+          1e-5,
+          2e-9};
+}
+
+TEST(Plan, HoldsReductionPrograms) {
+  Plan plan = sample();
+  const Seconds before = cost_of(*plan.theory, plan.program, CostModel(plan.cluster),
+                                 Fractions(plan.cluster, Shares(plan.ratios)), plan.optimizer)
+                             .comm;
+  plan.reductions = {two_steps()};
+  EXPECT_THAT(check(plan), IsEmpty());
+  const std::string text = to_json(plan).dump(1);
+  const Plan again = parse_plan(text, "p.json");
+  EXPECT_EQ(to_json(again).dump(1), text);
+  EXPECT_EQ(again.reductions, plan.reductions);
+  EXPECT_THAT(describe(again), HasSubstr("reduce in one group of 3, then broadcast"));
+  // 160 bytes of gradient take it; the price is the program's.
+  const Shares shares(plan.ratios);
+  const Fractions fractions(plan.cluster, shares);
+  const CostModel model(plan.cluster, plan.reductions);
+  const Seconds after = cost_of(*plan.theory, plan.program, model, fractions, plan.optimizer).comm;
+  EXPECT_NEAR(after, 1e-5 + 160 * 2e-9, 1e-15);
+  EXPECT_NE(after, before);
+
+  plan.reductions[0].steps.pop_back();
+  EXPECT_THAT(check(plan), testing::ElementsAre(HasSubstr("without the sum of all")));
+  plan.reductions = {two_steps(), two_steps()};
+  EXPECT_THAT(check(plan), testing::ElementsAre(HasSubstr("no more bytes")));
+}
+
 TEST(Plan, SaysWhatToMend) {
   EXPECT_THAT(failure("{}"),
               HasSubstr("p.json: field 'motley_plan' is missing; this is not a plan"));
@@ -92,6 +126,21 @@ TEST(Plan, SaysWhatToMend) {
   EXPECT_THAT(failure(changed([](Json& j) { j["program"][2] = "node 2 aten::mm S(1), R -> P"; })),
               HasSubstr("is not a Hoare triple"));
   EXPECT_THAT(failure(changed([](Json& j) { j["program"][2] = 7; })), HasSubstr("program[2] is 7"));
+  auto with_reduction = [](const std::function<void(Json&)>& change) {
+    return failure(changed([&](Json& j) {
+      j["reductions"] = {{{"from_bytes", 1},
+                          {"fixed_s", 0},
+                          {"seconds_per_byte", 0},
+                          {"steps", {{{"collective", "all_reduce"}, {"groups", {{0, 1, 2}}}}}}}};
+      change(j["reductions"][0]);
+    }));
+  };
+  EXPECT_EQ(with_reduction([](Json&) {}), "no error");
+  EXPECT_THAT(with_reduction([](Json& j) { j["steps"][0]["collective"] = "gossip"; }),
+              HasSubstr("p.json: reductions[0].steps[0]: field 'collective' is 'gossip'; give"));
+  EXPECT_THAT(with_reduction([](Json& j) { j["steps"][0]["groups"][0][1] = -4; }),
+              HasSubstr("holds -4"));
+  EXPECT_THAT(with_reduction([](Json& j) { j["from_bytes"] = -1; }), HasSubstr("negative"));
   EXPECT_THAT(failure(changed([](Json& j) { j["graph"][1] = "%0 = nonsense"; })),
               HasSubstr("p.json: graph: line 2"));
   EXPECT_THAT(

@@ -12,7 +12,7 @@ Simulation simulate(const Plan& plan, bool with_spans) {
   const Theory& theory = *plan.theory;
   const Graph& graph = *plan.graph;
   const int devices = plan.cluster.size();
-  CostModel model(plan.cluster);
+  CostModel model(plan.cluster, plan.reductions);
   Shares shares(plan.ratios);
   Fractions fractions(plan.cluster, shares);
   Simulation sim;

@@ -78,6 +78,19 @@ FlopsPerSecond flops_of(const Cluster& cluster) {
   return flops;
 }
 
+Bytes largest_all_reduce(const Plan& plan) {
+  Bytes largest = 0;
+  for (const Step& step : plan.program.steps) {
+    if (step.is_compute()) {
+      for (const InnerCollective& c : plan.theory->triples(step.node)[step.triple].collectives)
+        largest = std::max(largest, static_cast<Bytes>(c.bytes));
+    } else if (step.kind == CollectiveKind::all_reduce) {
+      largest = std::max(largest, static_cast<Bytes>(plan.graph->spec(step.value).bytes()));
+    }
+  }
+  return largest;
+}
+
 }  // namespace
 
 std::vector<std::string> strategies() {
@@ -89,7 +102,12 @@ std::vector<std::string> strategies() {
 PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request) {
   auto start = std::chrono::steady_clock::now();
   PlanResult result;
-  const CostModel model(cluster);
+  auto reductions_of = [&](const Cluster& c) {
+    return request.reductions && request.strategy.empty() ? request.reductions(c)
+                                                          : std::vector<ReductionProgram>{};
+  };
+  std::vector<ReductionProgram> reductions = reductions_of(cluster);
+  const CostModel model(cluster, reductions), plain(cluster);
   Synthesis best;
   Cluster chosen = cluster;
   {
@@ -110,13 +128,15 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
         if (best.feasible &&
             (best.cost.step - best.cost.comm) * flops_of(chosen) >= best.cost.step * flops_of(part))
           continue;
-        const CostModel smaller(part);
+        std::vector<ReductionProgram> its_reductions = reductions_of(part);
+        const CostModel smaller(part, its_reductions);
         Synthesis s = synthesize(theory, smaller, options);
         s.solves += best.solves;
         s.states += best.states;
         if (s.feasible && (!best.feasible || s.cost.step < best.cost.step)) {
           best = std::move(s);
           chosen = std::move(part);
+          reductions = std::move(its_reductions);
         } else {
           best.solves = s.solves;
           best.states = s.states;
@@ -126,7 +146,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (request.baselines)
       for (const Known& known : kKnown) {
-        Synthesis s = synthesize(theory, model, restricted(known, cluster, request.synthesis));
+        Synthesis s = synthesize(theory, plain, restricted(known, cluster, request.synthesis));
         result.baselines.push_back(
             {known.name, s.feasible, s.cost.step, s.feasible ? "" : s.reason});
       }
@@ -135,7 +155,12 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
   result.reason = best.reason;
   result.solves = best.solves;
   result.states = best.states;
-  if (best.feasible) result.plan = make_plan(std::move(graph), chosen, request, best);
+  if (best.feasible) {
+    result.plan = make_plan(std::move(graph), chosen, request, best);
+    const Bytes largest = largest_all_reduce(result.plan);
+    std::erase_if(reductions, [&](const ReductionProgram& r) { return r.from > largest; });
+    result.plan.reductions = std::move(reductions);
+  }
   return result;
 }
 

@@ -1,6 +1,7 @@
 // From a canonical graph and a cluster to a plan, with the baselines of the field beside it.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@ struct PlanRequest {
   int64_t batch = 0;  // global
   SynthesisOptions synthesis;
   bool baselines = true;
+  // What large all-reduces of a cluster take instead of the plain collective; none if not set.
+  // Baselines and strategies take the plain one.
+  std::function<std::vector<ReductionProgram>(const Cluster&)> reductions;
   std::string strategy;  // the name of a baseline that is to be the plan; empty: search
   bool parts = false;    // also plan for parts of the cluster that may be faster than all of it
 };

@@ -356,6 +356,7 @@ Plan in_precision(const Plan& plan, DType dtype) {
   other.batch = plan.batch;
   other.cluster = plan.cluster;
   other.ratios = plan.ratios;
+  other.reductions = plan.reductions;
   other.set_graph(captured_graph(plan, dtype));
   MOTLEY_CHECK(other.graph->nodes.size() == plan.graph->nodes.size(),
                "the graph in {} has {} nodes, not {}", to_string(dtype), other.graph->nodes.size(),

@@ -3,10 +3,13 @@
 #include <numeric>
 
 #include "torch/pipeline_worker.h"
+#include "torch/reducing.h"
 
 namespace motley {
 
 namespace {
+
+const std::vector<ReductionProgram> kNone;
 
 // One SPMD program on all devices.
 class SpmdWorker final : public Worker {
@@ -16,7 +19,9 @@ class SpmdWorker final : public Worker {
         device_(options.device),
         rank_(group.rank()),
         shares_(plan.ratios),
-        executor_(*plan.theory, plan.program, shares_, group, options),
+        // NCCL has reductions of its own.
+        group_(reducing(group, device_.is_cuda() ? kNone : plan.reductions)),
+        executor_(*plan.theory, plan.program, shares_, *group_, options),
         parameters_(graph_.parameters.size()),
         buffers_(graph_.buffers.size()) {
     std::iota(parameters_.begin(), parameters_.end(), 0);
@@ -68,6 +73,7 @@ class SpmdWorker final : public Worker {
   at::Device device_;
   int rank_;
   Shares shares_;
+  std::unique_ptr<Communicator> group_;
   Executor executor_;
   std::vector<int> parameters_, buffers_;
 };
