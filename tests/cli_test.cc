@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <set>
 
 #include "core/file.h"
 
@@ -81,7 +82,7 @@ TEST_F(Cli, CapturePlanCheckSimulate) {
   EXPECT_LE(j["lower_bound_s"].get<double>(), j["predicted_step_s"].get<double>());
   // A zoo model and its captured graph give the same plan.
   Outcome again = motley(
-      fmt::format("plan mlp:layers=2,hidden=64,in=16 --cluster hap-a100-p100 --batch 16 --json"));
+      "plan mlp:layers=2,hidden=64,in=16 --engine spmd --cluster hap-a100-p100 --batch 16 --json");
   EXPECT_EQ(again.json()["predicted_step_s"], j["predicted_step_s"]);
 
   Outcome check = motley("check --json " + path("p.json"));
@@ -99,8 +100,9 @@ TEST_F(Cli, CapturePlanCheckSimulate) {
   // Every device adds up to the step.
   Json s = simulate.json();
   for (const Json& d : s["devices"])
-    EXPECT_NEAR(d["busy_s"].get<double>() + d["comm_s"].get<double>() + d["idle_s"].get<double>(),
-                s["step_s"].get<double>(), 1e-9);
+    EXPECT_NEAR(
+        d["busy_s"].get<double>() + d["exposed_comm_s"].get<double>() + d["idle_s"].get<double>(),
+        s["step_s"].get<double>(), 1e-9);
 }
 
 TEST_F(Cli, MistakesAreOneLine) {
@@ -156,6 +158,51 @@ TEST_F(Cli, PlansOfGraphFilesNeedNoLibtorch) {
   ASSERT_EQ(motley("capture mlp:layers=2,hidden=64,in=16 --batch 16 -o " + path("g.json")).code, 0);
   expect_mistake("plan " + path("g.json") + " --cluster hap-64 --batch 17",
                  "field 'batch' is 16; give --batch 16");
+}
+
+// Plans of every engine are plans: planned, checked, simulated, verified and trained by.
+TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
+  const std::string model = "gpt:layers=2,hidden=32,heads=4,seq=8,vocab=64",
+                    where = " --cluster local-mixed-4 --batch 8 --json ";
+  Outcome one = motley("plan " + model + " --engine spmd" + where + "-o " + path("one.json"));
+  ASSERT_EQ(one.code, 0) << one.err;
+  Outcome reference = motley("run --json --steps 3 --lr 0.01 " + path("one.json"));
+  ASSERT_EQ(reference.code, 0) << reference.err;
+  for (const std::string& engine :
+       {std::string("--engine pipeline"), std::string("--engine grid --fix pp=2,dp=1,tp=2,mbs=2"),
+        std::string("--fix pp=2,dp=2,tp=1,mbs=1")}) {
+    Outcome plan = motley("plan " + model + " " + engine + where + "-o " + path("p.json"));
+    ASSERT_EQ(plan.code, 0) << plan.err;
+    EXPECT_FALSE(plan.json()["schedule"].is_null());
+    Outcome check = motley("check --json " + path("p.json"));
+    EXPECT_EQ(check.code, 0) << check.err;
+    Outcome simulate = motley("simulate --json " + path("p.json"));
+    ASSERT_EQ(simulate.code, 0) << simulate.err;
+    EXPECT_NEAR(simulate.json()["step_s"].get<double>(),
+                plan.json()["predicted_step_s"].get<double>(), 1e-12);
+    for (const Json& d : simulate.json()["devices"])
+      EXPECT_NEAR(
+          d["busy_s"].get<double>() + d["exposed_comm_s"].get<double>() + d["idle_s"].get<double>(),
+          simulate.json()["step_s"].get<double>(), 1e-9);
+    Outcome verify = motley("verify --json " + path("p.json"));
+    EXPECT_EQ(verify.code, 0) << verify.err;
+    Outcome run = motley("run --json --steps 3 --lr 0.01 " + path("p.json"));
+    ASSERT_EQ(run.code, 0) << run.err;
+    for (int i = 0; i < 3; ++i)
+      EXPECT_NEAR(run.json()["steps"][i]["loss"].get<double>(),
+                  reference.json()["steps"][i]["loss"].get<double>(), 1e-3);
+  }
+  Outcome all = motley("plan " + model + where);
+  ASSERT_EQ(all.code, 0) << all.err;
+  std::set<std::string> engines;
+  double least = 1e300;
+  for (const Json& c : all.json()["candidates"]) {
+    engines.insert(c["engine"]);
+    least = std::min(least, c["simulated_step_s"].get<double>());
+  }
+  EXPECT_EQ(engines.size(), 3u);
+  EXPECT_EQ(all.json()["candidates"][0]["simulated_step_s"].get<double>(), least);
+  expect_mistake("plan " + model + " --fix pp=x" + where, "pp=x");
 }
 
 }  // namespace

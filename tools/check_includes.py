@@ -7,7 +7,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS = [["core"], ["graph", "cluster"], ["shard", "net", "testbed"], ["cost"], ["plan"],
-        ["spmd", "reduce", "pipeline", "grid"], ["sim", "auto", "torch"], ["report", "export"], ["cli", "python"]]
+        ["spmd", "reduce", "pipeline", "grid"], ["sim", "torch"], ["auto"], ["report", "export"], ["cli", "python"]]
 LEVEL = {room: i for i, row in enumerate(ROWS) for room in row}
 
 problems = []

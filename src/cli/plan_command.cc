@@ -1,11 +1,15 @@
 #include "cli/plan_command.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
+#include <memory>
 
+#include "auto/engines.h"
 #include "cli/commands.h"
 #include "cluster/profile.h"
 #include "core/log.h"
+#include "sim/simulate.h"
 #include "spmd/planner.h"
 #ifdef MOTLEY_WITH_TORCH
 #include "torch/source.h"
@@ -15,10 +19,36 @@
 
 namespace motley {
 
+namespace {
+
+struct Candidate {
+  std::string engine, note;
+  Seconds simulated_s = 0;
+  double search_s = 0;
+  std::unique_ptr<Plan> plan;
+};
+
+Json schedule_of(const PipelinePlan& pipeline) {
+  Json replicas = Json::array();
+  for (const ReplicaPlan& replica : pipeline.replicas) {
+    Json stages = Json::array();
+    for (const StagePlan& s : replica.stages)
+      stages.push_back({{"devices", s.devices},
+                        {"ratios", s.ratios},
+                        {"warm_up", s.warm_up},
+                        {"recompute", s.recompute}});
+    replicas.push_back({{"micro_batches", replica.micro_batches}, {"stages", stages}});
+  }
+  return {
+      {"kind", pipeline.schedule}, {"micro_batch", pipeline.micro_batch}, {"replicas", replicas}};
+}
+
+}  // namespace
+
 void add_plan_command(CLI::App& app) {
   struct Args {
-    std::string model, cluster, output, engine = "auto", memory = "on", optimizer = "adamw",
-                                        strategy, profile;
+    std::string model, cluster, output, fix, engine = "auto", memory = "on", optimizer = "adamw",
+                                             strategy, profile;
     int scale = 0;
     int64_t batch = 0;
     double time_limit = 1e30;
@@ -45,8 +75,10 @@ void add_plan_command(CLI::App& app) {
   command
       ->add_option("--strategy", args->strategy, "Plan one of the baselines instead of searching")
       ->check(CLI::IsMember(spmd::strategies()));
-  command->add_option("--engine", args->engine, "auto or spmd")
-      ->check(CLI::IsMember({"auto", "spmd"}));
+  command->add_option("--engine", args->engine, "spmd, pipeline, grid; auto: the best of all")
+      ->check(CLI::IsMember({"auto", "spmd", "pipeline", "grid"}));
+  command->add_option("--fix", args->fix,
+                      "Choices of the grid, such as pp=4,dp=4,tp=1,mbs=1,layers=6/6/6/6");
   command->add_option("--memory-limit", args->memory, "on: device memory is a hard limit")
       ->check(CLI::IsMember({"on", "off"}));
   command->add_option("--optimizer", args->optimizer, "adamw or sgd")
@@ -72,12 +104,61 @@ void add_plan_command(CLI::App& app) {
     request.model = args->model;
     request.batch = args->batch;
     parse_optimizer(args->optimizer, &request.synthesis.optimizer);
+    std::string reasons;
     request.strategy = args->strategy;
     request.parts = true;
     request.synthesis.memory_limit = args->memory == "on";
     request.synthesis.limits.time_limit_s = args->time_limit;
     request.synthesis.limits.seed = args->seed;
-    spmd::PlanResult result = spmd::plan(std::move(graph), cluster, request);
+    // What an engine found; the simulator decides.
+    std::vector<Candidate> candidates;
+    spmd::PlanResult result;
+    const bool all = args->engine == "auto" && args->strategy.empty();
+    if (args->fix.empty() && (all || args->engine == "spmd" || args->engine == "auto")) {
+      result = spmd::plan(std::move(graph), cluster, request);
+      if (result.feasible) {
+        candidates.push_back({"spmd", result.reason, simulate(result.plan).step, result.search_s,
+                              std::make_unique<Plan>(std::move(result.plan))});
+      } else {
+        reasons += "spmd: " + result.reason;
+      }
+    } else {
+      result.feasible = false;
+    }
+#ifdef MOTLEY_WITH_TORCH
+    const bool captured = is_graph_file(args->model);
+    if (captured && (args->engine == "pipeline" || args->engine == "grid" || !args->fix.empty()))
+      throw user_error("plan",
+                       "{}: a captured graph has one batch, and micro-batches need others; give a "
+                       "model of the zoo",
+                       args->model);
+    if (!captured && args->strategy.empty()) {
+      planner::Request pipelines;
+      pipelines.model = args->model;
+      pipelines.batch = args->batch;
+      pipelines.optimizer = request.synthesis.optimizer;
+      pipelines.memory_limit = request.synthesis.memory_limit;
+      pipelines.limits = request.synthesis.limits;
+      pipelines.seed = args->seed;
+      const auto graph_of = [&](int64_t samples) {
+        GraphSource part = load_graph(args->model, samples);
+        capture_s += part.capture_s;
+        return std::move(part.graph);
+      };
+      auto take = [&](planner::EngineResult found) {
+        if (found.plans.empty())
+          reasons +=
+              fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", found.engine, found.reason);
+        for (size_t i = 0; i < found.plans.size(); ++i)
+          candidates.push_back({found.engine, found.notes[i], found.plans[i]->predicted_step_s,
+                                found.search_s, std::move(found.plans[i])});
+      };
+      if (args->fix.empty() && (all || args->engine == "pipeline"))
+        take(plan_pipeline(pipelines, cluster, graph_of));
+      if (all || args->engine == "grid" || !args->fix.empty())
+        take(plan_grid(pipelines, cluster, graph_of, grid::parse_fixed(args->fix)));
+    }
+#endif
     Json baselines = Json::array();
     for (const spmd::Baseline& b : result.baselines) {
       Json j = {{"name", b.name},
@@ -86,36 +167,47 @@ void add_plan_command(CLI::App& app) {
                 {"reason", b.reason}};
       baselines.push_back(j);
     }
-    if (!result.feasible) {
+    if (candidates.empty()) {
       if (args->json)
-        print_json({{"engine", "spmd"},
+        print_json({{"engine", args->engine},
                     {"feasible", false},
-                    {"reason", result.reason},
+                    {"reason", reasons},
                     {"baselines", baselines},
                     {"search_s", result.search_s}});
       throw NoPlan(
           fmt::format("[plan] no plan for {} on {} fits: {}; use more or larger devices, a smaller "
                       "--batch, or --memory-limit off",
-                      args->model, cluster.name, result.reason));
+                      args->model, cluster.name, reasons));
     }
-    const Plan& plan = result.plan;
+    std::stable_sort(
+        candidates.begin(), candidates.end(),
+        [](const Candidate& a, const Candidate& b) { return a.simulated_s < b.simulated_s; });
+    const Candidate& best = candidates[0];
+    const Plan& plan = *best.plan;
     if (!args->output.empty()) save_plan(plan, args->output);
+    const bool spmd = !plan.pipeline;
     double gap = (plan.predicted_step_s - plan.lower_bound_s) / plan.predicted_step_s;
     if (args->json) {
+      Json list = Json::array();
+      for (const Candidate& c : candidates)
+        list.push_back({{"engine", c.engine},
+                        {"what", c.note},
+                        {"predicted_step_s", c.plan->predicted_step_s},
+                        {"simulated_step_s", c.simulated_s},
+                        {"search_s", c.search_s}});
       print_json({{"engine", plan.engine},
                   {"feasible", true},
                   {"predicted_step_s", plan.predicted_step_s},
-                  {"lower_bound_s", plan.lower_bound_s},
-                  {"gap", gap},
-                  {"search_s", result.search_s},
+                  {"lower_bound_s", spmd ? Json(plan.lower_bound_s) : Json()},
+                  {"gap", spmd ? Json(gap) : Json()},
+                  {"search_s", best.search_s},
                   {"capture_s", capture_s},
                   {"peak_memory_bytes", plan.peak_memory_bytes},
                   {"baselines", baselines},
-                  {"candidates", Json::array({{{"engine", "spmd"},
-                                               {"predicted_step_s", plan.predicted_step_s}}})},
-                  {"ratios", plan.ratios},
-                  {"schedule", nullptr},
-                  {"stop_reason", result.reason},
+                  {"candidates", list},
+                  {"ratios", spmd ? Json(plan.ratios) : Json()},
+                  {"schedule", spmd ? Json() : schedule_of(*plan.pipeline)},
+                  {"stop_reason", spmd ? result.reason : best.note},
                   {"states", result.states},
                   {"solves", result.solves}});
       return;
@@ -126,11 +218,16 @@ void add_plan_command(CLI::App& app) {
           "  devices     %d of the %d of %s: with the others it would communicate longer than "
           "they save\n",
           plan.cluster.size(), cluster.size(), cluster.name.c_str());
-    std::printf(
-        "  certificate any program at these shares takes at least %s (gap %.2f%%); %s after %d "
-        "searches, %s\n",
-        format_seconds(plan.lower_bound_s).c_str(), 100 * gap, result.reason.c_str(), result.solves,
-        format_seconds(result.search_s).c_str());
+    if (spmd)
+      std::printf(
+          "  certificate any program at these shares takes at least %s (gap %.2f%%); %s after %d "
+          "searches, %s\n",
+          format_seconds(plan.lower_bound_s).c_str(), 100 * gap, result.reason.c_str(),
+          result.solves, format_seconds(result.search_s).c_str());
+    for (size_t c = 1; c < candidates.size(); ++c)
+      std::printf("  beside      %-16s %s (%.2fx)  %s\n", candidates[c].engine.c_str(),
+                  format_seconds(candidates[c].simulated_s).c_str(),
+                  candidates[c].simulated_s / best.simulated_s, candidates[c].note.c_str());
     for (const spmd::Baseline& b : result.baselines) {
       if (b.feasible)
         std::printf("  against     %-16s %s (%.2fx)\n", b.name.c_str(),

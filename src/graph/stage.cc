@@ -147,6 +147,10 @@ class Cutter {
         if (own_[producer.index]) {
           want(producer);
         } else if (const int other = stage_of_[producer.index]; other != s) {
+          if (is_view(producer) && !apart_[producer.index]) {
+            want(producer);  // what it views comes in
+            continue;
+          }
           const bool backward = graph_.node(producer).phase == Phase::backward;
           const bool read_backward = graph_.node(id).phase == Phase::backward;
           if (apart_[producer.index])
@@ -165,6 +169,14 @@ class Cutter {
         }
       }
     }
+  }
+
+  // Moves no data and is no smaller than what it views.
+  bool is_view(NodeId id) const {
+    const Node& node = graph_.node(id);
+    const OpDef* op = find_op(node.op);
+    if (!op || !op->alias || node.outputs.size() != 1 || !node.outputs[0].valid()) return false;
+    return graph_.spec(node.outputs[0]).numel() >= graph_.spec(graph_.inputs_of(node)[0]).numel();
   }
 
   void build(int s) {

@@ -212,9 +212,9 @@ class Simulator {
     if (to <= from) return;
     const Seconds exposed = last.end == kUnknown ? 0 : to - std::max(from, last.begin);
     for (int d : planned(r, s).devices) {
-      sim_.devices[d].idle += to - from;
-      sim_.devices[d].exposed_comm += std::max(0.0, exposed);
-      hidden_ -= std::max(0.0, exposed);
+      sim_.devices[d].idle += to - from - exposed;
+      sim_.devices[d].exposed_comm += exposed;
+      hidden_ -= exposed;
       span(d, from, to, "wait", WalkKind::wait);
     }
   }

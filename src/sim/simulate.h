@@ -24,9 +24,9 @@ struct Span {
 
 struct DeviceTime {
   Seconds busy = 0;          // computing
-  Seconds comm = 0;          // in collectives
+  Seconds comm = 0;          // in collectives and messages from other stages
   Seconds exposed_comm = 0;  // of it not hidden behind computation
-  Seconds idle = 0;          // waiting for others
+  Seconds idle = 0;          // waiting for others; busy + exposed_comm + idle = step
   Bytes peak_memory = 0;
 };
 

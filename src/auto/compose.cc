@@ -1,0 +1,279 @@
+#include "auto/compose.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cluster/part.h"
+#include "core/error.h"
+#include "net/messages.h"
+#include "pipeline/schedules.h"
+#include "sim/pipeline.h"
+
+namespace motley::planner {
+
+Seconds handover(const Cluster& cluster, const std::vector<int>& from, const std::vector<int>& to,
+                 Bytes bytes, bool whole) {
+  std::vector<net::PairMessage> messages;
+  const double receivers = static_cast<double>(to.size());
+  for (size_t r = 0; r < to.size(); ++r)
+    messages.push_back(
+        {from[r * from.size() / to.size()], to[r], whole ? bytes : bytes / receivers});
+  return net::messages_time(net::Topology(cluster), messages);
+}
+
+Workbench::Workbench(const Request& request, const Cluster& cluster, Graph graph, int layers)
+    : request_(request), cluster_(cluster), graph_(std::move(graph)) {
+  pipeline::LayerOptions options;
+  options.layers = layers;
+  layers_ = find_layers(graph_, options);
+}
+
+std::vector<int> Workbench::stages_of(const std::vector<int>& cuts) const {
+  std::vector<int> stage(graph_.nodes.size(), -1);
+  for (int l = 0; l < size(); ++l) {
+    const int s = static_cast<int>(std::upper_bound(cuts.begin(), cuts.end(), l) - cuts.begin());
+    for (NodeId n : layers_.layers[l].forward) stage[n.index] = s;
+    for (NodeId n : layers_.layers[l].backward) stage[n.index] = s;
+  }
+  // Sources are where they are read; they follow their neighbour.
+  int last = 0;
+  for (int& s : stage) s = last = s < 0 ? last : s;
+  return stage;
+}
+
+const Workbench::LayerCost& Workbench::layer_cost(int layer, const Cluster& group,
+                                                  int micro_batches, bool lean) {
+  const bool edge = layer == 0 || layer + 1 == size();
+  const std::string key = fmt::format("{}|{}|{}|{}|{}", layers_.layers[layer].layer_class,
+                                      edge ? layer : -1, micro_batches, lean, to_yaml(group));
+  auto [it, fresh] = layer_costs_.try_emplace(key);
+  if (!fresh) return it->second;
+  LayerCost& cost = it->second;
+  std::vector<int> cuts;
+  if (layer > 0) cuts.push_back(layer);
+  if (layer + 1 < size()) cuts.push_back(layer + 1);
+  const Stages stages =
+      cut_stages(graph_, stages_of(cuts), static_cast<int>(cuts.size()) + 1, "layer");
+  const Theory theory(stages.graphs[layer > 0 ? 1 : 0].graph);
+  const CostModel model(group);
+  spmd::SynthesisOptions options;
+  options.optimizer = request_.optimizer;
+  options.memory_limit = false;
+  options.micro_batches = micro_batches;
+  options.limits = request_.limits;
+  if (lean) options.restriction = spmd::Restriction::zero;
+  ++planned_;
+  const spmd::Synthesis s = synthesize(theory, model, options);
+  if (!s.feasible) return cost;
+  const Program program = phase_ordered(theory, s.program);
+  const Shares shares(s.ratios);
+  const Fractions fractions(model.cluster(), shares);
+  cost.feasible = true;
+  cost.seconds = phase_seconds(theory, program, model, fractions, request_.optimizer);
+  const MemoryCost memory =
+      memory_of(theory, program, fractions, model.types(), request_.optimizer, true);
+  for (size_t t = 0; t < memory.peak.size(); ++t) {
+    cost.state = std::max(cost.state, memory.state[t] + memory.sums[t]);
+    cost.held = std::max(cost.held, memory.held[t]);
+    cost.held_inputs = std::max(cost.held_inputs, memory.held_inputs[t]);
+    cost.workspace = std::max(cost.workspace, memory.peak[t] - memory.state[t] - memory.held[t]);
+  }
+  return cost;
+}
+
+Workbench::Planned Workbench::plan_stage(const Theory& theory, const Cluster& group,
+                                         int micro_batches, int in_flight, bool recompute) {
+  Planned planned;
+  spmd::SynthesisOptions options;
+  options.optimizer = request_.optimizer;
+  options.micro_batches = micro_batches;
+  options.limits = request_.limits;
+  options.memory_limit = false;
+  Cluster room = group;  // with the memory that other micro-batches leave
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    ++planned_;
+    const spmd::Synthesis s = synthesize(theory, CostModel(room), options);
+    if (!s.feasible) {
+      planned.feasible = false;
+      planned.reason = s.reason;
+      return planned;
+    }
+    planned.feasible = true;
+    planned.program = phase_ordered(theory, s.program);
+    planned.ratios = s.ratios;
+    if (!request_.memory_limit) return planned;
+    const Shares shares(s.ratios);
+    const Fractions fractions(group, shares);
+    const MemoryCost memory =
+        memory_of(theory, planned.program, fractions, static_cast<int>(group.types.size()),
+                  request_.optimizer, true);
+    bool fits = true;
+    for (size_t t = 0; t < group.types.size(); ++t) {
+      const Bytes others =
+          memory.sums[t] + (in_flight - 1) * (recompute ? memory.held_inputs[t] : memory.held[t]);
+      const Bytes lack = memory.peak[t] + others - group.types[t].memory;
+      if (lack <= 0) continue;
+      fits = false;
+      planned.reason = fmt::format("{} lacks {}", group.types[t].name, format_bytes(lack));
+      room.types[t].memory = std::max(
+          0.3 * room.types[t].memory,
+          std::min(options.memory_limit ? room.types[t].memory - lack : group.types[t].memory,
+                   group.types[t].memory - others));
+    }
+    if (fits) return planned;
+    options.memory_limit = true;
+  }
+  planned.feasible = false;
+  return planned;
+}
+
+std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const std::string& engine,
+                                         std::string* reason) {
+  auto plan = std::make_unique<Plan>();
+  plan->engine = engine;
+  plan->model = request_.model;
+  plan->batch = request_.batch;
+  plan->optimizer = request_.optimizer;
+  plan->cluster = cluster_;
+  plan->set_graph(graph_);
+  plan->pipeline = std::make_unique<PipelinePlan>();
+  PipelinePlan& result = *plan->pipeline;
+  result.micro_batch = composition.micro_batch;
+  std::vector<int> cuts;
+  const auto& first = composition.replicas[0].stages;
+  for (size_t s = 1; s < first.size(); ++s) cuts.push_back(first[s].first);
+  const int stages = static_cast<int>(first.size());
+  result.stage_of = stages_of(cuts);
+  result.cut(*plan->graph, stages, "composition");
+
+  // Programs and shares; the memory that warm-up counts will need is guessed as that of 1F1B, then
+  // of a single micro-batch.
+  for (const ReplicaChoice& choice : composition.replicas) {
+    ReplicaPlan replica;
+    replica.micro_batches = choice.micro_batches;
+    for (int s = 0; s < stages; ++s) {
+      StagePlan stage;
+      stage.devices = choice.stages[s].devices;
+      std::sort(stage.devices.begin(), stage.devices.end());
+      stage.recompute = choice.stages[s].recompute;
+      const Cluster group = part_of(cluster_, stage.devices);
+      const std::string key =
+          fmt::format("{}-{}|{}|{}|{}|{}", choice.stages[s].first, choice.stages[s].last,
+                      stages - s, choice.micro_batches, stage.recompute, to_yaml(group));
+      auto [it, fresh] = stages_.try_emplace(key);
+      if (fresh) {
+        const int usual = std::min(stages - s, choice.micro_batches);
+        it->second =
+            plan_stage(result.theory(s), group, choice.micro_batches, usual, stage.recompute);
+        if (!it->second.feasible && usual > 1)
+          it->second =
+              plan_stage(result.theory(s), group, choice.micro_batches, 1, stage.recompute);
+      }
+      if (!it->second.feasible) {
+        *reason = fmt::format("stage {}: {}", s, it->second.reason);
+        return nullptr;
+      }
+      stage.program = it->second.program;
+      stage.ratios = it->second.ratios;
+      replica.stages.push_back(std::move(stage));
+    }
+    result.replicas.push_back(std::move(replica));
+  }
+
+  // Each replica's times, and how many micro-batches its stages can hold.
+  std::vector<pipeline::Pipeline> times(result.replicas.size());
+  for (size_t r = 0; r < result.replicas.size(); ++r) {
+    pipeline::Pipeline& p = times[r];
+    for (int s = 0; s < stages; ++s) {
+      const StagePlan& stage = result.replicas[r].stages[s];
+      const CostModel model(part_of(cluster_, stage.devices));
+      const Shares shares(stage.ratios);
+      const Fractions fractions(model.cluster(), shares);
+      const PhaseSeconds seconds =
+          phase_seconds(result.theory(s), stage.program, model, fractions, request_.optimizer);
+      p.stages.push_back(
+          {seconds.forward, seconds.backward + (stage.recompute ? seconds.forward : 0)});
+      p.epilogue.push_back(seconds.reduction + seconds.update);
+      int limit = composition.replicas[r].micro_batches;
+      if (request_.memory_limit) {
+        const MemoryCost memory = memory_of(result.theory(s), stage.program, fractions,
+                                            model.types(), request_.optimizer, true);
+        for (int t = 0; t < model.types(); ++t) {
+          const Bytes one = memory.peak[t] + memory.sums[t],
+                      more = stage.recompute ? memory.held_inputs[t] : memory.held[t],
+                      room = model.cluster().types[t].memory - one;
+          if (room < 0) {
+            *reason = fmt::format("stage {}: {} lacks {}", s, model.cluster().types[t].name,
+                                  format_bytes(-room));
+            return nullptr;
+          }
+          if (more > 0) limit = std::min(limit, 1 + static_cast<int>(std::min(1e6, room / more)));
+        }
+      }
+      p.in_flight_limit.push_back(limit);
+      if (s + 1 == stages) continue;
+      pipeline::LinkTime link;
+      const auto& next = result.replicas[r].stages[s + 1];
+      std::vector<net::PairMessage> down, up;
+      for (const Transfer& t : result.parts().transfers) {
+        const bool is_down = t.from == s && t.to == s + 1, is_up = t.from == s + 1 && t.to == s;
+        if (!is_down && !is_up) continue;
+        const StagePlan &from = is_down ? stage : next, &to = is_down ? next : stage;
+        const Shares from_shares(from.ratios), to_shares(to.ratios);
+        const Theory &made = result.theory(t.from), &taken = result.theory(t.to);
+        const Placement a = output_placement(made, from.program, t.made),
+                        b = stored_placements(taken, to.program)[t.taken.index];
+        add_messages({&from.devices, &from_shares, a, a.is_shard() ? made.cut_size(t.made, a) : 0},
+                     {&to.devices, &to_shares, b, b.is_shard() ? taken.cut_size(t.taken, b) : 0},
+                     static_cast<Bytes>(graph_.spec(t.value).bytes()), is_down ? &down : &up);
+      }
+      const net::Topology topology(cluster_);
+      link.forward = net::messages_time(topology, down);
+      link.backward = net::messages_time(topology, up);
+      p.links.push_back(link);
+    }
+  }
+
+  // Warm-up counts: every schedule that is one, in the simulator.
+  Seconds best = std::numeric_limits<double>::infinity();
+  int held = 0;
+  std::vector<std::vector<int>> best_counts;
+  for (const pipeline::ScheduleDef& def : pipeline::schedule_table()) {
+    if (def.counts == nullptr) continue;
+    int sum = 0;
+    for (size_t r = 0; r < times.size(); ++r) {
+      const auto counts =
+          pipeline::within_limits(times[r], def.counts(times[r]), result.replicas[r].micro_batches);
+      for (int s = 0; s < stages; ++s) {
+        result.replicas[r].stages[s].warm_up = counts[s];
+        sum += counts[s];
+      }
+    }
+    const Seconds step = simulate(*plan).step;
+    if (step > best * (1 + 1e-9) || (step > best * (1 - 1e-9) && sum >= held)) continue;
+    best = step;
+    held = sum;
+    result.schedule = def.name;
+    best_counts.clear();
+    for (const ReplicaPlan& replica : result.replicas) {
+      best_counts.emplace_back();
+      for (const StagePlan& stage : replica.stages) best_counts.back().push_back(stage.warm_up);
+    }
+  }
+  for (size_t r = 0; r < result.replicas.size(); ++r)
+    for (int s = 0; s < stages; ++s) result.replicas[r].stages[s].warm_up = best_counts[r][s];
+  plan->predicted_step_s = best;
+  plan->peak_memory_bytes = pipeline_memory(result, cluster_, request_.optimizer);
+  if (request_.memory_limit)
+    for (int d = 0; d < cluster_.size(); ++d)
+      if (plan->peak_memory_bytes[d] > cluster_.type_of(d).memory) {
+        *reason =
+            fmt::format("device {} lacks {}", d,
+                        format_bytes(plan->peak_memory_bytes[d] - cluster_.type_of(d).memory));
+        return nullptr;
+      }
+  return plan;
+}
+
+}  // namespace motley::planner

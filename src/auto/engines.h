@@ -1,0 +1,36 @@
+// The engines that plan pipelines: HAPT's stage-mesh search and AMP's grid, each from a model to a
+// plan. Both are composed of rooms that do not know each other: layers and programs come from
+// compose.h, and plans are ranked by the event simulator.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "auto/compose.h"
+#include "grid/strategy.h"
+
+namespace motley::planner {
+
+// What an engine found, best first.
+struct EngineResult {
+  std::string engine;
+  std::vector<std::unique_ptr<Plan>> plans;
+  std::vector<std::string> notes;  // [plan] "3 stages, micro-batches of 4", the grid's strategy
+  std::string reason;              // why there is no plan, or why the search stopped
+  Seconds lower_bound = 0;         // of the engine's own objective; 0: none
+  double search_s = 0;
+  int64_t planned = 0;  // program searches
+};
+
+// The search of pipeline/search.h over micro-batch sizes, numbers of pipelines, orders of
+// sub-clusters, stages and sub-meshes. The time of a stage on a mesh is the sum over its layers,
+// each planned once per class and mesh by the SPMD engine; the best plans found are then planned
+// stage by stage.
+EngineResult plan_pipeline(const Request& request, const Cluster& cluster, const GraphOf& graph_of);
+
+// The search of grid/search.h on layers read off the graph, with what is fixed.
+EngineResult plan_grid(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
+                       const grid::Fixed& fixed);
+
+}  // namespace motley::planner

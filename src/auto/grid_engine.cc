@@ -1,0 +1,171 @@
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <set>
+
+#include "auto/engines.h"
+#include "core/error.h"
+#include "graph/op.h"
+#include "grid/search.h"
+
+namespace motley::planner {
+
+namespace {
+
+constexpr int kComposed = 4;
+constexpr int kLayers = 48;
+
+// The layers of a graph of `samples` as the grid sees them.
+grid::Model model_of(const Workbench& bench, int64_t samples) {
+  const Graph& graph = bench.graph();
+  const double n = static_cast<double>(samples);
+  grid::Model model;
+  model.name = graph.model;
+  const bool half =
+      !graph.parameters.empty() && (graph.spec(graph.parameters[0].value).dtype == DType::f16 ||
+                                    graph.spec(graph.parameters[0].value).dtype == DType::bf16);
+  model.precision = half ? grid::fp16_adam() : grid::fp32_adam();
+  model.heads = 64;
+  std::set<ValueId> seen;
+  std::vector<bool> parameter(graph.values.size());
+  for (const Parameter& p : graph.parameters) parameter[p.value.index] = true;
+  const auto& layers = bench.layers().layers;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    grid::Layer layer;
+    layer.name = fmt::format("layer {}", l);
+    int products = 0;
+    for (NodeId id : layers[l].forward) {
+      const Node& node = graph.node(id);
+      const OpDef* op = find_op(node.op);
+      // Attention scores tell the heads.
+      if (node.op == "aten::_softmax" && graph.spec(node.outputs[0]).shape.size() == 4)
+        model.heads = static_cast<int>(graph.spec(node.outputs[0]).shape[1]);
+      Bytes bytes = 0;
+      bool weights = false;
+      for (ValueId v : graph.inputs_of(node)) {
+        bytes += static_cast<Bytes>(graph.spec(v).bytes());
+        ValueId root = v;
+        for (;;) {
+          const Node& producer = graph.node(graph.value(root).producer);
+          const OpDef* maker = find_op(producer.op);
+          if (is_source(producer) || !maker || !maker->alias) break;
+          root = graph.inputs_of(producer)[0];
+        }
+        if (!parameter[root.index]) continue;
+        const TensorSpec& spec = graph.spec(root);
+        weights = weights || spec.shape.size() > 1;
+        if (!seen.insert(root).second) continue;
+        (spec.shape.size() > 1 ? layer.parameters : layer.parameters_whole) +=
+            static_cast<double>(spec.numel());
+      }
+      for (ValueId v : node.outputs)
+        if (v.valid()) bytes += static_cast<Bytes>(graph.spec(v).bytes());
+      if (op && op->alias) continue;
+      layer.kernels += 1;
+      if (op && op->flops) {
+        layer.flops += op->flops(graph, node) / n;
+        products += weights;
+        layer.block = layer.block || op->flops(graph, node) > 0;
+      } else {
+        layer.traffic += bytes / n;
+      }
+    }
+    layer.output =
+        l + 1 < layers.size() ? layers[l + 1].boundary / model.precision.activation / n : 1;
+    layer.saved = layers[l].saved / n;
+    layer.all_reduces = (products + 1) / 2;
+    model.layers.push_back(layer);
+  }
+  return model;
+}
+
+}  // namespace
+
+EngineResult plan_grid(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
+                       const grid::Fixed& fixed) {
+  const auto start = std::chrono::steady_clock::now();
+  EngineResult result;
+  result.engine = "grid";
+  // The layers do not depend on the micro-batch, up to its size.
+  int64_t samples = fixed.micro_batch ? *fixed.micro_batch : 1;
+  while (!fixed.micro_batch && samples < 4 && request.batch % (2 * samples) == 0) samples *= 2;
+  std::map<int64_t, std::unique_ptr<Workbench>> benches;
+  int wanted = fixed.stages ? std::accumulate(fixed.stages->begin(), fixed.stages->end(), 0) : 0;
+  auto bench_of = [&](int64_t size) -> Workbench& {
+    auto& bench = benches[size];
+    if (!bench) {
+      bench = std::make_unique<Workbench>(request, cluster, graph_of(size), wanted);
+      if (wanted == 0 && bench->size() > kLayers) {
+        wanted = kLayers;
+        bench = std::make_unique<Workbench>(request, cluster, bench->graph(), wanted);
+      }
+    }
+    return *bench;
+  };
+  Workbench& bench = bench_of(samples);
+  const grid::Model model = model_of(bench, samples);
+  const grid::Estimator estimator(model, cluster,
+                                  grid::default_calibration(cluster, model.precision));
+  grid::SearchOptions options;
+  options.global_batch = static_cast<int>(request.batch);
+  options.fixed = fixed;
+  options.memory = request.memory_limit;
+  options.zero = {0};
+  options.recompute = {grid::Recompute::none};
+  if (request.memory_limit) options.recompute.push_back(grid::Recompute::full);
+  options.seed = request.seed;
+  options.time_limit = std::min(20.0, request.limits.time_limit_s);
+  const grid::SearchResult found = grid::search(estimator, options);
+  result.lower_bound = found.lower_bound;
+  result.reason = found.ranked.empty() ? found.reason : found.stop_reason;
+  for (const grid::Candidate& candidate : found.ranked) {
+    if (result.plans.size() == kComposed) break;
+    const grid::Strategy& s = candidate.strategy;
+    if (s.interleave > 1 || s.cp > 1 || s.ep > 1) continue;
+    int64_t total = 0;
+    for (int m : s.micro_batches) total += m;
+    if (total * s.micro_batch != request.batch) continue;
+    Composition composition;
+    composition.micro_batch = s.micro_batch;
+    for (int r = 0; r < s.dp; ++r) {
+      ReplicaChoice replica;
+      replica.micro_batches = s.micro_batches[r];
+      int first = 0;
+      for (int p = 0; p < s.pp; ++p) {
+        StageChoice stage{first, first + s.stages[p] - 1, {}, s.recompute != grid::Recompute::none};
+        for (int t = 0; t < s.tp; ++t) stage.devices.push_back(s.device(p, r, 0, t));
+        first += s.stages[p];
+        replica.stages.push_back(std::move(stage));
+      }
+      composition.replicas.push_back(std::move(replica));
+    }
+    Workbench& own = bench_of(s.micro_batch);
+    if (own.size() != bench.size()) continue;
+    std::string reason;
+    auto plan = own.compose(composition, "grid", &reason);
+    if (!plan) {
+      if (result.plans.empty()) result.reason = reason;
+      continue;
+    }
+    result.plans.push_back(std::move(plan));
+    result.notes.push_back(grid::to_string(s));
+  }
+  std::vector<size_t> order(result.plans.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return result.plans[a]->predicted_step_s < result.plans[b]->predicted_step_s;
+  });
+  EngineResult sorted;
+  for (size_t i : order) {
+    sorted.plans.push_back(std::move(result.plans[i]));
+    sorted.notes.push_back(result.notes[i]);
+  }
+  result.plans = std::move(sorted.plans);
+  result.notes = std::move(sorted.notes);
+  if (!result.plans.empty()) result.reason = found.stop_reason;
+  for (const auto& [size, b] : benches) result.planned += b->planned();
+  result.search_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+}  // namespace motley::planner
