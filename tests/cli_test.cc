@@ -169,8 +169,7 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
   Outcome reference = motley("run --json --steps 3 --lr 0.01 " + path("one.json"));
   ASSERT_EQ(reference.code, 0) << reference.err;
   for (const std::string& engine :
-       {std::string("--engine pipeline"), std::string("--engine grid --fix pp=2,dp=1,tp=2,mbs=2"),
-        std::string("--fix pp=2,dp=2,tp=1,mbs=1")}) {
+       {std::string("--engine pipeline"), std::string("--fix pp=2,dp=1,tp=2,mbs=2")}) {
     Outcome plan = motley("plan " + model + " " + engine + where + "-o " + path("p.json"));
     ASSERT_EQ(plan.code, 0) << plan.err;
     EXPECT_FALSE(plan.json()["schedule"].is_null());
@@ -196,12 +195,13 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
   ASSERT_EQ(all.code, 0) << all.err;
   std::set<std::string> engines;
   double least = 1e300;
-  for (const Json& c : all.json()["candidates"]) {
+  const Json candidates = all.json()["candidates"];
+  for (const Json& c : candidates) {
     engines.insert(c["engine"]);
     least = std::min(least, c["simulated_step_s"].get<double>());
   }
   EXPECT_EQ(engines.size(), 3u);
-  EXPECT_EQ(all.json()["candidates"][0]["simulated_step_s"].get<double>(), least);
+  EXPECT_EQ(candidates[0]["simulated_step_s"].get<double>(), least);
   expect_mistake("plan " + model + " --fix pp=x" + where, "pp=x");
 }
 
