@@ -147,7 +147,7 @@ class Cutter {
         if (own_[producer.index]) {
           want(producer);
         } else if (const int other = stage_of_[producer.index]; other != s) {
-          if (is_view(producer) && !apart_[producer.index]) {
+          if (!apart_[producer.index] && can_view(producer, s)) {
             want(producer);  // what it views comes in
             continue;
           }
@@ -177,6 +177,18 @@ class Cutter {
     const OpDef* op = find_op(node.op);
     if (!op || !op->alias || node.outputs.size() != 1 || !node.outputs[0].valid()) return false;
     return graph_.spec(node.outputs[0]).numel() >= graph_.spec(graph_.inputs_of(node)[0]).numel();
+  }
+
+  // Whether a stage can make a view of another stage's for itself: what is viewed is there in time.
+  bool can_view(NodeId id, int s) const {
+    if (!is_view(id)) return false;
+    for (NodeId at = id; is_view(at);) {
+      const NodeId next = graph_.value(graph_.inputs_of(graph_.node(at))[0]).producer;
+      if (own_[next.index]) return true;
+      if (graph_.node(at).phase == Phase::forward && stage_of_[next.index] > s) return false;
+      at = next;
+    }
+    return true;
   }
 
   void build(int s) {
