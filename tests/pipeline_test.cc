@@ -6,8 +6,12 @@
 #include <map>
 #include <mutex>
 
+#include "cluster/part.h"
 #include "graph/canonical.h"
+#include "net/messages.h"
+#include "pipeline/simulate.h"
 #include "random_pipeline.h"
+#include "sim/simulate.h"
 #include "torch/capture.h"
 #include "torch/eager.h"
 #include "torch/pipeline_worker.h"
@@ -146,6 +150,65 @@ TEST(Pipeline, TrainsAsOneDevice) {
     EXPECT_LT(got[3], got[0] + 1);
     for (const auto& [name, tensor] : expected_parameters)
       EXPECT_LT((parameters.at(name) - tensor).abs().max().item<double>(), 2e-3) << name;
+  }
+}
+
+// One device per stage and a chain of transfers: the event simulator is that of pipeline/.
+TEST(Pipeline, SimulatedAsTheChainOfItsStages) {
+  Rng rng(41);
+  for (int trial = 0; trial < 12; ++trial) {
+    RandomPipeline what = cases()[3];
+    what.plain = true;
+    Plan plan = random_pipeline(what, &rng);
+    auto skips = [&] {
+      for (const Transfer& t : plan.pipeline->parts().transfers)
+        if (std::abs(t.from - t.to) > 1 || !plan.pipeline->parts().tied.empty() ||
+            (t.from > t.to &&
+             plan.graph->node(plan.graph->value(t.value).producer).phase == Phase::forward))
+          return true;
+      // A stage of the loss alone has no gradient to hand back.
+      for (int to = 0; to + 1 < plan.pipeline->stages(); ++to)
+        if (std::none_of(plan.pipeline->parts().transfers.begin(),
+                         plan.pipeline->parts().transfers.end(),
+                         [&](const Transfer& t) { return t.backward && t.to == to; }))
+          return true;
+      return false;
+    };
+    while (skips()) plan = random_pipeline(what, &rng);
+    const PipelinePlan& pipeline = *plan.pipeline;
+    const ReplicaPlan& replica = pipeline.replicas[0];
+    pipeline::Pipeline chain;
+    std::vector<int> counts;
+    const net::Topology topology(plan.cluster);
+    std::vector<Seconds> update;
+    for (int s = 0; s < pipeline.stages(); ++s) {
+      const StagePlan& stage = replica.stages[s];
+      const CostModel model(part_of(plan.cluster, stage.devices));
+      const Shares shares(stage.ratios);
+      const PhaseSeconds seconds =
+          phase_seconds(pipeline.theory(s), stage.program, model,
+                        Fractions(model.cluster(), shares), plan.optimizer);
+      chain.stages.push_back({seconds.forward, seconds.backward});
+      chain.epilogue.push_back(seconds.reduction + seconds.update);
+      counts.push_back(in_flight(replica, s));
+      if (s + 1 == pipeline.stages()) continue;
+      std::vector<net::PairMessage> down, up;
+      for (const Transfer& t : pipeline.parts().transfers) {
+        const auto bytes = static_cast<Bytes>(plan.graph->spec(t.value).bytes());
+        const net::PairMessage m = {replica.stages[t.from].devices[0],
+                                    replica.stages[t.to].devices[0], bytes};
+        if (t.from == s && t.to == s + 1) down.push_back(m);
+        if (t.from == s + 1 && t.to == s) up.push_back(m);
+      }
+      chain.links.push_back({net::messages_time(topology, down), net::messages_time(topology, up)});
+    }
+    const auto timeline =
+        pipeline::simulate(chain, pipeline::strict_schedule("", counts, replica.micro_batches));
+    const Simulation simulation = simulate(plan, true);
+    EXPECT_NEAR(simulation.step, timeline.makespan, 1e-9 * timeline.makespan);
+    for (int s = 0; s < pipeline.stages(); ++s)
+      EXPECT_NEAR(simulation.devices[replica.stages[s].devices[0]].busy,
+                  timeline.busy[s] + chain.epilogue[s], 1e-9 * timeline.makespan);
   }
 }
 

@@ -45,11 +45,13 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
   }
   pipeline.cut(graph, stages, "random pipeline");
 
-  const int replicas = static_cast<int>(1 + rng->below(2));
+  const int replicas = what.plain ? 1 : static_cast<int>(1 + rng->below(2));
   const bool alike = rng->chance(0.5);
   std::vector<int> sizes;
   for (int i = 0; i < replicas * stages; ++i)
-    sizes.push_back(alike && i >= stages ? sizes[i - stages] : static_cast<int>(1 + rng->below(3)));
+    sizes.push_back(what.plain             ? 1
+                    : alike && i >= stages ? sizes[i - stages]
+                                           : static_cast<int>(1 + rng->below(3)));
   // One device is left out now and then.
   const int devices = std::accumulate(sizes.begin(), sizes.end(), static_cast<int>(rng->below(2)));
   std::vector<int> order(devices);
@@ -74,7 +76,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
         total += stage.ratios.back();
       }
       for (double& ratio : stage.ratios) ratio /= total;
-      stage.recompute = rng->chance(0.3);
+      stage.recompute = !what.plain && rng->chance(0.3);
       stage.warm_up = warm_up;
       warm_up = static_cast<int>(1 + rng->below(warm_up));
       if (copy) {

@@ -13,6 +13,7 @@ struct RandomPipeline {
   std::string model;
   int64_t micro_batch = 2;
   DType dtype = DType::f32;
+  bool plain = false;  // one replica, one device per stage, nothing recomputed
 };
 
 // A sound plan, not one that would fit or be fast.
