@@ -321,4 +321,5 @@ def main():
     print("ranking and losses are as predicted")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -3,8 +3,8 @@
 
     ./dev bench python [--runs 3] [--build FOLDER]
 
-capture   seconds to capture gpt from Python and from C++; the graphs are equal
-step      median step of one plan of gpt on two workers, motley run and Python in turn
+capture   seconds to capture gpt from Python and from C++; the operators are the same
+step      median step of one plan of mlp on two workers, motley run and Python in turn; the graphs are equal
 ddp       median step on the emulated cluster two-sites (four workers, 400 Mbps between sites), motley and
           DistributedDataParallel in turn: even shares, and shares by speed
 """
@@ -21,6 +21,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAIR = "name: pair\nlink: {bandwidth: 10 Gbps, latency: 20 us}\ndevices: [{type: cpu-core, count: 2}]\n"
+MLP = "mlp:layers=4,hidden=1536,in=512,classes=100"
 GPT = "gpt:layers=2,hidden=256,heads=4,seq=64,vocab=512"
 BATCH = 32
 
@@ -60,7 +61,7 @@ for layers in (2, 12):
         there = _motley.capture_zoo("{GPT}".replace("layers=2", f"layers={{layers}}"), {BATCH})
         times["python"].append(middle - start)
         times["c++"].append(time.perf_counter() - middle)
-        assert here.text_without_model() == there.text_without_model()
+        assert here.ops == there.ops
     rows.append({{"layers": layers, "nodes": here.nodes, **{{k: statistics.median(v[1:]) for k, v in times.items()}}}})
 print("REPORT" + json.dumps(rows))
 """
@@ -74,14 +75,14 @@ def step(build, runs, steps):
         cluster, plan = f"{folder}/pair.yaml", f"{folder}/plan.json"
         pathlib.Path(cluster).write_text(PAIR)
         motley = str(build / "motley")
-        subprocess.run([motley, "plan", GPT, "--cluster", cluster, "--batch", str(BATCH), "-o", plan],
+        subprocess.run([motley, "plan", MLP, "--cluster", cluster, "--batch", "192", "-o", plan],
                        stdout=subprocess.DEVNULL, check=True)  # fmt: skip
         times = {"motley run": [], "python": []}
         for _ in range(runs):
             done = subprocess.run([motley, "run", plan, "--steps", str(steps), "--json"], capture_output=True, text=True, check=True)
             times["motley run"].append(json.loads(done.stdout)["median_step_s"])
             command = [sys.executable, "-m", "motley.launch", "--nproc_per_node", "2", "--master_addr", "127.0.0.1",
-                       "--master_port", free_port(), str(ROOT / "bench" / "python_worker.py"), "step", plan, str(BATCH), str(steps)]  # fmt: skip
+                       "--master_port", free_port(), str(ROOT / "bench" / "python_worker.py"), "step", plan, "192", str(steps)]  # fmt: skip
             times["python"].append(reports(command, build)[0]["median_step_s"])
             print(f"step,run,motley run {times['motley run'][-1]:.4f} s,python {times['python'][-1]:.4f} s", flush=True)
     there, here = (statistics.median(times[k]) for k in ("motley run", "python"))
@@ -97,8 +98,9 @@ def ddp(build, runs, steps):
     with tempfile.TemporaryDirectory() as folder:
         cluster = f"{folder}/two-sites.yaml"
         pathlib.Path(cluster).write_text(measured_bench.cluster_yaml("two-sites"))
+        pathlib.Path(f"{folder}/jobs.json").write_text(json.dumps(jobs))
         command = [str(build / "motley"), "emulate", "--cluster", cluster, "--", sys.executable,
-                   str(ROOT / "bench" / "python_worker.py"), "ddp", cluster, json.dumps(jobs)]  # fmt: skip
+                   str(ROOT / "bench" / "python_worker.py"), "ddp", cluster, f"{folder}/jobs.json"]  # fmt: skip
         rows = reports(command, build)
     for job in jobs:
         mine = [row for row in rows if row["model"] == job["model"]]
@@ -117,7 +119,7 @@ def main():
     options = parser.parse_args()
     build = options.build.resolve()
     if "capture" in options.parts:
-        capture(build, 5)
+        capture(build, 20)
     if "step" in options.parts:
         step(build, options.runs, options.steps)
     if "ddp" in options.parts:

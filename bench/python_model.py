@@ -7,13 +7,24 @@ import torch.nn.functional as F
 from torch import nn
 
 
+class Linear(nn.Linear):
+    """As libtorch's C++ front end has it, which adds the bias by itself to tensors of three dimensions."""
+
+    def forward(self, x):
+        if x.dim() == 2:
+            return torch.addmm(self.bias, x, self.weight.t())
+        y = x.matmul(self.weight.t())
+        y += self.bias
+        return y
+
+
 class Block(nn.Module):
     def __init__(self, hidden, heads):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.qkv, self.projection = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
-        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.qkv, self.projection = Linear(hidden, 3 * hidden), Linear(hidden, hidden)
+        self.up, self.down = Linear(hidden, 4 * hidden), Linear(4 * hidden, hidden)
 
     def forward(self, x, mask):
         batch, seq, hidden = x.shape
@@ -48,8 +59,8 @@ class Mlp(nn.Module):
         super().__init__()
         self.layers = layers
         for i in range(layers - 1):
-            setattr(self, f"hidden{i}", nn.Linear(inputs if i == 0 else hidden, hidden))
-        self.head = nn.Linear(hidden, classes)
+            setattr(self, f"hidden{i}", Linear(inputs if i == 0 else hidden, hidden))
+        self.head = Linear(hidden, classes)
 
     def forward(self, x):
         for i in range(self.layers - 1):
@@ -61,10 +72,18 @@ def loss_fn(logits, targets):
     return F.cross_entropy(logits, targets.view(-1))
 
 
+def labels_loss(logits, targets):
+    return F.cross_entropy(logits, targets["labels"])
+
+
 def gpt(batch, layers=2, hidden=256, heads=4, seq=64, vocab=512):
     draw = lambda: torch.randint(vocab, (batch, seq))  # noqa: E731
     return Gpt(layers, hidden, heads, seq, vocab), lambda: ({"tokens": draw()}, draw())
 
 
 def mlp(batch, layers=4, hidden=1536, inputs=512, classes=100):
-    return Mlp(layers, hidden, inputs, classes), lambda: ({"x": torch.randn(batch, inputs)}, torch.randint(classes, (batch,)))
+    
+    def draw():
+        return {"x": torch.randn(batch, inputs)}, {"labels": torch.randint(classes, (batch,))}
+
+    return Mlp(layers, hidden, inputs, classes), draw

@@ -1,7 +1,7 @@
 """One worker of bench/python_bench.py.
 
-    step PLAN BATCH STEPS       trains gpt by a plan of the motley program
-    ddp CLUSTER JOBS            the same models by motley and by DistributedDataParallel in turn, in an emulated cluster
+    step PLAN BATCH STEPS       trains mlp by a plan of the motley program
+    ddp CLUSTER JOBS.json       the same models by motley and by DistributedDataParallel in turn, in an emulated cluster
 """
 
 import json
@@ -20,8 +20,8 @@ torch.set_num_threads(1)
 
 def step(plan, batch, steps):
     torch.manual_seed(0)
-    model, draw = python_model.gpt(int(batch))
-    dist = motley.distribute(model, draw(), python_model.loss_fn, plan=plan)
+    model, draw = python_model.mlp(int(batch))
+    dist = motley.distribute(model, draw(), python_model.labels_loss, plan=plan)
     times = []
     for _ in range(int(steps)):
         start = time.monotonic()
@@ -37,7 +37,9 @@ def ddp(cluster, jobs):
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     speeds = [float(speed) for speed in os.environ["MOTLEY_SPEEDS"].split(",")]
-    for job in json.loads(jobs):
+    with open(jobs) as file:
+        jobs = json.load(file)
+    for job in jobs:
         model = measured_ddp.build(job["model"], job["args"])
         batch = model.batch(job["batch"])
         dist = motley.distribute(model, (batch,), None, cluster, "adamw", emulate=True)

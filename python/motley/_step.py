@@ -41,14 +41,17 @@ def flatten(tree, name):
 def named_leaves(inputs, targets):
     """The tensors of a batch by name, and the functions that put others in the place of inputs and of targets.
 
-    A dict of inputs is named by its keys alone where that is clear.
+    Dicts are named by their keys alone where that is clear.
     """
     inside, build_inputs = flatten(inputs, "inputs")
     outside, build_targets = flatten(targets, "targets")
-    if isinstance(inputs, dict):
-        short = [(name[len("inputs.") :], tensor) for name, tensor in inside]
-        if not {name for name, _ in short} & {name for name, _ in outside}:
-            inside = short
+
+    def short(tree, leaves):
+        return [(name.split(".", 1)[1], t) for name, t in leaves] if isinstance(tree, dict) else leaves
+
+    both = short(inputs, inside), short(targets, outside)
+    if not {name for name, _ in both[0]} & {name for name, _ in both[1]}:
+        inside, outside = both
     return inside, outside, build_inputs, build_targets
 
 
