@@ -30,6 +30,7 @@ const std::vector<RandomPipeline>& cases() {
       {"vit:layers=2,hidden=16,heads=4,image=8,patch=4,classes=5", 3},
       {"llama:layers=2,hidden=16,heads=4,kv_heads=2,ffn=24,seq=6,vocab=11", 2},
       {"convnet:width=4,image=8,classes=5", 4},
+      {"transgan:layers=1,hidden=128,heads=2,side=2,latent=8", 2},
   };
   return list;
 }

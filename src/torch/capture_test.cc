@@ -102,6 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "moe:layers=1,hidden=16,heads=4,kv_heads=2,ffn=24,experts=3,seq=8,vocab=20",
                     "resnet50:width=2,image=32,classes=5", "vgg19:width=2,image=32,classes=5",
                     "vgg19:width=2,image=64,classes=5,dropout=0.5",
+                    "transgan:layers=1,hidden=128,heads=2,side=2,latent=8",
                     "vit:layers=2,hidden=16,heads=4,image=8,patch=4,classes=5",
                     "vit:layers=1,hidden=16,heads=2,image=8,patch=2,classes=5,dropout=0.1"));
 
