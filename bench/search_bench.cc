@@ -110,7 +110,8 @@ int run(int argc, char** argv) {
   Table table(argc > 1 ? argv[1] : nullptr);
   const Cluster hap = load_cluster("hap-64");
   for (const char* model : {kGpt24, kGpt48, "vgg19", "vit:layers=24", "bert:layers=24",
-                            "bert:layers=48", "resnet50", "llama:layers=8", "llama:layers=32"}) {
+                            "bert:layers=48", "bert-moe:layers=24,every=2,experts=128", "resnet50",
+                            "llama:layers=8", "llama:layers=32"}) {
     table.add(model, "hap-64", hap);
   }
   for (const int devices : {8, 64, 256, 1024}) {

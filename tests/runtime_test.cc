@@ -110,18 +110,26 @@ std::vector<at::Tensor> exercise(Communicator& group, at::ScalarType type,
   const int rank = group.rank(), size = group.size();
   std::vector<at::Tensor> results, gathered, scattered, send, receive;
   for (int r = 0; r < size; ++r) {
-    gathered.push_back(r == rank ? sample(type, {sizes[r], 3}, rank)
-                                 : at::empty({sizes[r], 3}, type));
     scattered.push_back(sample(type, {sizes[r], 3}, rank * size + r));
     send.push_back(sample(type, {sizes[rank] % 100, sizes[r] % 100}, rank * size + r));
     receive.push_back(at::empty({sizes[r] % 100, sizes[rank] % 100}, type));
   }
-  group.all_gather(gathered);
-  results.insert(results.end(), gathered.begin(), gathered.end());
+  for (bool grouped : {false, true}) {
+    for (int r = 0; r < size; ++r)
+      gathered.push_back(r == rank ? sample(type, {sizes[r], 3}, rank)
+                                   : at::empty({sizes[r], 3}, type));
+    if (grouped)
+      group.all_gather_grouped(gathered);
+    else
+      group.all_gather(gathered);
+    results.insert(results.end(), gathered.begin(), gathered.end());
+    gathered.clear();
+  }
   group.all_to_all(send, receive);
   results.insert(results.end(), receive.begin(), receive.end());
   if (type == at::kBool) return results;
   results.push_back(group.reduce_scatter(scattered));
+  results.push_back(group.reduce_scatter_grouped(scattered));
   for (Reduction reduction : {Reduction::sum, Reduction::max}) {
     at::Tensor t = sample(type, {5}, rank);
     group.all_reduce(t, reduction);
@@ -239,6 +247,9 @@ groups:
   at::Tensor t = at::ones({n});
   std::vector<at::Tensor> pieces;
   for (int r = 0; r < 4; ++r) pieces.push_back(at::ones({n / 4}));
+  std::vector<at::Tensor> skewed;
+  for (double share : {0.7, 0.1, 0.1, 0.1})
+    skewed.push_back(at::ones({static_cast<int64_t>(share * static_cast<double>(n))}));
   std::vector<at::Tensor> uneven;
   for (double share : {0.4, 0.4, 0.1, 0.1})
     uneven.push_back(at::ones({static_cast<int64_t>(share * static_cast<double>(n))}));
@@ -258,6 +269,11 @@ groups:
       {"all_to_all", [&] { group.all_to_all(pieces, receive); }, whole},
       // Pieces of unequal size: at most as if all were as large as the largest; rounds overlap.
       {"all_gather, uneven", [&] { group.all_gather(uneven); }, 3 * 0.4 * whole, 0.7},
+      // Grouped: what crosses a link is all pieces but one; two chunks fill the chains.
+      {"all_gather, skewed, grouped", [&] { group.all_gather_grouped(skewed); },
+       0.9 * whole + 2 * 262144 / bandwidth, 0.8},
+      {"reduce_scatter, skewed, grouped", [&] { group.reduce_scatter_grouped(skewed); },
+       0.9 * whole + 2 * 262144 / bandwidth, 0.8},
   };
   for (const Case& c : cases) {
     const double measured = seconds(c.collective, c.expected);

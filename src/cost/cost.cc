@@ -117,13 +117,21 @@ Seconds CostModel::per_step(int type, const Graph& graph) const {
 
 Seconds CostModel::collective(CollectiveKind kind, Bytes bytes,
                               const CollectiveModel::ShareProfile& shares) const {
+  return std::min(collective(kind, bytes, shares, PieceForm::padded),
+                  collective(kind, bytes, shares, PieceForm::grouped));
+}
+
+Seconds CostModel::collective(CollectiveKind kind, Bytes bytes,
+                              const CollectiveModel::ShareProfile& shares, PieceForm form) const {
+  const bool grouped = form == PieceForm::grouped;
   switch (kind) {
     case CollectiveKind::all_reduce:
       return net_.all_reduce(bytes);
     case CollectiveKind::reduce_scatter:
-      return net_.reduce_scatter(bytes, shares);
+      return grouped ? net_.reduce_scatter_grouped(bytes, shares)
+                     : net_.reduce_scatter(bytes, shares);
     case CollectiveKind::all_gather:
-      return net_.all_gather(bytes, shares);
+      return grouped ? net_.all_gather_grouped(bytes, shares) : net_.all_gather(bytes, shares);
     case CollectiveKind::all_to_all:
       return net_.all_to_all(bytes, shares);
     case CollectiveKind::slice:
@@ -171,6 +179,19 @@ int64_t cut_of(const Theory& theory, ValueId v, Placement p) {
 }
 
 }  // namespace
+
+void choose_forms(const Theory& theory, Program* program, const CostModel& model,
+                  const Fractions& fractions) {
+  for (Step& step : program->steps) {
+    if (step.is_compute() || !has_forms(step.kind)) continue;
+    const Placement cut = step.from.is_shard() ? step.from : step.to;
+    const auto& shares = fractions.profile(cut_of(theory, step.value, cut), model.net());
+    const auto bytes = static_cast<Bytes>(theory.graph().spec(step.value).bytes());
+    auto seconds = [&](PieceForm form) { return model.collective(step.kind, bytes, shares, form); };
+    step.form = seconds(PieceForm::grouped) < seconds(PieceForm::padded) ? PieceForm::grouped
+                                                                         : PieceForm::padded;
+  }
+}
 
 namespace {
 
@@ -253,15 +274,15 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
     // For all-to-all both cuts matter; they are close, and the one it starts from is used.
     const auto& shares = fractions.profile(
         cut_of(theory, step.value, step.from.is_shard() ? step.from : step.to), model.net());
-    bool pads =
-        step.kind == CollectiveKind::all_gather || step.kind == CollectiveKind::reduce_scatter;
+    const bool pads = step.form == PieceForm::padded && has_forms(step.kind);
     double largest = shares.largest;
-    Seconds seconds = model.collective(step.kind, bytes, shares);
-    communicate(
-        seconds,
-        pads && largest > 0 ? (seconds - model.collective(step.kind, 0, shares)) / largest : 0,
-        largest, step.kind == CollectiveKind::all_reduce && pure[step.value.index],
-        pure[step.value.index] ? gradient_part : 1);
+    Seconds seconds = model.collective(step.kind, bytes, shares, step.form);
+    communicate(seconds,
+                pads && largest > 0
+                    ? (seconds - model.collective(step.kind, 0, shares, step.form)) / largest
+                    : 0,
+                largest, step.kind == CollectiveKind::all_reduce && pure[step.value.index],
+                pure[step.value.index] ? gradient_part : 1);
   }
 }
 

@@ -63,7 +63,9 @@ class CostModel {
   // Seconds of the optimizer on `bytes` of local parameters.
   Seconds update(int type, Bytes parameter_bytes, Optimizer optimizer) const;
   // Seconds of one collective on a tensor of `bytes` whose cut factor has the given shares. 0 for
-  // slice and mask.
+  // slice and mask. Without a form: of the faster one.
+  Seconds collective(CollectiveKind kind, Bytes bytes, const CollectiveModel::ShareProfile& shares,
+                     PieceForm form) const;
   Seconds collective(CollectiveKind kind, Bytes bytes,
                      const CollectiveModel::ShareProfile& shares) const;
   Seconds latency() const { return net_.latency_of_ring(); }
@@ -145,6 +147,10 @@ struct PhaseSeconds {
 };
 PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const CostModel& model,
                            const Fractions& fractions, Optimizer optimizer);
+
+// Gives every collective of a program its faster form under these shares.
+void choose_forms(const Theory& theory, Program* program, const CostModel& model,
+                  const Fractions& fractions);
 
 // Bytes that each device type holds at its peak: parameters, gradients and optimizer state for the
 // whole step, and activations by liveness; aliases of one tensor count once. With `phases` also

@@ -90,6 +90,9 @@ CollectiveModel::ShareProfile CollectiveModel::profile(const std::vector<double>
   }
   const int p = devices_;
   result.rounds = (p - 1) * result.largest;
+  for (int d = 0; d < p; ++d)
+    result.chain =
+        std::max(result.chain, (slowness_.empty() ? 1 : slowness_[d]) * (1 - shares[(d + 1) % p]));
   if (slowness_.empty()) return result;
   result.rounds = 0;
   for (int round = 0; round + 1 < p; ++round) {
@@ -108,6 +111,23 @@ Seconds CollectiveModel::rounds(CollectiveForm form, Bytes bytes,
   const double p = devices_;
   const double latencies = measured_[static_cast<size_t>(form)] ? p - 1 : std::ceil(std::log2(p));
   return shares.rounds * bytes / r.bandwidth + latencies * r.latency;
+}
+
+Seconds CollectiveModel::chains(CollectiveForm form, Bytes bytes,
+                                const ShareProfile& shares) const {
+  if (devices_ == 1) return 0;
+  const CollectiveRate& r = rate(form);
+  const double p = devices_;
+  return (shares.chain * bytes + (p - 2) * chunk_bytes(shares.largest * bytes)) / r.bandwidth +
+         2 * (p - 1) * r.latency;
+}
+
+Seconds CollectiveModel::all_gather_grouped(Bytes bytes, const ShareProfile& shares) const {
+  return chains(CollectiveForm::all_gather, bytes, shares);
+}
+
+Seconds CollectiveModel::reduce_scatter_grouped(Bytes bytes, const ShareProfile& shares) const {
+  return chains(CollectiveForm::reduce_scatter, bytes, shares);
 }
 
 Seconds CollectiveModel::all_gather(Bytes bytes, const ShareProfile& shares) const {

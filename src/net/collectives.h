@@ -17,10 +17,17 @@
 //
 // An all-reduce that a reduction program (reduction.h) takes over costs what the program says.
 //
+// All-gather and reduce-scatter have a second form, grouped: a pipelined chain around the ring for
+// every shard, all chains at once, in chunks. What crosses a link is all shards but one, however
+// uneven they are; p-2 chunks fill the chains, and every chain pays to start:
+//
+//   (1 - least share) S/B + (p-2) chunk/B + 2(p-1) L
+//
 // The fluid simulator of this room (fluid.h) is the reference for what sharing and other algorithms
 // cost.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -29,6 +36,12 @@
 #include "net/reduction.h"
 
 namespace motley {
+
+// Of the messages of a grouped all-gather or reduce-scatter: an eighth of the largest piece, from
+// 16 to 256 KiB.
+constexpr double chunk_bytes(double largest_piece) {
+  return std::min(largest_piece, std::clamp(largest_piece / 8, 16. * 1024, 256. * 1024));
+}
 
 class CollectiveModel {
  public:
@@ -43,6 +56,7 @@ class CollectiveModel {
     double largest = 0;   // share
     double exchange = 0;  // max over ports of s (1 - s) / bandwidth, s the share below the port
     double rounds = 0;  // of an all-gather: sum over rounds of the largest share on a slowest link
+    double chain = 0;   // of a grouped one: largest share of the tensor that crosses a link
   };
   ShareProfile profile(const std::vector<double>& shares) const;
 
@@ -51,6 +65,8 @@ class CollectiveModel {
   Seconds plain_all_reduce(Bytes bytes) const;  // whatever reductions there are
   Seconds all_gather(Bytes bytes, const ShareProfile& shares) const;
   Seconds reduce_scatter(Bytes bytes, const ShareProfile& shares) const;
+  Seconds all_gather_grouped(Bytes bytes, const ShareProfile& shares) const;
+  Seconds reduce_scatter_grouped(Bytes bytes, const ShareProfile& shares) const;
   Seconds all_to_all(Bytes bytes, const ShareProfile& shares) const;
 
   // all_gather = fixed + slope * largest share, for the load-balancing LP; the same for
@@ -69,6 +85,8 @@ class CollectiveModel {
   }
   // p-1 rounds of the largest share.
   Seconds rounds(CollectiveForm form, Bytes bytes, const ShareProfile& shares) const;
+  // A chain per share.
+  Seconds chains(CollectiveForm form, Bytes bytes, const ShareProfile& shares) const;
 
   struct Line {
     Bytes from;

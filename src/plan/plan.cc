@@ -542,7 +542,8 @@ std::string describe(const Plan& plan) {
         sum.bytes += static_cast<Bytes>(c.bytes);
       }
     } else if (step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask) {
-      Sum& sum = comm[fmt::format("{} of {}", to_string(step.kind), role(step.value))];
+      Sum& sum = comm[fmt::format("{}{} of {}", step.form == PieceForm::grouped ? "grouped " : "",
+                                  to_string(step.kind), role(step.value))];
       ++sum.count;
       sum.bytes += static_cast<Bytes>(graph.spec(step.value).bytes());
     }

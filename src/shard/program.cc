@@ -9,10 +9,15 @@
 
 namespace motley {
 
+bool has_forms(CollectiveKind kind) {
+  return kind == CollectiveKind::all_gather || kind == CollectiveKind::reduce_scatter;
+}
+
 std::string to_text(const Theory& theory, const Step& step) {
   if (!step.is_compute())
-    return fmt::format("{} %{} {} -> {}", to_string(step.kind), step.value.index,
-                       to_string(step.from), to_string(step.to));
+    return fmt::format("{} %{} {} -> {}{}", to_string(step.kind), step.value.index,
+                       to_string(step.from), to_string(step.to),
+                       step.form == PieceForm::grouped ? " grouped" : "");
   return fmt::format("node {} {} {}", step.node.index, theory.graph().node(step.node).op,
                      to_string(theory.triples(step.node)[step.triple]));
 }
@@ -62,6 +67,11 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
   step.value = ValueId(index(value.substr(1), graph.values.size(), "value"));
   if (!Theory::conversion(step.from, step.to, &step.kind) || head != to_string(step.kind))
     throw fail("is not a collective between these placements");
+  if (const std::string form = word(&at); !form.empty()) {
+    if (form != "grouped" || !has_forms(step.kind) || at < line.size())
+      throw fail("ends in more than 'grouped', which an all_gather or a reduce_scatter may be");
+    step.form = PieceForm::grouped;
+  }
   return step;
 }
 
@@ -116,6 +126,8 @@ std::vector<std::string> check(const Theory& theory, const Program& program) {
           !Theory::conversion(step.from, step.to, &kind) || kind != step.kind)
         problem(s, fmt::format("{} does not turn {} of %{} into {}", to_string(step.kind),
                                to_string(step.from), step.value.index, to_string(step.to)));
+      if (step.form == PieceForm::grouped && !has_forms(step.kind))
+        problem(s, fmt::format("{} has no grouped form", to_string(step.kind)));
       need(s, step.value, step.from);
       if (!available.insert({step.value, step.to}).second)
         problem(s,

@@ -18,6 +18,7 @@
 //   node 12 aten::mm S(0), R -> S(0)
 //   node 40 aten::embedding S(0), R -> P [embedding.vocab]
 //   all_reduce %77 P -> R
+//   all_gather %78 S(0) -> R grouped
 #pragma once
 
 #include <string>
@@ -27,12 +28,20 @@
 
 namespace motley {
 
+// How the pieces of an all-gather or a reduce-scatter travel (HAP section 4.4). Padded: all at
+// once, as if each had the size of the largest. Grouped: every piece on its own, to or from its
+// device; as fast however uneven they are, at more latencies.
+enum class PieceForm : uint8_t { padded, grouped };
+// Whether a collective may be grouped; an all-to-all is never padded.
+bool has_forms(CollectiveKind kind);
+
 struct Step {
   NodeId node;      // valid: computation
   int triple = -1;  // into Theory::triples(node)
   ValueId value;    // valid: collective
   Placement from, to;
   CollectiveKind kind = CollectiveKind::all_reduce;
+  PieceForm form = PieceForm::padded;
 
   bool is_compute() const { return node.valid(); }
   friend bool operator==(const Step&, const Step&) = default;

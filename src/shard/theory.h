@@ -35,7 +35,7 @@ std::string to_string(
 enum class CollectiveKind : uint8_t {
   all_reduce,      // P -> R
   reduce_scatter,  // P -> S
-  all_gather,      // S -> R, shards padded to the largest
+  all_gather,      // S -> R
   all_to_all,      // S -> S'
   slice,           // R -> S, free
   mask,            // R -> P, free: the first device keeps its value, the others hold zeros

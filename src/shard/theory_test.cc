@@ -232,5 +232,24 @@ TEST(Program, NamesWhatIsWrong) {
   EXPECT_THROW(problems({"make it so"}), UserError);
 }
 
+TEST(Program, GathersAndScattersHaveForms) {
+  auto sharded = kDataParallel;
+  sharded[1] = "node 1 motley::parameter  -> S(0)";
+  sharded.insert(sharded.begin() + 2, "all_gather %1 S(0) -> R grouped");
+  sharded.back() = "reduce_scatter %6 P -> S(0) grouped";
+  EXPECT_THAT(problems(sharded), testing::IsEmpty());
+  for (const char* line :
+       {"all_reduce %6 P -> R grouped", "all_to_all %1 S(0) -> S(1) grouped",
+        "all_gather %1 S(0) -> R padded", "all_gather %1 S(0) -> R grouped twice"})
+    EXPECT_THROW(problems({line}), UserError) << line;
+  Graph graph = parse_graph(kStep, "step");
+  Theory theory(graph);
+  Program program;
+  for (const std::string& line : kDataParallel)
+    program.steps.push_back(parse_step(theory, line, "p"));
+  program.steps.back().form = PieceForm::grouped;
+  EXPECT_THAT(check(theory, program), Contains(testing::HasSubstr("has no grouped form")));
+}
+
 }  // namespace
 }  // namespace motley

@@ -44,7 +44,8 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
       const Placement cut = step.from.is_shard() ? step.from : step.to;
       Seconds s = model.collective(
           step.kind, static_cast<Bytes>(graph.spec(step.value).bytes()),
-          fractions.profile(cut.is_shard() ? theory.cut_size(step.value, cut) : 0, model.net()));
+          fractions.profile(cut.is_shard() ? theory.cut_size(step.value, cut) : 0, model.net()),
+          step.form);
       const bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
       if (gradient && after_gradient) s = std::max(0.0, s - model.net().all_reduce(0));
       after_gradient = gradient;

@@ -148,8 +148,21 @@ void Builder::add_values() {
   }
 }
 
+bool Builder::is_expert(ValueId source) const {
+  const Graph& graph = theory_.graph();
+  if (graph.spec(source).shape.size() != 3) return false;
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const GraphNode& node) {
+    const auto inputs = graph.inputs_of(node);
+    return node.op == "aten::bmm" && std::any_of(inputs.begin(), inputs.end(), [&](ValueId v) {
+             return class_of_[v.index] == class_of_[source.index];
+           });
+  });
+}
+
 std::vector<Placement> Builder::stored_choices(ValueId source) const {
   std::vector<Placement> choices;
+  if (restriction_ == Restriction::expert_parallel)
+    return {is_expert(source) ? Placement::shard(0) : Placement::replicated()};
   for (Placement p : theory_.placements(source)) {
     if (p.is_partial()) continue;
     if (p.is_shard() && restriction_ == Restriction::data_parallel) continue;
@@ -291,7 +304,8 @@ void Builder::add_nodes() {
       }
       // Whole is enough: pieces of it are free. A cut batch is a restriction.
       bool cut = cut_inputs.count(v) &&
-                 (restriction_ == Restriction::data_parallel || restriction_ == Restriction::zero);
+                 (restriction_ == Restriction::data_parallel || restriction_ == Restriction::zero ||
+                  restriction_ == Restriction::expert_parallel);
       bool batched = cut && theory_.legal(v, Placement::shard(0));
       int table =
           table_for(fmt::format("source{}{}", batched ? "cut" : "", batched ? forms_key(v) : ""),
@@ -399,7 +413,8 @@ void Builder::price(const Fractions& fractions, int micro_batches) {
         if (!Theory::conversion(source->second, target->second, &kind)) continue;
         bool free = kind == CollectiveKind::slice || kind == CollectiveKind::mask;
         if (!free && kind != CollectiveKind::all_reduce &&
-            restriction_ == Restriction::data_parallel)
+            (restriction_ == Restriction::data_parallel ||
+             (restriction_ == Restriction::expert_parallel && kind != CollectiveKind::all_to_all)))
           continue;
         if (restriction_ == Restriction::zero && kind == CollectiveKind::all_to_all) continue;
         Placement cut = source->second.is_shard() ? source->second : target->second;

@@ -28,6 +28,8 @@ enum class Restriction {
   none,
   data_parallel,    // inputs cut in dimension 0, parameters whole, no collective but all-reduce
   tensor_parallel,  // inputs whole: no cut of the batch
+  expert_parallel,  // data parallel, but experts ([expert, in, out] weights of a batched product)
+                    // are cut, and reached by all-to-all
   zero,  // inputs cut in dimension 0, parameters and their state cut, gathered where they are used
 };
 
@@ -75,6 +77,7 @@ class Builder {
   void add_values();
   void add_nodes();
   std::vector<Placement> stored_choices(ValueId source) const;
+  bool is_expert(ValueId source) const;
 
   const Theory& theory_;
   const CostModel& model_;

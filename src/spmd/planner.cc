@@ -36,6 +36,7 @@ struct Known {
 const Known kKnown[] = {{"dp-ev", Restriction::data_parallel, even_ratios},
                         {"dp-cp", Restriction::data_parallel, proportional_ratios},
                         {"zero", Restriction::zero, even_ratios},
+                        {"expert-parallel", Restriction::expert_parallel, even_ratios},
                         {"tensor-parallel", Restriction::tensor_parallel, even_ratios}};
 
 SynthesisOptions restricted(const Known& known, const Cluster& cluster, SynthesisOptions options) {

@@ -62,7 +62,11 @@ Program random_program(const Builder& builder, Rng* rng) {
   Weights weights;
   weights.compute.assign(problem.types, 0);
   weights.compute[0] = 1;
-  return builder.program(evaluate(problem, solution.option, weights));
+  Program program = builder.program(evaluate(problem, solution.option, weights));
+  for (motley::Step& step : program.steps)
+    if (!step.is_compute() && has_forms(step.kind) && rng->chance(0.5))
+      step.form = PieceForm::grouped;
+  return program;
 }
 
 }  // namespace motley::spmd

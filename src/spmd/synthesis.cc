@@ -154,12 +154,14 @@ class Search {
       if (o.program == &program && o.ratios == ratios) return o.cost;
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
+    Program formed = program;
+    choose_forms(theory_, &formed, model_, fractions);
     ProgramCost cost =
-        cost_of(theory_, program, model_, fractions, options_.optimizer, options_.micro_batches);
+        cost_of(theory_, formed, model_, fractions, options_.optimizer, options_.micro_batches);
     if (fits(cost)) {
       if (!best_.feasible || cost.step < best_.cost.step) {
         best_.feasible = true;
-        best_.program = program;
+        best_.program = std::move(formed);
         best_.ratios = ratios;
         best_.cost = cost;
       }

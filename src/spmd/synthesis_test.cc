@@ -107,6 +107,134 @@ TEST(Synthesis, FasterDevicesGetMore) {
   EXPECT_GT(result.plan.ratios[0], 0.5);
 }
 
+// Figure 4 of HAP: padded where shares are nearly even, grouped where one is large; the form of
+// every step of a plan is the faster one, and the price of the plan is that of its forms.
+TEST(Forms, CrossOver) {
+  const CostModel model(flat_cluster({device("d", 1e12)}, {4}, {LinkKind::switched, 1e9, 1e-5}));
+  const double bytes = 4e6;
+  for (CollectiveKind kind : {CollectiveKind::all_gather, CollectiveKind::reduce_scatter}) {
+    int grouped = 0;
+    for (double largest = 0.25; largest < 1; largest += 0.05) {
+      const double rest = (1 - largest) / 3;
+      const auto profile = model.net().profile({largest, rest, rest, rest});
+      const double a = model.collective(kind, bytes, profile, PieceForm::padded),
+                   b = model.collective(kind, bytes, profile, PieceForm::grouped);
+      const double chunk = std::min(largest * bytes / 8, 262144.0);
+      // By hand: three rounds of the largest; all but the least over one link, two chunks to
+      // fill the chains, six latencies.
+      EXPECT_NEAR(a, 3 * largest * bytes / 1e9 + 2e-5, 1e-12);
+      EXPECT_NEAR(b, ((1 - rest) * bytes + 2 * chunk) / 1e9 + 6e-5, 1e-12);
+      EXPECT_EQ(model.collective(kind, bytes, profile), std::min(a, b));
+      EXPECT_GE(b<a, grouped> 0) << "the forms cross more than once";
+      grouped += b < a;
+    }
+    EXPECT_GT(grouped, 5);
+    EXPECT_LT(grouped, 15);
+  }
+}
+
+TEST(Forms, AreTheFasterOnesAtTheRatiosOfThePlan) {
+  int grouped = 0, padded = 0;
+  for (const char* name : kGraphs)
+    for (double skew : {1.0, 1.5, 4.0, 20.0}) {
+      Graph graph = load(name);
+      Theory theory(graph);
+      CostModel model(mixed(1, 3, 1e8));
+      SynthesisOptions options;
+      options.restriction = Restriction::zero;
+      options.ratios = {skew / (skew + 3), 1 / (skew + 3), 1 / (skew + 3), 1 / (skew + 3)};
+      const Synthesis s = synthesize(theory, model, options);
+      ASSERT_TRUE(s.feasible) << s.reason;
+      const Shares shares(s.ratios);
+      const Fractions fractions(model.cluster(), shares);
+      Program program = s.program;
+      for (size_t i = 0; i < program.steps.size(); ++i) {
+        motley::Step& step = program.steps[i];
+        if (step.is_compute() || !has_forms(step.kind)) continue;
+        (step.form == PieceForm::grouped ? grouped : padded) += 1;
+        const PieceForm chosen = step.form;
+        step.form = chosen == PieceForm::grouped ? PieceForm::padded : PieceForm::grouped;
+        EXPECT_GE(cost_of(theory, program, model, fractions, options.optimizer).step,
+                  s.cost.step * (1 - 1e-12))
+            << name << " step " << i;
+        step.form = chosen;
+      }
+    }
+  EXPECT_GT(grouped, 0);
+  EXPECT_GT(padded, 0);
+}
+
+// Sufficient factor broadcasting (HAP section 2.5.2): a gradient is computed whole by every device
+// from gathered factors instead of being all-reduced. Against the best program that may not.
+TEST(Forms, SufficientFactorsAreGatheredExactlyWhenThatIsCheaper) {
+  int with = 0, without = 0;
+  for (int batch : {2, 8, 32, 128, 512, 2048}) {
+    const Graph graph = parse_graph(fmt::format(R"(%0 = motley::input("x") : f32[{0},1024]
+%1 = motley::parameter("w") : f32[1024,1024]
+%2 = aten::mm(%0, %1) : f32[{0},1024]
+%3 = aten::relu(%2) : f32[{0},1024]
+%4 = motley::parameter("v") : f32[1024,1024]
+%5 = aten::mm(%3, %4) : f32[{0},1024]
+%6 = aten::relu(%5) : f32[{0},1024]
+%7 = aten::sum(%6, none) : f32[]
+%8 = aten::full([{0}, 1024], 1.0, f32, none, none, none) : f32[{0},1024] backward
+%9 = aten::threshold_backward(%8, %6, 0) : f32[{0},1024] backward
+%10 = aten::t(%4) : f32[1024,1024] backward
+%11 = aten::mm(%9, %10) : f32[{0},1024] backward
+%12 = aten::t(%3) : f32[1024,{0}] backward
+%13 = aten::mm(%12, %9) : f32[1024,1024] backward
+%14 = aten::threshold_backward(%11, %3, 0) : f32[{0},1024] backward
+%15 = aten::t(%0) : f32[1024,{0}] backward
+%16 = aten::mm(%15, %14) : f32[1024,1024] backward
+loss %7
+gradient "w" %16
+gradient "v" %13
+)",
+                                                batch),
+                                    "two layers");
+    Theory theory(graph);
+    CostModel model(flat_cluster({device("d", 2e11)}, {2}, {LinkKind::switched, 1e9, 1e-6}));
+    Builder builder(theory, model, Optimizer::sgd);
+    Shares shares({0.5, 0.5});
+    builder.price(Fractions(model.cluster(), shares));
+    // Parameters whole (the first choice of their token), as in data parallelism.
+    Problem all = builder.problem();
+    std::vector<bool> gradient(all.value_table.size());
+    auto own_table = [](Problem* problem, Node* node) {
+      problem->option_tables.push_back(problem->option_tables[node->table]);
+      node->table = static_cast<int>(problem->option_tables.size()) - 1;
+      return &problem->option_tables.back().options;
+    };
+    for (Node& node : all.nodes) {
+      if (node.inputs.empty() && node.outputs.size() == 2) own_table(&all, &node)->resize(1);
+      if (node.outputs.empty() && node.inputs.size() == 2) gradient[node.inputs[1]] = true;
+    }
+    auto whole = [](const Option& o) {
+      return o.in == std::vector<uint8_t>(o.in.size(), 0) && o.out == std::vector<uint8_t>{0};
+    };
+    auto makes_gradient = [&](const Node& node) {
+      return node.outputs.size() == 1 && gradient[node.outputs[0]];
+    };
+    Problem forbidden = all;
+    for (Node& node : forbidden.nodes)
+      if (makes_gradient(node)) std::erase_if(*own_table(&forbidden, &node), whole);
+    const Weights weights{{1.0}, {}};
+    const Solution best = solve_folded(all, make_order(all), weights),
+                   other = solve_folded(forbidden, make_order(forbidden), weights);
+    int factors = 0;
+    for (size_t n = 0; n < all.nodes.size(); ++n)
+      if (makes_gradient(all.nodes[n]) &&
+          whole(all.option_tables[all.nodes[n].table].options[best.option[n]]))
+        for (const Conversion& c : best.conversions)
+          factors += c.to == 0 && std::count(all.nodes[n].inputs.begin(), all.nodes[n].inputs.end(),
+                                             c.value) > 0;
+    EXPECT_EQ(factors > 0, best.price < other.price * (1 - 1e-9)) << batch;
+    ++(factors > 0 ? with : without);
+  }
+  EXPECT_GE(with, 2);
+  EXPECT_GE(without, 2);
+}
+
 TEST(Synthesis, IsDeterministic) {
   PlanRequest request;
   request.batch = 8;

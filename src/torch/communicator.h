@@ -37,6 +37,11 @@ class Communicator {
   // pieces[r]: this rank's contribution to rank r's result. Returns the sum of all contributions to
   // this rank.
   virtual at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) = 0;
+  // The same for pieces of very different sizes (PieceForm::grouped): each travels around the ring
+  // in chunks (chunk_bytes in net/collectives.h), which a rank passes on while the rest is on its
+  // way. By messages, unless the backend has better.
+  virtual void all_gather_grouped(std::vector<at::Tensor>& pieces);
+  virtual at::Tensor reduce_scatter_grouped(const std::vector<at::Tensor>& pieces);
   // send[r] goes to rank r; receive[r], of the right shape, is filled with what rank r sends.
   virtual void all_to_all(const std::vector<at::Tensor>& send,
                           std::vector<at::Tensor>& receive) = 0;

@@ -302,14 +302,16 @@ void Executor::convert(const Instruction& instruction) {
       to = piece(step.value, step.to, from);
       break;
     case CollectiveKind::all_gather:
-      to = gather(step.value, step.from, from);
+      to = gather(step.value, step.from, from, step.form);
       break;
     case CollectiveKind::reduce_scatter: {
       Factored f = factored(theory_, step.value, step.to);
       std::vector<int64_t> sizes = shares_.of(f.shape[f.axis]);
       std::vector<at::Tensor> pieces = from.reshape(f.shape).split_with_sizes(sizes, f.axis);
       for (at::Tensor& p : pieces) p = p.contiguous();
-      to = communicator_.reduce_scatter(pieces).reshape(target);
+      to = step.form == PieceForm::grouped ? communicator_.reduce_scatter_grouped(pieces)
+                                           : communicator_.reduce_scatter(pieces);
+      to = to.reshape(target);
       break;
     }
     case CollectiveKind::all_to_all: {
@@ -336,7 +338,8 @@ void Executor::convert(const Instruction& instruction) {
   values_[slot(step.value, step.to)] = to;
 }
 
-at::Tensor Executor::gather(ValueId value, Placement placement, const at::Tensor& local) {
+at::Tensor Executor::gather(ValueId value, Placement placement, const at::Tensor& local,
+                            PieceForm form) {
   if (placement.is_replicated()) return local;
   if (placement.is_partial()) {
     at::Tensor sum = local.contiguous().clone();
@@ -352,7 +355,10 @@ at::Tensor Executor::gather(ValueId value, Placement placement, const at::Tensor
     pieces.push_back(r == communicator_.rank() ? local.reshape(shape).contiguous()
                                                : at::empty(shape, local.options()));
   }
-  communicator_.all_gather(pieces);
+  if (form == PieceForm::grouped)
+    communicator_.all_gather_grouped(pieces);
+  else
+    communicator_.all_gather(pieces);
   return at::cat(pieces, f.axis).reshape(theory_.graph().spec(value).shape);
 }
 

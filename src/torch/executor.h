@@ -93,7 +93,8 @@ class Executor {
   void unset(ValueId source) { sources_.erase(source); }
 
   // Puts a value together from all devices' pieces; collective. For checkpoints and tests.
-  at::Tensor gather(ValueId value, Placement placement, const at::Tensor& local);
+  at::Tensor gather(ValueId value, Placement placement, const at::Tensor& local,
+                    PieceForm form = PieceForm::padded);
 
  private:
   struct Instruction;

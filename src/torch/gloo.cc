@@ -173,6 +173,16 @@ class GlooCommunicator final : public ProcessCommunicator {
     return result;
   }
 
+  void all_gather_grouped(std::vector<at::Tensor>& pieces) override {
+    if (hook_) hook_(Traffic::ring);
+    Communicator::all_gather_grouped(pieces);
+  }
+
+  at::Tensor reduce_scatter_grouped(const std::vector<at::Tensor>& pieces) override {
+    if (hook_) hook_(Traffic::ring);
+    return Communicator::reduce_scatter_grouped(pieces);
+  }
+
   void all_to_all(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) override {
     run("all_to_all", Traffic::all_pairs, [&] {
       std::vector<c10::intrusive_ptr<c10d::Work>> works;

@@ -60,6 +60,29 @@ class ProcessGroupCommunicator final : public Communicator {
   }
 
   void all_gather(std::vector<at::Tensor>& pieces) override {
+    int64_t most = 0;
+    for (const at::Tensor& piece : pieces)
+      most = std::max(most, static_cast<int64_t>(piece.nbytes()));
+    if (size_ == 1 || most == 0) return;
+    run("all_gather", [&] {
+      const at::TensorOptions bytes = at::TensorOptions(device_).dtype(at::kByte);
+      std::vector<std::vector<at::Tensor>> out(1);
+      for (at::Tensor& piece : pieces) {
+        const at::Tensor flat = as_bytes(piece);
+        out[0].push_back(flat.numel() == most ? flat : at::empty({most}, bytes));
+      }
+      const int64_t mine = as_bytes(pieces[rank_]).numel();
+      std::vector<at::Tensor> in{at::zeros({most}, bytes)};
+      in[0].narrow(0, 0, mine).copy_(as_bytes(pieces[rank_]));
+      group_->allgather(out, in)->wait();
+      for (int r = 0; r < size_; ++r) {
+        const at::Tensor flat = as_bytes(pieces[r]);
+        if (flat.numel() < most) flat.copy_(out[0][r].narrow(0, 0, flat.numel()));
+      }
+    });
+  }
+
+  void all_gather_grouped(std::vector<at::Tensor>& pieces) override {
     bool empty = true;
     for (const at::Tensor& piece : pieces) empty = empty && piece.numel() == 0;
     if (size_ == 1 || empty) return;
@@ -85,6 +108,11 @@ class ProcessGroupCommunicator final : public Communicator {
     at::Tensor total = sums_in_f32(type) ? parts[0].to(at::kFloat) : parts[0];
     for (int r = 1; r < size_; ++r) total += parts[r];
     return total.to(type);
+  }
+
+  // Nothing is padded in the other one.
+  at::Tensor reduce_scatter_grouped(const std::vector<at::Tensor>& pieces) override {
+    return reduce_scatter(pieces);
   }
 
   void all_to_all(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) override {

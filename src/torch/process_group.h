@@ -2,7 +2,8 @@
 // all-to-all of uneven pieces. It is for NCCL (nccl.h); gloo.h has one that suits gloo better.
 //
 //   all_reduce       the backend's
-//   all_gather       one broadcast per piece, grouped: posted together, one NCCL group
+//   all_gather       the backend's, of pieces padded to the largest; the grouped form is one
+//                    broadcast per piece, posted together, one NCCL group
 //   reduce_scatter   all-to-all, then sums in rank order
 //   all_to_all       the backend's, of one buffer
 //

@@ -78,6 +78,12 @@ class Reducing final : public Communicator {
   at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
     return group_.reduce_scatter(pieces);
   }
+  void all_gather_grouped(std::vector<at::Tensor>& pieces) override {
+    group_.all_gather_grouped(pieces);
+  }
+  at::Tensor reduce_scatter_grouped(const std::vector<at::Tensor>& pieces) override {
+    return group_.reduce_scatter_grouped(pieces);
+  }
   void all_to_all(const std::vector<at::Tensor>& send_pieces,
                   std::vector<at::Tensor>& receive_pieces) override {
     group_.all_to_all(send_pieces, receive_pieces);
