@@ -82,7 +82,7 @@ double median(std::vector<double> x) {
 
 int work(const Shape& shape) {
   const Cluster cluster = parse_cluster(yaml_of(shape), shape.name);
-  std::vector<ReductionProgram> programs = reduce::reductions_of(cluster);
+  std::vector<ReductionProgram> programs = reduce::reductions_of_all(cluster);
   const auto group = join_group(*rendezvous_from_environment());
   set_threads(1);
   if (programs.empty()) {

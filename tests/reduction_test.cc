@@ -13,7 +13,7 @@ namespace {
 
 // Sums of random tensors of several types and sizes, some too small for a chunk each.
 void expect_sums(const std::vector<ReductionStep>& steps, int devices, uint64_t seed) {
-  const std::vector<ReductionProgram> programs = {{steps, 0, 0, 0}};
+  const std::vector<ReductionProgram> programs = {{{}, steps, 0, 0, 0}};
   ASSERT_EQ(check(steps, devices), "");
   for (const int64_t elements : {1L, 5L, 24L, 1001L}) {
     for (const at::ScalarType type :
@@ -72,7 +72,8 @@ TEST(Reducing, UnequalGroupsToo) {
 TEST(Reducing, SmallTensorsAndMaximaTakeThePlainCollective) {
   // A program that would be wrong for maxima.
   const std::vector<ReductionProgram> programs = {
-      {{{net::Collective::all_reduce, {{0, 1}, {2, 3}}},
+      {{},
+       {{net::Collective::all_reduce, {{0, 1}, {2, 3}}},
         {net::Collective::all_reduce, {{0, 2}, {1, 3}}}},
        1000,
        0,

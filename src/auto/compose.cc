@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "net/messages.h"
 #include "pipeline/schedules.h"
+#include "reduce/cluster.h"
 #include "sim/pipeline.h"
 
 namespace motley::planner {
@@ -56,7 +57,7 @@ const Workbench::LayerCost& Workbench::layer_cost(int layer, const Cluster& grou
   const Stages stages =
       cut_stages(graph_, stages_of(cuts), static_cast<int>(cuts.size()) + 1, "layer");
   const Theory theory(stages.graphs[layer > 0 ? 1 : 0].graph);
-  const CostModel model(group);
+  const CostModel model(group, reductions_inside(group));
   spmd::SynthesisOptions options;
   options.optimizer = request_.optimizer;
   options.memory_limit = false;
@@ -93,7 +94,8 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, const Cluster& gr
   Cluster room = group;  // with the memory that other micro-batches leave
   for (int attempt = 0; attempt < 4; ++attempt) {
     ++planned_;
-    const spmd::Synthesis s = synthesize(theory, CostModel(room), options);
+    const spmd::Synthesis s =
+        synthesize(theory, CostModel(room, reductions_inside(group)), options);
     if (!s.feasible) {
       planned.feasible = false;
       planned.reason = s.reason;
@@ -126,6 +128,43 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, const Cluster& gr
   }
   planned.feasible = false;
   return planned;
+}
+
+const std::vector<ReductionProgram>& Workbench::reductions_inside(const Cluster& group) {
+  auto [it, fresh] = reductions_.try_emplace(to_yaml(group));
+  if (fresh) it->second = reduce::reductions_of_all(group);
+  return it->second;
+}
+
+// What all-reduces in stages, and those of gradients over replicas, do instead of the plain one.
+void Workbench::add_reductions(Plan* plan) {
+  const PipelinePlan& pipeline = *plan->pipeline;
+  for (const ReplicaPlan& replica : pipeline.replicas)
+    for (int s = 0; s < pipeline.stages(); ++s) {
+      const StagePlan& stage = replica.stages[s];
+      const auto largest =
+          static_cast<Bytes>(largest_all_reduce(pipeline.theory(s), stage.program));
+      for (ReductionProgram program : reductions_inside(part_of(cluster_, stage.devices))) {
+        if (program.from > largest) continue;
+        program.devices = stage.devices;
+        plan->reductions.push_back(std::move(program));
+      }
+    }
+  if (pipeline.replicas.size() < 3) return;
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const size_t ranks = pipeline.replicas[0].stages[s].devices.size();
+    net::Groups groups(ranks);
+    bool alike = true;
+    for (const ReplicaPlan& replica : pipeline.replicas) {
+      const std::vector<int>& devices = replica.stages[s].devices;
+      alike = alike && devices.size() == ranks;
+      for (size_t i = 0; i < ranks && alike; ++i) groups[i].push_back(devices[i]);
+    }
+    if (!alike) continue;
+    const auto bytes = static_cast<Bytes>(pipeline.graph(s).parameter_bytes());
+    for (ReductionProgram& program : reduce::reductions_of(cluster_, groups))
+      if (program.from <= bytes) plan->reductions.push_back(std::move(program));
+  }
 }
 
 std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const std::string& engine,
@@ -181,13 +220,16 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
     result.replicas.push_back(std::move(replica));
   }
 
+  add_reductions(plan.get());
+
   // Each replica's times, and how many micro-batches its stages can hold.
   std::vector<pipeline::Pipeline> times(result.replicas.size());
   for (size_t r = 0; r < result.replicas.size(); ++r) {
     pipeline::Pipeline& p = times[r];
     for (int s = 0; s < stages; ++s) {
       const StagePlan& stage = result.replicas[r].stages[s];
-      const CostModel model(part_of(cluster_, stage.devices));
+      const Cluster group = part_of(cluster_, stage.devices);
+      const CostModel model(group, reductions_inside(group));
       const Shares shares(stage.ratios);
       const Fractions fractions(model.cluster(), shares);
       const PhaseSeconds seconds =

@@ -81,12 +81,16 @@ class Workbench {
   Planned plan_stage(const Theory& theory, const Cluster& group, int micro_batches, int in_flight,
                      bool recompute);
 
+  const std::vector<ReductionProgram>& reductions_inside(const Cluster& group);
+  void add_reductions(Plan* plan);
+
   Request request_;
   Cluster cluster_;
   Graph graph_;
   pipeline::Layers layers_;
   std::map<std::string, LayerCost> layer_costs_;
   std::map<std::string, Planned> stages_;
+  std::map<std::string, std::vector<ReductionProgram>> reductions_;  // by part of the cluster
   int planned_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cluster/profile.h"
 #include "core/log.h"
+#include "reduce/cluster.h"
 #include "sim/simulate.h"
 #include "spmd/planner.h"
 #ifdef MOTLEY_WITH_TORCH
@@ -107,6 +108,7 @@ void add_plan_command(CLI::App& app) {
     std::string reasons;
     request.strategy = args->strategy;
     request.parts = true;
+    request.reductions = reduce::reductions_of_all;
     request.synthesis.memory_limit = args->memory == "on";
     request.synthesis.limits.time_limit_s = args->time_limit;
     request.synthesis.limits.seed = args->seed;

@@ -4,6 +4,16 @@
 
 namespace motley {
 
+std::vector<ReductionProgram> programs_for(const std::vector<ReductionProgram>& programs,
+                                           const std::vector<int>& devices, int cluster_size) {
+  bool all = static_cast<int>(devices.size()) == cluster_size;
+  for (size_t i = 0; i < devices.size() && all; ++i) all = devices[i] == static_cast<int>(i);
+  std::vector<ReductionProgram> result;
+  for (const ReductionProgram& p : programs)
+    if (p.devices == devices || (all && p.devices.empty())) result.push_back(p);
+  return result;
+}
+
 std::string check(const std::vector<ReductionStep>& steps, int devices) {
   constexpr int kMost = 8192;  // a device's contributions are a bit for each device
   if (devices > kMost) return fmt::format("reductions in steps are for at most {} devices", kMost);

@@ -21,13 +21,18 @@ struct ReductionStep {
 };
 
 struct ReductionProgram {
-  std::vector<ReductionStep> steps;
-  Bytes from = 0;  // tensors of at least this size take it
+  std::vector<int> devices;          // [rank]; empty: all of the cluster in order
+  std::vector<ReductionStep> steps;  // among ranks
+  Bytes from = 0;                    // tensors of at least this size take it
   // Its time: fixed + bytes * seconds_per_byte. Informative: a cost, not a rule.
   Seconds fixed = 0;
   double seconds_per_byte = 0;
   friend bool operator==(const ReductionProgram&, const ReductionProgram&) = default;
 };
+
+// Those for exactly these devices, in this order, out of a cluster of `cluster_size`.
+std::vector<ReductionProgram> programs_for(const std::vector<ReductionProgram>& programs,
+                                           const std::vector<int>& devices, int cluster_size);
 
 // What is wrong with the steps as an all-reduce of `devices`, as a sentence; empty if after them
 // every device holds the sum of all. Trusts nothing.

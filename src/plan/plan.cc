@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 
 #include "core/error.h"
@@ -172,16 +173,30 @@ std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Graph& graph
   return pipeline;
 }
 
-constexpr size_t kMaxReductions = 16, kMaxReductionSteps = 64;
+constexpr size_t kMaxReductions = 1 << 14, kMaxReductionSteps = 64;
+
+std::vector<int> read_devices(const Json& list, const Fields& fields, const char* name) {
+  std::vector<int> devices;
+  if (!list.is_array()) throw fields.bad(name, "holds " + list.dump() + "; give lists");
+  for (const Json& d : list) {
+    if (!d.is_number_integer() || d.get<int64_t>() < 0 || d.get<int64_t>() >= kMaxDevices)
+      throw fields.bad(name, "holds " + d.dump() + "; give numbers of devices");
+    devices.push_back(d.get<int>());
+  }
+  return devices;
+}
 
 Json to_json(const ReductionProgram& program) {
   Json steps = Json::array();
   for (const ReductionStep& step : program.steps)
     steps.push_back({{"collective", net::to_string(step.collective)}, {"groups", step.groups}});
-  return {{"from_bytes", program.from},
-          {"fixed_s", program.fixed},
-          {"seconds_per_byte", program.seconds_per_byte},
-          {"steps", std::move(steps)}};
+  Json j;
+  if (!program.devices.empty()) j["devices"] = program.devices;
+  j["from_bytes"] = program.from;
+  j["fixed_s"] = program.fixed;
+  j["seconds_per_byte"] = program.seconds_per_byte;
+  j["steps"] = std::move(steps);
+  return j;
 }
 
 net::Collective read_collective(const Fields& fields) {
@@ -198,6 +213,8 @@ net::Collective read_collective(const Fields& fields) {
 ReductionProgram read_reduction(const Json& json, const std::string& name) {
   Fields fields(json, "plan", name);
   ReductionProgram program;
+  if (fields.find("devices"))
+    program.devices = read_devices(fields.array("devices"), fields, "devices");
   program.from = fields.number("from_bytes");
   program.fixed = fields.number("fixed_s");
   program.seconds_per_byte = fields.number("seconds_per_byte");
@@ -211,19 +228,35 @@ ReductionProgram read_reduction(const Json& json, const std::string& name) {
     Fields f(steps[s], "plan", fmt::format("{}.steps[{}]", name, s));
     ReductionStep step;
     step.collective = read_collective(f);
-    for (const Json& members : f.array("groups")) {
-      std::vector<int> group;
-      if (!members.is_array()) throw f.bad("groups", "holds " + members.dump() + "; give lists");
-      for (const Json& d : members) {
-        if (!d.is_number_integer() || d.get<int64_t>() < 0 || d.get<int64_t>() >= kMaxDevices)
-          throw f.bad("groups", "holds " + d.dump() + "; give numbers of devices");
-        group.push_back(d.get<int>());
-      }
-      step.groups.push_back(std::move(group));
-    }
+    for (const Json& members : f.array("groups"))
+      step.groups.push_back(read_devices(members, f, "groups"));
     program.steps.push_back(std::move(step));
   }
   return program;
+}
+
+std::vector<std::string> check_reductions(const Plan& plan) {
+  std::vector<std::string> problems;
+  std::map<std::vector<int>, Bytes> last;  // devices -> from
+  for (size_t i = 0; i < plan.reductions.size() && problems.size() < 20; ++i) {
+    const ReductionProgram& program = plan.reductions[i];
+    auto problem = [&](const std::string& text) {
+      problems.push_back(fmt::format("reductions[{}]: {}", i, text));
+    };
+    std::set<int> devices(program.devices.begin(), program.devices.end());
+    if (devices.size() != program.devices.size() ||
+        (!devices.empty() && (*devices.begin() < 0 || *devices.rbegin() >= plan.cluster.size())))
+      problem("a device is named twice or not in the cluster");
+    if (!plan.pipeline && !devices.empty())
+      problem("one SPMD program reduces over all devices; leave devices out");
+    const int size = devices.empty() ? plan.cluster.size() : static_cast<int>(devices.size());
+    if (std::string wrong = check(program.steps, size); !wrong.empty()) problem(wrong);
+    auto [it, first] = last.try_emplace(program.devices, program.from);
+    if (!first && program.from <= it->second)
+      problem("starts at no more bytes than the one before");
+    it->second = program.from;
+  }
+  return problems;
 }
 
 // What is wrong with a pipeline, its memory apart.
@@ -286,6 +319,25 @@ std::vector<std::string> check_pipeline(const Plan& plan) {
   return problems;
 }
 
+std::string describe_reductions(const Plan& plan) {
+  std::map<std::string, int> groups;
+  for (const ReductionProgram& program : plan.reductions) {
+    std::vector<std::string> steps;
+    for (const ReductionStep& step : program.steps)
+      steps.push_back(fmt::format(
+          "{} in {} of {}", net::to_string(step.collective),
+          step.groups.size() == 1 ? "one group" : fmt::format("{} groups", step.groups.size()),
+          step.groups.empty() ? 0 : step.groups[0].size()));
+    ++groups[fmt::format("from {} on: {}", format_bytes(program.from),
+                         fmt::join(steps, ", then "))];
+  }
+  std::string out;
+  for (const auto& [text, count] : groups)
+    out += fmt::format("  reductions  all_reduce {}{}\n", text,
+                       count > 1 ? fmt::format(" (in {} groups of devices)", count) : "");
+  return out;
+}
+
 std::string describe_pipeline(const Plan& plan) {
   const PipelinePlan& pipeline = *plan.pipeline;
   std::string out = fmt::format(
@@ -342,6 +394,7 @@ std::string describe_pipeline(const Plan& plan) {
                        plan.graph->parameters[tied.parameter].name, fmt::join(tied.stages, ", "));
   std::vector<int> counts;
   for (const StagePlan& stage : pipeline.replicas[0].stages) counts.push_back(stage.warm_up);
+  out += describe_reductions(plan);
   out += fmt::format("  schedule    {}: warm-up {}\n", pipeline.schedule, fmt::join(counts, ", "));
   if (plan.predicted_step_s > 0)
     out += fmt::format("  predicted   {} a step\n", format_seconds(plan.predicted_step_s));
@@ -433,18 +486,10 @@ Plan load_plan(const std::string& path) { return parse_plan(read_file(path), pat
 
 std::vector<std::string> check(const Plan& plan, bool memory_limit) {
   std::vector<std::string> problems = verify(*plan.graph);
-  for (size_t i = 0; i < plan.reductions.size(); ++i) {
-    if (std::string wrong = check(plan.reductions[i].steps, plan.cluster.size()); !wrong.empty())
-      problems.push_back(fmt::format("reductions[{}]: {}", i, wrong));
-    if (i > 0 && plan.reductions[i].from <= plan.reductions[i - 1].from)
-      problems.push_back(
-          fmt::format("reductions[{}] starts at no more bytes than the one before", i));
-  }
+  for (const std::string& text : check_reductions(plan)) problems.push_back(text);
   if (!problems.empty()) return problems;
   if (plan.pipeline) {
     problems = check_pipeline(plan);
-    if (!plan.reductions.empty())
-      problems.push_back("a pipeline takes no reductions of all devices");
     if (!problems.empty() || !memory_limit) return problems;
     const std::vector<Bytes> bytes = pipeline_memory(*plan.pipeline, plan.cluster, plan.optimizer);
     for (int d = 0; d < plan.cluster.size() && problems.size() < 20; ++d)
@@ -553,16 +598,7 @@ std::string describe(const Plan& plan) {
     out +=
         fmt::format("  each step   {} {}, {} in all\n", sum.count, what, format_bytes(sum.bytes));
 
-  for (const ReductionProgram& program : plan.reductions) {
-    std::vector<std::string> steps;
-    for (const ReductionStep& step : program.steps)
-      steps.push_back(fmt::format(
-          "{} in {} of {}", net::to_string(step.collective),
-          step.groups.size() == 1 ? "one group" : fmt::format("{} groups", step.groups.size()),
-          step.groups.empty() ? 0 : step.groups[0].size()));
-    out += fmt::format("  reductions  all_reduce from {} on: {}\n", format_bytes(program.from),
-                       fmt::join(steps, ", then "));
-  }
+  out += describe_reductions(plan);
 
   Shares shares(plan.ratios);
   Fractions fractions(plan.cluster, shares);

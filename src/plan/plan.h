@@ -36,7 +36,8 @@ struct Plan {
   Program program;                         // pipelines: empty
   std::unique_ptr<PipelinePlan> pipeline;  // null: one SPMD program
 
-  // What all-reduces over all devices do instead of the plain collective, by ascending `from`.
+  // What all-reduces do instead of the plain collective: over all devices, or those of a stage or
+  // of one rank in all replicas; of the same devices by ascending `from`.
   std::vector<ReductionProgram> reductions;
 
   // What the planner predicted. Informative only.

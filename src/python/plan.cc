@@ -7,6 +7,7 @@
 #include "graph/file.h"
 #include "graph/op.h"
 #include "python/bindings.h"
+#include "reduce/cluster.h"
 #include "sim/simulate.h"
 #include "spmd/planner.h"
 
@@ -97,6 +98,7 @@ Planned make_plan(const CapturedGraph& graph, const Cluster& cluster, const std:
   request.synthesis.limits.time_limit_s = time_limit;
   request.synthesis.limits.seed = seed;
   request.synthesis.ratios = ratios;
+  request.reductions = reduce::reductions_of_all;
   Planned planned;
   planned.result = spmd::plan(graph.graph, cluster, request);
   if (!planned.result.feasible) return planned;

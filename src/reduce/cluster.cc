@@ -1,8 +1,13 @@
 #include "reduce/cluster.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <numeric>
+#include <string>
+#include <utility>
 
+#include "cluster/part.h"
 #include "net/collectives.h"
 #include "reduce/best.h"
 
@@ -57,6 +62,42 @@ std::vector<ReductionStep> synthesised(const Cluster& cluster, const net::Topolo
   return steps;
 }
 
+// The steps of one reduction or several alike; what is held is followed in the first of them, whose
+// groups come first.
+Seconds seconds_of(const std::vector<ReductionStep>& steps, const ReductionProgram& first,
+                   const net::Topology& network, Bytes bytes) {
+  const int size = static_cast<int>(first.devices.size());
+  net::SparseStates states(size);
+  Seconds seconds = 0;
+  for (size_t s = 0; s < steps.size(); ++s) {
+    // What the first group holds, which is what every group holds; all_gather makes it.
+    double held = 1;
+    if (first.steps.size() == steps.size()) {
+      const std::vector<int>& members = first.steps[s].groups[0];
+      held = 0;
+      for (const auto& [chunk, count] : states.held(members[0])) held += count;
+      held /= size;
+      if (first.steps[s].collective == net::Collective::all_gather)
+        held *= static_cast<double>(members.size());
+      states.apply(first.steps[s].collective, first.steps[s].groups);
+    }
+    seconds += net::collective_time(network, steps[s].collective, net::Algorithm::ring,
+                                    steps[s].groups, held * bytes);
+  }
+  return seconds;
+}
+
+// What is faster than one ring in a cluster of several levels; fewer than two steps: nothing.
+std::vector<ReductionStep> steps_for(const Cluster& cluster) {
+  int levels = 0;
+  for (const Group& g : cluster.groups)
+    levels += g.children.size() > 1 || (g.children.empty() && g.device_count > 1);
+  if (levels < 2) return {};
+  const std::optional<Hierarchy> hierarchy = hierarchy_of(cluster);
+  return hierarchy ? synthesised(cluster, net::Topology(cluster), *hierarchy)
+                   : through_heads(cluster);
+}
+
 }  // namespace
 
 std::optional<Hierarchy> hierarchy_of(const Cluster& cluster) {
@@ -88,63 +129,94 @@ std::optional<Hierarchy> hierarchy_of(const Cluster& cluster) {
 
 Seconds seconds_of(const std::vector<ReductionStep>& steps, const net::Topology& network,
                    Bytes bytes) {
-  net::SparseStates states(network.devices());
-  auto share = [&](int device) {
-    double chunks = 0;
-    for (const auto& [first, count] : states.held(device)) chunks += count;
-    return chunks / network.devices();
-  };
-  Seconds seconds = 0;
-  for (const ReductionStep& step : steps) {
-    // What the first group holds, which is what every group holds; all_gather makes it.
-    double held = share(step.groups[0][0]);
-    if (step.collective == net::Collective::all_gather)
-      held *= static_cast<double>(step.groups[0].size());
-    seconds += net::collective_time(network, step.collective, net::Algorithm::ring, step.groups,
-                                    held * bytes);
-    states.apply(step.collective, step.groups);
-  }
-  return seconds;
+  std::vector<int> all(static_cast<size_t>(network.devices()));
+  std::iota(all.begin(), all.end(), 0);
+  return seconds_of(steps, {all, steps, 0, 0, 0}, network, bytes);
 }
 
-std::vector<ReductionProgram> reductions_of(const Cluster& cluster) {
-  const bool levels =
-      std::count_if(cluster.groups.begin(), cluster.groups.end(), [](const Group& g) {
-        return std::max<size_t>(g.children.size(), g.children.empty() ? g.device_count : 0) > 1;
-      }) > 1;
-  if (!levels || cluster.size() > kMostDevices) return {};
-  const net::Topology network(cluster);
-  const std::optional<Hierarchy> hierarchy = hierarchy_of(cluster);
-  ReductionProgram program;
-  program.steps = hierarchy ? synthesised(cluster, network, *hierarchy) : through_heads(cluster);
-  if (program.steps.size() < 2) return {};
+std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::Groups& groups) {
+  if (groups.empty() || groups[0].size() < 3 ||
+      groups.size() * groups[0].size() > static_cast<size_t>(kMostDevices))
+    return {};
+  std::vector<ReductionProgram> programs;
+  std::map<std::string, std::vector<ReductionStep>> known;  // by the part of the tree
+  for (const std::vector<int>& devices : groups) {
+    std::vector<int> ascending = devices;
+    std::sort(ascending.begin(), ascending.end());
+    const Cluster part = part_of(cluster, ascending);
+    auto [it, fresh] = known.try_emplace(to_yaml(part));
+    if (fresh) it->second = steps_for(part);
+    const std::vector<ReductionStep>& steps = it->second;
+    if (steps.size() < 2) return {};
+    ReductionProgram program{devices, steps, 0, 0, 0};
+    for (ReductionStep& step : program.steps)
+      for (std::vector<int>& members : step.groups)
+        for (int& member : members)
+          member = static_cast<int>(std::find(devices.begin(), devices.end(), ascending[member]) -
+                                    devices.begin());
+    programs.push_back(std::move(program));
+  }
 
-  std::vector<int> all(static_cast<size_t>(cluster.size()));
-  std::iota(all.begin(), all.end(), 0);
-  const std::vector<ReductionStep> plain = {{net::Collective::all_reduce, {all}}};
-  const CollectiveModel model(cluster);
-  // Seconds at no bytes and per byte: of the plain collective in the model and in simulation, and
-  // of the program in simulation.
+  // All groups at once, on the devices of the cluster.
+  const net::Topology network(cluster);
+  std::vector<ReductionStep> steps = programs[0].steps;
+  for (size_t s = 0; s < steps.size(); ++s) {
+    steps[s].groups.clear();
+    for (const ReductionProgram& program : programs) {
+      if (program.steps.size() != steps.size() ||
+          program.steps[s].collective != steps[s].collective)
+        return {};
+      for (std::vector<int> members : program.steps[s].groups) {
+        for (int& member : members) member = program.devices[member];
+        steps[s].groups.push_back(std::move(members));
+      }
+    }
+  }
+  const std::vector<ReductionStep> plain = {{net::Collective::all_reduce, groups}};
+  // Seconds at no bytes and per byte: of the plain collective in simulation, and of the program.
   auto line = [](auto&& seconds) {
     const Seconds fixed = seconds(0);
     return std::pair(fixed, (seconds(kLarge) - fixed) / kLarge);
   };
-  const auto [model_fixed, model_slope] =
-      line([&](Bytes bytes) { return model.plain_all_reduce(bytes); });
   const auto [plain_fixed, plain_slope] =
-      line([&](Bytes bytes) { return seconds_of(plain, network, bytes); });
-  const auto [fixed, slope] =
-      line([&](Bytes bytes) { return seconds_of(program.steps, network, bytes); });
-  program.fixed = plain_fixed > 0 ? fixed * (model_fixed / plain_fixed) : fixed;
-  program.seconds_per_byte = plain_slope > 0 ? slope * (model_slope / plain_slope) : slope;
-  for (Bytes bytes = kSmallest; bytes <= kLarge; bytes *= 2) {
-    if (program.fixed + program.seconds_per_byte * bytes >= kGain * model.plain_all_reduce(bytes))
-      program.from = 0;
-    else if (program.from == 0)
-      program.from = bytes;
+      line([&](Bytes bytes) { return seconds_of(plain, programs[0], network, bytes); });
+  auto [fixed, slope] =
+      line([&](Bytes bytes) { return seconds_of(steps, programs[0], network, bytes); });
+  std::function<Seconds(Bytes)> plain_s = [f = plain_fixed, b = plain_slope](Bytes bytes) {
+    return f + b * bytes;
+  };
+  std::optional<CollectiveModel> model;
+  if (groups.size() == 1) {
+    std::vector<int> ascending = groups[0];
+    std::sort(ascending.begin(), ascending.end());
+    model.emplace(part_of(cluster, ascending));
+    plain_s = [&](Bytes bytes) { return model->plain_all_reduce(bytes); };
+    const auto [model_fixed, model_slope] = line(plain_s);
+    if (plain_fixed > 0) fixed *= model_fixed / plain_fixed;
+    if (plain_slope > 0) slope *= model_slope / plain_slope;
   }
-  if (program.from == 0) return {};
-  return {program};
+  Bytes from = 0;
+  for (Bytes bytes = kSmallest; bytes <= kLarge; bytes *= 2) {
+    if (fixed + slope * bytes >= kGain * plain_s(bytes))
+      from = 0;
+    else if (from == 0)
+      from = bytes;
+  }
+  if (from == 0) return {};
+  for (ReductionProgram& program : programs) {
+    program.from = from;
+    program.fixed = fixed;
+    program.seconds_per_byte = slope;
+  }
+  return programs;
+}
+
+std::vector<ReductionProgram> reductions_of_all(const Cluster& cluster) {
+  std::vector<int> all(static_cast<size_t>(cluster.size()));
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<ReductionProgram> programs = reductions_of(cluster, {all});
+  for (ReductionProgram& program : programs) program.devices.clear();
+  return programs;
 }
 
 }  // namespace motley::reduce

@@ -19,11 +19,17 @@ std::optional<Hierarchy> hierarchy_of(const Cluster& cluster);
 Seconds seconds_of(const std::vector<ReductionStep>& steps, const net::Topology& network,
                    Bytes bytes);
 
-// What all-reduces over all devices should do instead of the plain collective, at most one program;
-// empty if none is faster by 3% for large tensors, and for clusters of one level. With groups that
-// are alike it is the fastest of P2's synthesis of at most three steps, on rings; otherwise tensors
-// are reduced to the first device of every group, all-reduced among those, and broadcast. Where the
-// plain collective was measured, the program is taken to be as much faster as it is in simulation.
-std::vector<ReductionProgram> reductions_of(const Cluster& cluster);
+// What all-reduces over the groups should do instead of the plain collective while all groups
+// reduce at the same time: a program for each group, or none for any if none is faster by 3% for
+// large tensors or the groups are not alike. REQUIRES: groups are disjoint, of one size.
+//
+// Where a group's part of the tree has groups that are alike, it is the fastest of P2's synthesis
+// of at most three steps, on rings; otherwise tensors are reduced to the first device of every
+// group, all-reduced among those, and broadcast. For a single group whose plain collective was
+// measured, the program is taken to be as much faster as it is in simulation.
+std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::Groups& groups);
+
+// Over all devices: at most one program.
+std::vector<ReductionProgram> reductions_of_all(const Cluster& cluster);
 
 }  // namespace motley::reduce

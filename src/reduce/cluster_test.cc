@@ -17,7 +17,8 @@ Cluster two_level(const std::vector<int>& nodes, BytesPerSecond outer, BytesPerS
       fmt::format("name: c\nlink: {{bandwidth: {} B/s, latency: 10 us}}\ngroups:\n", outer);
   for (size_t i = 0; i < nodes.size(); ++i)
     yaml += fmt::format(
-        "  - name: node{}\n    link: {{bandwidth: {} B/s, latency: 1 us}}\n    devices: [{{type: V100-16GB, "
+        "  - name: node{}\n    link: {{bandwidth: {} B/s, latency: 1 us}}\n    devices: [{{type: "
+        "V100-16GB, "
         "count: {}}}]\n",
         i, inner, nodes[i]);
   return parse_cluster(yaml, "c.yaml");
@@ -27,7 +28,7 @@ TEST(ClusterReductions, EqualNodesGetASynthesisedProgramThatIsSoundAndFaster) {
   for (const auto& [nodes, inner] : std::vector<std::pair<std::vector<int>, double>>{
            {{2, 2}, 1e10}, {{4, 4, 4}, 1e10}, {{8, 8, 8, 8}, 5e9}}) {
     const Cluster cluster = two_level(nodes, 1e9, inner);
-    const auto programs = reductions_of(cluster);
+    const auto programs = reductions_of_all(cluster);
     ASSERT_EQ(programs.size(), 1u);
     const ReductionProgram& p = programs[0];
     EXPECT_EQ(check(p.steps, cluster.size()), "");
@@ -47,16 +48,36 @@ TEST(ClusterReductions, EqualNodesGetASynthesisedProgramThatIsSoundAndFaster) {
 
 TEST(ClusterReductions, UnequalNodesGoThroughTheirHeads) {
   const Cluster cluster = two_level({4, 1, 2}, 1e8, 1e11);
-  const auto programs = reductions_of(cluster);
+  const auto programs = reductions_of_all(cluster);
   ASSERT_EQ(programs.size(), 1u);
   EXPECT_EQ(check(programs[0].steps, cluster.size()), "");
   ASSERT_EQ(programs[0].steps.size(), 3u);
   EXPECT_EQ(programs[0].steps[1].groups, (net::Groups{{0, 4, 5}}));
 }
 
+// Four replicas of stages of two on two nodes: the first devices of the replicas reduce together
+// with the second ones, and both share the link between the nodes.
+TEST(ClusterReductions, GroupsThatReduceTogetherShareTheLinks) {
+  const Cluster cluster = two_level({4, 4}, 1e9, 1e10);
+  const net::Groups groups = {{0, 6, 2, 4}, {1, 7, 3, 5}};  // in any order
+  const auto programs = reductions_of(cluster, groups);
+  ASSERT_EQ(programs.size(), 2u);
+  for (size_t g = 0; g < 2; ++g) {
+    EXPECT_EQ(programs[g].devices, groups[g]);
+    EXPECT_EQ(check(programs[g].steps, 4), "");
+    EXPECT_EQ(programs[g].steps[0].groups, (net::Groups{{0, 2}, {3, 1}}));  // ranks
+    // Each of the two sends S between the nodes, and S/2 twice inside.
+    EXPECT_NEAR(programs[g].seconds_per_byte, 2 * 1.0 / 1e9 + 2 * 0.5 / 1e10, 1e-3 / 1e9);
+  }
+  EXPECT_EQ(programs_for(programs, {1, 7, 3, 5}, 8), std::vector{programs[1]});
+  EXPECT_TRUE(programs_for(programs, {0, 1}, 8).empty());
+  // Groups on one node have nothing to gain.
+  EXPECT_TRUE(reductions_of(cluster, {{0, 1, 2}, {4, 5, 6}}).empty());
+}
+
 TEST(ClusterReductions, OneLevelHasNone) {
   DeviceType type = device_catalogue()[0];
-  EXPECT_TRUE(reductions_of(flat_cluster({type}, {8}, {})).empty());
+  EXPECT_TRUE(reductions_of_all(flat_cluster({type}, {8}, {})).empty());
 }
 
 // The times here follow the device states; PlacementCost follows the levels.

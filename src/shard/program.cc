@@ -323,6 +323,19 @@ std::vector<Placement> stored_placements(const Theory& theory, const Program& pr
   return stored;
 }
 
+int64_t largest_all_reduce(const Theory& theory, const Program& program) {
+  int64_t largest = 0;
+  for (const Step& step : program.steps) {
+    if (step.is_compute()) {
+      for (const InnerCollective& c : theory.triples(step.node)[step.triple].collectives)
+        largest = std::max(largest, static_cast<int64_t>(c.bytes));
+    } else if (step.kind == CollectiveKind::all_reduce) {
+      largest = std::max(largest, theory.graph().spec(step.value).bytes());
+    }
+  }
+  return largest;
+}
+
 std::vector<Held> lifetimes(const Theory& theory, const Program& program) {
   const Graph& graph = theory.graph();
   std::vector<Held> held;

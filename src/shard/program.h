@@ -90,6 +90,9 @@ std::vector<bool> pure_gradients(const Graph& graph);
 // replicated).
 std::vector<Placement> stored_placements(const Theory& theory, const Program& program);
 
+// Bytes of the largest tensor that a program sums over all devices, also inside of a rule.
+int64_t largest_all_reduce(const Theory& theory, const Program& program);
+
 // Lifetimes: for every step the (value, placement) pairs whose last use it is, as indices into
 // `held`.
 struct Held {

@@ -87,7 +87,8 @@ class Simulator {
     const StagePlan& plan = planned(r, s);
     Stage stage;
     stage.part = part_of(plan_.cluster, plan.devices);
-    stage.model = std::make_unique<CostModel>(stage.part);
+    stage.model = std::make_unique<CostModel>(
+        stage.part, programs_for(plan_.reductions, plan.devices, plan_.cluster.size()));
     stage.shares = std::make_unique<Shares>(plan.ratios);
     stage.fractions = std::make_unique<Fractions>(stage.model->cluster(), *stage.shares);
     stage.phases = phases_of(pipeline_.theory(s), plan.program);
@@ -273,8 +274,10 @@ class Simulator {
         communicate(r, s, stage.free, stage.free + most, "reduce");
       }
     for (int s = 0; s < stages && replicas > 1; ++s) {
-      // Rings of equal pieces run for all ranks together; the rest is exchanged.
+      // Equal pieces are reduced for all ranks together, by programs or on rings; the rest is
+      // exchanged.
       std::vector<net::PairMessage> ring, others;
+      std::vector<Bytes> reduced(planned(0, s).devices.size(), 0);  // [rank]
       const auto& parameters = pipeline_.graph(s).parameters;
       for (size_t p = 0; p < parameters.size(); ++p) {
         if (!parameters[p].gradient.valid()) continue;
@@ -283,22 +286,36 @@ class Simulator {
         for (int r = 0; r < replicas; ++r) held.push_back(gradient_of(r, s, p));
         bool same = true;
         for (int r = 1; r < replicas; ++r) same = same && alike(held[0], held[r]);
+        if (same) {
+          for (size_t i = 0; i < reduced.size(); ++i)
+            reduced[i] += held[0].cut == 0
+                              ? bytes
+                              : bytes * static_cast<double>(held[0].shares->of(held[0].cut)[i]) /
+                                    static_cast<double>(held[0].cut);
+          continue;
+        }
         for (int r = 0; r < replicas; ++r)
-          if (same) {
-            for (size_t i = 0; i < held[r].devices->size(); ++i) {
-              const double part = held[r].cut == 0
-                                      ? 1.0
-                                      : static_cast<double>(held[r].shares->of(held[r].cut)[i]) /
-                                            static_cast<double>(held[r].cut);
-              ring.push_back({(*held[r].devices)[i], (*held[(r + 1) % replicas].devices)[i],
-                              2.0 * (replicas - 1) / replicas * bytes * part});
-            }
-          } else {
-            for (int q = 0; q < replicas; ++q)
-              if (q != r) add_messages(held[r], held[q], bytes, &others);
-          }
+          for (int q = 0; q < replicas; ++q)
+            if (q != r) add_messages(held[r], held[q], bytes, &others);
       }
       Seconds seconds = others.empty() ? 0 : net::messages_time(topology_, others);
+      Seconds by_programs = 0;
+      for (size_t i = 0; i < reduced.size(); ++i) {
+        std::vector<int> ranks;
+        for (int r = 0; r < replicas && reduced[i] > 0; ++r)
+          ranks.push_back(planned(r, s).devices[i]);
+        const auto programs = programs_for(plan_.reductions, ranks, plan_.cluster.size());
+        const auto program = std::find_if(programs.rbegin(), programs.rend(),
+                                          [&](const auto& p) { return reduced[i] >= p.from; });
+        if (program != programs.rend())
+          by_programs =
+              std::max(by_programs, program->fixed + reduced[i] * program->seconds_per_byte);
+        else
+          for (size_t r = 0; r < ranks.size(); ++r)
+            ring.push_back({ranks[r], ranks[(r + 1) % ranks.size()],
+                            2.0 * (replicas - 1) / replicas * reduced[i]});
+      }
+      seconds += by_programs;
       if (!ring.empty()) {
         Seconds latency = 0;
         for (const net::PairMessage& m : ring)

@@ -79,19 +79,6 @@ FlopsPerSecond flops_of(const Cluster& cluster) {
   return flops;
 }
 
-Bytes largest_all_reduce(const Plan& plan) {
-  Bytes largest = 0;
-  for (const Step& step : plan.program.steps) {
-    if (step.is_compute()) {
-      for (const InnerCollective& c : plan.theory->triples(step.node)[step.triple].collectives)
-        largest = std::max(largest, static_cast<Bytes>(c.bytes));
-    } else if (step.kind == CollectiveKind::all_reduce) {
-      largest = std::max(largest, static_cast<Bytes>(plan.graph->spec(step.value).bytes()));
-    }
-  }
-  return largest;
-}
-
 }  // namespace
 
 std::vector<std::string> strategies() {
@@ -158,7 +145,8 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
   result.states = best.states;
   if (best.feasible) {
     result.plan = make_plan(std::move(graph), chosen, request, best);
-    const Bytes largest = largest_all_reduce(result.plan);
+    const auto largest =
+        static_cast<Bytes>(largest_all_reduce(*result.plan.theory, result.plan.program));
     std::erase_if(reductions, [&](const ReductionProgram& r) { return r.from > largest; });
     result.plan.reductions = std::move(reductions);
   }

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "pipeline/schedule.h"
 #include "torch/dispatch.h"
+#include "torch/reducing.h"
 #include "torch/reshard.h"
 #include "torch/subgroup.h"
 
@@ -33,7 +34,8 @@ class PipelineWorker final : public Worker {
     if (!working_) return;
     for (int r = 0; r < seat_.replica; ++r) first_ += pipeline_.replicas[r].micro_batches;
     const StagePlan& mine = stage(seat_.replica, seat_.stage);
-    stage_group_ = subgroup(group, mine.devices, kStageTag);
+    stage_messages_ = subgroup(group, mine.devices, kStageTag);
+    stage_group_ = reducing(*stage_messages_, programs_of(mine.devices));
     ExecutorOptions execution = options;
     for (NodeId id : pipeline_.parts().graphs[seat_.stage].node_of)
       execution.random_stream.push_back(id.index);
@@ -136,6 +138,11 @@ class PipelineWorker final : public Worker {
   };
 
   const StagePlan& stage(int r, int s) const { return pipeline_.replicas[r].stages[s]; }
+  std::vector<ReductionProgram> programs_of(const std::vector<int>& devices) const {
+    // NCCL has reductions of its own.
+    if (device_.is_cuda()) return {};
+    return programs_for(plan_.reductions, devices, plan_.cluster.size());
+  }
   const ReplicaPlan& replica() const { return pipeline_.replicas[seat_.replica]; }
   const Theory& theory() const { return pipeline_.theory(seat_.stage); }
   const Graph& graph() const { return pipeline_.graph(seat_.stage); }
@@ -332,7 +339,8 @@ class PipelineWorker final : public Worker {
     if (alike.empty()) return;
     std::vector<int> ranks;
     for (int r = 0; r < replicas; ++r) ranks.push_back(stage(r, seat_.stage).devices[seat_.rank]);
-    const auto ring = subgroup(group_, ranks, kReplicaTag);
+    const auto messages = subgroup(group_, ranks, kReplicaTag);
+    const auto ring = reducing(*messages, programs_of(ranks));
     for (size_t i = 0; i < alike.size();) {
       std::vector<at::Tensor> flat;
       int64_t bytes = 0;
@@ -458,7 +466,7 @@ class PipelineWorker final : public Worker {
   bool working_ = false;
   Seat seat_;
   int64_t first_ = 0;  // micro-batches of earlier replicas
-  std::unique_ptr<Communicator> stage_group_;
+  std::unique_ptr<Communicator> stage_messages_, stage_group_;
   std::optional<Executor> executor_;
   std::vector<int> parameters_, buffers_;
   std::vector<Input> inputs_;  // of the model, not of other stages

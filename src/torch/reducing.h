@@ -17,7 +17,7 @@ namespace motley {
 
 // `group` itself, but sums of tensors of at least programs[i].from bytes take the last such
 // program. REQUIRES: the programs are sound for the group's size, by ascending `from`, and every
-// rank gives the same. Both must outlive the result.
+// rank gives the same. `group` must outlive the result.
 std::unique_ptr<Communicator> reducing(Communicator& group,
                                        const std::vector<ReductionProgram>& programs);
 
