@@ -25,7 +25,9 @@ struct SynthesisOptions {
   bool memory_limit = true;
   std::vector<double> ratios;  // fixed ratios; empty: found
   int micro_batches = 1;       // the program runs that often in a step; costs are of one run
-  Limits limits;
+  // Of each program search. Where bounds are loose (experts on few devices), states are many; the
+  // costliest are dropped, and the lower bound of the answer says what that may have lost.
+  Limits limits{.max_states = 2000};
 };
 
 struct Synthesis {
