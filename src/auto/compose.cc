@@ -54,8 +54,13 @@ const Workbench::LayerCost& Workbench::layer_cost(int layer, const Cluster& grou
   std::vector<int> cuts;
   if (layer > 0) cuts.push_back(layer);
   if (layer + 1 < size()) cuts.push_back(layer + 1);
-  const Stages stages =
-      cut_stages(graph_, stages_of(cuts), static_cast<int>(cuts.size()) + 1, "layer");
+  Stages stages;
+  try {
+    stages = cut_stages(graph_, stages_of(cuts), static_cast<int>(cuts.size()) + 1, "layer");
+  } catch (const UserError&) {
+    cost.feasible = true;  // views alone: nothing to do
+    return cost;
+  }
   const Theory theory(stages.graphs[layer > 0 ? 1 : 0].graph);
   const CostModel model(group, reductions_inside(group));
   spmd::SynthesisOptions options;
@@ -184,7 +189,12 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   for (size_t s = 1; s < first.size(); ++s) cuts.push_back(first[s].first);
   const int stages = static_cast<int>(first.size());
   result.stage_of = stages_of(cuts);
-  result.cut(*plan->graph, stages, "composition");
+  try {
+    result.cut(*plan->graph, stages, "composition");
+  } catch (const UserError& e) {
+    *reason = e.what();
+    return nullptr;
+  }
 
   // Programs and shares; the memory that warm-up counts will need is guessed as that of 1F1B, then
   // of a single micro-batch.

@@ -282,15 +282,34 @@ class Builder {
     for (const Parameter& p : graph_.parameters)
       if (p.gradient.valid()) target[p.gradient.index] = owner[p.value.index];
     auto consumers = graph_.consumers();
-    std::vector<int> anchor(nodes, -1);
+    // Where forward nodes use each parameter, itself or a view of it, ascending.
+    std::vector<int> root(graph_.values.size());
+    std::vector<std::vector<int>> users(graph_.values.size());
+    for (size_t v = 0; v < root.size(); ++v) root[v] = static_cast<int>(v);
+    for (NodeId id : order_) {
+      const Node& node = graph_.node(id);
+      const OpDef* op = find_op(node.op);
+      const auto inputs = graph_.inputs_of(node);
+      const bool view = op && op->alias && !inputs.empty();
+      for (ValueId v : node.outputs)
+        if (view && v.valid()) root[v.index] = root[inputs[0].index];
+      for (ValueId v : inputs)
+        if (!view && parameter[root[v.index]]) users[root[v.index]].push_back(home[id.index]);
+    }
+    std::vector<int> gradient_of(graph_.values.size(), -1);  // parameter
+    for (const Parameter& p : graph_.parameters)
+      if (p.gradient.valid()) gradient_of[p.gradient.index] = p.value.index;
+    std::vector<int> anchor(nodes, -1), leads(nodes, -1);  // leads: to this parameter's gradient
     for (size_t i = nodes; i-- > 0;) {
       const Node& node = graph_.nodes[i];
       if (node.phase != Phase::backward || is_source(node)) continue;
       bool only = true;
-      int to = -1;
+      int to = -1, to_parameter = -1;
       for (ValueId v : node.outputs) {
         if (!v.valid()) continue;
         to = std::max(to, target[v.index]);
+        to_parameter = std::max(to_parameter, gradient_of[v.index]);
+        for (NodeId c : consumers[v.index]) to_parameter = std::max(to_parameter, leads[c.index]);
         for (NodeId c : consumers[v.index]) {
           only = only && anchor[c.index] >= 0;
           to = std::max(to, anchor[c.index]);
@@ -299,16 +318,22 @@ class Builder {
       if (!only || to < 0) continue;
       if (!folded[i]) {
         anchor[i] = to;
+        leads[i] = to_parameter;
         home[i] = std::min(home[i], to);
         continue;
       }
-      // What it reads of earlier layers came in there, too.
+      // The last use of the parameter that the gradient has come past; what it reads of earlier
+      // layers came in there, too.
+      int limit = last_layer;
       for (ValueId v : graph_.inputs_of(node)) {
         const NodeId producer = graph_.value(v).producer;
         if (graph_.node(producer).phase == Phase::backward && !is_source(graph_.node(producer)))
-          to = std::min(to, home[producer.index]);
+          limit = std::min(limit, home[producer.index]);
       }
-      home[i] = std::max(home[i], to);
+      if (to_parameter < 0) continue;
+      const auto& at = users[to_parameter];
+      const auto behind = std::upper_bound(at.begin(), at.end(), limit);
+      if (behind != at.begin()) home[i] = std::max(home[i], *(behind - 1));
     }
     for (size_t i = 0; i < nodes; ++i) {
       const Node& node = graph_.nodes[i];
