@@ -188,7 +188,9 @@ void add_plan_command(CLI::App& app) {
     const Plan& plan = *best.plan;
     if (!args->output.empty()) save_plan(plan, args->output);
     const bool spmd = !plan.pipeline;
-    double gap = (plan.predicted_step_s - plan.lower_bound_s) / plan.predicted_step_s;
+    // The certificate is of steps in which nothing overlaps.
+    const Seconds apart = plan.predicted_step_s + result.hidden_s;
+    double gap = (apart - plan.lower_bound_s) / apart;
     if (args->json) {
       Json list = Json::array();
       for (const Candidate& c : candidates)

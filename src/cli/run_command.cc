@@ -9,6 +9,7 @@
 #include "cluster/profile.h"
 #include "core/error.h"
 #include "core/units.h"
+#include "cost/overlap.h"
 #include "torch/launch.h"
 #include "torch/nccl.h"
 #include "torch/trainer.h"
@@ -36,6 +37,8 @@ Plan sound_plan(const RunOptions& options, int workers) {
     const Fractions fractions(plan.cluster, shares);
     plan.predicted_step_s =
         cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step;
+    if (plan.reductions.empty())
+      plan.predicted_step_s -= hidden_seconds(*plan.theory, plan.program, cost, fractions);
   }
   return plan;
 }

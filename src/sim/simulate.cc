@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cost/overlap.h"
 #include "sim/pipeline.h"
 
 namespace motley {
@@ -42,6 +43,15 @@ Simulation simulate(const Plan& plan, bool with_spans) {
     t.peak_memory = memory.peak[plan.cluster.devices[d].type];
     busiest = std::max(busiest, t.busy);
     total += t.busy;
+  }
+  // What the executor sends beside the backward pass. The spans are of steps without it.
+  const Seconds hidden =
+      plan.reductions.empty() ? hidden_seconds(theory, plan.program, model, fractions) : 0;
+  const Seconds comm = devices > 0 ? sim.devices[0].comm : 0;
+  if (hidden != 0 && comm > 0) {
+    sim.step -= hidden;
+    sim.overlap = std::max(0.0, hidden / comm);
+    for (DeviceTime& t : sim.devices) t.exposed_comm -= hidden;
   }
   sim.load_balance = busiest > 0 ? total / devices / busiest : 1;
   return sim;

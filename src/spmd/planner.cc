@@ -6,6 +6,7 @@
 
 #include "cluster/part.h"
 #include "core/error.h"
+#include "cost/overlap.h"
 
 namespace motley::spmd {
 
@@ -73,6 +74,17 @@ std::vector<std::vector<int>> parts_of(const Cluster& cluster) {
   return {parts.begin(), parts.end()};
 }
 
+// Of a plan that communicates less, overlapping does not decide.
+constexpr double kWorthOverlapping = 0.02;
+
+// The step of a program with its gradients beside the backward pass. Reduction programs block.
+Seconds step_seconds(const Theory& theory, const CostModel& model,
+                     const std::vector<ReductionProgram>& reductions, const Synthesis& s) {
+  if (!reductions.empty()) return s.cost.step;
+  const Shares shares(s.ratios);
+  return s.cost.step - hidden_seconds(theory, s.program, model, Fractions(model.cluster(), shares));
+}
+
 FlopsPerSecond flops_of(const Cluster& cluster) {
   FlopsPerSecond flops = 0;
   for (int d = 0; d < cluster.size(); ++d) flops += cluster.type_of(d).flops;
@@ -97,6 +109,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
   std::vector<ReductionProgram> reductions = reductions_of(cluster);
   const CostModel model(cluster, reductions), plain(cluster);
   Synthesis best;
+  Seconds best_step = 0;  // with what is hidden
   Cluster chosen = cluster;
   {
     Theory theory(graph);
@@ -109,47 +122,69 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
                          fmt::join(strategies(), ", "));
       options = restricted(*known, cluster, options);
     }
-    best = synthesize(theory, model, options);
-    if (request.parts && options.restriction == Restriction::none && options.ratios.empty())
+    const bool free = options.restriction == Restriction::none && options.ratios.empty();
+    // Keeps the better of the best so far and a new one.
+    auto offer = [&](Synthesis s, const CostModel& costs,
+                     const std::vector<ReductionProgram>& programs) {
+      s.solves += best.solves;
+      s.states += best.states;
+      const Seconds step = s.feasible ? step_seconds(theory, costs, programs, s) : 0;
+      const bool better = s.feasible && (!best.feasible || step < best_step);
+      if (better) {
+        best = std::move(s);
+        best_step = step;
+        chosen = costs.cluster();
+      } else {
+        best.solves = s.solves;
+        best.states = s.states;
+        if (!best.feasible && best.reason.empty()) best.reason = s.reason;
+      }
+      return better;
+    };
+    auto search = [&](const CostModel& costs, const std::vector<ReductionProgram>& programs) {
+      const bool better = offer(synthesize(theory, costs, options), costs, programs);
+      // The search does not see that gradients travel beside the backward pass, of which data
+      // parallelism has the most.
+      if (!free || !best.feasible || best.cost.comm < kWorthOverlapping * best.cost.step)
+        return better;
+      SynthesisOptions parallel = options;
+      parallel.restriction = Restriction::data_parallel;
+      return offer(synthesize(theory, costs, parallel), costs, programs) || better;
+    };
+    search(model, reductions);
+    if (request.parts && free)
       for (const std::vector<int>& devices : parts_of(cluster)) {
-        Cluster part = part_of(cluster, devices);
+        const Cluster part = part_of(cluster, devices);
         if (best.feasible &&
-            (best.cost.step - best.cost.comm) * flops_of(chosen) >= best.cost.step * flops_of(part))
+            (best.cost.step - best.cost.comm) * flops_of(chosen) >= best_step * flops_of(part))
           continue;
         std::vector<ReductionProgram> its_reductions = reductions_of(part);
-        const CostModel smaller(part, its_reductions);
-        Synthesis s = synthesize(theory, smaller, options);
-        s.solves += best.solves;
-        s.states += best.states;
-        if (s.feasible && (!best.feasible || s.cost.step < best.cost.step)) {
-          best = std::move(s);
-          chosen = std::move(part);
+        if (search(CostModel(part, its_reductions), its_reductions))
           reductions = std::move(its_reductions);
-        } else {
-          best.solves = s.solves;
-          best.states = s.states;
-        }
       }
     result.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (request.baselines)
       for (const Known& known : kKnown) {
-        Synthesis s = synthesize(theory, plain, restricted(known, cluster, request.synthesis));
-        result.baselines.push_back(
-            {known.name, s.feasible, s.cost.step, s.feasible ? "" : s.reason});
+        const Synthesis s =
+            synthesize(theory, plain, restricted(known, cluster, request.synthesis));
+        result.baselines.push_back({known.name, s.feasible,
+                                    s.feasible ? step_seconds(theory, plain, {}, s) : 0,
+                                    s.feasible ? "" : s.reason});
       }
+    result.hidden_s = best.feasible ? best.cost.step - best_step : 0;
   }
   result.feasible = best.feasible;
   result.reason = best.reason;
   result.solves = best.solves;
   result.states = best.states;
-  if (best.feasible) {
-    result.plan = make_plan(std::move(graph), chosen, request, best);
-    const auto largest =
-        static_cast<Bytes>(largest_all_reduce(*result.plan.theory, result.plan.program));
-    std::erase_if(reductions, [&](const ReductionProgram& r) { return r.from > largest; });
-    result.plan.reductions = std::move(reductions);
-  }
+  if (!best.feasible) return result;
+  result.plan = make_plan(std::move(graph), chosen, request, best);
+  result.plan.predicted_step_s -= result.hidden_s;
+  const auto largest =
+      static_cast<Bytes>(largest_all_reduce(*result.plan.theory, result.plan.program));
+  std::erase_if(reductions, [&](const ReductionProgram& r) { return r.from > largest; });
+  result.plan.reductions = std::move(reductions);
   return result;
 }
 

@@ -32,6 +32,12 @@ class Communicator {
 
   // In place.
   virtual void all_reduce(at::Tensor& tensor, Reduction reduction = Reduction::sum) = 0;
+  // The sum, started and not waited for; nullptr: it is done. Other collectives may be called
+  // meanwhile, by all ranks in the same order.
+  virtual std::unique_ptr<Message> start_all_reduce(at::Tensor& tensor) {
+    all_reduce(tensor);
+    return nullptr;
+  }
   // pieces[r] is filled with rank r's tensor; pieces[rank()] is what this rank gives.
   virtual void all_gather(std::vector<at::Tensor>& pieces) = 0;
   // pieces[r]: this rank's contribution to rank r's result. Returns the sum of all contributions to

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "cost/overlap.h"
 #include "graph/ops/builder.h"
 #include "torch/dispatch.h"
 #include "torch/kernels.h"
@@ -14,8 +15,6 @@
 namespace motley {
 
 namespace {
-
-constexpr int64_t kBucketBytes = int64_t{64} << 20;
 
 // A value's shape with every dimension split into its atomic factors: a placement then cuts one
 // axis.
@@ -86,7 +85,7 @@ std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step, int64_
 }
 
 struct Executor::Instruction {
-  enum class Kind { source, call, rule, random, empty, convert, bucket } kind = Kind::call;
+  enum class Kind { source, call, rule, random, empty, convert, send, bucket } kind = Kind::call;
   const Node* node = nullptr;
   NodeId id;
   const Operator* op = nullptr;
@@ -101,6 +100,7 @@ struct Executor::Instruction {
   std::vector<Placement> placements;  // of the results
   int64_t begin = 0, length = 0;      // of this device's piece of the cut dimension
   std::vector<Step> steps;            // conversions: one, or a bucket of all-reduces
+  int message = -1;                   // send, bucket: which message of gradients
   std::vector<int> free;              // slots dead after this instruction
 };
 
@@ -172,9 +172,22 @@ void Executor::compile() {
     dead[x.last].push_back(static_cast<int>(h));
   }
   for (const auto& [v, p] : accumulated(theory_, program_)) accumulated_.push_back(slot(v, p));
-  const std::vector<bool> pure = pure_gradients(graph);
-  int64_t bucket_bytes = 0;
+  const std::vector<GradientMessage> messages = gradient_messages(theory_, program_);
+  sent_.resize(messages.size());
+  std::vector<int> message_of(end, -1);
+  for (size_t m = 0; m < messages.size(); ++m)
+    for (int s : messages[m].steps) message_of[s] = static_cast<int>(m);
+  size_t next_message = 0;
 
+  auto send_ready = [&](int s) {
+    for (; next_message < messages.size() && messages[next_message].ready == s; ++next_message) {
+      Instruction send;
+      send.kind = Instruction::Kind::send;
+      send.message = static_cast<int>(next_message);
+      for (int member : messages[next_message].steps) send.steps.push_back(program_.steps[member]);
+      instructions_.push_back(std::move(send));
+    }
+  };
   for (int s = 0; s < end; ++s) {
     const Step& step = program_.steps[s];
     Instruction in;
@@ -182,25 +195,22 @@ void Executor::compile() {
     if (s == phases.backward) backward_ = instructions_.size();
     if (s == phases.reduction) reduction_ = instructions_.size();
     if (!step.is_compute()) {
-      // All-reduces of gradients that stand together go as one message.
-      bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
-      int64_t bytes = graph.spec(step.value).bytes();
-      if (gradient && !instructions_.empty() && s != phases.backward && s != phases.reduction) {
-        Instruction& last = instructions_.back();
-        bool joins = last.kind == Instruction::Kind::bucket &&
-                     bucket_bytes + bytes <= kBucketBytes &&
-                     graph.spec(last.steps[0].value).dtype == graph.spec(step.value).dtype;
-        if (joins) {
-          last.steps.push_back(step);
-          last.free.insert(last.free.end(), in.free.begin(), in.free.end());
-          bucket_bytes += bytes;
-          continue;
+      in.message = message_of[s];
+      in.kind = in.message >= 0 ? Instruction::Kind::bucket : Instruction::Kind::convert;
+      in.steps = {step};
+      if (in.message >= 0) {
+        // All of a message are there where the first is needed.
+        const std::vector<int>& members = messages[in.message].steps;
+        if (members[0] != s) continue;
+        in.steps.clear();
+        in.free.clear();
+        for (int member : members) {
+          in.steps.push_back(program_.steps[member]);
+          in.free.insert(in.free.end(), dead[member].begin(), dead[member].end());
         }
       }
-      in.kind = gradient ? Instruction::Kind::bucket : Instruction::Kind::convert;
-      in.steps = {step};
-      bucket_bytes = bytes;
       instructions_.push_back(std::move(in));
+      send_ready(s);
       continue;
     }
     const Node& node = graph.node(step.node);
@@ -279,6 +289,7 @@ void Executor::compile() {
         def->localize({graph, node, operand_shapes, result_shapes}, &in.args);
     }
     instructions_.push_back(std::move(in));
+    send_ready(s);
   }
   if (phases.backward == end) backward_ = instructions_.size();
   if (phases.reduction == end) reduction_ = instructions_.size();
@@ -444,26 +455,40 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
   }
 }
 
+// Starts the sum of a message's gradients.
+void Executor::send(const Instruction& in) {
+  std::vector<at::Tensor> flat;
+  for (const Step& s : in.steps) flat.push_back(values_[slot(s.value, s.from)].reshape({-1}));
+  Sent& sent = sent_[in.message];
+  sent.bucket = flat.size() == 1 ? flat[0].clone() : at::cat(flat);
+  sent.message = communicator_.start_all_reduce(sent.bucket);
+}
+
 void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) {
   const Graph& graph = theory_.graph();
   at::NoGradGuard no_grad;
   for (size_t i = begin; i < end; ++i) {
     const Instruction& in = instructions_[i];
-    bool is_compute = in.steps.empty();
+    const bool sends = in.kind == Instruction::Kind::send;
+    if (sends && !overlap_) continue;
+    bool is_compute = in.steps.empty() || sends;
     if (options_.before) options_.before(is_compute);
     if (in.kind == Instruction::Kind::convert) {
       convert(in);
+    } else if (sends) {
+      send(in);
     } else if (in.kind == Instruction::Kind::bucket) {
-      std::vector<at::Tensor> flat;
-      for (const Step& s : in.steps) flat.push_back(values_[slot(s.value, s.from)].reshape({-1}));
-      at::Tensor bucket = flat.size() == 1 ? flat[0].clone() : at::cat(flat);
-      communicator_.all_reduce(bucket);
+      if (!overlap_) send(in);
+      Sent& sent = sent_[in.message];
+      if (sent.message) sent.message->wait();
       int64_t at = 0;
       for (const Step& s : in.steps) {
         int64_t n = graph.spec(s.value).numel();
-        values_[slot(s.value, s.to)] = bucket.narrow(0, at, n).reshape(graph.spec(s.value).shape);
+        values_[slot(s.value, s.to)] =
+            sent.bucket.narrow(0, at, n).reshape(graph.spec(s.value).shape);
         at += n;
       }
+      sent = {};
     } else {
       std::vector<at::Tensor> results = compute(in, step, micro_batch);
       MOTLEY_CHECK(results.size() >= in.results.size(), "{} has {} results, not {}", in.node->op,
@@ -476,7 +501,7 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
         values_[in.results[o]] = std::move(results[o]);
       }
     }
-    if (options_.observe) {
+    if (options_.observe && !sends) {
       for (const Step& s : in.steps) options_.observe(s.value, s.to, values_[slot(s.value, s.to)]);
       if (is_compute)
         for (size_t o = 0; o < in.results.size(); ++o)
@@ -516,7 +541,9 @@ void Executor::update_buffers() {
 }
 
 Executor::Result Executor::step(int64_t number) {
+  overlap_ = true;
   run(0, instructions_.size(), number, 0);
+  overlap_ = false;
   Result result;
   if (theory_.graph().loss.valid()) {
     Placement placement;

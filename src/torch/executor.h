@@ -61,7 +61,8 @@ class Executor {
   void set(ValueId source, at::Tensor local);
   at::Tensor get(ValueId source) const;
 
-  // One step. Buffers are updated; parameters are not.
+  // One step. Buffers are updated; parameters are not. Gradients travel as soon as they are there
+  // (cost/overlap.h).
   struct Result {
     at::Tensor loss;  // whole, on every device
     std::vector<at::Tensor>
@@ -105,6 +106,7 @@ class Executor {
   std::vector<at::Tensor> gradients() const;
   void update_buffers();
   void convert(const Instruction& instruction);
+  void send(const Instruction& instruction);
   std::vector<at::Tensor> compute(const Instruction& instruction, int64_t step_number,
                                   int64_t micro_batch);
 
@@ -117,6 +119,13 @@ class Executor {
   std::map<std::pair<ValueId, Placement>, int> slots_;
   std::vector<at::Tensor> values_;  // [slot]
   std::vector<Instruction> instructions_;
+  // [message] All-reduces of gradients on their way, in step() only.
+  struct Sent {
+    at::Tensor bucket;
+    std::unique_ptr<Message> message;
+  };
+  std::vector<Sent> sent_;
+  bool overlap_ = false;
   std::map<ValueId, at::Tensor> sources_;  // local pieces
   struct Output {
     Placement placement;

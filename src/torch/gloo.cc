@@ -132,6 +132,21 @@ class GlooCommunicator final : public ProcessCommunicator {
     if (!work.is_same(tensor)) tensor.copy_(work);
   }
 
+  std::unique_ptr<Message> start_all_reduce(at::Tensor& tensor) override {
+    if (sums_in_f32(tensor.scalar_type()) || tensor.scalar_type() == at::kBool || size_ == 1) {
+      all_reduce(tensor, Reduction::sum);
+      return nullptr;
+    }
+    if (tensor.numel() == 0) return nullptr;
+    if (hook_) hook_(Traffic::ring);
+    return message("all_reduce", tensor, [&](std::vector<at::Tensor>&) {
+      std::vector<at::Tensor> list{tensor};
+      c10d::AllreduceOptions options;
+      options.timeout = kCollectiveTime;
+      return group_->allreduce(list, options);
+    });
+  }
+
   void all_gather(std::vector<at::Tensor>& pieces) override {
     if (size_ == 1) return;
     bool equal = true;

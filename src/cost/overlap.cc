@@ -1,0 +1,132 @@
+#include "cost/overlap.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace motley {
+
+namespace {
+
+bool is_collective(const Theory& theory, const Step& step) {
+  if (step.is_compute()) return !theory.triples(step.node)[step.triple].collectives.empty();
+  return step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask;
+}
+
+}  // namespace
+
+std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program) {
+  const Graph& graph = theory.graph();
+  const std::vector<bool> pure = pure_gradients(graph);
+  const Phases phases = phases_of(theory, program);
+  std::map<std::pair<ValueId, Placement>, int> made;
+  struct Gradient {
+    int ready, step, barrier;  // barrier: the last other collective before it
+  };
+  std::vector<Gradient> gradients;
+  int barrier = -1;
+  for (int s = 0; s < static_cast<int>(program.steps.size()); ++s) {
+    const Step& step = program.steps[s];
+    if (!step.is_compute() && step.kind == CollectiveKind::all_reduce && pure[step.value.index]) {
+      const int from = made.at({step.value, step.from});
+      gradients.push_back({std::max(from, barrier), s, barrier});
+      made[{step.value, step.to}] = s;
+      continue;
+    }
+    if (is_collective(theory, step)) barrier = s;
+    if (step.is_compute()) {
+      const Node& node = graph.node(step.node);
+      const Triple& triple = theory.triples(step.node)[step.triple];
+      for (size_t o = 0; o < node.outputs.size(); ++o)
+        if (node.outputs[o].valid()) made.try_emplace({node.outputs[o], triple.out[o]}, s);
+    } else {
+      made.try_emplace({step.value, step.to}, s);
+    }
+  }
+  std::stable_sort(gradients.begin(), gradients.end(), [](const Gradient& a, const Gradient& b) {
+    return std::tie(a.barrier, a.ready) < std::tie(b.barrier, b.ready);
+  });
+  std::vector<GradientMessage> messages;
+  Bytes bytes = 0;
+  int first = 0, last_barrier = -2;  // of the message being filled
+  for (const Gradient& g : gradients) {
+    auto phase = [&](int s) { return (s >= phases.backward) + (s >= phases.reduction); };
+    auto spec = [&](int s) -> const TensorSpec& { return graph.spec(program.steps[s].value); };
+    const bool joins = !messages.empty() && bytes < kMessageBytes && last_barrier == g.barrier &&
+                       g.ready < std::min(first, g.step) && phase(first) == phase(g.step) &&
+                       spec(first).dtype == spec(g.step).dtype;
+    if (!joins) {
+      messages.emplace_back();
+      bytes = 0;
+      first = g.step;
+    }
+    GradientMessage& message = messages.back();
+    message.ready = g.ready;
+    message.steps.push_back(g.step);
+    first = std::min(first, g.step);
+    last_barrier = g.barrier;
+    bytes += static_cast<Bytes>(spec(g.step).bytes());
+  }
+  for (GradientMessage& message : messages) std::sort(message.steps.begin(), message.steps.end());
+  return messages;
+}
+
+Seconds hidden_seconds(const Theory& theory, const Program& program, const CostModel& model,
+                       const Fractions& fractions) {
+  const std::vector<GradientMessage> messages = gradient_messages(theory, program);
+  if (messages.empty() || model.net().devices() == 1) return 0;
+  // Computation of each type since the last collective that is not a gradient's: messages that
+  // start after another one begin anew.
+  const int end = static_cast<int>(program.steps.size()), types = model.types();
+  std::vector<Seconds> now(types, 0);
+  const Seconds latency = model.net().all_reduce(0);
+  Seconds busy = 0;      // until when the network carries messages
+  Seconds blocking = 0;  // what the messages of this stretch cost one after another
+  Seconds hidden = 0;
+  size_t next = 0;
+  bool waiting = false;
+  auto settle = [&] {
+    if (!waiting) return;
+    const Seconds computed = *std::max_element(now.begin(), now.end());
+    hidden += blocking - std::max(0.0, busy - computed);
+    waiting = false;
+  };
+  std::vector<bool> gradient(end);
+  for (const GradientMessage& m : messages)
+    for (int s : m.steps) gradient[s] = true;
+  for (int s = -1; s < end; ++s) {
+    if (s >= 0) {
+      const Step& step = program.steps[s];
+      if (gradient[s]) {
+        // The first wait ends what can be hidden behind.
+        settle();
+        continue;
+      }
+      if (is_collective(theory, step)) {
+        now.assign(types, 0);
+        busy = blocking = 0;
+        waiting = false;
+      }
+      if (step.is_compute()) {
+        const Work work = work_of(theory, step.node, theory.triples(step.node)[step.triple]);
+        if (!work.free) {
+          const auto& f = fractions.by_type(work.cut);
+          for (int t = 0; t < types; ++t) now[t] += model.compute(t, work, f[t]);
+        }
+      }
+    }
+    for (; next < messages.size() && messages[next].ready == s; ++next) {
+      Bytes bytes = 0;
+      for (int g : messages[next].steps)
+        bytes += static_cast<Bytes>(theory.graph().spec(program.steps[g].value).bytes());
+      const Seconds seconds = model.net().all_reduce(bytes);
+      blocking += waiting ? seconds - latency : seconds;
+      waiting = true;
+      busy = std::max(busy, *std::max_element(now.begin(), now.end())) + seconds;
+    }
+  }
+  settle();
+  return hidden;
+}
+
+}  // namespace motley

@@ -1,0 +1,36 @@
+// Gradients that travel while the backward pass goes on.
+//
+// A program's all-reduces of gradients stand at its end, and until then nothing but the optimizer
+// waits for them. So the executor sends each as soon as its operand is there, several small ones as
+// one message, and waits where the program has them. A message starts no earlier than after the
+// last other collective before its end, so that it delays none; one of a pair of programs that
+// differ in nothing else is never slower for it.
+//
+// The costs of cost.h are stage-synchronised, as HAP's are: hidden_seconds is how much shorter the
+// step is than that.
+#pragma once
+
+#include <vector>
+
+#include "cost/cost.h"
+
+namespace motley {
+
+constexpr Bytes kMessageBytes = 1 << 20;  // gradients are gathered up to this size
+
+struct GradientMessage {
+  int ready = 0;           // step of the program after which it may start
+  std::vector<int> steps;  // its all-reduces, ascending; all come after `ready`
+};
+
+// In the order in which they start. Every all-reduce of a pure gradient is in one message; those of
+// one message have one dtype and lie in one phase.
+std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program);
+
+// Seconds by which a step is shorter than cost_of(...).step, where the executor's group sums
+// without waiting (gloo does; reduction programs do not). Slightly negative where many messages pay
+// latencies that one would not and nothing is there to hide them.
+Seconds hidden_seconds(const Theory& theory, const Program& program, const CostModel& model,
+                       const Fractions& fractions);
+
+}  // namespace motley
