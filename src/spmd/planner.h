@@ -36,8 +36,8 @@ struct PlanResult {
   bool feasible = false;
   std::string reason;  // why the search stopped, or why nothing fits
   Plan plan;
-  Seconds hidden_s = 0;  // of the plan's communication behind its backward pass; the lower bound of
-                         // a plan is of steps without it
+  Seconds hidden_s = 0;              // of the plan's communication behind its backward pass
+  Seconds synchronised_bound_s = 0;  // lower bound of steps with nothing hidden
   std::vector<Baseline> baselines;
   double search_s = 0;  // theory, problem and searches of the plan itself, baselines not counted
   int solves = 0;
