@@ -92,7 +92,10 @@ TEST_F(Cli, CapturePlanCheckSimulate) {
   Outcome simulate =
       motley(fmt::format("simulate --json {} --trace {}", path("p.json"), path("t.json")));
   ASSERT_EQ(simulate.code, 0) << simulate.err;
-  EXPECT_EQ(simulate.json()["devices"].size(), 4u);
+  // So small a model is faster on some of the devices; the others have nothing.
+  size_t used = 0;
+  for (const Json& ratio : j["ratios"]) used += ratio.get<double>() > 0;
+  EXPECT_EQ(simulate.json()["devices"].size(), used);
   for (const char* field : {"busy_s", "comm_s", "exposed_comm_s", "idle_s", "peak_memory_bytes"})
     EXPECT_TRUE(simulate.json()["devices"][0].contains(field)) << field;
   EXPECT_TRUE(parse_json(read_file(path("t.json")), "t").contains("traceEvents"));

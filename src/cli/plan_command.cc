@@ -192,6 +192,13 @@ void add_plan_command(CLI::App& app) {
     const Seconds apart = plan.predicted_step_s + result.hidden_s;
     double gap = (apart - result.synchronised_bound_s) / apart;
     if (args->json) {
+      // Of every device of the cluster; 0 of those that the plan leaves out.
+      auto spread = [&](const std::vector<double>& of_plan) {
+        if (!spmd) return of_plan;
+        std::vector<double> of_all(cluster.size(), 0);
+        for (size_t i = 0; i < of_plan.size(); ++i) of_all[result.devices[i]] = of_plan[i];
+        return of_all;
+      };
       Json list = Json::array();
       for (const Candidate& c : candidates)
         list.push_back({{"engine", c.engine},
@@ -206,10 +213,10 @@ void add_plan_command(CLI::App& app) {
                   {"gap", spmd ? Json(gap) : Json()},
                   {"search_s", best.search_s},
                   {"capture_s", capture_s},
-                  {"peak_memory_bytes", plan.peak_memory_bytes},
+                  {"peak_memory_bytes", spread(plan.peak_memory_bytes)},
                   {"baselines", baselines},
                   {"candidates", list},
-                  {"ratios", spmd ? Json(plan.ratios) : Json()},
+                  {"ratios", spmd ? Json(spread(plan.ratios)) : Json()},
                   {"schedule", spmd ? Json() : schedule_of(*plan.pipeline)},
                   {"stop_reason", spmd ? result.reason : best.note},
                   {"states", result.states},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <set>
 
 #include "cluster/part.h"
@@ -110,6 +111,8 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
   const CostModel model(cluster, reductions), plain(cluster);
   Synthesis best;
   Seconds best_step = 0;  // with what is hidden
+  result.devices.resize(cluster.size());
+  std::iota(result.devices.begin(), result.devices.end(), 0);
   Cluster chosen = cluster;
   {
     Theory theory(graph);
@@ -159,8 +162,10 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
             (best.cost.step - best.cost.comm) * flops_of(chosen) >= best_step * flops_of(part))
           continue;
         std::vector<ReductionProgram> its_reductions = reductions_of(part);
-        if (search(CostModel(part, its_reductions), its_reductions))
+        if (search(CostModel(part, its_reductions), its_reductions)) {
           reductions = std::move(its_reductions);
+          result.devices = devices;
+        }
       }
     result.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -36,7 +36,8 @@ struct PlanResult {
   bool feasible = false;
   std::string reason;  // why the search stopped, or why nothing fits
   Plan plan;
-  Seconds hidden_s = 0;              // of the plan's communication behind its backward pass
+  std::vector<int> devices;  // of the cluster that was asked for: those of the plan's cluster
+  Seconds hidden_s = 0;      // of the plan's communication behind its backward pass
   Seconds synchronised_bound_s = 0;  // lower bound of steps with nothing hidden
   std::vector<Baseline> baselines;
   double search_s = 0;  // theory, problem and searches of the plan itself, baselines not counted
