@@ -166,6 +166,7 @@ Solution integer_program(const Problem& problem, const Weights& weights) {
   }
   Cbc_setAllowableGap(model, 0);
   Cbc_setAllowableFractionGap(model, 0);
+  Cbc_setParameter(model, "increment", "1e-12");  // by which a better solution must be better
   Cbc_solve(model);
   if (!Cbc_isProvenOptimal(model)) {
     MOTLEY_CHECK(Cbc_isProvenInfeasible(model), "CBC stopped early");
@@ -292,6 +293,7 @@ Solution integer_program_by_sets(const Problem& problem, const Weights& weights)
   }
   Cbc_setAllowableGap(model, 0);
   Cbc_setAllowableFractionGap(model, 0);
+  Cbc_setParameter(model, "increment", "1e-12");  // by which a better solution must be better
   Cbc_solve(model);
   if (!Cbc_isProvenOptimal(model)) {
     MOTLEY_CHECK(Cbc_isProvenInfeasible(model), "CBC stopped early");
