@@ -46,7 +46,7 @@ const Shape kShapes[] = {{"2 x 2", {2, 2}, "200 Mbps", "4 Gbps"},
                          {"2 x 3", {3, 3}, "200 Mbps", "4 Gbps"},
                          {"3 x 2", {2, 2, 2}, "200 Mbps", "4 Gbps"},
                          {"2 x 4", {4, 4}, "200 Mbps", "4 Gbps"},
-                         {"3 + 1 + 2", {3, 1, 2}, "200 Mbps", "4 Gbps"}};
+                         {"4 + 2", {4, 2}, "200 Mbps", "4 Gbps"}};
 
 std::string yaml_of(const Shape& shape) {
   std::string yaml = fmt::format("name: {}\nlink: {{bandwidth: {}, latency: 100 us}}\ngroups:\n",

@@ -175,7 +175,7 @@ const std::vector<double>& Fractions::by_type(int64_t cut) const {
 namespace {
 
 int64_t cut_of(const Theory& theory, ValueId v, Placement p) {
-  return p.is_shard() ? theory.cut_size(v, p) : 0;
+  return p.is_shard() ? theory.factors(v)[p.dim][p.factor] : 0;
 }
 
 }  // namespace

@@ -18,6 +18,9 @@ namespace {
 constexpr int kMostDevices = 8192;
 constexpr int kMostSteps = 3;
 constexpr double kGain = 0.97;
+// Tensors wait whole at the heads, which costs more than links do: on emulated clusters a program
+// simulated to take 0.86 of the plain time took 1.2 of it.
+constexpr double kGainOfHeads = 0.8;
 constexpr Bytes kLarge = 1e9;
 constexpr Bytes kSmallest = 4096;
 
@@ -140,12 +143,14 @@ std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::G
     return {};
   std::vector<ReductionProgram> programs;
   std::map<std::string, std::vector<ReductionStep>> known;  // by the part of the tree
+  double gain = kGain;
   for (const std::vector<int>& devices : groups) {
     std::vector<int> ascending = devices;
     std::sort(ascending.begin(), ascending.end());
     const Cluster part = part_of(cluster, ascending);
     auto [it, fresh] = known.try_emplace(to_yaml(part));
     if (fresh) it->second = steps_for(part);
+    if (!hierarchy_of(part)) gain = kGainOfHeads;
     const std::vector<ReductionStep>& steps = it->second;
     if (steps.size() < 2) return {};
     ReductionProgram program{devices, steps, 0, 0, 0};
@@ -197,7 +202,7 @@ std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::G
   }
   Bytes from = 0;
   for (Bytes bytes = kSmallest; bytes <= kLarge; bytes *= 2) {
-    if (fixed + slope * bytes >= kGain * plain_s(bytes))
+    if (fixed + slope * bytes >= gain * plain_s(bytes))
       from = 0;
     else if (from == 0)
       from = bytes;

@@ -20,8 +20,9 @@ Seconds seconds_of(const std::vector<ReductionStep>& steps, const net::Topology&
                    Bytes bytes);
 
 // What all-reduces over the groups should do instead of the plain collective while all groups
-// reduce at the same time: a program for each group, or none for any if none is faster by 3% for
-// large tensors or the groups are not alike. REQUIRES: groups are disjoint, of one size.
+// reduce at the same time: a program for each group, or none for any if none is faster by 3% (20%
+// through heads) for large tensors or the groups are not alike. REQUIRES: groups are disjoint, of
+// one size.
 //
 // Where a group's part of the tree has groups that are alike, it is the fastest of P2's synthesis
 // of at most three steps, on rings; otherwise tensors are reduced to the first device of every

@@ -356,7 +356,14 @@ std::vector<Held> lifetimes(const Theory& theory, const Program& program) {
       const Node& node = graph.node(step.node);
       const Triple& triple = theory.triples(step.node)[step.triple];
       size_t i = 0;
-      for (ValueId v : graph.inputs_of(node)) use(v, triple.in[i++], s);
+      for (const Arg& arg : node.args) {
+        if (auto one = std::get_if<ValueId>(&arg)) {
+          if (one->valid()) use(*one, triple.in[i++], s);
+        } else if (auto list = std::get_if<std::vector<ValueId>>(&arg)) {
+          for (ValueId v : *list)
+            if (v.valid()) use(v, triple.in[i++], s);
+        }
+      }
       for (size_t o = 0; o < node.outputs.size(); ++o)
         if (node.outputs[o].valid()) make(node.outputs[o], triple.out[o], s);
       if (is_source(node)) stored.push_back({node.outputs[0], triple.out[0]});

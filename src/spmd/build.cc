@@ -45,6 +45,18 @@ int Builder::form_of(ValueId value, Placement placement) const {
 void Builder::contract() {
   const Graph& graph = theory_.graph();
   contracted_.assign(graph.nodes.size(), false);
+  for (const GraphNode& node : graph.nodes) {
+    first_input_.push_back(static_cast<int>(inputs_.size()));
+    for (const Arg& arg : node.args) {
+      if (auto one = std::get_if<ValueId>(&arg)) {
+        if (one->valid()) inputs_.push_back(*one);
+      } else if (auto list = std::get_if<std::vector<ValueId>>(&arg)) {
+        for (ValueId v : *list)
+          if (v.valid()) inputs_.push_back(v);
+      }
+    }
+  }
+  first_input_.push_back(static_cast<int>(inputs_.size()));
   class_of_.assign(graph.values.size(), -1);
   placements_.resize(graph.values.size());
   std::vector<int> first(graph.values.size() + 1,
@@ -64,7 +76,7 @@ void Builder::contract() {
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const GraphNode& node = graph.nodes[n];
     const OpDef* op = find_op(node.op);
-    auto inputs = graph.inputs_of(node);
+    const auto inputs = this->inputs(NodeId(static_cast<int64_t>(n)));
     bool alias = op && op->alias && inputs.size() == 1 && node.outputs.size() == 1 &&
                  node.outputs[0].valid() &&
                  graph.spec(inputs[0]).numel() == graph.spec(node.outputs[0]).numel();
@@ -87,24 +99,30 @@ void Builder::contract() {
     }
   }
   form_index_.resize(graph.values.size());
+  std::vector<int> roots;  // [form of the class] in the union-find
   for (Class& c : classes_) {
-    std::map<int, int> form;  // union-find root -> form
-    for (ValueId v : c.members)
-      for (Placement p : placements_[v.index]) {
-        int root = find_root(parent, pair_of(v, p));
-        auto [it, fresh] = form.try_emplace(root, static_cast<int>(c.forms.size()));
-        if (fresh && c.forms.size() == kMaxForms) {
-          form.erase(it);
-          form_index_[v.index].push_back(
-              -1);  // more placements than a search state holds: the rarest are not used
-          continue;
+    roots.clear();
+    for (ValueId v : c.members) {
+      const auto& list = placements_[v.index];
+      form_index_[v.index].reserve(list.size());
+      for (size_t i = 0; i < list.size(); ++i) {
+        const int root = find_root(parent, first[v.index] + static_cast<int>(i));
+        const size_t form = std::find(roots.begin(), roots.end(), root) - roots.begin();
+        if (form == roots.size()) {
+          if (form == kMaxForms) {
+            form_index_[v.index].push_back(
+                -1);  // more placements than a search state holds: the rarest are not used
+            continue;
+          }
+          roots.push_back(root);
+          c.forms.push_back({v, {}});
         }
-        if (fresh) c.forms.push_back({v, {}});
-        Form& f = c.forms[it->second];
+        Form& f = c.forms[form];
         if (depth[v.index] < depth[f.top.index]) f.top = v;
-        f.members.push_back({v, p});
-        form_index_[v.index].push_back(it->second);
+        f.members.push_back({v, list[i]});
+        form_index_[v.index].push_back(static_cast<int>(form));
       }
+    }
   }
   for (ValueId v : saved_activations(graph)) {
     Class& c = classes_[class_of_[v.index]];
@@ -151,12 +169,12 @@ void Builder::add_values() {
 bool Builder::is_expert(ValueId source) const {
   const Graph& graph = theory_.graph();
   if (graph.spec(source).shape.size() != 3) return false;
-  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const GraphNode& node) {
-    const auto inputs = graph.inputs_of(node);
-    return node.op == "aten::bmm" && std::any_of(inputs.begin(), inputs.end(), [&](ValueId v) {
-             return class_of_[v.index] == class_of_[source.index];
-           });
-  });
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (graph.nodes[n].op != "aten::bmm") continue;
+    for (ValueId v : inputs(NodeId(static_cast<int64_t>(n))))
+      if (class_of_[v.index] == class_of_[source.index]) return true;
+  }
+  return false;
 }
 
 std::vector<Placement> Builder::stored_choices(ValueId source) const {
@@ -191,11 +209,18 @@ void Builder::add_nodes() {
     }
     return it->second;
   };
-  auto forms_key = [&](ValueId v) {
-    std::string key;
-    for (int f : form_index_[v.index]) (key += std::to_string(f)) += '.';
-    return key + ";";
-  };
+  // Values whose placements are the same forms have the same key.
+  std::unordered_map<std::string, int> form_numbers;
+  std::vector<std::string> form_keys(graph.values.size());
+  for (size_t v = 0; v < graph.values.size(); ++v) {
+    std::string forms;
+    for (int f : form_index_[v]) forms += static_cast<char>(f);
+    const int number =
+        form_numbers.try_emplace(std::move(forms), static_cast<int>(form_numbers.size()))
+            .first->second;
+    form_keys[v] = std::to_string(number) + ";";
+  }
+  auto forms_key = [&](ValueId v) -> const std::string& { return form_keys[v.index]; };
   auto add_node = [&](int table, std::vector<int> inputs, std::vector<int> outputs, bool backward,
                       Source source) {
     spmd::Node node;
@@ -322,8 +347,8 @@ void Builder::add_nodes() {
       continue;
     }
     std::vector<int> inputs, outputs;
-    std::string key = fmt::format("{}|", theory_.table(NodeId(n)));
-    auto operands = graph.inputs_of(node);
+    std::string key = std::to_string(theory_.table(NodeId(n))) + "|";
+    const auto operands = this->inputs(NodeId(static_cast<int64_t>(n)));
     for (ValueId v : operands) {
       inputs.push_back(class_of_[v.index]);
       key += forms_key(v);
@@ -332,7 +357,8 @@ void Builder::add_nodes() {
     for (ValueId v : node.outputs) {
       if (!v.valid()) continue;
       outputs.push_back(class_of_[v.index]);
-      key += forms_key(v) + (classes_[class_of_[v.index]].saved ? "s" : "");
+      key += forms_key(v);
+      if (classes_[class_of_[v.index]].saved) key += 's';
     }
     int table = table_for(key, [&](OptionTable* t, OptionOrigin* origin) {
       for (size_t i = 0; i < triples.size(); ++i) {
@@ -505,7 +531,7 @@ Program Builder::program(const Solution& solution) const {
     int form = form_of(v, p);
     const Form& f = classes_[cls].forms[form];
     if (contracted_[producer.index] && f.top != v) {
-      ValueId parent = graph.inputs_of(graph.node(producer))[0];
+      ValueId parent = inputs(producer)[0];
       const auto& triples = theory_.triples(producer);
       for (size_t t = 0; t < triples.size(); ++t)
         if (triples[t].out[0] == p && form_of(parent, triples[t].in[0]) == form) {
@@ -568,10 +594,9 @@ Program Builder::program(const Solution& solution) const {
         for (const auto& [v, p] : it->second) ensure(v, p);
       continue;
     }
-    const GraphNode& g = graph.node(node);
     const Triple& t = theory_.triples(node)[triple[n]];
-    auto inputs = graph.inputs_of(g);
-    for (size_t i = 0; i < inputs.size(); ++i) ensure(inputs[i], t.in[i]);
+    const auto operands = inputs(node);
+    for (size_t i = 0; i < operands.size(); ++i) ensure(operands[i], t.in[i]);
     run(node, triple[n]);
     if (auto it = early.find(node); it != early.end())
       for (const auto& [v, p] : it->second) ensure(v, p);
@@ -594,7 +619,7 @@ Program Builder::program(const Solution& solution) const {
     if (s.is_compute()) {
       const Triple& t = theory_.triples(s.node)[s.triple];
       size_t i = 0;
-      for (ValueId v : graph.inputs_of(graph.node(s.node))) note(v, t.in[i++]);
+      for (ValueId v : inputs(s.node)) note(v, t.in[i++]);
     } else if (s.kind != CollectiveKind::slice) {
       note(s.value, s.from);
     }

@@ -14,6 +14,7 @@
 // any form that holds a placement that is not partial.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -72,6 +73,10 @@ class Builder {
         triple;  // [option] triple of the node it came from, or placement number of a token
   };
 
+  std::span<const ValueId> inputs(NodeId node) const {
+    return {inputs_.data() + first_input_[node.index],
+            static_cast<size_t>(first_input_[node.index + 1] - first_input_[node.index])};
+  }
   int form_of(ValueId value, Placement placement) const;
   void contract();
   void add_values();
@@ -86,6 +91,8 @@ class Builder {
 
   std::vector<int> class_of_;                 // [graph value] -> class
   std::vector<bool> contracted_;              // [graph node]
+  std::vector<ValueId> inputs_;               // of all graph nodes
+  std::vector<int> first_input_;              // [graph node], and the end
   std::vector<Class> classes_;                // class number = problem value, tokens follow
   std::vector<std::vector<int>> form_index_;  // [graph value][index in placements()] -> form
   std::vector<std::vector<Placement>> placements_;
