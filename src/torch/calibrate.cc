@@ -313,35 +313,59 @@ class StepRunner {
   int64_t number_ = 0;
 };
 
-void measure_ops(Watch& watch, const CalibrateOptions& options, ProfiledDevice* result) {
+void measure_ops(const CalibrateOptions& options, ProfiledDevice* result) {
   run_thread_group(1, [&](Communicator& self) {
     // Padding goes by the CPU clock of the thread.
     Watch own(options.speed, options.device);
     std::map<std::string, std::vector<Sample>> samples;
+    std::vector<std::pair<std::vector<Work>, Seconds>> whole;  // of every step: calls and time
     const auto steps = options.steps.empty() ? reference_steps() : options.steps;
     for (const auto& [model, batch] : steps) {
       StepRunner runner(model, batch, own, self, options.device);
       const Seconds start = wall_clock();
       runner.run(false);
+      std::vector<double> walls;
       for (int i = 0; i < 2 || (i < 5 && wall_clock() - start <
                                              options.budget / static_cast<double>(steps.size()));
-           ++i)
+           ++i) {
+        const Seconds begun = wall_clock();
         runner.run(true);
+        walls.push_back(wall_clock() - begun);
+      }
       const MeasuredStep& step = runner.measured();
+      whole.emplace_back(step.work, median(walls));
       for (size_t n = 0; n < step.seconds.size(); ++n)
         if (!step.seconds[n].empty() && step.work[n].op != nullptr && !step.work[n].free)
           samples[step.work[n].op->name].push_back(
               {step.work[n].flops, step.work[n].cut_bytes + step.work[n].whole_bytes,
                median(step.seconds[n])});
     }
+    std::map<std::string, OpRate> rates;
     for (const auto& [name, list] : samples) {
       ProfiledOp op;
       op.rate = fit(list, &op.fit);
       op.rate.op = name;
+      rates[name] = op.rate;
       result->ops.push_back(std::move(op));
     }
+    // Steps take longer than their calls, one by one: waking up, going from call to call.
+    Seconds measured = 0, priced = 0;
+    for (const auto& [work, seconds] : whole) {
+      measured += seconds;
+      for (const Work& w : work) {
+        if (w.op == nullptr || w.free) continue;
+        const OpRate& r = rates.at(w.op->name);
+        priced += r.overhead + (r.flops > 0 ? w.flops / r.flops : 0) +
+                  (r.memory_bandwidth > 0 ? (w.cut_bytes + w.whole_bytes) / r.memory_bandwidth : 0);
+      }
+    }
+    const double longer = measured / priced;
+    for (ProfiledOp& op : result->ops) {
+      op.rate.overhead *= longer;
+      op.rate.flops /= longer;
+      op.rate.memory_bandwidth /= longer;
+    }
   });
-  (void)watch;
 }
 
 template <typename O, typename Settings>
@@ -428,7 +452,7 @@ ProfiledDevice measure_device(Communicator& group, const Cluster& cluster,
   measure_classes(watch, options.device, &device);
   group.barrier();
   say("operators of reference models");
-  measure_ops(watch, options, &device);
+  measure_ops(options, &device);
   group.barrier();
   say("optimizers");
   measure_optimizer<torch::optim::AdamW>(watch, options.device, "motley::adamw", Optimizer::adamw,
@@ -466,7 +490,7 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device
   constexpr Seconds kLongest = 0.6;  // a size that would take longer is left out
   constexpr int64_t kLargest = int64_t{16} << 20;
   ProfiledGroup result;
-  const int p = group.size(), rank = group.rank();
+  const int p = group.size();
   const at::TensorOptions f32 = at::TensorOptions(device);
   const CollectiveModel nominal(part);
   const double exchange = nominal.profile(std::vector<double>(p, 1. / p)).exchange *
@@ -526,7 +550,6 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device
     result.collectives.push_back({form, x[0], 1 / per_byte});
     result.fits.push_back(quality_of(points, predicted));
   }
-  (void)rank;
   return result;
 }
 
@@ -598,12 +621,16 @@ OpRate fit(const std::vector<Sample>& samples, FitQuality* quality) {
 std::vector<std::pair<std::string, int64_t>> reference_steps() {
   return {{"mlp:layers=4,hidden=512,in=256", 8},
           {"mlp:layers=4,hidden=512,in=256", 64},
+          {"mlp:layers=3,hidden=1024,in=512", 128},
           {"gpt:layers=1,hidden=192,heads=4,seq=64,vocab=512", 2},
           {"gpt:layers=1,hidden=256,heads=4,seq=64,vocab=512", 12},
+          {"gpt:layers=1,hidden=256,heads=4,seq=64,vocab=512", 28},
           {"bert:layers=1,hidden=192,heads=4,seq=48,vocab=512,dropout=0.1", 6},
           {"bert-moe:layers=2,hidden=128,heads=4,seq=48,vocab=512,experts=4,every=2", 6},
+          {"bert-moe:layers=2,hidden=192,heads=4,seq=48,vocab=512,experts=4,every=2", 24},
           {"vgg19:width=8,image=32,classes=10", 4},
           {"vgg19:width=12,image=32,classes=10", 12},
+          {"vgg19:width=16,image=32,classes=10", 32},
           {"resnet50:width=8,image=32,classes=10", 4},
           {"vit:layers=1,hidden=192,heads=4,image=32,patch=8,classes=10", 8}};
 }

@@ -8,11 +8,12 @@
 //
 //     seconds = overhead + flops / rate + bytes / bandwidth          (OpRate)
 //
-// with the flops and bytes that the cost model knows of the call. The optimizers are fitted to
-// updates of parameters of several sizes, and "motley::step" is what a step of a tiny model takes
-// that this does not explain. Beside that the classes matmul, convolution, elementwise and launch
-// are measured against size and dtype: they give DeviceType's own numbers, which stand for the
-// operators that no reference model has.
+// with the flops and bytes that the cost model knows of the call. All are then scaled by one
+// number, so that the reference steps as wholes take what they were measured to. The optimizers are
+// fitted to updates of parameters of several sizes, and "motley::step" is what a step of a tiny
+// model takes that this does not explain. Beside that the classes matmul, convolution, elementwise
+// and launch are measured against size and dtype: they give DeviceType's own numbers, which stand
+// for the operators that no reference model has.
 //
 // On an emulated device (emulate.h) a call takes its CPU time / speed, and the device is padded
 // while it is measured, so that all share the machine as they do in training. On a CUDA device it
@@ -39,7 +40,7 @@ struct CalibrateOptions {
   at::Device device = at::kCPU;
   // Steps whose operators are measured (model, batch); empty: reference_steps().
   std::vector<std::pair<std::string, int64_t>> steps;
-  Seconds budget = 18;  // for them; every step runs at least twice
+  Seconds budget = 24;  // for them; every step runs at least twice
   // A group of some ranks of the whole, in order, that meets under a name of its own; called by its
   // members alone.
   std::function<std::unique_ptr<Communicator>(const std::vector<int>& ranks,
