@@ -296,7 +296,8 @@ Seconds sum_of(const ProgramCost& cost) {
 }  // namespace
 
 ProgramCost cost_of(const Theory& theory, const Program& program, const CostModel& model,
-                    const Fractions& fractions, Optimizer optimizer, int micro_batches) {
+                    const Fractions& fractions, Optimizer optimizer, int micro_batches,
+                    bool with_memory) {
   const Graph& graph = theory.graph();
   const int types = model.types();
   const double part = 1.0 / micro_batches;
@@ -327,7 +328,12 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
     cost.compute[t] += seconds;
   }
   cost.step = sum_of(cost);
-  cost.memory = memory_of(theory, program, fractions, types, optimizer);
+  if (with_memory) {
+    cost.memory = memory_of(theory, program, fractions, types, optimizer);
+  } else {
+    const std::vector<Bytes> none(types, 0);
+    cost.memory.peak = cost.memory.state = cost.memory.cut = cost.memory.whole = none;
+  }
   return cost;
 }
 

@@ -137,9 +137,10 @@ struct ProgramCost {
 
 // With `micro_batches` the program runs that often in a step, and the cost is of one run: the
 // collectives of gradients on their way to the optimizer, and the optimizer, count one part in so
-// many.
+// many. `with_memory` false: the memory is zero.
 ProgramCost cost_of(const Theory& theory, const Program& program, const CostModel& model,
-                    const Fractions& fractions, Optimizer optimizer, int micro_batches = 1);
+                    const Fractions& fractions, Optimizer optimizer, int micro_batches = 1,
+                    bool with_memory = true);
 
 // Seconds of the phases of a program: one pass forward, one backward, the reduction, the optimizer.
 struct PhaseSeconds {

@@ -28,6 +28,8 @@ std::vector<double> proportional_ratios(const Cluster& cluster) {
 
 namespace {
 
+constexpr double kRoundGain = 1e-3;  // that a round has to gain for another to follow
+
 // The LP of section 5.1 for a program whose costs are known.
 BalanceProblem balance_problem(const ProgramCost& cost, const Cluster& cluster, bool memory_limit) {
   BalanceProblem lp;
@@ -93,8 +95,11 @@ class Search {
            {proportional_ratios(model_.cluster()), even_ratios(model_.cluster())}) {
         std::vector<double> ratios = from;
         for (int i = 0; i < 6; ++i) {
+          const Seconds before = best_.cost.step;
           std::vector<double> next = round(ratios, true);
           if (next.empty() || close(next, ratios)) break;
+          // Converged but for the last digits of the shares.
+          if (i > 0 && before > 0 && best_.cost.step > before * (1 - kRoundGain)) break;
           ratios = next;
           if (std::find_if(seen_.begin(), seen_.end(),
                            [&](const auto& r) { return close(r, ratios); }) != seen_.end())
@@ -106,6 +111,11 @@ class Search {
     if (best_.feasible) {
       best_.reason = to_string(worst_stop_);
       certify();
+      if (!options_.memory_limit) {
+        const Shares shares(best_.ratios);
+        best_.cost.memory = memory_of(theory_, best_.program, Fractions(model_.cluster(), shares),
+                                      model_.types(), options_.optimizer);
+      }
     }
     if (!best_.feasible && best_.reason.empty())
       best_.reason = no_program_.empty() ? lack_ : no_program_;
@@ -156,8 +166,8 @@ class Search {
     Fractions fractions(model_.cluster(), shares);
     Program formed = program;
     choose_forms(theory_, &formed, model_, fractions);
-    ProgramCost cost =
-        cost_of(theory_, formed, model_, fractions, options_.optimizer, options_.micro_batches);
+    ProgramCost cost = cost_of(theory_, formed, model_, fractions, options_.optimizer,
+                               options_.micro_batches, options_.memory_limit);
     if (fits(cost)) {
       if (!best_.feasible || cost.step < best_.cost.step) {
         best_.feasible = true;
