@@ -126,7 +126,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
     }
   }
   settle();
-  return hidden;
+  return hidden > 0 ? kHiddenShare * hidden : hidden;
 }
 
 }  // namespace motley
