@@ -185,11 +185,11 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
   result.states = best.states;
   if (!best.feasible) return result;
   result.plan = make_plan(std::move(graph), chosen, request, best);
-  // What is hidden is no more than the communication and no more than the computation, so that no
-  // step is shorter than half of what it takes with nothing hidden.
+  // What is hidden is a share of no more than the communication and no more than the computation,
+  // of which one is at most half of the step with nothing hidden.
   result.synchronised_bound_s = best.lower_bound;
   result.plan.predicted_step_s -= result.hidden_s;
-  if (result.hidden_s > 0) result.plan.lower_bound_s = best.lower_bound / 2;
+  if (result.hidden_s > 0) result.plan.lower_bound_s = best.lower_bound * (1 - kHiddenShare / 2);
   const auto largest =
       static_cast<Bytes>(largest_all_reduce(*result.plan.theory, result.plan.program));
   std::erase_if(reductions, [&](const ReductionProgram& r) { return r.from > largest; });
