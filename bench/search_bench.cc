@@ -3,7 +3,7 @@
 //   search_bench [OUT.csv]
 //
 // Plan seconds are theory + synthesis, in processor time of the one thread that plans, the least of
-// three runs; capture is not counted. Search seconds are one solve of the folded dynamic program.
+// seven runs; capture is not counted. Search seconds are one solve of the folded dynamic program.
 // The ratios at the end are within this run.
 // The table goes to standard output, the same rows as CSV to OUT.csv.
 
@@ -24,7 +24,7 @@
 namespace motley {
 namespace {
 
-constexpr int kRuns = 3;
+constexpr int kRuns = 7;
 constexpr int64_t kBatch = 256;
 const char* const kGpt24 = "gpt:layers=24,hidden=1024,heads=16";
 const char* const kGpt48 = "gpt:layers=48,hidden=1024,heads=16";
