@@ -23,6 +23,9 @@ struct EngineResult {
   int64_t planned = 0;  // program searches
 };
 
+// Puts the plans of a result in the order of their predicted times.
+void rank(EngineResult* result);
+
 // The search of pipeline/search.h over micro-batch sizes, numbers of pipelines, orders of
 // sub-clusters, stages and sub-meshes. The time of a stage on a mesh is the sum over its layers,
 // each planned once per class and mesh by the SPMD engine; the best plans found are then planned

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <set>
 
 #include "auto/engines.h"
@@ -150,18 +149,7 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
     result.plans.push_back(std::move(plan));
     result.notes.push_back(grid::to_string(s));
   }
-  std::vector<size_t> order(result.plans.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return result.plans[a]->predicted_step_s < result.plans[b]->predicted_step_s;
-  });
-  EngineResult sorted;
-  for (size_t i : order) {
-    sorted.plans.push_back(std::move(result.plans[i]));
-    sorted.notes.push_back(result.notes[i]);
-  }
-  result.plans = std::move(sorted.plans);
-  result.notes = std::move(sorted.notes);
+  rank(&result);
   if (!result.plans.empty()) result.reason = found.stop_reason;
   for (const auto& [size, b] : benches) result.planned += b->planned();
   result.search_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -82,18 +82,7 @@ class Engine {
       return a.plan.makespan < b.plan.makespan;
     });
     for (size_t i = 0; i < found_.size() && i < kComposed; ++i) compose(found_[i]);
-    std::vector<size_t> order(result_.plans.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      return result_.plans[a]->predicted_step_s < result_.plans[b]->predicted_step_s;
-    });
-    EngineResult sorted;
-    for (size_t i : order) {
-      sorted.plans.push_back(std::move(result_.plans[i]));
-      sorted.notes.push_back(result_.notes[i]);
-    }
-    result_.plans = std::move(sorted.plans);
-    result_.notes = std::move(sorted.notes);
+    rank(&result_);
     for (const auto& [size, bench] : benches_) result_.planned += bench->planned();
     result_.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

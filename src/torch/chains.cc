@@ -59,7 +59,7 @@ at::Tensor Communicator::reduce_scatter_grouped(const std::vector<at::Tensor>& p
   const int p = size(), left = (rank() + p - 1) % p, right = (rank() + 1) % p;
   if (p == 1) return pieces[0].clone();
   const at::ScalarType type = pieces[0].scalar_type();
-  const at::ScalarType sum = type == at::kBFloat16 || type == at::kHalf ? at::kFloat : type;
+  const at::ScalarType sum = sums_in_f32(type) ? at::kFloat : type;
   // [hops travelled so far]: the sum for a rank starts at its right neighbour.
   std::vector<at::Tensor> sums;
   std::vector<std::vector<at::Tensor>> chunks;

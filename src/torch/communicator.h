@@ -17,6 +17,17 @@ namespace motley {
 
 enum class Reduction { sum, max };
 
+// Whether sums of this type are taken in f32.
+inline bool sums_in_f32(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
+
+// The tensor itself, or a copy in the type in which it is reduced.
+inline at::Tensor summable(const at::Tensor& tensor) {
+  const at::ScalarType type = tensor.scalar_type();
+  return sums_in_f32(type)   ? tensor.to(at::kFloat)
+         : type == at::kBool ? tensor.to(at::kByte)
+                             : tensor;
+}
+
 // A message on its way. The tensor it was made with is not touched until wait() returns.
 class Message {
  public:

@@ -47,9 +47,7 @@ class ProcessGroupCommunicator final : public Communicator {
   void all_reduce(at::Tensor& tensor, Reduction reduction) override {
     if (size_ == 1 || tensor.numel() == 0) return;
     check(tensor);
-    at::Tensor work = sums_in_f32(tensor.scalar_type())   ? tensor.to(at::kFloat)
-                      : tensor.scalar_type() == at::kBool ? tensor.to(at::kByte)
-                                                          : tensor;
+    at::Tensor work = summable(tensor);
     run("all_reduce", [&] {
       std::vector<at::Tensor> list{work};
       c10d::AllreduceOptions options;

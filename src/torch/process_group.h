@@ -50,7 +50,4 @@ c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& where, const std::string&
 // What c10d threw during a collective, in one line; `who` is gone if somebody is.
 PeerLost peer_lost(int rank, const std::string& who, const char* what, const std::exception& error);
 
-// Whether sums of this type are taken in f32.
-inline bool sums_in_f32(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
-
 }  // namespace motley

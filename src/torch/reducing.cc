@@ -111,12 +111,7 @@ class Reducing final : public Communicator {
   };
 
   void run(const Compiled& program, at::Tensor& tensor) {
-    const at::ScalarType type = tensor.scalar_type();
-    const bool half = type == at::kHalf || type == at::kBFloat16;
-    at::Tensor flat = (half                ? tensor.to(at::kFloat)
-                       : type == at::kBool ? tensor.to(at::kByte)
-                                           : tensor)
-                          .reshape({-1});
+    at::Tensor flat = summable(tensor).reshape({-1});
     for (const Part& step : program.steps) {
       const int n = step.group->size(), me = step.group->rank();
       const Chunks& mine = step.held[me];

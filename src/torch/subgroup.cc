@@ -25,12 +25,7 @@ class Subgroup final : public Communicator {
   void all_reduce(at::Tensor& tensor, Reduction reduction) override {
     const int p = size();
     if (p == 1 || tensor.numel() == 0) return;
-    const at::ScalarType type = tensor.scalar_type();
-    const bool half = type == at::kHalf || type == at::kBFloat16;
-    at::Tensor flat = (half                ? tensor.to(at::kFloat)
-                       : type == at::kBool ? tensor.to(at::kByte)
-                                           : tensor)
-                          .reshape({-1});
+    at::Tensor flat = summable(tensor).reshape({-1});
     // Chunk c ends on rank c; then everybody passes on what is done.
     std::vector<at::Tensor> chunks;
     const int64_t n = flat.numel();
@@ -58,9 +53,8 @@ class Subgroup final : public Communicator {
   at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
     if (size() == 1) return pieces[0].clone();
     const at::ScalarType type = pieces[0].scalar_type();
-    const bool half = type == at::kHalf || type == at::kBFloat16;
     // The sum for rank c starts at its right neighbour and walks around the ring to c.
-    at::Tensor travelling = pieces[around(rank_ - 1)].to(half ? at::kFloat : type);
+    at::Tensor travelling = pieces[around(rank_ - 1)].to(sums_in_f32(type) ? at::kFloat : type);
     for (int round = 0; round + 1 < size(); ++round) {
       const at::Tensor& mine = pieces[around(rank_ - round - 2)];
       at::Tensor arriving = at::empty(mine.sizes(), travelling.options());

@@ -26,6 +26,33 @@ Solution infeasible() {
   return solution;
 }
 
+// Solves a loaded model to a proven optimum and frees it. `choice`: [node][option] its column, -1:
+// the option is not allowed; prices are in `unit`.
+Solution solve(Cbc_Model* model, double unit, const std::vector<std::vector<int>>& choice,
+               const Problem& problem, const Weights& weights) {
+  Cbc_setAllowableGap(model, 0);
+  Cbc_setAllowableFractionGap(model, 0);
+  Cbc_setParameter(model, "increment", "1e-12");  // by which a better solution must be better
+  Cbc_solve(model);
+  if (!Cbc_isProvenOptimal(model)) {
+    MOTLEY_CHECK(Cbc_isProvenInfeasible(model), "CBC stopped early");
+    Cbc_deleteModel(model);
+    return infeasible();
+  }
+  const double* x = Cbc_getColSolution(model);
+  std::vector<int> option;
+  for (const auto& list : choice) {
+    const auto value = [&](int column) { return column < 0 ? -1 : x[column]; };
+    const auto best = std::max_element(list.begin(), list.end(),
+                                       [&](int a, int b) { return value(a) < value(b); });
+    option.push_back(static_cast<int>(best - list.begin()));
+  }
+  Solution solution = evaluate(problem, option, weights);
+  solution.lower_bound = std::min(solution.price, Cbc_getObjValue(model) * unit);
+  Cbc_deleteModel(model);
+  return solution;
+}
+
 }  // namespace
 
 Solution brute_force(const Problem& problem, const Weights& weights) {
@@ -164,26 +191,7 @@ Solution integer_program(const Problem& problem, const Weights& weights) {
   for (size_t c = 0; c < columns.size(); ++c) {
     if (columns[c].binary) Cbc_setInteger(model, static_cast<int>(c));
   }
-  Cbc_setAllowableGap(model, 0);
-  Cbc_setAllowableFractionGap(model, 0);
-  Cbc_setParameter(model, "increment", "1e-12");  // by which a better solution must be better
-  Cbc_solve(model);
-  if (!Cbc_isProvenOptimal(model)) {
-    MOTLEY_CHECK(Cbc_isProvenInfeasible(model), "CBC stopped early");
-    Cbc_deleteModel(model);
-    return infeasible();
-  }
-  const double* x = Cbc_getColSolution(model);
-  std::vector<int> option;
-  for (const auto& list : choice) {
-    const auto best =
-        std::max_element(list.begin(), list.end(), [&](int a, int b) { return x[a] < x[b]; });
-    option.push_back(static_cast<int>(best - list.begin()));
-  }
-  Solution solution = evaluate(problem, option, weights);
-  solution.lower_bound = Cbc_getObjValue(model) * unit;
-  Cbc_deleteModel(model);
-  return solution;
+  return solve(model, unit, choice, problem, weights);
 }
 
 // One column per option and one per (value, produced form, set of forms its consumers ask for), at
@@ -291,27 +299,7 @@ Solution integer_program_by_sets(const Problem& problem, const Weights& weights)
       if (column >= 0) Cbc_setInteger(model, column);
     }
   }
-  Cbc_setAllowableGap(model, 0);
-  Cbc_setAllowableFractionGap(model, 0);
-  Cbc_setParameter(model, "increment", "1e-12");  // by which a better solution must be better
-  Cbc_solve(model);
-  if (!Cbc_isProvenOptimal(model)) {
-    MOTLEY_CHECK(Cbc_isProvenInfeasible(model), "CBC stopped early");
-    Cbc_deleteModel(model);
-    return infeasible();
-  }
-  const double* x = Cbc_getColSolution(model);
-  std::vector<int> option;
-  for (const auto& list : choice) {
-    const auto value = [&](int column) { return column < 0 ? -1 : x[column]; };
-    const auto best = std::max_element(list.begin(), list.end(),
-                                       [&](int a, int b) { return value(a) < value(b); });
-    option.push_back(static_cast<int>(best - list.begin()));
-  }
-  Solution solution = evaluate(problem, option, weights);
-  solution.lower_bound = std::min(solution.price, Cbc_getObjValue(model) * unit);
-  Cbc_deleteModel(model);
-  return solution;
+  return solve(model, unit, choice, problem, weights);
 }
 
 std::string check_solution(const Problem& problem, const Solution& solution,
