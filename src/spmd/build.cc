@@ -37,9 +37,9 @@ Builder::Builder(const Theory& theory, const CostModel& model, Optimizer optimiz
 }
 
 int Builder::form_of(ValueId value, Placement placement) const {
-  const auto& list = placements_[value.index];
+  const auto list = placements(value);
   auto it = std::find(list.begin(), list.end(), placement);
-  return it == list.end() ? -1 : form_index_[value.index][it - list.begin()];
+  return it == list.end() ? -1 : form_numbers(value)[it - list.begin()];
 }
 
 void Builder::contract() {
@@ -58,20 +58,19 @@ void Builder::contract() {
   }
   first_input_.push_back(static_cast<int>(inputs_.size()));
   class_of_.assign(graph.values.size(), -1);
-  placements_.resize(graph.values.size());
-  std::vector<int> first(graph.values.size() + 1,
-                         0);  // number of a value's first (value, placement) pair
+  first_placement_.push_back(0);
   for (size_t v = 0; v < graph.values.size(); ++v) {
-    placements_[v] = theory_.placements(ValueId(v));
-    first[v + 1] = first[v] + static_cast<int>(placements_[v].size());
+    for (Placement p : theory_.placements(ValueId(v))) placements_.push_back(p);
+    first_placement_.push_back(static_cast<int>(placements_.size()));
   }
-  std::vector<int> parent(first.back());
+  std::vector<int> parent(placements_.size());
   std::iota(parent.begin(), parent.end(), 0);
   auto pair_of = [&](ValueId v, Placement p) {
-    const auto& list = placements_[v.index];
+    const auto list = placements(v);
     auto it = std::find(list.begin(), list.end(), p);
-    return it == list.end() ? -1 : first[v.index] + static_cast<int>(it - list.begin());
+    return it == list.end() ? -1 : first_placement_[v.index] + static_cast<int>(it - list.begin());
   };
+  std::vector<ValueId> next(graph.values.size()), last;  // members of a class, as a list
   std::vector<int> depth(graph.values.size());
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const GraphNode& node = graph.nodes[n];
@@ -84,7 +83,9 @@ void Builder::contract() {
       contracted_[n] = true;
       ValueId v = node.outputs[0];
       class_of_[v.index] = class_of_[inputs[0].index];
-      classes_[class_of_[v.index]].members.push_back(v);
+      ValueId& end = last[class_of_[v.index]];
+      next[end.index] = v;
+      end = v;
       depth[v.index] = depth[inputs[0].index] + 1;
       for (const Triple& t : theory_.triples(NodeId(n))) {
         int a = pair_of(inputs[0], t.in[0]), b = pair_of(v, t.out[0]);
@@ -95,33 +96,42 @@ void Builder::contract() {
     for (ValueId v : node.outputs) {
       if (!v.valid()) continue;
       class_of_[v.index] = static_cast<int>(classes_.size());
-      classes_.push_back({v, {v}, {}, false});
+      classes_.push_back({v});
+      last.push_back(v);
     }
   }
-  form_index_.resize(graph.values.size());
+  form_numbers_.assign(placements_.size(), -1);
+  held_.reserve(placements_.size());
   std::vector<int> roots;  // [form of the class] in the union-find
+  std::vector<std::vector<Held>> members(kMaxForms);
   for (Class& c : classes_) {
     roots.clear();
-    for (ValueId v : c.members) {
-      const auto& list = placements_[v.index];
-      form_index_[v.index].reserve(list.size());
+    c.begin = static_cast<int>(forms_.size());
+    for (ValueId v = c.root; v.valid(); v = next[v.index]) {
+      const auto list = placements(v);
       for (size_t i = 0; i < list.size(); ++i) {
-        const int root = find_root(parent, first[v.index] + static_cast<int>(i));
+        const int number = first_placement_[v.index] + static_cast<int>(i);
+        const int root = find_root(parent, number);
         const size_t form = std::find(roots.begin(), roots.end(), root) - roots.begin();
         if (form == roots.size()) {
-          if (form == kMaxForms) {
-            form_index_[v.index].push_back(
-                -1);  // more placements than a search state holds: the rarest are not used
-            continue;
-          }
+          // More placements than a search state holds: the rarest are not used.
+          if (form == kMaxForms) continue;
           roots.push_back(root);
-          c.forms.push_back({v, {}});
+          forms_.push_back({v, 0, 0});
         }
-        Form& f = c.forms[form];
+        Form& f = forms_[c.begin + form];
         if (depth[v.index] < depth[f.top.index]) f.top = v;
-        f.members.push_back({v, list[i]});
-        form_index_[v.index].push_back(static_cast<int>(form));
+        members[form].push_back({v, list[i]});
+        form_numbers_[number] = static_cast<int>(form);
       }
+    }
+    c.end = static_cast<int>(forms_.size());
+    for (int form = c.begin; form < c.end; ++form) {
+      auto& list = members[form - c.begin];
+      forms_[form].begin = static_cast<int>(held_.size());
+      held_.insert(held_.end(), list.begin(), list.end());
+      forms_[form].end = static_cast<int>(held_.size());
+      list.clear();
     }
   }
   for (ValueId v : saved_activations(graph)) {
@@ -140,24 +150,26 @@ void Builder::add_values() {
     // All that prices depend on: size, and per form its cut and where it may be converted.
     std::string key = std::to_string(graph.spec(cls.root).bytes());
     key += gradient_class_[c] ? 'g' : '|';
-    auto has = [](const Form& form, ValueId member) {
-      return std::any_of(form.members.begin(), form.members.end(),
+    auto has = [&](const Form& form, ValueId member) {
+      const auto list = held(form);
+      return std::any_of(list.begin(), list.end(),
                          [&](const auto& m) { return m.first == member; });
     };
+    const auto all = forms(cls);
     std::array<bool, kMaxForms> at_root{};
-    for (size_t f = 0; f < cls.forms.size(); ++f) at_root[f] = has(cls.forms[f], cls.root);
-    for (const Form& f : cls.forms) {
-      auto [v, p] = f.members[0];
+    for (size_t f = 0; f < all.size(); ++f) at_root[f] = has(all[f], cls.root);
+    for (const Form& f : all) {
+      auto [v, p] = held(f)[0];
       key += "rps"[static_cast<int>(p.kind)];
       if (p.is_shard()) key += std::to_string(theory_.cut_size(v, p));
       key += f.top == cls.root ? ':' : '/';
-      for (size_t g = 0; g < cls.forms.size(); ++g)
-        key += (f.top == cls.root ? at_root[g] : has(cls.forms[g], f.top)) ? '1' : '0';
+      for (size_t g = 0; g < all.size(); ++g)
+        key += (f.top == cls.root ? at_root[g] : has(all[g], f.top)) ? '1' : '0';
     }
     auto [it, fresh] = known.try_emplace(key, static_cast<int>(problem_.form_tables.size()));
     if (fresh) {
       FormTable table;
-      table.forms = static_cast<int>(cls.forms.size());
+      table.forms = static_cast<int>(all.size());
       table.convert.assign(table.forms * table.forms, kInfinity);
       problem_.form_tables.push_back(std::move(table));
       table_class_.push_back(static_cast<int>(c));
@@ -210,14 +222,13 @@ void Builder::add_nodes() {
     return it->second;
   };
   // Values whose placements are the same forms have the same key.
-  std::unordered_map<std::string, int> form_numbers;
+  std::unordered_map<std::string, int> numbers;
   std::vector<std::string> form_keys(graph.values.size());
   for (size_t v = 0; v < graph.values.size(); ++v) {
     std::string forms;
-    for (int f : form_index_[v]) forms += static_cast<char>(f);
+    for (int f : form_numbers(ValueId(v))) forms += static_cast<char>(f);
     const int number =
-        form_numbers.try_emplace(std::move(forms), static_cast<int>(form_numbers.size()))
-            .first->second;
+        numbers.try_emplace(std::move(forms), static_cast<int>(numbers.size())).first->second;
     form_keys[v] = std::to_string(number) + ";";
   }
   auto forms_key = [&](ValueId v) -> const std::string& { return form_keys[v.index]; };
@@ -268,9 +279,8 @@ void Builder::add_nodes() {
       if (!v.valid() || !is_output[v.index]) continue;
       int table = table_for("output|" + forms_key(v), [&](OptionTable* t, OptionOrigin* origin) {
         std::set<int> forms;
-        for (size_t i = 0; i < placements_[v.index].size(); ++i)
-          if (int f = form_index_[v.index][i]; f >= 0 && !placements_[v.index][i].is_partial())
-            forms.insert(f);
+        for (size_t i = 0; i < placements(v).size(); ++i)
+          if (int f = form_numbers(v)[i]; f >= 0 && !placements(v)[i].is_partial()) forms.insert(f);
         for (int f : forms) {
           Option o;
           o.in = {static_cast<uint8_t>(f)};
@@ -428,12 +438,13 @@ void Builder::price(const Fractions& fractions, int micro_batches) {
         cost = from == to ? 0 : kInfinity;
         // Converted at the top member that has the wanted form; a form that starts below the root
         // only serves below it.
-        const Form &f = c.forms[from], &g = c.forms[to];
+        const Form &f = forms(c)[from], &g = forms(c)[to];
         if (from == to || f.top != c.root) continue;
-        auto source = std::find_if(f.members.begin(), f.members.end(),
+        const auto sources = held(f), targets = held(g);
+        auto source = std::find_if(sources.begin(), sources.end(),
                                    [&](const auto& m) { return m.first == g.top; });
-        if (source == f.members.end()) continue;
-        auto target = std::find_if(g.members.begin(), g.members.end(),
+        if (source == sources.end()) continue;
+        auto target = std::find_if(targets.begin(), targets.end(),
                                    [&](const auto& m) { return m.first == g.top; });
         CollectiveKind kind;
         if (!Theory::conversion(source->second, target->second, &kind)) continue;
@@ -495,10 +506,11 @@ void Builder::price(const Fractions& fractions, int micro_batches) {
 Program Builder::program(const Solution& solution) const {
   const Graph& graph = theory_.graph();
   Program program;
+  program.steps.reserve(graph.nodes.size() + solution.conversions.size());
   // What each value is available as, a bit for each of its placements.
   std::vector<uint32_t> made(graph.values.size(), 0);
   auto bit = [&](ValueId v, Placement p) {
-    const auto& list = placements_[v.index];
+    const auto list = placements(v);
     return 1u << (std::find(list.begin(), list.end(), p) - list.begin());
   };
   auto available = [&](ValueId v, Placement p) { return (made[v.index] & bit(v, p)) != 0; };
@@ -529,7 +541,7 @@ Program Builder::program(const Solution& solution) const {
     NodeId producer = graph.value(v).producer;
     int cls = class_of_[v.index];
     int form = form_of(v, p);
-    const Form& f = classes_[cls].forms[form];
+    const Form& f = forms(classes_[cls])[form];
     if (contracted_[producer.index] && f.top != v) {
       ValueId parent = inputs(producer)[0];
       const auto& triples = theory_.triples(producer);
@@ -543,11 +555,11 @@ Program Builder::program(const Solution& solution) const {
     auto it = std::find_if(conversion[cls].begin(), conversion[cls].end(),
                            [&](const auto& c) { return c.first == form; });
     MOTLEY_CHECK(it != conversion[cls].end(), "nothing makes %{} as {}", v.index, to_string(p));
-    const Form& from = classes_[cls].forms[it->second];
+    const auto from = held(forms(classes_[cls])[it->second]);
     MOTLEY_CHECK(f.top == v);
-    auto source = std::find_if(from.members.begin(), from.members.end(),
-                               [&](const auto& m) { return m.first == v; });
-    MOTLEY_CHECK(source != from.members.end());
+    auto source =
+        std::find_if(from.begin(), from.end(), [&](const auto& m) { return m.first == v; });
+    MOTLEY_CHECK(source != from.end());
     ensure(v, source->second);
     ProgramStep step;
     step.value = v;
@@ -568,11 +580,11 @@ Program Builder::program(const Solution& solution) const {
       const int form =
           problem_.option_tables[problem_.nodes[n].table].options[solution.option[n]].in[0];
       size_t i = 0;
-      while (form_index_[v.index][i] != form || placements_[v.index][i].is_partial()) ++i;
+      while (form_numbers(v)[i] != form || placements(v)[i].is_partial()) ++i;
       // A view of the backward pass may be of a value of the forward pass.
       const NodeId maker = graph.value(classes_[class_of_[v.index]].root).producer;
       const bool same = graph.node(maker).phase == graph.node(graph.value(v).producer).phase;
-      early[same ? maker : graph.value(v).producer].push_back({v, placements_[v.index][i]});
+      early[same ? maker : graph.value(v).producer].push_back({v, placements(v)[i]});
       continue;
     }
     if (s.origin != Origin::update) continue;
@@ -604,7 +616,7 @@ Program Builder::program(const Solution& solution) const {
   if (graph.loss.valid() && !available(graph.loss, Placement::partial()) &&
       !available(graph.loss, Placement::replicated())) {
     int f = form_of(graph.loss, Placement::partial());
-    bool partial = f >= 0 && classes_[class_of_[graph.loss.index]].forms[f].top != graph.loss;
+    bool partial = f >= 0 && forms(classes_[class_of_[graph.loss.index]])[f].top != graph.loss;
     ensure(graph.loss, partial ? Placement::partial() : Placement::replicated());
   }
   for (const auto& [v, p] : late) ensure(v, p);
@@ -625,6 +637,7 @@ Program Builder::program(const Solution& solution) const {
     }
   }
   Program trimmed;
+  trimmed.steps.reserve(program.steps.size());
   std::set<ValueId> cut;
   for (ProgramStep s : program.steps) {
     if (s.is_compute() && graph.node(s.node).op == "motley::input") {

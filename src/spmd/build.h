@@ -50,15 +50,15 @@ class Builder {
   Program program(const Solution& solution) const;
 
  private:
+  using Held = std::pair<ValueId, Placement>;
   struct Form {
-    ValueId top;  // nearest to the root of the members that have it
-    std::vector<std::pair<ValueId, Placement>> members;
+    ValueId top;     // nearest to the root of the members that have it
+    int begin, end;  // into held_
   };
   struct Class {
     ValueId root;
-    std::vector<ValueId> members;
-    std::vector<Form> forms;
-    bool saved = false;  // made forward and read backward
+    int begin = 0, end = 0;  // into forms_
+    bool saved = false;      // made forward and read backward
   };
   enum class Origin : uint8_t { node, update, goal, output };
   struct Source {
@@ -77,6 +77,22 @@ class Builder {
     return {inputs_.data() + first_input_[node.index],
             static_cast<size_t>(first_input_[node.index + 1] - first_input_[node.index])};
   }
+  std::span<const Form> forms(const Class& c) const {
+    return {forms_.data() + c.begin, static_cast<size_t>(c.end - c.begin)};
+  }
+  std::span<const Held> held(const Form& form) const {
+    return {held_.data() + form.begin, static_cast<size_t>(form.end - form.begin)};
+  }
+  std::span<const Placement> placements(ValueId v) const {
+    const int begin = first_placement_[v.index];
+    return {placements_.data() + begin, static_cast<size_t>(first_placement_[v.index + 1] - begin)};
+  }
+  // [index in placements()] -> form, -1: not used
+  std::span<const int> form_numbers(ValueId v) const {
+    const int begin = first_placement_[v.index];
+    return {form_numbers_.data() + begin,
+            static_cast<size_t>(first_placement_[v.index + 1] - begin)};
+  }
   int form_of(ValueId value, Placement placement) const;
   void contract();
   void add_values();
@@ -94,8 +110,11 @@ class Builder {
   std::vector<ValueId> inputs_;               // of all graph nodes
   std::vector<int> first_input_;              // [graph node], and the end
   std::vector<Class> classes_;                // class number = problem value, tokens follow
-  std::vector<std::vector<int>> form_index_;  // [graph value][index in placements()] -> form
-  std::vector<std::vector<Placement>> placements_;
+  std::vector<Form> forms_;                   // of all classes
+  std::vector<Held> held_;                    // the members of all forms
+  std::vector<Placement> placements_;         // of all graph values
+  std::vector<int> form_numbers_;             // likewise
+  std::vector<int> first_placement_;          // [graph value], and the end
   std::vector<int> table_class_;              // [form table] exemplar class, -1: token
   std::vector<int> table_exemplar_;           // [option table] exemplar problem node
   std::vector<Source> sources_;               // [problem node]

@@ -24,7 +24,6 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
     : effort_(effort), problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
   const size_t values = problem.value_table.size();
   const int steps = static_cast<int>(order.steps.size());
-  value_ports_.resize(values);
   frozen_.assign(values, 0);
   wide_.assign(values, 0);
   node_begin_.assign(problem.nodes.size() + 1, 0);
@@ -53,15 +52,24 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
       const bool made = slot >= inputs;
       const int value = made ? node.outputs[slot - inputs] : node.inputs[slot];
       const uint32_t mask = forms[node.table].empty() ? 0 : forms[node.table][slot];
-      ports_[port] = {n, value, k, slot, made, mask, port};
-      value_ports_[value].push_back(port);
+      ports_[port] = {n, value, k, slot, made, mask, port, 0};
+    }
+  }
+  value_begin_.assign(values + 1, 0);
+  for (const Port& port : ports_) ++value_begin_[port.value + 1];
+  std::partial_sum(value_begin_.begin(), value_begin_.end(), value_begin_.begin());
+  value_ports_.resize(ports_.size());
+  std::vector<int> end(value_begin_.begin(), value_begin_.end() - 1);
+  for (const Step& step : order.steps) {
+    for (int port = node_begin_[step.node]; port < node_begin_[step.node + 1]; ++port) {
+      value_ports_[end[ports_[port].value]++] = port;
     }
   }
   for (size_t v = 0; v < values; ++v) {
     uint32_t need = 0;
-    for (int port : value_ports_[v]) need |= ports_[port].made ? 0 : ports_[port].forms;
+    for (int port : ports_of(v)) need |= ports_[port].made ? 0 : ports_[port].forms;
     if (std::popcount(need) > kMostForms) wide_[v] = 1;
-    if (wide_[v] || value_ports_[v].size() > kMostUsers) frozen_[v] = 1;
+    if (wide_[v] || ports_of(v).size() > kMostUsers) frozen_[v] = 1;
   }
   touch_before_.assign(order.touches.size(), -1);
   std::vector<int> latest(values, -1);
@@ -80,7 +88,12 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
       ports_[node_begin_[n] + slot].like = node_begin_[like] + slot;
     }
   }
-  lambda_.assign(ports_.size() * kMaxForms, 0);
+  int rows = 0;
+  for (size_t port = 0; port < ports_.size(); ++port) {
+    if (ports_[port].like == static_cast<int>(port)) ports_[port].row = rows++;
+  }
+  for (Port& port : ports_) port.row = ports_[port.like].row;
+  lambda_.assign(static_cast<size_t>(rows) * kMaxForms, 0);
   if (warm->size() == lambda_.size()) lambda_ = *warm;
   big_ = 0;
   for (const Step& step : order.steps) {
@@ -111,10 +124,10 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
   value_least_.resize(values);
   // Values whose ports have the lambda of another value's, port by port, have its least.
   const auto like = [&](size_t v) -> size_t {
-    const auto& list = value_ports_[v];
+    const auto list = ports_of(v);
     if (list.empty()) return v;
     const size_t other = ports_[ports_[list[0]].like].value;
-    const auto& others = value_ports_[other];
+    const auto others = ports_of(other);
     if (other >= v || list.size() != others.size() || frozen_[v] != frozen_[other] ||
         problem.value_table[v] != problem.value_table[other]) {
       return v;
@@ -129,8 +142,7 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
     value_least_[v] = other < v ? value_least_[other] : least(static_cast<int>(v), 0, true, 0);
     bound_ += value_least_[v];
   }
-  left_.resize(order.touches.size());
-  left_wide_.resize(order.touches.size());
+  left_begin_.assign(order.touches.size(), -1);
 }
 
 void Potentials::Sweeps::join(const Port& at, int port, int value) {
@@ -152,8 +164,8 @@ void Potentials::fold(const Repeat& r) {
   for (int k = first + r.period; k < last + r.period; ++k) {
     step_like_[k] = first + (k - first) % r.period;
   }
-  for (size_t v = 0; v < value_ports_.size(); ++v) {
-    const auto& list = value_ports_[v];
+  for (size_t v = 0; v < frozen_.size(); ++v) {
+    const auto list = ports_of(v);
     if (list.empty()) continue;
     const int from = ports_[list.front()].step, to = ports_[list.back()].step;
     const bool touched = std::any_of(list.begin(), list.end(), [&](int port) {
@@ -169,8 +181,8 @@ void Potentials::fold(const Repeat& r) {
 // The graph with one block in the middle of every repeat: what is live at the end of the last block
 // of the middle is what is live at the end of the one that stays.
 Potentials::Sweeps Potentials::chained() const {
-  Sweeps graph(value_ports_.size(), ports_.size());
-  std::vector<int> merged(value_ports_.size());
+  Sweeps graph(frozen_.size(), ports_.size());
+  std::vector<int> merged(frozen_.size());
   std::iota(merged.begin(), merged.end(), 0);
   for (const Repeat& r : folded_) {
     const int first = r.begin + kEndBlocks * r.period;
@@ -180,7 +192,7 @@ Potentials::Sweeps Potentials::chained() const {
       for (int i = 0; i < here.touch_end - here.touch_begin; ++i) {
         const int a = order_.touches[here.touch_begin + i].value;
         const int b = order_.touches[there.touch_begin + i].value;
-        if (ports_[value_ports_[b].back()].step >= last + r.period) merged[b] = a;
+        if (ports_[ports_of(b).back()].step >= last + r.period) merged[b] = a;
       }
     }
   }
@@ -193,7 +205,7 @@ Potentials::Sweeps Potentials::chained() const {
       if (!frozen_[value]) graph.join(ports_[port], port, value);
     }
   }
-  for (size_t v = 0; v < value_ports_.size(); ++v) {
+  for (size_t v = 0; v < frozen_.size(); ++v) {
     if (!graph.ports[v].empty()) graph.values.push_back({static_cast<int>(v), 1});
   }
   return graph;
@@ -202,7 +214,7 @@ Potentials::Sweeps Potentials::chained() const {
 // The whole graph; of the blocks in the middle of a repeat, which all have the same lambda, one is
 // visited and counts for all.
 Potentials::Sweeps Potentials::tied() const {
-  Sweeps graph(value_ports_.size(), ports_.size());
+  Sweeps graph(frozen_.size(), ports_.size());
   std::vector<double> weight(order_.steps.size(), 1), begun = weight;
   for (const Repeat& r : folded_) {
     const int middle = r.count - 2 * kEndBlocks;
@@ -217,10 +229,15 @@ Potentials::Sweeps Potentials::tied() const {
     const int n = order_.steps[k].node;
     if (weight[k] > 0) graph.nodes.push_back({n, weight[k]});
   }
-  for (size_t v = 0; v < value_ports_.size(); ++v) {
+  for (size_t v = 0; v < frozen_.size(); ++v) {
     if (frozen_[v]) continue;
-    for (int port : value_ports_[v]) graph.join(ports_[port], port, static_cast<int>(v));
-    const double times = begun[ports_[value_ports_[v].front()].step];
+    const auto list = ports_of(v);
+    const double times = begun[ports_[list.front()].step];
+    const bool swept = times > 0 || std::any_of(list.begin(), list.end(), [&](int port) {
+                         return weight[ports_[port].step] > 0;
+                       });
+    if (!swept) continue;
+    for (int port : list) graph.join(ports_[port], port, static_cast<int>(v));
     if (times > 0) graph.values.push_back({static_cast<int>(v), times});
   }
   return graph;
@@ -295,7 +312,7 @@ void Potentials::marginal(const Sweeps& graph, int value, int port, double* resu
 double Potentials::least(int value, size_t from, bool open, uint32_t set) {
   if (wide_[value]) return 0;
   FormSpace& space = spaces_[problem_.value_table[value]];
-  const auto& list = value_ports_[value];
+  const auto list = ports_of(value);
   int producer = -1;
   uint32_t all = 0;
   auto& users = users_;
@@ -349,17 +366,20 @@ double Potentials::left(int t, uint32_t set) {
   const int forms = problem_.form_tables[problem_.value_table[touch.value]].forms;
   double* memo;
   if (forms <= kMostForms) {
-    auto& table = left_[t];
-    if (table.empty()) table.assign(size_t{1} << forms, std::numeric_limits<double>::quiet_NaN());
-    memo = &table[set];
+    if (left_begin_[t] < 0) {
+      left_begin_[t] = static_cast<int>(left_.size());
+      left_.resize(left_.size() + (size_t{1} << forms), std::numeric_limits<double>::quiet_NaN());
+    }
+    memo = &left_[left_begin_[t] + set];
   } else {
-    memo = &left_wide_[t].try_emplace(set, std::numeric_limits<double>::quiet_NaN()).first->second;
+    const uint64_t key = static_cast<uint64_t>(t) << 32 | set;
+    memo = &left_wide_.try_emplace(key, std::numeric_limits<double>::quiet_NaN()).first->second;
   }
   if (std::isnan(*memo)) {
     const auto step = std::upper_bound(order_.steps.begin(), order_.steps.end(), t,
                                        [](int x, const Step& s) { return x < s.touch_end; });
     const int k = static_cast<int>(step - order_.steps.begin());
-    const auto& list = value_ports_[touch.value];
+    const auto list = ports_of(touch.value);
     const auto open =
         std::find_if(list.begin(), list.end(), [&](int port) { return ports_[port].step > k; });
     *memo = least(touch.value, static_cast<size_t>(open - list.begin()), touch.after == Role::kNeed,

@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -65,9 +66,14 @@ class Potentials {
     bool made;
     uint32_t forms;  // that some option of the node has here
     int like;        // the port whose lambda it has
+    int row;         // of lambda_
   };
 
-  double* lambda(int port) { return &lambda_[static_cast<size_t>(ports_[port].like) * kMaxForms]; }
+  double* lambda(int port) { return &lambda_[static_cast<size_t>(ports_[port].row) * kMaxForms]; }
+  std::span<const int> ports_of(size_t value) const {
+    return {value_ports_.data() + value_begin_[value],
+            static_cast<size_t>(value_begin_[value + 1] - value_begin_[value])};
+  }
   const Effort effort_;
   // A graph to sweep over, with the number of times that its factors count.
   struct Sweeps {
@@ -100,22 +106,23 @@ class Potentials {
   const std::vector<std::vector<double>>& prices_;
 
   std::vector<Port> ports_;
-  std::vector<int> node_begin_;                // [node] first port
-  std::vector<std::vector<int>> value_ports_;  // [value] by step
-  std::vector<char> frozen_;                   // [value] lambda is 0
-  std::vector<char> wide_;                     // [value] too many forms: its cost is bounded by 0
-  std::vector<int> step_like_;                 // [step] that its lambda comes from
-  std::vector<int> touch_before_;              // [touch]
+  std::vector<int> node_begin_;                 // [node] first port
+  std::vector<int> value_begin_, value_ports_;  // [value] first of its ports; by step
+  std::vector<char> frozen_;                    // [value] lambda is 0
+  std::vector<char> wide_;                      // [value] too many forms: its cost is bounded by 0
+  std::vector<int> step_like_;                  // [step] that its lambda comes from
+  std::vector<int> touch_before_;               // [touch]
 
   std::vector<Repeat> folded_;  // with one lambda in the middle
 
-  std::vector<double> lambda_;
-  double big_ = 1;  // in place of infinity
+  std::vector<double> lambda_;  // [row][form]; ports that are alike share a row
+  double big_ = 1;              // in place of infinity
   std::vector<double> node_least_, value_least_, scratch_;
   std::vector<std::pair<uint32_t, const double*>> users_;  // of least()
   double bound_ = 0;
-  std::vector<std::vector<double>> left_;                        // [touch][set]
-  std::vector<std::unordered_map<uint32_t, double>> left_wide_;  // [touch]
+  std::vector<int> left_begin_;                     // [touch] into left_, -1: nothing known yet
+  std::vector<double> left_;                        // [set] from there; NaN: not known yet
+  std::unordered_map<uint64_t, double> left_wide_;  // touch and set, for values of many forms
 };
 
 }  // namespace motley::spmd
