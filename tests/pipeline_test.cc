@@ -61,6 +61,46 @@ TEST(Pipeline, RandomPlansEqualOneDevice) {
   EXPECT_GT(unequal, 3);
 }
 
+// All-reduces inside stages and over replicas run the steps that the plan names: without the steps
+// the sums are missed.
+TEST(Pipeline, ReductionsInStepsEqualOneDevice) {
+  int stages_caught = 0, replicas_caught = 0;
+  for (size_t c = 0; c < cases().size(); ++c) {
+    RandomPipeline what = cases()[c];
+    what.reductions = true;
+    Rng rng(700 + c);
+    for (int trial = 0; trial < 3; ++trial) {
+      Plan plan = random_pipeline(what, &rng);
+      const std::vector<std::string> problems = check(plan, false);
+      ASSERT_TRUE(problems.empty()) << what.model << ": " << problems[0];
+      EXPECT_EQ(parse_plan(to_json(plan).dump(), "plan").reductions, plan.reductions);
+      const Verification v = verify_plan(plan, DType::f64, 3 + trial);
+      EXPECT_LT(v.loss_error, 1e-9) << what.model << " trial " << trial;
+      EXPECT_LT(v.gradient_error, 1e-9)
+          << what.model << " trial " << trial << " at " << v.worst_parameter;
+      if (trial > 0) continue;
+      for (const bool inside : {true, false}) {
+        Plan wrong = parse_plan(to_json(plan).dump(), "plan");
+        int planted = 0;
+        for (ReductionProgram& program : wrong.reductions) {
+          bool stage = false;
+          for (const ReplicaPlan& replica : plan.pipeline->replicas)
+            for (const StagePlan& s : replica.stages) stage = stage || s.devices == program.devices;
+          if (stage != inside) continue;
+          program.steps.clear();
+          ++planted;
+        }
+        if (planted == 0) continue;
+        EXPECT_FALSE(check(wrong, false).empty());
+        const Verification w = verify_plan(wrong, DType::f64, 3);
+        (inside ? stages_caught : replicas_caught) += !(w.gradient_error < 1e-6);
+      }
+    }
+  }
+  EXPECT_GT(stages_caught, 2);
+  EXPECT_GT(replicas_caught, 2);
+}
+
 TEST(Pipeline, FilesRoundTrip) {
   Rng rng(5);
   for (const RandomPipeline& c : cases()) {

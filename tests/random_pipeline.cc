@@ -12,6 +12,56 @@
 
 namespace motley {
 
+std::vector<ReductionStep> random_reduction(int devices, Rng* rng) {
+  using net::Collective;
+  std::vector<int> all(devices);
+  std::iota(all.begin(), all.end(), 0);
+  switch (rng->below(3)) {
+    case 0:
+      return {{Collective::reduce_scatter, {all}}, {Collective::all_gather, {all}}};
+    case 1:
+      return {{Collective::reduce, {all}}, {Collective::broadcast, {all}}};
+    default:
+      break;
+  }
+  // Through the heads of two parts.
+  const int cut = static_cast<int>(1 + rng->below(devices - 1));
+  net::Groups parts;
+  for (const auto& part : {std::vector<int>(all.begin(), all.begin() + cut),
+                           std::vector<int>(all.begin() + cut, all.end())})
+    if (part.size() > 1) parts.push_back(part);
+  std::vector<ReductionStep> steps = {{Collective::all_reduce, {{0, cut}}}};
+  if (parts.empty()) return steps;
+  steps.insert(steps.begin(), {Collective::reduce, parts});
+  steps.push_back({Collective::broadcast, parts});
+  return steps;
+}
+
+namespace {
+
+void add_reductions(Plan* plan, Rng* rng) {
+  const PipelinePlan& pipeline = *plan->pipeline;
+  auto add = [&](const std::vector<int>& devices) {
+    if (devices.size() > 1)
+      plan->reductions.push_back(
+          {devices, random_reduction(static_cast<int>(devices.size()), rng), 0, 0, 0});
+  };
+  for (const ReplicaPlan& replica : pipeline.replicas)
+    for (const StagePlan& stage : replica.stages) add(stage.devices);
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const size_t ranks = pipeline.replicas[0].stages[s].devices.size();
+    for (size_t i = 0; i < ranks; ++i) {
+      std::vector<int> devices;
+      for (const ReplicaPlan& replica : pipeline.replicas)
+        if (replica.stages[s].devices.size() == ranks)
+          devices.push_back(replica.stages[s].devices[i]);
+      if (devices.size() == pipeline.replicas.size()) add(devices);
+    }
+  }
+}
+
+}  // namespace
+
 Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
   Plan plan;
   plan.engine = "pipeline";
@@ -45,7 +95,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
   }
   pipeline.cut(graph, stages, "random pipeline");
 
-  const int replicas = what.plain ? 1 : static_cast<int>(1 + rng->below(2));
+  const int replicas = what.plain ? 1 : static_cast<int>((what.reductions ? 2 : 1) + rng->below(2));
   const bool alike = rng->chance(0.5);
   std::vector<int> sizes;
   for (int i = 0; i < replicas * stages; ++i)
@@ -94,6 +144,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
     pipeline.replicas.push_back(std::move(replica));
   }
   plan.batch = pipeline.micro_batch * pipeline.micro_batches();
+  if (what.reductions) add_reductions(&plan, rng);
   return plan;
 }
 

@@ -14,9 +14,14 @@ struct RandomPipeline {
   int64_t micro_batch = 2;
   DType dtype = DType::f32;
   bool plain = false;  // one replica, one device per stage, nothing recomputed
+  // Two or three replicas, and all-reduces in steps: in stages, and over replicas that are alike.
+  bool reductions = false;
 };
 
 // A sound plan, not one that would fit or be fast.
 Plan random_pipeline(const RandomPipeline& what, Rng* rng);
+
+// Steps that sum over `devices` ranks, at least two.
+std::vector<ReductionStep> random_reduction(int devices, Rng* rng);
 
 }  // namespace motley
