@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "graph/op.h"
 #include "grid/search.h"
+#include "reduce/cluster.h"
 
 namespace motley::planner {
 
@@ -78,6 +79,40 @@ grid::Model model_of(const Workbench& bench, int64_t samples) {
   return model;
 }
 
+// The devices of a strategy where the reductions of its replicas and those of its tensor groups,
+// by the bytes of a step, are placed jointly (P2). Empty: no such placement, or only one axis.
+std::vector<int> placed_jointly(const grid::Model& model, const grid::Strategy& s,
+                                const Cluster& cluster) {
+  if (s.dp == 1 || s.tp == 1) return {};
+  Bytes gradients = 0, activations = 0;
+  for (const grid::Layer& layer : model.layers) {
+    gradients += (layer.parameters / s.tp + layer.parameters_whole) * model.precision.reduced;
+    activations += 2 * layer.all_reduces * layer.output * model.precision.activation;
+  }
+  const int micro_batches = *std::max_element(s.micro_batches.begin(), s.micro_batches.end());
+  return reduce::devices_jointly(
+      cluster, {s.pp, s.dp, s.tp},
+      {{{1}, gradients / s.pp}, {{2}, activations / s.pp * s.micro_batch * micro_batches}});
+}
+
+Composition composition_of(const grid::Strategy& s) {
+  Composition composition;
+  composition.micro_batch = s.micro_batch;
+  for (int r = 0; r < s.dp; ++r) {
+    ReplicaChoice replica;
+    replica.micro_batches = s.micro_batches[r];
+    int first = 0;
+    for (int p = 0; p < s.pp; ++p) {
+      StageChoice stage{first, first + s.stages[p] - 1, {}, s.recompute != grid::Recompute::none};
+      for (int t = 0; t < s.tp; ++t) stage.devices.push_back(s.device(p, r, 0, t));
+      first += s.stages[p];
+      replica.stages.push_back(std::move(stage));
+    }
+    composition.replicas.push_back(std::move(replica));
+  }
+  return composition;
+}
+
 }  // namespace
 
 EngineResult plan_grid(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
@@ -117,37 +152,30 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   const grid::SearchResult found = grid::search(estimator, options);
   result.lower_bound = found.lower_bound;
   result.reason = found.ranked.empty() ? found.reason : found.stop_reason;
+  int composed = 0;
   for (const grid::Candidate& candidate : found.ranked) {
-    if (result.plans.size() == kComposed) break;
+    if (composed >= kComposed) break;
     const grid::Strategy& s = candidate.strategy;
     if (s.interleave > 1 || s.cp > 1 || s.ep > 1) continue;
     int64_t total = 0;
     for (int m : s.micro_batches) total += m;
     if (total * s.micro_batch != request.batch) continue;
-    Composition composition;
-    composition.micro_batch = s.micro_batch;
-    for (int r = 0; r < s.dp; ++r) {
-      ReplicaChoice replica;
-      replica.micro_batches = s.micro_batches[r];
-      int first = 0;
-      for (int p = 0; p < s.pp; ++p) {
-        StageChoice stage{first, first + s.stages[p] - 1, {}, s.recompute != grid::Recompute::none};
-        for (int t = 0; t < s.tp; ++t) stage.devices.push_back(s.device(p, r, 0, t));
-        first += s.stages[p];
-        replica.stages.push_back(std::move(stage));
-      }
-      composition.replicas.push_back(std::move(replica));
-    }
     Workbench& own = bench_of(s.micro_batch);
     if (own.size() != bench.size()) continue;
-    std::string reason;
-    auto plan = own.compose(composition, "grid", &reason);
-    if (!plan) {
-      if (result.plans.empty()) result.reason = reason;
-      continue;
-    }
-    result.plans.push_back(std::move(plan));
-    result.notes.push_back(grid::to_string(s));
+    auto add = [&](const grid::Strategy& strategy, const std::string& note) {
+      std::string reason;
+      auto plan = own.compose(composition_of(strategy), "grid", &reason);
+      if (!plan && result.plans.empty()) result.reason = reason;
+      if (!plan) return;
+      result.plans.push_back(std::move(plan));
+      result.notes.push_back(grid::to_string(strategy) + note);
+      ++composed;
+    };
+    add(s, "");
+    grid::Strategy jointly = s;
+    jointly.devices = placed_jointly(model, s, cluster);
+    if (!fixed.devices && !jointly.devices.empty() && jointly.devices != s.devices)
+      add(jointly, " placed jointly");
   }
   rank(&result);
   if (!result.plans.empty()) result.reason = found.stop_reason;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cluster/part.h"
+#include "core/error.h"
 #include "net/collectives.h"
 #include "reduce/best.h"
 
@@ -214,6 +215,22 @@ std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::G
     program.seconds_per_byte = slope;
   }
   return programs;
+}
+
+std::vector<int> devices_jointly(const Cluster& cluster, const std::vector<int>& axes,
+                                 const std::vector<Reduction>& reductions) {
+  const std::optional<Hierarchy> hierarchy = hierarchy_of(cluster);
+  int64_t ranks = 1;
+  for (int axis : axes) ranks *= axis;
+  if (!hierarchy || ranks != cluster.size() || ranks > kMostDevices) return {};
+  const net::Topology network(cluster);
+  try {
+    const JointPlacement joint =
+        place_jointly({&network, net::Algorithm::ring, {}}, *hierarchy, axes, reductions, 3);
+    return devices_by_axis(joint.matrix);
+  } catch (const UserError&) {
+    return {};  // too many placements
+  }
 }
 
 std::vector<ReductionProgram> reductions_of_all(const Cluster& cluster) {

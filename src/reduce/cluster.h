@@ -7,6 +7,7 @@
 #include "cluster/cluster.h"
 #include "net/reduction.h"
 #include "net/topology.h"
+#include "reduce/best.h"
 #include "reduce/placement.h"
 
 namespace motley::reduce {
@@ -29,6 +30,13 @@ Seconds seconds_of(const std::vector<ReductionStep>& steps, const net::Topology&
 // group, all-reduced among those, and broadcast. For a single group whose plain collective was
 // measured, the program is taken to be as much faster as it is in simulation.
 std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::Groups& groups);
+
+// The devices of a grid, numbered along its axes with the first axis most significant, in the
+// placement where the reductions, each by its best program of at most three steps, take the least
+// time together (place_jointly). Empty where the cluster's groups are not alike, or the axes are
+// not as large as the cluster, or there are too many placements.
+std::vector<int> devices_jointly(const Cluster& cluster, const std::vector<int>& axes,
+                                 const std::vector<Reduction>& reductions);
 
 // Over all devices: at most one program.
 std::vector<ReductionProgram> reductions_of_all(const Cluster& cluster);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/rng.h"
@@ -94,6 +95,23 @@ TEST(ClusterReductions, TimesEqualThoseOfTheSynthesis) {
     EXPECT_EQ(check(steps, 16), "");
     EXPECT_NEAR(seconds_of(steps, network, 1e8), cost.program(program), 1e-12);
   }
+}
+
+// The axis that moves more bytes is the one inside the nodes.
+TEST(ClusterReductions, AxesArePlacedJointly) {
+  const Cluster cluster = two_level({4, 4}, 1e9, 7e9);
+  EXPECT_EQ(devices_jointly(cluster, {2, 4}, {{{0}, 1e6}, {{1}, 1e10}}),
+            (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}));
+  const std::vector<int> turned = devices_jointly(cluster, {4, 2}, {{{0}, 1e10}, {{1}, 1e6}});
+  ASSERT_EQ(turned.size(), 8u);
+  for (int t = 0; t < 2; ++t)
+    for (int r = 1; r < 4; ++r) EXPECT_EQ(turned[r * 2 + t] / 4, turned[t] / 4);
+  // Pipelines of two stages have an axis that reduces nothing; every device is there once.
+  std::vector<int> three = devices_jointly(cluster, {2, 2, 2}, {{{1}, 1e8}, {{2}, 1e9}});
+  std::sort(three.begin(), three.end());
+  EXPECT_EQ(three, (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_TRUE(devices_jointly(cluster, {2, 3}, {{{0}, 1}}).empty());
+  EXPECT_TRUE(devices_jointly(two_level({4, 2}, 1e9, 7e9), {2, 3}, {{{0}, 1}}).empty());
 }
 
 TEST(ClusterReductions, WrongStepsAreRefused) {

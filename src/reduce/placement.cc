@@ -203,4 +203,10 @@ std::vector<std::vector<int>> reduction_groups(const Matrix& matrix,
   return groups;
 }
 
+std::vector<int> devices_by_axis(const Matrix& matrix) {
+  std::vector<int> axes(matrix.axes);
+  std::iota(axes.begin(), axes.end(), 0);
+  return reduction_groups(matrix, axes, Numbering::axis_major)[0];
+}
+
 }  // namespace motley::reduce

@@ -63,6 +63,9 @@ std::vector<std::vector<int>> reduction_groups(const Matrix& matrix,
                                                const std::vector<int>& reduce_axes,
                                                Numbering numbering = Numbering::level_major);
 
+// The devices by their numbers along the axes, axis 0 most significant.
+std::vector<int> devices_by_axis(const Matrix& matrix);
+
 // The factor of every level over the reduction axes together.
 std::vector<int> reduced_factors(const Matrix& matrix, const std::vector<int>& reduce_axes);
 
