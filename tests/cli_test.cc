@@ -159,8 +159,27 @@ TEST_F(Cli, EditedPlansAreChecked) {
 
 TEST_F(Cli, PlansOfGraphFilesNeedNoLibtorch) {
   ASSERT_EQ(motley("capture mlp:layers=2,hidden=64,in=16 --batch 16 -o " + path("g.json")).code, 0);
-  expect_mistake("plan " + path("g.json") + " --cluster hap-64 --batch 17",
-                 "field 'batch' is 16; give --batch 16");
+  const std::string plan = "plan " + path("g.json") + " --cluster hap-64 --batch 48 --json";
+  const Outcome all = motley(plan), pipeline = motley(plan + " --engine pipeline");
+  ASSERT_EQ(all.code, 0) << all.err;
+  EXPECT_GT(all.json()["candidates"].size(), 2u);
+  ASSERT_EQ(pipeline.code, 0) << pipeline.err;
+  // The same as from the model itself.
+  const Outcome zoo =
+      motley("plan mlp:layers=2,hidden=64,in=16 --cluster hap-64 --batch 48 --json");
+  EXPECT_EQ(all.json()["predicted_step_s"], zoo.json()["predicted_step_s"]);
+  // A file of one batch is of a step, or of micro-batches.
+  Json file = parse_json(read_file(path("g.json")), "g.json");
+  file.erase("other");
+  write_file(path("one.json"), file.dump());
+  const std::string one = "plan " + path("one.json") + " --cluster hap-64 --batch ";
+  expect_mistake(one + "17", "field 'batch' is 16; give --batch 16");
+  const Outcome parts = motley(one + "64 --json");
+  ASSERT_EQ(parts.code, 0) << parts.err;
+  EXPECT_EQ(parts.json()["schedule"]["micro_batch"], 16);
+  expect_mistake(one + "64 --micro-batch 8 --engine pipeline", "field 'batch' is 16");
+  expect_mistake(one + "64 --micro-batch 7 --engine pipeline",
+                 "--batch 64 is not a multiple of micro-batches of 7");
 }
 
 // Plans of every engine are plans: planned, checked, simulated, verified and trained by.

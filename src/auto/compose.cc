@@ -13,6 +13,12 @@
 
 namespace motley::planner {
 
+namespace {
+
+constexpr int kAttempts = 4;  // to fit a stage's program into the memory that is left
+
+}  // namespace
+
 Seconds handover(const Cluster& cluster, const std::vector<int>& from, const std::vector<int>& to,
                  Bytes bytes, bool whole) {
   std::vector<net::PairMessage> messages;
@@ -23,8 +29,25 @@ Seconds handover(const Cluster& cluster, const std::vector<int>& from, const std
   return net::messages_time(net::Topology(cluster), messages);
 }
 
-Workbench::Workbench(const Request& request, const Cluster& cluster, Graph graph, int layers)
-    : request_(request), cluster_(cluster), graph_(std::move(graph)) {
+DeviceGroups::Kind::Kind(int n, Cluster c)
+    : number(n),
+      cluster(std::move(c)),
+      reductions(reduce::reductions_of_all(cluster)),
+      model(cluster, reductions) {}
+
+const DeviceGroups::Kind& DeviceGroups::of(const std::vector<int>& devices) {
+  const Kind*& kind = by_devices_[devices];
+  if (kind == nullptr) {
+    Cluster part = part_of(cluster_, devices);
+    std::unique_ptr<Kind>& known = kinds_[to_yaml(part)];
+    if (!known) known = std::make_unique<Kind>(static_cast<int>(kinds_.size()), std::move(part));
+    kind = known.get();
+  }
+  return *kind;
+}
+
+Workbench::Workbench(const Request& request, DeviceGroups* groups, Graph graph, int layers)
+    : request_(request), groups_(*groups), cluster_(groups->whole()), graph_(std::move(graph)) {
   pipeline::LayerOptions options;
   options.layers = layers;
   layers_ = find_layers(graph_, options);
@@ -43,26 +66,51 @@ std::vector<int> Workbench::stages_of(const std::vector<int>& cuts) const {
   return stage;
 }
 
-const Workbench::LayerCost& Workbench::layer_cost(int layer, const Cluster& group,
-                                                  int micro_batches, bool lean) {
-  const bool edge = layer == 0 || layer + 1 == size();
-  const std::string key = fmt::format("{}|{}|{}|{}|{}", layers_.layers[layer].layer_class,
-                                      edge ? layer : -1, micro_batches, lean, to_yaml(group));
-  auto [it, fresh] = layer_costs_.try_emplace(key);
-  if (!fresh) return it->second;
-  LayerCost& cost = it->second;
+int Workbench::kind_of(int layer) const {
+  return layer == 0 ? -1 : layer + 1 == size() ? -2 : layers_.layers[layer].layer_class;
+}
+
+const Workbench::Piece& Workbench::piece(int layer) {
+  auto [it, fresh] = pieces_.try_emplace(kind_of(layer));
+  Piece& piece = it->second;
+  if (!fresh) return piece;
+  auto cut_at = [&](const std::vector<int>& cuts) {
+    return std::make_unique<Stages>(
+        cut_stages(graph_, stages_of(cuts), static_cast<int>(cuts.size()) + 1, "layer"));
+  };
+  if (!cut_ && !cannot_cut_) try {
+      std::vector<int> cuts;
+      for (int l = 1; l < size(); ++l) cuts.push_back(l);
+      cut_ = cut_at(cuts);
+    } catch (const UserError&) {
+      cannot_cut_ = true;
+    }
+  if (cut_) {
+    piece.theory = std::make_unique<Theory>(cut_->graphs[layer].graph);
+    return piece;
+  }
   std::vector<int> cuts;
   if (layer > 0) cuts.push_back(layer);
   if (layer + 1 < size()) cuts.push_back(layer + 1);
-  Stages stages;
   try {
-    stages = cut_stages(graph_, stages_of(cuts), static_cast<int>(cuts.size()) + 1, "layer");
+    piece.cut = cut_at(cuts);
+    piece.theory = std::make_unique<Theory>(piece.cut->graphs[layer > 0 ? 1 : 0].graph);
   } catch (const UserError&) {
-    cost.feasible = true;  // views alone: nothing to do
+    // Views alone.
+  }
+  return piece;
+}
+
+const Workbench::LayerCost& Workbench::layer_cost(int layer, const DeviceGroups::Kind& group,
+                                                  int micro_batches, bool lean) {
+  auto [it, fresh] = layer_costs_.try_emplace({kind_of(layer), group.number, micro_batches, lean});
+  if (!fresh) return it->second;
+  LayerCost& cost = it->second;
+  if (!piece(layer).theory) {
+    cost.feasible = true;
     return cost;
   }
-  const Theory theory(stages.graphs[layer > 0 ? 1 : 0].graph);
-  const CostModel model(group, reductions_inside(group));
+  const Theory& theory = *piece(layer).theory;
   spmd::SynthesisOptions options;
   options.optimizer = request_.optimizer;
   options.memory_limit = false;
@@ -70,15 +118,15 @@ const Workbench::LayerCost& Workbench::layer_cost(int layer, const Cluster& grou
   options.limits = request_.limits;
   if (lean) options.restriction = spmd::Restriction::zero;
   ++planned_;
-  const spmd::Synthesis s = synthesize(theory, model, options);
+  const spmd::Synthesis s = synthesize(theory, group.model, options);
   if (!s.feasible) return cost;
   const Program program = phase_ordered(theory, s.program);
   const Shares shares(s.ratios);
-  const Fractions fractions(model.cluster(), shares);
+  const Fractions fractions(group.cluster, shares);
   cost.feasible = true;
-  cost.seconds = phase_seconds(theory, program, model, fractions, request_.optimizer);
+  cost.seconds = phase_seconds(theory, program, group.model, fractions, request_.optimizer);
   const MemoryCost memory =
-      memory_of(theory, program, fractions, model.types(), request_.optimizer, true);
+      memory_of(theory, program, fractions, group.model.types(), request_.optimizer, true);
   for (size_t t = 0; t < memory.peak.size(); ++t) {
     cost.state = std::max(cost.state, memory.state[t] + memory.sums[t]);
     cost.held = std::max(cost.held, memory.held[t]);
@@ -88,57 +136,100 @@ const Workbench::LayerCost& Workbench::layer_cost(int layer, const Cluster& grou
   return cost;
 }
 
-Workbench::Planned Workbench::plan_stage(const Theory& theory, const Cluster& group,
-                                         int micro_batches, int in_flight, bool recompute) {
-  Planned planned;
+int Workbench::number_of(const Graph& graph) {
+  Graph plain = graph;
+  auto anonymous = [](auto& list) {
+    for (auto& item : list) item.name.clear();
+  };
+  anonymous(plain.parameters);
+  anonymous(plain.buffers);
+  anonymous(plain.inputs);
+  for (Node& node : plain.nodes)
+    if (is_source(node) && node.op != "motley::constant") node.args = {std::string()};
+  return numbers_.try_emplace(to_text(plain), static_cast<int>(numbers_.size())).first->second;
+}
+
+const Workbench::Planned& Workbench::unlimited(const Theory& theory, int number,
+                                               const DeviceGroups::Kind& group, int micro_batches) {
+  auto [it, fresh] = unlimited_.try_emplace({number, group.number, micro_batches});
+  double no_price = 0;
+  if (fresh) it->second = plan(theory, group.model, micro_batches, false, &no_price);
+  return it->second;
+}
+
+Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model, int micro_batches,
+                                   bool memory_limit, double* memory_price) {
   spmd::SynthesisOptions options;
   options.optimizer = request_.optimizer;
   options.micro_batches = micro_batches;
   options.limits = request_.limits;
-  options.memory_limit = false;
-  Cluster room = group;  // with the memory that other micro-batches leave
-  for (int attempt = 0; attempt < 4; ++attempt) {
-    ++planned_;
-    const spmd::Synthesis s =
-        synthesize(theory, CostModel(room, reductions_inside(group)), options);
-    if (!s.feasible) {
-      planned.feasible = false;
-      planned.reason = s.reason;
-      return planned;
-    }
-    planned.feasible = true;
-    planned.program = phase_ordered(theory, s.program);
-    planned.ratios = s.ratios;
-    if (!request_.memory_limit) return planned;
-    const Shares shares(s.ratios);
-    const Fractions fractions(group, shares);
-    const MemoryCost memory =
-        memory_of(theory, planned.program, fractions, static_cast<int>(group.types.size()),
-                  request_.optimizer, true);
-    bool fits = true;
-    for (size_t t = 0; t < group.types.size(); ++t) {
-      const Bytes others =
-          memory.sums[t] + (in_flight - 1) * (recompute ? memory.held_inputs[t] : memory.held[t]);
-      const Bytes lack = memory.peak[t] + others - group.types[t].memory;
-      if (lack <= 0) continue;
-      fits = false;
-      planned.reason = fmt::format("{} lacks {}", group.types[t].name, format_bytes(lack));
-      room.types[t].memory = std::max(
-          0.3 * room.types[t].memory,
-          std::min(options.memory_limit ? room.types[t].memory - lack : group.types[t].memory,
-                   group.types[t].memory - others));
-    }
-    if (fits) return planned;
-    options.memory_limit = true;
-  }
-  planned.feasible = false;
+  options.memory_limit = memory_limit;
+  options.memory_price = *memory_price;
+  ++planned_;
+  const spmd::Synthesis s = synthesize(theory, model, options);
+  Planned planned;
+  planned.feasible = s.feasible;
+  planned.reason = s.reason;
+  if (!s.feasible) return planned;
+  if (s.memory_price > 0) *memory_price = s.memory_price;
+  planned.program = phase_ordered(theory, s.program);
+  planned.ratios = s.ratios;
   return planned;
 }
 
-const std::vector<ReductionProgram>& Workbench::reductions_inside(const Cluster& group) {
-  auto [it, fresh] = reductions_.try_emplace(to_yaml(group));
-  if (fresh) it->second = reduce::reductions_of_all(group);
-  return it->second;
+Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
+                                         const DeviceGroups::Kind& group, int micro_batches,
+                                         int in_flight, bool recompute) {
+  Planned planned = unlimited(theory, number, group, micro_batches);
+  if (!request_.memory_limit || !planned.feasible) return planned;
+  const Cluster& all = group.cluster;
+  // By type: what a program lacks, and what other micro-batches take.
+  struct Room {
+    Bytes lack = 0, others = 0;
+  };
+  auto room_of = [&](const Planned& p) {
+    const Shares shares(p.ratios);
+    const MemoryCost memory = memory_of(theory, p.program, Fractions(all, shares),
+                                        group.model.types(), request_.optimizer, true);
+    std::vector<Room> rooms;
+    for (size_t t = 0; t < all.types.size(); ++t) {
+      const Bytes others =
+          memory.sums[t] + (in_flight - 1) * (recompute ? memory.held_inputs[t] : memory.held[t]);
+      rooms.push_back({memory.peak[t] + others - all.types[t].memory, others});
+    }
+    return rooms;
+  };
+  auto fits = [](const std::vector<Room>& rooms) {
+    return std::all_of(rooms.begin(), rooms.end(), [](const Room& r) { return r.lack <= 0; });
+  };
+  if (fits(room_of(planned))) return planned;
+  // One that was found for a stage with more in flight does for its equals behind it: they are not
+  // slower.
+  std::vector<Planned>& limited = limited_[{number, group.number, micro_batches}];
+  for (const Planned& known : limited)
+    if (fits(room_of(known))) return known;
+  Cluster room = all;  // with the memory that other micro-batches leave
+  for (int attempt = 1; attempt < kAttempts; ++attempt) {
+    const std::vector<Room> rooms = room_of(planned);
+    for (size_t t = 0; t < all.types.size(); ++t) {
+      if (rooms[t].lack <= 0) continue;
+      planned.reason = fmt::format("{} lacks {}", all.types[t].name, format_bytes(rooms[t].lack));
+      room.types[t].memory = std::max(
+          0.3 * room.types[t].memory,
+          std::min(attempt > 1 ? room.types[t].memory - rooms[t].lack : all.types[t].memory,
+                   all.types[t].memory - rooms[t].others));
+    }
+    planned = plan(theory, CostModel(room, group.reductions), micro_batches, true,
+                   &memory_price_[group.number]);
+    if (!planned.feasible) return planned;
+    if (fits(room_of(planned))) {
+      limited.push_back(planned);
+      return planned;
+    }
+  }
+  planned.feasible = false;
+  planned.reason = fmt::format("no program leaves room for {} micro-batches in flight", in_flight);
+  return planned;
 }
 
 // What all-reduces in stages, and those of gradients over replicas, do instead of the plain one.
@@ -149,7 +240,7 @@ void Workbench::add_reductions(Plan* plan) {
       const StagePlan& stage = replica.stages[s];
       const auto largest =
           static_cast<Bytes>(largest_all_reduce(pipeline.theory(s), stage.program));
-      for (ReductionProgram program : reductions_inside(part_of(cluster_, stage.devices))) {
+      for (ReductionProgram program : groups_.of(stage.devices).reductions) {
         if (program.from > largest) continue;
         program.devices = stage.devices;
         plan->reductions.push_back(std::move(program));
@@ -198,6 +289,8 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
 
   // Programs and shares; the memory that warm-up counts will need is guessed as that of 1F1B, then
   // of a single micro-batch.
+  std::vector<int> numbers;
+  for (int s = 0; s < stages; ++s) numbers.push_back(number_of(result.graph(s)));
   for (const ReplicaChoice& choice : composition.replicas) {
     ReplicaPlan replica;
     replica.micro_batches = choice.micro_batches;
@@ -206,18 +299,15 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       stage.devices = choice.stages[s].devices;
       std::sort(stage.devices.begin(), stage.devices.end());
       stage.recompute = choice.stages[s].recompute;
-      const Cluster group = part_of(cluster_, stage.devices);
-      const std::string key =
-          fmt::format("{}-{}|{}|{}|{}|{}", choice.stages[s].first, choice.stages[s].last,
-                      stages - s, choice.micro_batches, stage.recompute, to_yaml(group));
-      auto [it, fresh] = stages_.try_emplace(key);
+      const DeviceGroups::Kind& group = groups_.of(stage.devices);
+      const int count = choice.micro_batches, usual = std::min(stages - s, count);
+      const Theory& theory = result.theory(s);
+      auto [it, fresh] =
+          stages_.try_emplace({numbers[s], group.number, count, usual, stage.recompute});
       if (fresh) {
-        const int usual = std::min(stages - s, choice.micro_batches);
-        it->second =
-            plan_stage(result.theory(s), group, choice.micro_batches, usual, stage.recompute);
+        it->second = plan_stage(theory, numbers[s], group, count, usual, stage.recompute);
         if (!it->second.feasible && usual > 1)
-          it->second =
-              plan_stage(result.theory(s), group, choice.micro_batches, 1, stage.recompute);
+          it->second = plan_stage(theory, numbers[s], group, count, 1, stage.recompute);
       }
       if (!it->second.feasible) {
         *reason = fmt::format("stage {}: {}", s, it->second.reason);
@@ -238,8 +328,7 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
     pipeline::Pipeline& p = times[r];
     for (int s = 0; s < stages; ++s) {
       const StagePlan& stage = result.replicas[r].stages[s];
-      const Cluster group = part_of(cluster_, stage.devices);
-      const CostModel model(group, reductions_inside(group));
+      const CostModel& model = groups_.of(stage.devices).model;
       const Shares shares(stage.ratios);
       const Fractions fractions(model.cluster(), shares);
       const PhaseSeconds seconds =

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "pipeline/layers.h"
@@ -18,7 +19,7 @@
 
 namespace motley::planner {
 
-// The canonical graph of the model at a number of samples.
+// The canonical graph of the model at a number of samples. Throws UserError if there is none.
 using GraphOf = std::function<Graph(int64_t samples)>;
 
 struct Request {
@@ -26,6 +27,8 @@ struct Request {
   int64_t batch = 0;  // global
   Optimizer optimizer = Optimizer::adamw;
   bool memory_limit = true;
+  std::vector<int64_t> micro_batches;  // samples, those that may be tried; empty: all
+  int layers = 0;                      // of pipelines, about; 0: found
   spmd::Limits limits;
   uint64_t seed = 0;
 };
@@ -44,10 +47,33 @@ struct Composition {
   std::vector<ReplicaChoice> replicas;
 };
 
+// Groups of devices as clusters of their own, each kind once: groups that look alike are one.
+class DeviceGroups {
+ public:
+  struct Kind {
+    int number = 0;
+    Cluster cluster;
+    std::vector<ReductionProgram> reductions;  // of all its devices
+    CostModel model;
+    Kind(int n, Cluster c);
+  };
+
+  explicit DeviceGroups(const Cluster& cluster) : cluster_(cluster) {}
+  const Cluster& whole() const { return cluster_; }
+  // REQUIRES: devices ascending. The reference stays valid.
+  const Kind& of(const std::vector<int>& devices);
+
+ private:
+  const Cluster& cluster_;
+  std::map<std::vector<int>, const Kind*> by_devices_;
+  std::map<std::string, std::unique_ptr<Kind>> kinds_;  // by text
+};
+
 // A micro-batch's graph with its layers, and what was planned of it.
 class Workbench {
  public:
-  Workbench(const Request& request, const Cluster& cluster, Graph graph, int layers);
+  // `groups`: of the cluster; they may serve several benches, and outlive this one.
+  Workbench(const Request& request, DeviceGroups* groups, Graph graph, int layers);
 
   const Graph& graph() const { return graph_; }
   const pipeline::Layers& layers() const { return layers_; }
@@ -63,7 +89,8 @@ class Workbench {
     Bytes state = 0, held = 0, held_inputs = 0, workspace = 0;  // on the fullest device
   };
   // `lean`: parameters and their state are cut wherever they can be. Equal layers are planned once.
-  const LayerCost& layer_cost(int layer, const Cluster& group, int micro_batches, bool lean);
+  const LayerCost& layer_cost(int layer, const DeviceGroups::Kind& group, int micro_batches,
+                              bool lean);
 
   // The plan, simulated; nothing and the reason if it does not fit.
   std::unique_ptr<Plan> compose(const Composition& composition, const std::string& engine,
@@ -78,19 +105,43 @@ class Workbench {
     Program program;
     std::vector<double> ratios;
   };
-  Planned plan_stage(const Theory& theory, const Cluster& group, int micro_batches, int in_flight,
-                     bool recompute);
+  // A layer's graph, cut out; no theory: views alone, nothing to do.
+  struct Piece {
+    std::unique_ptr<Stages> cut;  // unless all layers are cut at once
+    std::unique_ptr<Theory> theory;
+  };
+  const Piece& piece(int layer);
+  // Layers of one number cost the same: those of a class, the first and the last by themselves.
+  int kind_of(int layer) const;
+  // Graphs of one number are the same but for names.
+  int number_of(const Graph& graph);
 
-  const std::vector<ReductionProgram>& reductions_inside(const Cluster& group);
+  // `memory_price`: of a like stage, in; of this one, out.
+  Planned plan(const Theory& theory, const CostModel& model, int micro_batches, bool memory_limit,
+               double* memory_price);
+  // The best program of a graph on a group regardless of memory; of equal ones once.
+  const Planned& unlimited(const Theory& theory, int number, const DeviceGroups::Kind& group,
+                           int micro_batches);
+  // The best that fits with `in_flight` micro-batches.
+  Planned plan_stage(const Theory& theory, int number, const DeviceGroups::Kind& group,
+                     int micro_batches, int in_flight, bool recompute);
+
   void add_reductions(Plan* plan);
 
   Request request_;
-  Cluster cluster_;
+  DeviceGroups& groups_;
+  const Cluster& cluster_;
   Graph graph_;
   pipeline::Layers layers_;
-  std::map<std::string, LayerCost> layer_costs_;
-  std::map<std::string, Planned> stages_;
-  std::map<std::string, std::vector<ReductionProgram>> reductions_;  // by part of the cluster
+  std::unique_ptr<Stages> cut_;  // into all layers; null: not yet, or some layer is views alone
+  bool cannot_cut_ = false;
+  std::map<int, Piece> pieces_;                                       // by kind of layer
+  std::map<std::tuple<int, int, int, bool>, LayerCost> layer_costs_;  // kind, group, count, lean
+  std::map<std::string, int> numbers_;                                // of graphs
+  std::map<std::tuple<int, int, int>, Planned> unlimited_;            // graph, group, count
+  std::map<std::tuple<int, int, int>, std::vector<Planned>> limited_;
+  std::map<int, double> memory_price_;                              // by group
+  std::map<std::tuple<int, int, int, int, bool>, Planned> stages_;  // and in flight, recompute
   int planned_ = 0;
 };
 

@@ -116,22 +116,26 @@ Composition composition_of(const grid::Strategy& s) {
 }  // namespace
 
 EngineResult plan_grid(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
-                       const grid::Fixed& fixed) {
+                       const grid::Fixed& fixed_choices) {
   const auto start = std::chrono::steady_clock::now();
   EngineResult result;
   result.engine = "grid";
+  grid::Fixed fixed = fixed_choices;
+  if (!fixed.micro_batch && request.micro_batches.size() == 1)
+    fixed.micro_batch = static_cast<int>(request.micro_batches[0]);
   // The layers do not depend on the micro-batch, up to its size.
   int64_t samples = fixed.micro_batch ? *fixed.micro_batch : 1;
   while (!fixed.micro_batch && samples < 4 && request.batch % (2 * samples) == 0) samples *= 2;
+  DeviceGroups groups(cluster);
   std::map<int64_t, std::unique_ptr<Workbench>> benches;
   int wanted = fixed.stages ? std::accumulate(fixed.stages->begin(), fixed.stages->end(), 0) : 0;
   auto bench_of = [&](int64_t size) -> Workbench& {
     auto& bench = benches[size];
     if (!bench) {
-      bench = std::make_unique<Workbench>(request, cluster, graph_of(size), wanted);
+      bench = std::make_unique<Workbench>(request, &groups, graph_of(size), wanted);
       if (wanted == 0 && bench->size() > kLayers) {
         wanted = kLayers;
-        bench = std::make_unique<Workbench>(request, cluster, bench->graph(), wanted);
+        bench = std::make_unique<Workbench>(request, &groups, bench->graph(), wanted);
       }
     }
     return *bench;

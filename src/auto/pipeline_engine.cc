@@ -1,11 +1,12 @@
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "auto/engines.h"
-#include "cluster/part.h"
 #include "core/error.h"
 #include "pipeline/search.h"
 
@@ -13,9 +14,9 @@ namespace motley::planner {
 
 namespace {
 
-constexpr int kComposed = 4;       // plans that are planned stage by stage
-constexpr int kMicroBatches = 64;  // most of a step that are tried
-constexpr int kLayers = 32;        // at most, unless the model has fewer heavy operators
+constexpr int kComposed = 6;        // plans that are planned stage by stage
+constexpr int kMicroBatches = 128;  // most of a step that are tried
+constexpr int kLayers = 160;        // at most, unless the model has fewer heavy operators
 
 // The devices of a sub-cluster, node by node.
 struct Part {
@@ -66,7 +67,12 @@ std::vector<int> share_of(const Part& part, int count, int k) {
 class Engine {
  public:
   Engine(const Request& request, const Cluster& cluster, const GraphOf& graph_of)
-      : request_(request), cluster_(cluster), graph_of_(graph_of), parts_(parts_of(cluster)) {}
+      : request_(request),
+        cluster_(cluster),
+        graph_of_(graph_of),
+        groups_(cluster),
+        parts_(parts_of(cluster)),
+        layers_(request.layers) {}
 
   EngineResult run() {
     const auto start = std::chrono::steady_clock::now();
@@ -74,13 +80,21 @@ class Engine {
     std::set<int64_t> sizes;
     for (int64_t count = 1; count <= kMicroBatches; count *= 2)
       if (request_.batch % count == 0) sizes.insert(request_.batch / count);
+    if (!request_.micro_batches.empty())
+      sizes = {request_.micro_batches.begin(), request_.micro_batches.end()};
     for (int64_t size : sizes) {
       if (!holds_state(size)) break;
       try_size(size);
     }
+    // The best two of every micro-batch size, then the next: their like fare alike when they are
+    // planned stage by stage.
     std::stable_sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) {
       return a.plan.makespan < b.plan.makespan;
     });
+    std::map<int64_t, int> before;
+    for (Found& f : found_) f.place = before[f.micro_batch]++;
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Found& a, const Found& b) { return a.place / 2 < b.place / 2; });
     for (size_t i = 0; i < found_.size() && i < kComposed; ++i) compose(found_[i]);
     rank(&result_);
     for (const auto& [size, bench] : benches_) result_.planned += bench->planned();
@@ -94,6 +108,7 @@ class Engine {
   struct Found {
     int64_t micro_batch;
     pipeline::PipelinePlan plan;
+    int place = 0;  // among those of its size
   };
 
   // Parameters, gradients and optimizer state have to be somewhere, once.
@@ -111,12 +126,12 @@ class Engine {
   }
 
   void try_size(int64_t size) {
-    auto bench = std::make_unique<Workbench>(request_, cluster_, graph_of_(size), layers_);
+    auto bench = std::make_unique<Workbench>(request_, &groups_, graph_of_(size), layers_);
     Workbench& w = *bench;
     benches_[size] = std::move(bench);
     if (layers_ == 0 && w.size() > kLayers) {
       layers_ = kLayers;
-      benches_[size] = std::make_unique<Workbench>(request_, cluster_, w.graph(), layers_);
+      benches_[size] = std::make_unique<Workbench>(request_, &groups_, w.graph(), layers_);
     }
     search(size, *benches_[size]);
   }
@@ -152,20 +167,51 @@ class Engine {
     Bytes memory = 0;
     for (int d = 0; d < cluster_.size(); ++d) memory += cluster_.type_of(d).memory;
 
-    problem.stage_cost = [&](const pipeline::StageQuery& q) {
-      pipeline::StageProfile profile;
-      const std::vector<int> devices = devices_of(q.mesh);
-      const Cluster group = part_of(cluster_, devices);
-      const int count = static_cast<int>(request_.batch / (q.micro_batch * q.pipelines));
+    // A mesh with the costs of all layers on it.
+    struct OnMesh {
+      std::vector<const Workbench::LayerCost*> layers;
+      bool lean = false;
+      double devices = 1;
+      Seconds reduce_latency = 0, reduce_byte = 0;  // of a gradient, over the pipelines
+    };
+    std::map<std::array<int, 4>, OnMesh> on_mesh;
+    auto costs_on = [&](const pipeline::Mesh& mesh, int pipelines) -> const OnMesh& {
+      auto [it, fresh] = on_mesh.try_emplace({mesh.cluster, mesh.nodes, mesh.devices, pipelines});
+      OnMesh& on = it->second;
+      if (!fresh) return on;
+      const std::vector<int> devices = devices_of(mesh);
+      const DeviceGroups::Kind& group = groups_.of(devices);
+      on.devices = static_cast<double>(devices.size());
       // A mesh gets about its share of the model. Where the state of that share, whole on every
       // device, takes most of a device's memory, it is cut.
-      const double share = static_cast<double>(devices.size()) * q.pipelines / cluster_.size();
-      const bool lean =
-          request_.memory_limit && devices.size() > 1 &&
-          parameters * (2 + state_factor(request_.optimizer)) * share > 0.5 * group.types[0].memory;
-      Bytes workspace = 0, held = 0, inputs = 0, state = 0;
+      const double share = on.devices * pipelines / cluster_.size();
+      on.lean = request_.memory_limit && devices.size() > 1 &&
+                parameters * (2 + state_factor(request_.optimizer)) * share >
+                    0.5 * group.cluster.types[0].memory;
+      // How often the program runs in a step only says which one is best; about right will do.
+      const int count = static_cast<int>(request_.batch / size);
+      for (int l = 0; l < bench.size(); ++l)
+        on.layers.push_back(&bench.layer_cost(l, group, count, on.lean));
+      if (pipelines > 1) {
+        const Part& part = parts_[mesh.cluster];
+        std::vector<int> a = share_of(part, pipelines, 0), b = share_of(part, pipelines, 1);
+        a.resize(devices.size());
+        b.resize(devices.size());
+        const double rounds = 2.0 * (pipelines - 1) / pipelines;
+        const Seconds one = handover(cluster_, a, b, 1e6, true),
+                      two = handover(cluster_, a, b, 2e6, true);
+        on.reduce_byte = rounds * (two - one) / 1e6;
+        on.reduce_latency = rounds * (2 * one - two);
+      }
+      return on;
+    };
+    problem.stage_cost = [&](const pipeline::StageQuery& q) {
+      pipeline::StageProfile profile;
+      const OnMesh& on = costs_on(q.mesh, q.pipelines);
+      const double count = static_cast<double>(request_.batch / (q.micro_batch * q.pipelines));
+      Bytes workspace = 0, held = 0, state = 0, own = 0;
       for (int l = q.first; l <= q.last; ++l) {
-        const auto& cost = bench.layer_cost(l, group, count, lean);
+        const Workbench::LayerCost& cost = *on.layers[l];
         if (!cost.feasible) {
           profile.feasible = false;
           return profile;
@@ -176,36 +222,33 @@ class Engine {
             cost.seconds.backward + (cost.seconds.reduction + cost.seconds.update) / count;
         state += cost.state;
         held += cost.held;
-        if (l == q.first) inputs = cost.held_inputs;
         workspace = std::max(workspace, cost.workspace);
-        if (q.pipelines > 1) {
-          const Bytes own = bench.layers().layers[l].parameters / (lean ? devices.size() : 1.0);
-          const Part& part = parts_[q.mesh.cluster];
-          std::vector<int> a = share_of(part, q.pipelines, 0), b = share_of(part, q.pipelines, 1);
-          a.resize(devices.size());
-          b.resize(devices.size());
-          profile.reduce +=
-              2.0 * (q.pipelines - 1) / q.pipelines * handover(cluster_, a, b, own, /*whole=*/true);
-        }
+        own += bench.layers().layers[l].parameters;
       }
+      if (q.pipelines > 1 && own > 0)
+        profile.reduce = on.reduce_latency + on.reduce_byte * own / (on.lean ? on.devices : 1.0);
       if (q.mesh.recompute) {
         profile.backward += profile.forward;
         workspace += held;
-        held = inputs;
+        held = on.layers[q.first]->held_inputs;
       }
       profile.state = state + workspace;
       profile.activation = held;
       return profile;
     };
+    std::map<std::tuple<int, int, Bytes>, Seconds> links;
     problem.link_cost = [&](int layer, int from, int to, int64_t) {
       const Part &a = parts_[from], &b = parts_[to];
-      std::vector<int> sender = {a.devices.back()}, receiver = {b.devices.front()};
-      if (from == to)
-        sender = {a.devices.front()},
-        receiver = {a.shape.nodes > 1 ? a.devices[a.shape.devices] : a.devices.back()};
       const Bytes bytes = bench.layers().layers[layer].boundary;
-      const Seconds s = handover(cluster_, sender, receiver, bytes, true);
-      return pipeline::LinkTime{s, s};
+      auto [it, fresh] = links.try_emplace({from, to, bytes});
+      if (fresh) {
+        std::vector<int> sender = {a.devices.back()}, receiver = {b.devices.front()};
+        if (from == to)
+          sender = {a.devices.front()},
+          receiver = {a.shape.nodes > 1 ? a.devices[a.shape.devices] : a.devices.back()};
+        it->second = handover(cluster_, sender, receiver, bytes, true);
+      }
+      return pipeline::LinkTime{it->second, it->second};
     };
     // A parameter that both halves of the model read.
     Bytes tied = 0;
@@ -236,7 +279,6 @@ class Engine {
     }
     stop_ = found.reason;
     for (const pipeline::PipelinePlan& plan : found.pool) found_.push_back({size, plan});
-    found_.push_back({size, found.best});
   }
 
   void compose(const Found& found) {
@@ -273,9 +315,10 @@ class Engine {
   const Request& request_;
   const Cluster& cluster_;
   const GraphOf& graph_of_;
+  DeviceGroups groups_;
   std::vector<Part> parts_;
   std::map<int64_t, std::unique_ptr<Workbench>> benches_;
-  int layers_ = 0;
+  int layers_;
   std::vector<Found> found_;
   std::set<std::string> seen_;
   std::string stop_;

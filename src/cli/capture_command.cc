@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "cli/commands.h"
+#include "core/error.h"
 #include "core/log.h"
 #include "core/units.h"
 #include "graph/op.h"
@@ -34,7 +35,16 @@ void add_capture_command(CLI::App& app) {
       spdlog::warn("{} is not in the op table: it runs replicated", op);
     double saved = 0;
     for (ValueId v : saved_activations(graph)) saved += static_cast<double>(graph.spec(v).bytes());
-    save_graph(graph, args->batch, args->output);
+    GraphFile file{args->output, args->batch, graph, 2 * args->batch, {}};
+    try {
+      file.other = load_graph(args->model, file.other_batch).graph;
+      file.at(3 * args->batch);
+    } catch (const UserError& e) {
+      // Some models take another course at other batches; one sample often does.
+      spdlog::info("the file has this batch alone: {}", e.what());
+      file.other_batch = 0;
+    }
+    save_graph(file);
     if (args->json)
       print_json({{"nodes", graph.nodes.size()},
                   {"parameters", graph.parameters.size()},

@@ -8,14 +8,14 @@
 #include "auto/engines.h"
 #include "cli/commands.h"
 #include "cluster/profile.h"
+#include "core/error.h"
 #include "core/log.h"
+#include "graph/file.h"
 #include "reduce/cluster.h"
 #include "sim/simulate.h"
 #include "spmd/planner.h"
 #ifdef MOTLEY_WITH_TORCH
 #include "torch/source.h"
-#else
-#include "graph/file.h"
 #endif
 
 namespace motley {
@@ -51,7 +51,8 @@ void add_plan_command(CLI::App& app) {
     std::string model, cluster, output, fix, engine = "auto", memory = "on", optimizer = "adamw",
                                              strategy, profile;
     int scale = 0;
-    int64_t batch = 0;
+    int64_t batch = 0, micro_batch = 0;
+    int layers = 0;
     double time_limit = 1e30;
     uint64_t seed = 0;
     bool json = false;
@@ -80,6 +81,15 @@ void add_plan_command(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "spmd", "pipeline", "grid"}));
   command->add_option("--fix", args->fix,
                       "Choices of the grid, such as pp=4,dp=4,tp=1,mbs=1,layers=6/6/6/6");
+  command
+      ->add_option("--micro-batch", args->micro_batch,
+                   "Samples of a micro-batch of pipelines and grids; default: searched")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  command
+      ->add_option(
+          "--layers", args->layers,
+          "Pieces that the pipeline engine cuts the model into, about; default: at most 160")
+      ->check(CLI::Range(1, 2000));
   command->add_option("--memory-limit", args->memory, "on: device memory is a hard limit")
       ->check(CLI::IsMember({"on", "off"}));
   command->add_option("--optimizer", args->optimizer, "adamw or sgd")
@@ -90,17 +100,20 @@ void add_plan_command(CLI::App& app) {
   command->add_flag("--json", args->json, "Print one JSON object");
   command->callback([args] {
     const Cluster cluster = load_cluster(args->cluster, args->scale, args->profile);
-#ifdef MOTLEY_WITH_TORCH
-    GraphSource source = load_graph(args->model, args->batch);
-    Graph graph = std::move(source.graph);
-    double capture_s = source.capture_s;
-#else
-    if (!is_graph_file(args->model)) become_torch();
-    Graph graph = load_graph_file(args->model, args->batch);
+    const bool captured = is_graph_file(args->model);
+    GraphFile file;
+    if (captured) file = load_graph_file(args->model);
     double capture_s = 0;
+    const auto graph_of = [&](int64_t samples) {
+      if (captured) return file.at(samples);
+#ifdef MOTLEY_WITH_TORCH
+      GraphSource source = load_graph(args->model, samples);
+      capture_s += source.capture_s;
+      return std::move(source.graph);
+#else
+      become_torch();
 #endif
-    for (const std::string& op : Theory(graph).unknown_ops())
-      spdlog::warn("{} is not in the op table: it runs replicated", op);
+    };
     spmd::PlanRequest request;
     request.model = args->model;
     request.batch = args->batch;
@@ -116,7 +129,14 @@ void add_plan_command(CLI::App& app) {
     std::vector<Candidate> candidates;
     spmd::PlanResult result;
     const bool all = args->engine == "auto" && args->strategy.empty();
-    if (args->fix.empty() && (all || args->engine == "spmd" || args->engine == "auto")) {
+    const bool spmd_wanted =
+        args->fix.empty() && (all || args->engine == "spmd" || args->engine == "auto");
+    // A file of one batch is of a step, or of micro-batches.
+    if (spmd_wanted &&
+        !(captured && all && !file.has(args->batch) && args->batch % file.batch == 0)) {
+      Graph graph = graph_of(args->batch);
+      for (const std::string& op : Theory(graph).unknown_ops())
+        spdlog::warn("{} is not in the op table: it runs replicated", op);
       result = spmd::plan(std::move(graph), cluster, request);
       if (result.feasible) {
         candidates.push_back({"spmd", result.reason, simulate(result.plan).step, result.search_s,
@@ -127,14 +147,7 @@ void add_plan_command(CLI::App& app) {
     } else {
       result.feasible = false;
     }
-#ifdef MOTLEY_WITH_TORCH
-    const bool captured = is_graph_file(args->model);
-    if (captured && (args->engine == "pipeline" || args->engine == "grid" || !args->fix.empty()))
-      throw user_error("plan",
-                       "{}: a captured graph has one batch, and micro-batches need others; give a "
-                       "model of the zoo",
-                       args->model);
-    if (!captured && args->strategy.empty()) {
+    if (args->strategy.empty()) {
       planner::Request pipelines;
       pipelines.model = args->model;
       pipelines.batch = args->batch;
@@ -142,11 +155,16 @@ void add_plan_command(CLI::App& app) {
       pipelines.memory_limit = request.synthesis.memory_limit;
       pipelines.limits = request.synthesis.limits;
       pipelines.seed = args->seed;
-      const auto graph_of = [&](int64_t samples) {
-        GraphSource part = load_graph(args->model, samples);
-        capture_s += part.capture_s;
-        return std::move(part.graph);
-      };
+      pipelines.layers = args->layers;
+      if (args->micro_batch > 0)
+        pipelines.micro_batches = {args->micro_batch};
+      else if (captured && file.other_batch == 0)
+        pipelines.micro_batches = {file.batch};
+      for (int64_t size : pipelines.micro_batches)
+        if (args->batch % size != 0)
+          throw user_error(
+              "plan", "--batch {} is not a multiple of micro-batches of {}{}; give one that is",
+              args->batch, size, args->micro_batch > 0 ? "" : ", the batch of " + args->model);
       auto take = [&](planner::EngineResult found) {
         if (found.plans.empty())
           reasons +=
@@ -160,7 +178,6 @@ void add_plan_command(CLI::App& app) {
       if (all || args->engine == "grid" || !args->fix.empty())
         take(plan_grid(pipelines, cluster, graph_of, grid::parse_fixed(args->fix)));
     }
-#endif
     Json baselines = Json::array();
     for (const spmd::Baseline& b : result.baselines) {
       Json j = {{"name", b.name},

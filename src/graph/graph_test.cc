@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "graph/placement.h"
+#include "graph/rebatch.h"
 
 namespace motley {
 namespace {
@@ -98,6 +99,38 @@ TEST(Placement, TextRoundTrips) {
   Placement q;
   for (const char* bad : {"", "S", "S(", "S(1", "S(1.)", "S(-1)", "S(1) ", "Q"})
     EXPECT_FALSE(parse_placement(bad, &q)) << bad;
+}
+
+TEST(Rebatch, WhatGrowsOtherwiseIsRefused) {
+  auto mean = [](const char* rows, const char* scale) {
+    return parse_graph(fmt::format("%0 = motley::input(\"x\") : f32[{0},4]\n"
+                                   "%1 = aten::view(%0, [{0}, 2, 2]) : f32[{0},2,2]\n"
+                                   "%2 = aten::sum(%1, none) : f32[]\n"
+                                   "%3 = aten::mul.Tensor(%2, {1}) : f32[]\n"
+                                   "loss %3\n",
+                                   rows, scale),
+                       "g.txt");
+  };
+  EXPECT_EQ(to_text(at_batch(mean("2", "0.5"), 2, mean("4", "0.25"), 4, 10, "g")),
+            to_text(mean("10", "0.1")));
+  auto why = [&](const Graph& a, const Graph& b, int64_t samples) -> std::string {
+    try {
+      at_batch(a, 2, b, 4, samples, "g.json");
+    } catch (const UserError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(why(mean("2", "0.5"), mean("4", "0.3"), 10),
+              HasSubstr("g.json: node 3 (aten::mul.Tensor) has 0.5 and 0.3 at batches 2 and 4; "
+                        "capture with --batch 10"));
+  EXPECT_THAT(why(mean("2", "0.5"), mean("5", "0.25"), 3), HasSubstr("has 2 and 5"));
+  Graph other = mean("4", "0.25");
+  other.nodes[2].op = "aten::mean";
+  EXPECT_THAT(why(mean("2", "0.5"), other, 10), HasSubstr("is not the same call"));
+  other = mean("4", "0.25");
+  other.inputs[0].name = "y";
+  EXPECT_THAT(why(mean("2", "0.5"), other, 10), HasSubstr("differ in their roles"));
 }
 
 }  // namespace

@@ -267,19 +267,24 @@ class Search {
     double low = 0, high = 0;
     // One second for the memory of a device, to begin with far below and to end with far above what
     // a step costs.
-    for (double price = 1e-3 / total; price < 1e7 / total; price *= 10) {
+    const double hint = options_.memory_price;
+    for (double price = hint > 0 ? hint : 1e-3 / total; price < 1e7 / total; price *= 10) {
       try_price(price, ratios);
       if (best_.feasible) {
-        high = price;
+        high = best_.memory_price = price;
         break;
       }
       low = price;
     }
+    // Below a hint that fits, prices fall until one does not.
     for (int i = 0; i < 4 && best_.feasible; ++i) {
-      double middle = low > 0 ? std::sqrt(low * high) : high / 10;
-      double before = best_.cost.step;
+      const double middle = low > 0 ? std::sqrt(low * high) : high / (hint > 0 ? 3 : 10);
+      const double before = best_.cost.step;
       try_price(middle, ratios);
-      (best_.cost.step < before ? high : low) = middle;
+      const bool better = best_.cost.step < before;
+      if (better) best_.memory_price = middle;
+      if (!better && low == 0 && hint > 0) break;
+      (better ? high : low) = middle;
     }
   }
 

@@ -25,6 +25,7 @@ struct SynthesisOptions {
   bool memory_limit = true;
   std::vector<double> ratios;  // fixed ratios; empty: found
   int micro_batches = 1;       // the program runs that often in a step; costs are of one run
+  double memory_price = 0;  // seconds per byte that a like problem needed: where to begin; 0: none
   // Of each program search. Where bounds are loose (experts on few devices), states are many; the
   // costliest are dropped, and the lower bound of the answer says what that may have lost.
   Limits limits{.max_states = 2000};
@@ -37,6 +38,7 @@ struct Synthesis {
   std::vector<double> ratios;  // [device], sum 1
   ProgramCost cost;            // of program at ratios
   Seconds lower_bound = 0;     // of any program at these ratios
+  double memory_price = 0;     // seconds per byte at which it was found; 0: without
   int rounds = 0;              // (Q, B) iterations
   int solves = 0;              // program searches
   int64_t states = 0;

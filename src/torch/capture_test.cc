@@ -10,6 +10,8 @@
 #include <chrono>
 #include <fstream>
 
+#include "graph/canonical.h"
+#include "graph/rebatch.h"
 #include "torch/dispatch.h"
 #include "torch/eager.h"
 #include "torch/interpret.h"
@@ -83,6 +85,18 @@ TEST_P(ZooTest, CapturedStepIsTheEagerStep) {
   for (const Parameter& p : captured.graph.parameters) EXPECT_TRUE(p.gradient.valid()) << p.name;
   const std::shared_ptr<TrainModule> module = materialize(spec, 3, DType::f64);
   expect_same_step(captured.graph, module.get(), 4);
+}
+
+TEST_P(ZooTest, TwoCapturesGiveAnyBatch) {
+  auto at = [](int64_t batch) { return canonicalize(capture(GetParam(), batch).graph); };
+  const Graph two = at(2), four = at(4);
+  // The running variance of batch normalisation has n / (n - 1) in it.
+  if (!two.buffers.empty() && two.buffers[0].update.valid()) {
+    EXPECT_THROW(at_batch(two, 2, four, 4, 3, "zoo"), UserError);
+    return;
+  }
+  for (int64_t batch : {3, 7})
+    EXPECT_EQ(to_text(at_batch(two, 2, four, 4, batch, "zoo")), to_text(at(batch)));
 }
 
 INSTANTIATE_TEST_SUITE_P(
