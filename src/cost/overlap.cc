@@ -48,26 +48,35 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
   });
   std::vector<GradientMessage> messages;
   Bytes bytes = 0;
-  int first = 0, last_barrier = -2;  // of the message being filled
+  int filling = -1;                  // the message that small gradients join
+  int first = 0, last_barrier = -2;  // of that message
   for (const Gradient& g : gradients) {
     auto phase = [&](int s) { return (s >= phases.backward) + (s >= phases.reduction); };
     auto spec = [&](int s) -> const TensorSpec& { return graph.spec(program.steps[s].value); };
-    const bool joins = !messages.empty() && bytes < kMessageBytes && last_barrier == g.barrier &&
+    const auto size = static_cast<Bytes>(spec(g.step).bytes());
+    if (size >= kAloneBytes) {
+      messages.push_back({g.ready, {g.step}});
+      continue;
+    }
+    const bool joins = filling >= 0 && bytes < kMessageBytes && last_barrier == g.barrier &&
                        g.ready < std::min(first, g.step) && phase(first) == phase(g.step) &&
                        spec(first).dtype == spec(g.step).dtype;
     if (!joins) {
+      filling = static_cast<int>(messages.size());
       messages.emplace_back();
       bytes = 0;
       first = g.step;
     }
-    GradientMessage& message = messages.back();
+    GradientMessage& message = messages[filling];
     message.ready = g.ready;
     message.steps.push_back(g.step);
     first = std::min(first, g.step);
     last_barrier = g.barrier;
-    bytes += static_cast<Bytes>(spec(g.step).bytes());
+    bytes += size;
   }
   for (GradientMessage& message : messages) std::sort(message.steps.begin(), message.steps.end());
+  std::stable_sort(messages.begin(), messages.end(),
+                   [](const auto& a, const auto& b) { return a.ready < b.ready; });
   return messages;
 }
 

@@ -16,7 +16,8 @@
 
 namespace motley {
 
-constexpr Bytes kMessageBytes = 1 << 20;  // gradients are gathered up to this size
+constexpr Bytes kMessageBytes = 1 << 20;  // small gradients are gathered up to this size
+constexpr Bytes kAloneBytes = 256 << 10;  // larger ones travel as they are, uncopied
 
 // Of what could travel unnoticed, the share that does, measured on gloo (docs/profile-file.md).
 constexpr double kHiddenShare = 0.23;

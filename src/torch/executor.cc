@@ -84,6 +84,21 @@ std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step, int64_
   return kernels;
 }
 
+namespace {
+
+// The elements in one run that may be overwritten: those of the tensor itself if `last` says that
+// its value is not read again and nothing else holds them.
+at::Tensor own_elements(const at::Tensor& tensor, bool last) {
+  const bool shared =
+      !last || tensor.use_count() > 1 || tensor.storage().use_count() > 1 || tensor.numel() == 0;
+  at::Tensor flat = tensor.reshape({-1});
+  const bool own =
+      !shared && flat.is_contiguous();  // an expanded tensor has no elements of its own
+  return own || !flat.is_alias_of(tensor) ? flat : flat.clone(at::MemoryFormat::Contiguous);
+}
+
+}  // namespace
+
 struct Executor::Instruction {
   enum class Kind { source, call, rule, random, empty, convert, send, bucket } kind = Kind::call;
   const Node* node = nullptr;
@@ -101,6 +116,7 @@ struct Executor::Instruction {
   int64_t begin = 0, length = 0;      // of this device's piece of the cut dimension
   std::vector<Step> steps;            // conversions: one, or a bucket of all-reduces
   int message = -1;                   // send, bucket: which message of gradients
+  bool last = false;                  // one conversion: its operand is not read again
   std::vector<int> free;              // slots dead after this instruction
 };
 
@@ -179,12 +195,17 @@ void Executor::compile() {
     for (int s : messages[m].steps) message_of[s] = static_cast<int>(m);
   size_t next_message = 0;
 
+  auto last_use = [&](int s) {
+    const int operand = slot(program_.steps[s].value, program_.steps[s].from);
+    return std::find(dead[s].begin(), dead[s].end(), operand) != dead[s].end();
+  };
   auto send_ready = [&](int s) {
     for (; next_message < messages.size() && messages[next_message].ready == s; ++next_message) {
       Instruction send;
       send.kind = Instruction::Kind::send;
       send.message = static_cast<int>(next_message);
       for (int member : messages[next_message].steps) send.steps.push_back(program_.steps[member]);
+      send.last = last_use(messages[next_message].steps[0]);
       instructions_.push_back(std::move(send));
     }
   };
@@ -198,6 +219,7 @@ void Executor::compile() {
       in.message = message_of[s];
       in.kind = in.message >= 0 ? Instruction::Kind::bucket : Instruction::Kind::convert;
       in.steps = {step};
+      in.last = last_use(s);
       if (in.message >= 0) {
         // All of a message are there where the first is needed.
         const std::vector<int>& members = messages[in.message].steps;
@@ -298,12 +320,12 @@ void Executor::compile() {
 void Executor::convert(const Instruction& instruction) {
   const Step& step = instruction.steps[0];
   const int rank = communicator_.rank(), size = communicator_.size();
-  at::Tensor from = values_[slot(step.value, step.from)];
+  const at::Tensor& from = values_[slot(step.value, step.from)];
   at::Tensor to;
   const Shape target = local_shape(step.value, step.to);
   switch (step.kind) {
     case CollectiveKind::all_reduce:
-      to = from.contiguous().clone();
+      to = own_elements(from, instruction.last).view(target);
       communicator_.all_reduce(to);
       break;
     case CollectiveKind::mask:
@@ -457,10 +479,14 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
 
 // Starts the sum of a message's gradients.
 void Executor::send(const Instruction& in) {
-  std::vector<at::Tensor> flat;
-  for (const Step& s : in.steps) flat.push_back(values_[slot(s.value, s.from)].reshape({-1}));
   Sent& sent = sent_[in.message];
-  sent.bucket = flat.size() == 1 ? flat[0].clone() : at::cat(flat);
+  if (in.steps.size() == 1) {
+    sent.bucket = own_elements(values_[slot(in.steps[0].value, in.steps[0].from)], in.last);
+  } else {
+    std::vector<at::Tensor> flat;
+    for (const Step& s : in.steps) flat.push_back(values_[slot(s.value, s.from)].reshape({-1}));
+    sent.bucket = at::cat(flat);
+  }
   sent.message = communicator_.start_all_reduce(sent.bucket);
 }
 
