@@ -1,25 +1,27 @@
 #!/usr/bin/env python3
 """The Python door against the C++ program and against DistributedDataParallel.
 
-    ./dev bench python [--runs 3] [--build FOLDER]
+    ./dev bench python [--runs 5] [--steps 60] [--build FOLDER]
 
 capture   seconds to capture gpt from Python and from C++; the operators are the same
-step      median step of one plan of mlp on two workers, motley run and Python in turn; the graphs are equal.
-          The quietest of the runs counts
+step      median step of one plan of mlp on two workers, motley run and Python in slices of half a second in turn; the graphs
+          are equal. The median of the runs' ratios counts
 ddp       median step on the emulated cluster two-sites (four workers, 400 Mbps between sites), motley and
           DistributedDataParallel in turn: even shares, and shares by speed
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
-import resource
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAIR = "name: pair\nlink: {bandwidth: 10 Gbps, latency: 20 us}\ndevices: [{type: cpu-core, count: 2}]\n"
@@ -44,22 +46,6 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return str(s.getsockname()[1])
-
-
-class Cpu:
-    """CPU seconds of the processes that are started inside."""
-
-    def __enter__(self):
-        self.begin = self.now()
-        return self
-
-    def __exit__(self, *_):
-        self.seconds = self.now() - self.begin
-
-    @staticmethod
-    def now():
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
 
 
 def capture(build, runs):
@@ -88,38 +74,74 @@ print("REPORT" + json.dumps(rows))
         print(f"capture,{row['layers']} layers,{row['nodes']} nodes,python {row['python']:.4f} s,c++ {row['c++']:.4f} s,{ratio:.2f}x")
 
 
+class Way:
+    """Processes that train, of which a part of the time is taken away again and again."""
+
+    def __init__(self, commands, environments):
+        self.processes, self.session = [], None
+        for command, variables in zip(commands, environments):
+            self.processes.append(
+                subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 preexec_fn=lambda: os.setpgid(0, self.session or 0))
+            )  # fmt: skip
+            self.session = self.session or self.processes[0].pid
+
+    def running(self):
+        return any(process.poll() is None for process in self.processes)
+
+    def signal(self, number):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.session, number)
+
+    def output(self):
+        texts = [process.communicate() for process in self.processes]
+        for process, (_, error) in zip(self.processes, texts):
+            if process.returncode != 0:
+                sys.exit(f"{' '.join(map(str, process.args))} failed\n{error}")
+        return texts[0][0]
+
+
+def in_turn(ways, slice_s=0.5):
+    """Runs each of the ways to its end, never two at once: half a second of one, then of the next."""
+    for way in ways[1:]:
+        way.signal(signal.SIGSTOP)
+    at = 0
+    while any(way.running() for way in ways):
+        time.sleep(slice_s)
+        ways[at].signal(signal.SIGSTOP)
+        at = next((k % len(ways) for k in range(at + 1, at + len(ways)) if ways[k % len(ways)].running()), at)
+        ways[at].signal(signal.SIGCONT)
+    return [way.output() for way in ways]
+
+
 def step(build, runs, steps):
+    """Both ways see the same noise of the machine: they train in slices of half a second in turn. A step that was interrupted
+    takes longer by a slice and so is no median; the ratio of medians is taken in every run, and then the median of the ratios."""
     with tempfile.TemporaryDirectory() as folder:
         cluster, plan = f"{folder}/pair.yaml", f"{folder}/plan.json"
         pathlib.Path(cluster).write_text(PAIR)
         motley = str(build / "motley")
         subprocess.run([motley, "plan", MLP, "--cluster", cluster, "--batch", "192", "-o", plan],
                        stdout=subprocess.DEVNULL, check=True)  # fmt: skip
-
-        def run(n):
-            with Cpu() as cpu:
-                done = subprocess.run([motley, "run", plan, "--steps", str(n), "--json"], capture_output=True, text=True, check=True)
-            return [row["seconds"] for row in json.loads(done.stdout)["steps"]][1:], cpu.seconds
-
-        def python(n):
-            with Cpu() as cpu:
-                report = reports(
-                    [sys.executable, "-m", "motley.launch", "--nproc_per_node", "2", "--master_addr", "127.0.0.1",
-                     "--master_port", free_port(), str(ROOT / "bench" / "python_worker.py"), "step", plan, "192", str(n)], build
-                )  # fmt: skip
-            return report[0]["seconds"], cpu.seconds
-
-        ways = {"motley run": run, "python": python}
-        wall, cpu = ({k: [] for k in ways} for _ in range(2))
-        for _ in range(runs):
-            for k, way in ways.items():
-                few, more = way(steps), way(4 * steps)  # what start-up costs is in both
-                wall[k].append(statistics.median(few[0] + more[0]))
-                cpu[k].append((more[1] - few[1]) / (3 * steps))
-            print("step,run," + ",".join(f"{k} {wall[k][-1]:.4f} s and {cpu[k][-1]:.4f} s of CPU" for k in ways), flush=True)
-    for what, times in (("median step", wall), ("CPU of a step", cpu)):
-        there, here = (min(times[k]) for k in ways)
-        print(f"step,{what} in the quietest of {runs} runs,motley run {there:.4f} s,python {here:.4f} s,{here / there:.3f}x")
+        ratios = []
+        for run in range(runs):
+            port, variables = free_port(), environment(build)
+            ranks = [dict(variables, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for r in range(2)]  # fmt: skip
+            worker = [sys.executable, str(ROOT / "bench" / "python_worker.py"), "step", plan, "192", str(steps)]
+            there = [motley, "run", plan, "--steps", str(steps), "--json"]
+            order = [Way([there], [variables]), Way([worker, worker], ranks)]
+            if run % 2:
+                order.reverse()
+            outputs = in_turn(order)
+            if run % 2:
+                outputs.reverse()
+            times = [row["seconds"] for row in json.loads(outputs[0])["steps"]][1:], json.loads(outputs[1].split("REPORT")[1])["seconds"]
+            medians, quiet = [statistics.median(t) for t in times], [statistics.quantiles(t, n=10)[0] for t in times]
+            ratios.append(medians[1] / medians[0])
+            print(f"step,run {run},motley run {medians[0]:.4f} s,python {medians[1]:.4f} s,{ratios[-1]:.3f}x,"
+                  f"least tenth {quiet[0]:.4f} s and {quiet[1]:.4f} s,{quiet[1] / quiet[0]:.3f}x", flush=True)  # fmt: skip
+        print(f"step,median of the ratios of {runs} runs of {steps} steps,{statistics.median(ratios):.3f}x")
 
 
 def ddp(build, runs, steps):
@@ -146,8 +168,8 @@ def ddp(build, runs, steps):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=["capture", "step", "ddp"])
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     options = parser.parse_args()
     build = options.build.resolve()
@@ -156,7 +178,7 @@ def main():
     if "step" in options.parts:
         step(build, options.runs, options.steps)
     if "ddp" in options.parts:
-        ddp(build, options.runs, min(options.steps, 5))
+        ddp(build, min(options.runs, 3), min(options.steps, 5))
 
 
 if __name__ == "__main__":

@@ -36,12 +36,8 @@ for epoch in range(2):
     if dist.rank == 0:
         print(f"epoch {epoch}: loss {loss.item():.3f}")
 
-state = dist.state_dict()  # whole tensors under the model's own names, on every rank
 if dist.rank == 0:
-    torch.save(state, OUT)
-    model.load_state_dict(state)
-
-dist.eval()
-right = (dist(data.pictures).argmax(1) == data.labels).float().mean()
-if dist.rank == 0:
+    torch.save(dist.state_dict(), OUT)  # whole tensors under the model's own names
+    dist.eval()
+    right = (dist(data.pictures).argmax(1) == data.labels).float().mean()
     print(f"right: {100 * right:.0f}%")

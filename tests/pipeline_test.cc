@@ -269,7 +269,7 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsPlanned) {
         worker->set_parameter(
             i, worker->parameter_piece(
                    i, values.at(plan.graph->parameters[worker->parameters()[i]].name).detach()));
-      worker->step(0, random_inputs(*all, plan.batch, 2));
+      worker->step(0, input_pieces(plan, *worker, random_inputs(*all, plan.batch, 2)));
       if (!works) return;
       EXPECT_EQ(most_in_flight(*worker),
                 in_flight(plan.pipeline->replicas[seat.replica], seat.stage));

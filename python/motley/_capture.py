@@ -60,10 +60,13 @@ def _meta(tensor, parameter=False):
     return twin.requires_grad_(tensor.requires_grad)
 
 
-def capture_step(step, name):
+def capture_step(step, name, samples=None):
+    """The graph of a step; of so many rows of its batch, where a pipeline takes batches in parts."""
+    batch = step.batch_size() if samples is None else samples
+    whole = [tensor for _, tensor in step.leaves] if batch == step.batch_size() else step.rows(batch)
     parameters = [_meta(slot.tensor, parameter=True) for slot in step.parameters]
     buffers = [_meta(slot.tensor) for slot in step.buffers]
-    leaves = [_meta(tensor) for _, tensor in step.leaves]
+    leaves = [_meta(tensor) for tensor in whole]
 
     def run():
         loss = step.loss(leaves)
@@ -83,12 +86,12 @@ def capture_step(step, name):
     try:
         with unchanged(step.model), replaced(step.parameters + step.buffers, parameters + buffers):
             with torch.enable_grad(), _rewrites.active(), _torch.plain_attention():
-                return _motley.capture(
+                graph = _motley.capture(
                     name,
                     named(step.parameters, parameters),
                     named(step.buffers, buffers),
                     [(leaf, tensor) for (leaf, _), tensor in zip(step.leaves, leaves)],
-                    step.batch_size(),
+                    batch,
                     run,
                 )
     except Exception as error:
@@ -96,6 +99,8 @@ def capture_step(step, name):
         if text is None:
             raise
         raise CaptureError(text) from None
+    graph.at = lambda samples: capture_step(step, name, samples)  # for engines that plan micro-batches
+    return graph
 
 
 def capture(model, example_inputs, loss_fn=None, *, name=None):

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import types
 
 import torch
 
@@ -11,9 +12,31 @@ from ._errors import UserError
 from ._optim import on_pieces, plan_name
 from ._plan import Plan, cluster_of, load
 from ._plan import plan as make_plan
+from ._state import Held, Peers
 from ._step import Step, call_model, flatten, loss_of, replaced
 
 _groups = {}  # [device] joined once in the life of the process
+
+
+class Workers:
+    """The group of workers: what all do together, and what each may ask of the others."""
+
+    def __init__(self, native):
+        self.native, self.rank, self.size, self.device, self.sockets = (
+            native, native.rank, native.size, native.device, native.sockets)  # fmt: skip
+        self.peers = Peers(native)
+
+    def all_reduce(self, tensor):
+        with self.peers.collective():
+            self.native.all_reduce(tensor)
+
+    def barrier(self):
+        with self.peers.collective():
+            self.native.barrier()
+
+    def pace(self, cluster):
+        with self.peers.collective():
+            return self.native.pace(cluster)
 
 
 def group(device="auto"):
@@ -27,7 +50,7 @@ def group(device="auto"):
         raise UserError("[distribute] device is 'cuda', but torch was built without NCCL or sees no device; give 'cpu'")
     if device not in _groups:
         outside = torch.distributed.is_available() and torch.distributed.is_initialized()
-        _groups[device] = _motley.Group(outside, device == "cuda")
+        _groups[device] = Workers(_motley.Group(outside, device == "cuda"))
     return _groups[device]
 
 
@@ -66,6 +89,21 @@ class _Loss(torch.autograd.Function):
         return None, None, None, None
 
 
+def _announced(step, peers, held):
+    """An optimizer's step that the other workers' questions wait for."""
+
+    def announced(optimizer, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with peers.change(held):
+            step(optimizer)
+        return loss
+
+    return announced
+
+
 class Distributed:
     """A model whose training step runs by a plan on all workers.
 
@@ -83,19 +121,34 @@ class Distributed:
         speed = 0.0
         if emulate:
             speed = plan.cluster.speed(group.rank)
-        self._worker = _motley.Worker(plan._native, group, seed, speed)
+        self._worker = _motley.Worker(plan._native, group.native, seed, speed)
         self._leaves = [
             (name, tensor.shape, tensor.dtype) for name, tensor in step.leaves
         ]
-        self._pieces, self._steps, self._loss, self._whole, self._counts = [], 0, None, None, None
+        self._steps, self._loss, self._whole, self._whole_at, self._counts = 0, None, None, -1, None
+        names = [slot.name for slot in step.parameters]
+        self._held = Held(self._worker, names, [slot.name for slot in step.buffers])
+        group.peers.add(self._held, self)
+        self._pieces = []  # of every parameter; empty where another stage of a pipeline has it
         with torch.no_grad():
             for slot in step.parameters:
                 local = self._own("parameter", slot.name, self._rank_0(slot.tensor))
                 self._pieces.append(torch.nn.Parameter(local, requires_grad=slot.tensor.requires_grad))
-                self._worker.set("parameter", slot.name, self._pieces[-1])
+                if self._worker.holds("parameter", slot.name):
+                    self._held.pieces[slot.name] = self._pieces[-1]
+                    self._worker.set("parameter", slot.name, self._pieces[-1])
             for slot in step.buffers:
-                self._worker.set("buffer", slot.name, self._own("buffer", slot.name, self._rank_0(slot.tensor)))
+                local = self._own("buffer", slot.name, self._rank_0(slot.tensor))
+                if self._worker.holds("buffer", slot.name):
+                    self._worker.set("buffer", slot.name, local)
+            self._kept = self._held_by_nobody(step)
+        self._worker.publish()
         self.optimizer = on_pieces(optimizer, [slot.tensor for slot in step.parameters], self._pieces)
+        self._held.optimizer, self._held.own_steps = self.optimizer, self.optimizer is None
+        if self.optimizer is not None:
+            self.optimizer.step = types.MethodType(_announced(type(self.optimizer).step, group.peers, self._held), self.optimizer)
+        with group.peers.change(self._held, alone=False):  # from now on it can be asked for
+            self._held.mark = self._held.versions()
         self.pacing = group.pace(plan.cluster) if emulate else "off"
         self._anchor = torch.zeros((), requires_grad=True)
 
@@ -113,11 +166,18 @@ class Distributed:
             self._input(*leaf, tensor)
             for leaf, tensor in zip(self._leaves, self._step_spec.match(inputs, targets[0] if targets else None, bool(targets)))
         ]
-        loss, gradients = self._worker.step(self._steps, pieces)
+        peers, held = self._group.peers, self._held
+        if held.own_steps:
+            peers.settle(held, True)
+        with peers.collective():
+            loss, gradients = self._worker.step(self._steps, pieces)
         self._steps += 1
-        self._whole = None
+        with peers.change(held, alone=False):
+            self._worker.publish()
+            if held.own_steps:
+                held.settled, held.mark = False, held.versions()
         if torch.is_grad_enabled():
-            loss = _Loss.apply(self._anchor, loss, gradients, self._pieces)
+            loss = _Loss.apply(self._anchor, loss, gradients, list(held.pieces.values()))
         self._loss = loss
         return loss
 
@@ -130,9 +190,10 @@ class Distributed:
             mine = self._counts[self._group.rank]
             if tensor.shape[0] == max(mine, 1):  # a worker without rows is given one that it does not use
                 tensor = tensor[:mine].detach().to(self._group.device)
-                if self._worker.placement("input", name) != "R":
+                if self._worker.input_placement(name) != "R":
                     return tensor.contiguous()
-                return self._worker.gather_rows(tensor, self._counts)
+                with self._group.peers.collective():
+                    return self._worker.gather_rows(tensor, self._counts)
         raise UserError(
             f"[distribute] {name} is {list(tensor.shape)}; give the global batch {list(whole)} (a DataLoader needs "
             "drop_last=True), or the rows of a DataSplitter"
@@ -153,7 +214,6 @@ class Distributed:
         self.optimizer.step()
         self.zero_grad()
         self._worker.after(True)
-        self._whole = None
 
     def train_step(self, inputs, *targets):
         """Forward pass, backward pass and optimizer; the loss as a number."""
@@ -163,6 +223,8 @@ class Distributed:
         return loss.item()
 
     def zero_grad(self, set_to_none=True):
+        if self._held.moved():  # a step that only its maker knows of is over
+            self._group.peers.settle(self._held, True)
         for piece in self._pieces:
             if set_to_none:
                 piece.grad = None
@@ -172,9 +234,8 @@ class Distributed:
     def clip_grad_norm_(self, max_norm):
         """Scales the gradients so that the norm of the whole gradient is at most max_norm; collective. Returns it."""
         squares = torch.zeros(1, dtype=torch.float64, device=self._group.device)
-        for slot, piece in zip(self._step_spec.parameters, self._pieces):
-            cut = self._worker.placement("parameter", slot.name).startswith("S")
-            if piece.grad is not None and (cut or self._group.rank == 0):
+        for name, piece in self._held.pieces.items():
+            if piece.grad is not None and self._worker.counts(name):
                 squares += piece.grad.double().square().sum()
         self._group.all_reduce(squares)
         norm = float(squares.sqrt())
@@ -195,22 +256,25 @@ class Distributed:
 
     def train(self, mode=True):
         self.training = mode
+        if mode:
+            self._whole = None
         return self
 
     def eval(self):
         """From now on dist(inputs) is the model's output, of any batch, computed by this worker alone.
 
-        The first call after a step is collective: it puts the parameters together on every worker.
+        The first call after a step puts the parameters together on this worker; the others need not call anything.
         """
         return self.train(False)
 
     def _evaluate(self, inputs, *targets):
         step = self._step_spec
-        if self._whole is None:
+        now = self._held.count, self._held.versions()
+        if self._whole is None or self._whole_at != now:
+            self._whole = None
             whole = self._whole_tensors()
-            self._whole = [
-                whole[slot.name].to(slot.tensor.device) for slot in step.parameters + step.buffers
-            ]
+            self._whole = [whole[slot.name].to(slot.tensor.device) for slot in step.parameters + step.buffers]
+            self._whole_at = now
         modes = [(module, module.training) for module in step.model.modules()]
         step.model.eval()
         try:
@@ -233,17 +297,28 @@ class Distributed:
         return mine
 
     def _own(self, kind, name, whole):
-        """This worker's piece, in memory of its own."""
+        """This worker's piece, in memory of its own; empty if it has none."""
+        if not self._worker.holds(kind, name):
+            return torch.empty(0, dtype=whole.dtype, device=self._group.device)
         return self._worker.piece(kind, name, whole).to(self._group.device, copy=True).contiguous()
 
     def _whole_tensors(self):
-        whole = {}
-        for slot, piece in zip(self._step_spec.parameters, self._pieces):
-            whole[slot.name] = self._worker.gather("parameter", slot.name, piece)
-        for slot in self._step_spec.buffers:
-            local = self._worker.get("buffer", slot.name)
-            whole[slot.name] = self._worker.gather("buffer", slot.name, local)
-        return whole
+        """{name: tensor} of parameters and buffers, from whoever holds them; they may be this worker's own."""
+        step, peers = self._step_spec, self._group.peers
+        if self._held.own_steps:
+            peers.settle(self._held, True)
+        wanted = [("parameter", slot) for slot in step.parameters] + [("buffer", slot) for slot in step.buffers]
+        found = peers.whole(self._held, [(kind, slot.name, slot.tensor.shape) for kind, slot in wanted])
+        return {slot.name: found[kind, slot.name] if (kind, slot.name) in found else self._kept[slot.name] for kind, slot in wanted}
+
+    def _held_by_nobody(self, step):
+        """{name: whole tensor} of what no stage of a pipeline reads; it does not change."""
+        slots = [("parameter", slot) for slot in step.parameters] + [("buffer", slot) for slot in step.buffers]
+        holders = torch.tensor([self._worker.holds(kind, slot.name) for kind, slot in slots], dtype=torch.int32)
+        holders = holders.to(self._group.device)
+        self._group.all_reduce(holders)
+        nobody = [slot for (_, slot), count in zip(slots, holders.tolist()) if count == 0]
+        return {slot.name: self._rank_0(slot.tensor) for slot in nobody}
 
     def _names(self):
         """[(key of the model's state_dict, name of its slot)]; tied parameters have several keys."""
@@ -253,7 +328,10 @@ class Distributed:
         return [(key, name_of.get(id(value))) for key, value in held.items()], held
 
     def state_dict(self):
-        """Parameters and buffers, whole, under the model's own names and on the CPU; collective."""
+        """Parameters and buffers, whole, under the model's own names and on the CPU.
+
+        Any worker may call it alone: the others answer whatever they do, after the same step.
+        """
         whole = self._whole_tensors()
         names, held = self._names()
         state = collections.OrderedDict()
@@ -277,29 +355,37 @@ class Distributed:
                 raise UserError(
                     f"[distribute] {key} is {list(state[key].shape)}; the model's is {list(slots[name].tensor.shape)}"
                 )
-        pieces = dict(self.named_parameters())
-        with torch.no_grad():
+        parameters = {slot.name for slot in self._step_spec.parameters}
+        with torch.no_grad(), self._group.peers.change(self._held):
             for key, name in names:
                 if name is None or key not in state:
                     continue
                 value = state[key].detach().to(slots[name].tensor.dtype)
-                if name in pieces:
-                    pieces[name].copy_(self._own("parameter", name, value))
+                kind = "parameter" if name in parameters else "buffer"
+                if not self._worker.holds(kind, name):
+                    if name in self._kept:
+                        self._kept[name].copy_(value)
+                elif kind == "parameter":
+                    self._held.pieces[name].copy_(self._own(kind, name, value))
                 else:
-                    self._worker.set("buffer", name, self._own("buffer", name, value))
-        self._whole = None
+                    self._worker.set(kind, name, self._own(kind, name, value))
+            self._worker.publish()
+            self._held.mark = self._held.versions()
 
     def optimizer_state_dict(self):
-        """The optimizer's state for whole parameters, as the same optimizer on the plain model has it; collective."""
+        """The optimizer's state for whole parameters, as the same optimizer on the plain model has it; of any worker alone."""
         state = self.optimizer.state_dict()
         order = [p for group in self.optimizer.param_groups for p in group["params"]]
-        name_of = {id(piece): name for name, piece in self.named_parameters()}
-        for index, values in state["state"].items():
-            piece = order[index]
-            for key, value in list(values.items()):
-                if isinstance(value, torch.Tensor) and value.shape == piece.shape and value.dim() > 0:
-                    value = self._worker.gather("parameter", name_of[id(piece)], value.contiguous())
-                values[key] = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+        slots = {id(piece): slot for slot, piece in zip(self._step_spec.parameters, self._pieces)}
+        wanted = [("state", slots[id(p)].name, slots[id(p)].tensor.shape) for p in order]
+        found = self._group.peers.whole(self._held, wanted)
+        state["state"] = {}
+        for index, (_, name, _) in enumerate(wanted):
+            if found.get(("state", name)):
+                state["state"][index] = {
+                    key: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+                    for key, value in found["state", name].items()
+                }
         return state
 
     def load_optimizer_state_dict(self, state):
@@ -311,22 +397,25 @@ class Distributed:
             if index >= len(order):
                 raise UserError(f"[distribute] the optimizer's state has parameter {index}; the model has {len(order)}")
             slot = slots[id(order[index])]
+            if not self._worker.holds("parameter", slot.name):
+                continue
             local["state"][index] = {
                 key: self._own("parameter", slot.name, value)
                 if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == slot.tensor.shape
                 else value
                 for key, value in values.items()
             }
-        self.optimizer.load_state_dict(local)
+        with self._group.peers.change(self._held):
+            self.optimizer.load_state_dict(local)
 
     def save(self, path):
         """Writes {model, optimizer, steps} in the original layout; torch.load reads it. Collective; rank 0 writes."""
-        file = {"model": self.state_dict(), "steps": self._steps}
-        if self.optimizer is not None:
-            file["optimizer"] = self.optimizer_state_dict()
         problem = ""
         if self._group.rank == 0:
             try:
+                file = {"model": self.state_dict(), "steps": self._steps}
+                if self.optimizer is not None:
+                    file["optimizer"] = self.optimizer_state_dict()
                 torch.save(file, f"{path}.part")
                 os.replace(f"{path}.part", path)
             except (OSError, RuntimeError) as error:
@@ -375,7 +464,7 @@ class Distributed:
             if len(whole) == 0 or whole[0] != self.plan.batch:
                 continue
             size = whole.numel() * torch.empty((), dtype=dtype).element_size()
-            if self._worker.placement("input", name) == "R":
+            if self._worker.input_placement(name) == "R":
                 kept += size
                 continue
             index = torch.arange(whole[0]).reshape([-1] + [1] * (len(whole) - 1)).expand(whole)
@@ -406,12 +495,12 @@ def _agreed_plan(step, group, cluster, optimizer, plan, options):
     text, made, failure = "", None, None
     if group.rank == 0:
         try:
-            graph = capture_step(step, type(step.model).__name__)
             if plan is None:
+                graph = capture_step(step, type(step.model).__name__)
                 made = make_plan(graph, cluster, optimizer=plan_name(optimizer), **options)
             else:
                 made = plan if isinstance(plan, Plan) else load(plan)
-                _check_plan(made, graph, optimizer)
+                _check_plan(made, step, optimizer)
             size = len(made.cluster)
             if size != group.size:
                 raise UserError(
@@ -429,12 +518,18 @@ def _agreed_plan(step, group, cluster, optimizer, plan, options):
     return made or Plan(_motley.parse_plan(text[4:], "the plan of rank 0"))
 
 
-def _check_plan(plan, graph, optimizer):
+def _check_plan(plan, step, optimizer):
     if not isinstance(plan, Plan):
         raise UserError("[distribute] plan is a graph; give a plan file or a plan of motley.plan()")
     problems = plan.check(False)
     if problems:
         raise UserError(f"[distribute] the plan is not sound: {problems[0]}; see motley check")
+    if plan.batch != step.batch_size():
+        raise UserError(
+            f"[distribute] the plan is for another model or batch: its global batch is {plan.batch}, that of example_inputs "
+            f"{step.batch_size()}; plan this model again"
+        )
+    graph = capture_step(step, type(step.model).__name__, plan.samples)
     theirs = plan.graph()
     for kind in ("parameters", "buffers", "inputs"):
         ours, wanted = getattr(graph, kind), getattr(theirs, kind)
@@ -464,7 +559,7 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     seed           of dropout, which does not depend on the sharding
     device         'cpu' (gloo), 'cuda' (NCCL) or 'auto'
     emulate        slows this process and its sockets down to the devices and links of the cluster
-    options        memory_limit, time_limit, ratios, as for plan()
+    options        engine, memory_limit, time_limit, ratios, as for plan()
     """
     if (cluster is None) == (plan is None):
         raise UserError("[distribute] give either a cluster or a plan")

@@ -37,7 +37,7 @@ class Plan:
 
     def __getattr__(self, name):
         if name in ("engine", "model", "batch", "ratios", "cluster", "predicted_step_s", "lower_bound_s",
-                    "peak_memory_bytes", "optimizer"):
+                    "peak_memory_bytes", "optimizer", "samples", "stages"):
             return getattr(self._native, name)
         raise AttributeError(name)
 
@@ -55,7 +55,10 @@ class Plan:
         self._native.save(os.fspath(path))
 
 
-def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=None, seed=0, ratios=None):
+ENGINES = ("spmd", "pipeline", "grid", "auto")
+
+
+def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=None, seed=0, ratios=None, engine="spmd"):
     """The fastest program found for a graph on a cluster.
 
     graph         of capture()
@@ -64,22 +67,46 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     memory_limit  whether the devices' memory is a hard limit
     time_limit    seconds a program search may take
     ratios        shares of the devices; without them they are searched too
+    engine        'spmd': one program on all devices. 'pipeline', 'grid': stages of the model, fed with micro-batches; they
+                  compute the same only if the loss is a mean over samples, and batch normalisation sees a micro-batch at a
+                  time. 'auto': the fastest of the three.
 
     Raises NoPlanError where nothing fits.
     """
+    if engine not in ENGINES:
+        raise UserError(f"[plan] engine is {engine!r}; give {', '.join(map(repr, ENGINES[:-1]))} or {ENGINES[-1]!r}")
     if optimizer not in ("adamw", "sgd"):
         raise UserError(f"[plan] optimizer is {optimizer!r}; give 'adamw' or 'sgd'")
     devices = cluster_of(cluster)
     if ratios is not None and len(ratios) != len(devices):
         raise UserError(f"[plan] ratios has {len(ratios)} numbers; the cluster has {len(devices)} devices")
     limit = 1e30 if time_limit is None else time_limit
-    found = _motley.plan(graph, devices, optimizer, memory_limit, limit, seed, ratios or [])
-    if found.plan is None:
+    found, candidates, reasons = None, [], []
+    if engine in ("spmd", "auto"):
+        found = _motley.plan(graph, devices, optimizer, memory_limit, limit, seed, ratios or [])
+        if found.plan is None:
+            reasons.append(found.reason)
+        else:
+            candidates.append(Plan(found.plan, found.baselines, found.search_s, found.reason))
+    for other in ("pipeline", "grid") if engine == "auto" else (engine,) if engine != "spmd" else ():
+        if ratios is not None:
+            raise UserError(f"[plan] ratios are shares of engine='spmd'; engine is {engine!r}")
+        if not hasattr(graph, "at"):
+            raise UserError(
+                f"[plan] a graph from a file has one batch, and engine={engine!r} needs micro-batches; capture the model again"
+            )
+        plans, search_s, reason = _motley.engine_plans(other, graph, graph.at, devices, optimizer, memory_limit, limit, seed)
+        if not plans:
+            reasons.append(f"{other}: {reason}")
+        candidates += [Plan(made, found.baselines if found else (), search_s, reason) for made in plans]
+    if not candidates:
         raise NoPlanError(
-            f"[plan] no plan for {graph.model} on {devices.name} fits: {found.reason}; use more or larger devices, a "
+            f"[plan] no plan for {graph.model} on {devices.name} fits: {'; '.join(reasons)}; use more or larger devices, a "
             "smaller batch, or memory_limit=False"
         )
-    return Plan(found.plan, found.baselines, found.search_s, found.reason)
+    if len(candidates) == 1:
+        return candidates[0]
+    return min(candidates, key=lambda made: simulate(made)["step_s"])
 
 
 def simulate(plan, trace=None):

@@ -192,6 +192,17 @@ class Step:
                 return tensor.shape[0]
         return 1
 
+    def rows(self, samples):
+        """The tensors of a batch of fewer rows."""
+        batch = self.batch_size()
+        for name, tensor in self.leaves:
+            if tensor.dim() == 0 or tensor.shape[0] != batch:
+                raise UserError(
+                    f"[capture] {name} is {list(tensor.shape)}; a pipeline takes batches in parts, so that the first dimension "
+                    f"of every input has to be the batch, {batch}"
+                )
+        return [tensor[:samples] for _, tensor in self.leaves]
+
     def loss(self, tensors):
         """Runs the model on the tensors of a batch."""
         n = len(self.inputs)

@@ -63,7 +63,7 @@ std::string text_without_model(const Graph& graph) {
 }  // namespace
 
 void bind_graph(py::module_& m) {
-  py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "Graph")
+  py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "Graph", py::dynamic_attr())
       .def(
           "__str__", [](const CapturedGraph& g) { return to_text(g.graph); }, "The graph as text.")
       .def("text_without_model", [](const CapturedGraph& g) { return text_without_model(g.graph); })

@@ -1,7 +1,9 @@
 // Clusters, plans and their simulation.
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
+#include "auto/engines.h"
 #include "cluster/cluster.h"
 #include "core/file.h"
 #include "graph/file.h"
@@ -107,6 +109,34 @@ Planned make_plan(const CapturedGraph& graph, const Cluster& cluster, const std:
   return planned;
 }
 
+// Plans of another engine, best first, the seconds they took and why there is none.
+// graph_of(samples) captures the model at a micro-batch.
+std::tuple<std::vector<std::shared_ptr<Plan>>, double, std::string> engine_plans(
+    const std::string& engine, const CapturedGraph& graph, const py::function& graph_of,
+    const Cluster& cluster, const std::string& optimizer, bool memory_limit, double time_limit,
+    uint64_t seed) {
+  planner::Request request;
+  request.model = graph.graph.model;
+  request.batch = graph.batch;
+  parse_optimizer(optimizer, &request.optimizer);
+  request.memory_limit = memory_limit;
+  request.limits.time_limit_s = time_limit;
+  request.seed = seed;
+  const planner::GraphOf capture = [&](int64_t samples) {
+    py::gil_scoped_acquire locked;
+    return graph_of(samples).cast<const CapturedGraph&>().graph;
+  };
+  planner::EngineResult found;
+  {
+    py::gil_scoped_release unlocked;
+    found = engine == "grid" ? planner::plan_grid(request, cluster, capture, {})
+                             : planner::plan_pipeline(request, cluster, capture);
+  }
+  std::vector<std::shared_ptr<Plan>> plans;
+  for (std::unique_ptr<Plan>& plan : found.plans) plans.push_back(std::move(plan));
+  return {plans, found.search_s, found.reason};
+}
+
 py::list baselines(const Planned& planned) {
   py::list list;
   for (const spmd::Baseline& b : planned.result.baselines)
@@ -150,6 +180,7 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("search_s", [](const Planned& p) { return p.result.search_s; })
       .def_property_readonly("baselines", &baselines);
   m.def("plan", &make_plan, py::call_guard<py::gil_scoped_release>());
+  m.def("engine_plans", &engine_plans);
 
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
       .def("__str__", [](const Plan& p) { return describe(p); })
@@ -161,12 +192,17 @@ void bind_plan(py::module_& m) {
            [](const Plan& p) {
              CapturedGraph graph;
              graph.graph = *p.graph;
-             graph.batch = p.batch;
+             graph.batch = p.pipeline ? p.pipeline->micro_batch : p.batch;
              return graph;
            })
       .def_readonly("engine", &Plan::engine)
       .def_readonly("model", &Plan::model)
       .def_readonly("batch", &Plan::batch)
+      // Samples of the plan's graph: a micro-batch of a pipeline, or the batch.
+      .def_property_readonly(
+          "samples", [](const Plan& p) { return p.pipeline ? p.pipeline->micro_batch : p.batch; })
+      .def_property_readonly("stages",
+                             [](const Plan& p) { return p.pipeline ? p.pipeline->stages() : 0; })
       .def_readonly("ratios", &Plan::ratios)
       .def_readonly("cluster", &Plan::cluster)
       .def_readonly("predicted_step_s", &Plan::predicted_step_s)

@@ -1,13 +1,17 @@
 // One worker of a distributed step: its group, its pieces, its executor.
+#include "torch/worker.h"
+
 #include <ATen/ATen.h>
 
+#include <map>
 #include <optional>
+#include <tuple>
 
 #include "core/error.h"
 #include "python/bindings.h"
 #include "torch/communicator.h"
+#include "torch/dispatch.h"
 #include "torch/emulate.h"
-#include "torch/executor.h"
 #include "torch/gloo.h"
 #include "torch/nccl.h"
 
@@ -41,6 +45,10 @@ class WorkerGroup {
   Communicator& operator*() { return *group_; }
   Communicator* operator->() { return group_.get(); }
   at::Device device() const { return device_; }
+  // [rank] The connected socket to each peer, -1 where there is none; empty over NCCL.
+  std::vector<int> sockets() const {
+    return sockets_ == nullptr ? std::vector<int>() : sockets_->sockets();
+  }
   std::string pace(const Cluster& cluster) {
     if (sockets_ == nullptr)
       throw user_error("python", "emulate works on the CPU; give it without device='cuda'");
@@ -60,10 +68,6 @@ class LocalWorker {
   LocalWorker(std::shared_ptr<Plan> plan, std::shared_ptr<WorkerGroup> group, uint64_t seed,
               double speed)
       : plan_(std::move(plan)), group_(std::move(group)) {
-    if (plan_->pipeline)
-      throw user_error(
-          "distribute",
-          "the plan is a pipeline; run it with motley run, or plan with motley.plan()");
     if (speed > 0) padding_.emplace(speed);
     ExecutorOptions options;
     options.seed = seed;
@@ -72,34 +76,56 @@ class LocalWorker {
       options.before = [this](bool compute) { padding_->before(compute); };
       options.after = [this](bool compute) { padding_->after(compute); };
     }
-    executor_ = std::make_unique<Executor>(*plan_->theory, plan_->program, Shares(plan_->ratios),
-                                           **group_, options);
+    worker_ = make_worker(*plan_, **group_, options);
     const Graph& graph = *plan_->graph;
-    for (const Parameter& p : graph.parameters) ids_["parameter"][p.name] = p.value;
-    for (const Buffer& b : graph.buffers) ids_["buffer"][b.name] = b.value;
-    for (const Input& i : graph.inputs) ids_["input"][i.name] = i.value;
+    for (size_t i = 0; i < graph.inputs.size(); ++i) inputs_[graph.inputs[i].name] = i;
+    for (size_t i = 0; i < worker_->parameters().size(); ++i)
+      parameters_[graph.parameters[worker_->parameters()[i]].name] = i;
+    for (size_t i = 0; i < worker_->buffers().size(); ++i)
+      buffers_[graph.buffers[worker_->buffers()[i]].name] = i;
+    const ValueId loss = graph.loss;
+    if (loss.valid()) loss_type_ = to_torch(graph.spec(loss).dtype);
+    published_.resize(buffers_.size());
   }
 
-  at::Tensor piece(const std::string& kind, const std::string& name, const at::Tensor& whole) {
-    const ValueId id = find(kind, name);
-    return executor_->piece(id, executor_->stored(id), whole.detach());
+  // Of parameters and buffers that this worker holds a piece of, and of inputs.
+  bool holds(const std::string& kind, const std::string& name) const {
+    return table(kind).count(name) > 0;
   }
-  Shape local_shape(const std::string& kind, const std::string& name) {
-    const ValueId id = find(kind, name);
-    return executor_->local_shape(id, executor_->stored(id));
+  at::Tensor piece(const std::string& kind, const std::string& name,
+                   const at::Tensor& whole) const {
+    const size_t i = find(kind, name);
+    return kind == "parameter" ? worker_->parameter_piece(i, whole.detach())
+           : kind == "buffer"  ? worker_->buffer_piece(i, whole.detach())
+                               : worker_->input_piece(i, whole.detach());
   }
-  std::string placement(const std::string& kind, const std::string& name) {
-    return to_string(executor_->stored(find(kind, name)));
+  // (outer, size, inner, begin, length, group); see Part.
+  std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int> part(const std::string& kind,
+                                                                    const std::string& name) const {
+    const size_t i = find(kind, name);
+    const Part p = kind == "parameter" ? worker_->parameter_part(i) : worker_->buffer_part(i);
+    return {p.outer, p.size, p.inner, p.begin, p.length, p.group};
+  }
+  std::string input_placement(const std::string& name) const {
+    return to_string(worker_->input_placement(find("input", name)));
+  }
+  bool counts(const std::string& parameter) const {
+    return worker_->counts(find("parameter", parameter));
   }
   void set(const std::string& kind, const std::string& name, const at::Tensor& local) {
-    executor_->set(find(kind, name), local.detach());
+    const size_t i = find(kind, name);
+    if (kind == "parameter")
+      worker_->set_parameter(i, local.detach());
+    else
+      worker_->set_buffer(i, local.detach());
   }
-  at::Tensor get(const std::string& kind, const std::string& name) {
-    return executor_->get(find(kind, name));
+
+  // Buffers change inside of a step; what others may see of them changes here.
+  void publish() {
+    for (size_t i = 0; i < published_.size(); ++i) published_[i] = worker_->buffer(i);
   }
-  at::Tensor gather(const std::string& kind, const std::string& name, const at::Tensor& local) {
-    const ValueId id = find(kind, name);
-    return executor_->gather(id, executor_->stored(id), local.detach());
+  at::Tensor published(const std::string& buffer) const {
+    return published_[find("buffer", buffer)];
   }
 
   // All workers' rows of a tensor, of which each has counts[rank].
@@ -116,15 +142,12 @@ class LocalWorker {
     return at::cat(pieces);
   }
 
-  // The inputs' pieces in the graph's order; the loss and the gradients' pieces, undefined where
-  // there is none.
+  // The inputs' pieces in the graph's order; the loss and the gradients of the parameters that this
+  // worker holds, undefined where there is none.
   std::pair<at::Tensor, std::vector<at::Tensor>> step(int64_t number,
                                                       const std::vector<at::Tensor>& inputs) {
-    const Graph& graph = *plan_->graph;
-    MOTLEY_CHECK(inputs.size() == graph.inputs.size());
-    for (size_t i = 0; i < inputs.size(); ++i) executor_->set(graph.inputs[i].value, inputs[i]);
-    Executor::Result result = executor_->step(number);
-    return {result.loss, std::move(result.gradients)};
+    Worker::Result result = worker_->step(number, inputs);
+    return {at::scalar_tensor(result.loss, loss_type_), std::move(result.gradients)};
   }
   // Around work that is done outside of the step, where a slower device is emulated.
   void before(bool compute) {
@@ -135,18 +158,23 @@ class LocalWorker {
   }
 
  private:
-  ValueId find(const std::string& kind, const std::string& name) const {
-    const auto& names = ids_.at(kind);
-    const auto it = names.find(name);
-    if (it == names.end()) throw user_error("python", "the plan has no {} '{}'", kind, name);
+  using Table = std::map<std::string, size_t>;
+  const Table& table(const std::string& kind) const {
+    return kind == "parameter" ? parameters_ : kind == "buffer" ? buffers_ : inputs_;
+  }
+  size_t find(const std::string& kind, const std::string& name) const {
+    const auto it = table(kind).find(name);
+    if (it == table(kind).end()) throw user_error("python", "there is no {} '{}'", kind, name);
     return it->second;
   }
 
   std::shared_ptr<Plan> plan_;
   std::shared_ptr<WorkerGroup> group_;
   std::optional<Padding> padding_;
-  std::unique_ptr<Executor> executor_;
-  std::map<std::string, std::map<std::string, ValueId>> ids_;
+  std::unique_ptr<Worker> worker_;
+  Table parameters_, buffers_, inputs_;  // name: index of the worker's, of the plan's for inputs
+  at::ScalarType loss_type_ = at::kFloat;
+  std::vector<at::Tensor> published_;  // [buffer of the worker]
 };
 
 }  // namespace
@@ -158,6 +186,7 @@ void bind_worker(py::module_& m) {
       .def_property_readonly("rank", [](WorkerGroup& g) { return g->rank(); })
       .def_property_readonly("size", [](WorkerGroup& g) { return g->size(); })
       .def_property_readonly("device", [](WorkerGroup& g) { return g.device().str(); })
+      .def_property_readonly("sockets", &WorkerGroup::sockets)
       .def(
           "all_reduce", [](WorkerGroup& g, at::Tensor tensor) { g->all_reduce(tensor); },
           unlocked())
@@ -170,12 +199,14 @@ void bind_worker(py::module_& m) {
   py::class_<LocalWorker>(m, "Worker")
       .def(py::init<std::shared_ptr<Plan>, std::shared_ptr<WorkerGroup>, uint64_t, double>(),
            unlocked())
+      .def("holds", &LocalWorker::holds)
       .def("piece", &LocalWorker::piece)
-      .def("local_shape", &LocalWorker::local_shape)
-      .def("placement", &LocalWorker::placement)
+      .def("part", &LocalWorker::part)
+      .def("input_placement", &LocalWorker::input_placement)
+      .def("counts", &LocalWorker::counts)
       .def("set", &LocalWorker::set)
-      .def("get", &LocalWorker::get)
-      .def("gather", &LocalWorker::gather, unlocked())
+      .def("publish", &LocalWorker::publish)
+      .def("published", &LocalWorker::published)
       .def("gather_rows", &LocalWorker::gather_rows, unlocked())
       .def("step", &LocalWorker::step, unlocked())
       .def("before", &LocalWorker::before, unlocked())

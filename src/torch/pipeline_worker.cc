@@ -75,8 +75,17 @@ class PipelineWorker final : public Worker {
   }
   at::Tensor buffer(size_t i) const override { return executor_->get(graph().buffers[i].value); }
 
-  Result step(int64_t number, const TensorMap& batch) override {
+  Placement input_placement(size_t) const override { return Placement::replicated(); }
+  at::Tensor input_piece(size_t, const at::Tensor& whole) const override { return whole; }
+
+  Part parameter_part(size_t i) const override { return part(graph().parameters[i].value); }
+  Part buffer_part(size_t i) const override { return part(graph().buffers[i].value); }
+
+  Result step(int64_t number, const std::vector<at::Tensor>& inputs) override {
     at::NoGradGuard no_grad;
+    MOTLEY_CHECK(inputs.size() == plan_.graph->inputs.size());
+    TensorMap batch;
+    for (size_t i = 0; i < inputs.size(); ++i) batch[plan_.graph->inputs[i].name] = inputs[i];
     Result result;
     at::Tensor loss = at::zeros({1}, at::TensorOptions(device_).dtype(at::kDouble));
     if (working_) {
@@ -151,6 +160,10 @@ class PipelineWorker final : public Worker {
   }
   at::Tensor piece(ValueId value, const at::Tensor& whole) const {
     return executor_->piece(value, executor_->stored(value), whole);
+  }
+  Part part(ValueId source) const {
+    const int group = seat_.replica * pipeline_.stages() + seat_.stage;
+    return part_of(stored_layout(seat_.replica, seat_.stage, source), seat_.rank, group);
   }
 
   Layout sent_layout(const Transfer& t) const {

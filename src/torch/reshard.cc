@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -39,6 +40,14 @@ Layout layout_of(const Theory& theory, ValueId value, Placement placement, const
     }
   layout.pieces = shares.of(layout.size);
   return layout;
+}
+
+Part part_of(const Layout& layout, int rank, int group) {
+  Part part{layout.outer, layout.size, layout.inner, 0, layout.size, group};
+  if (layout.pieces.empty()) return part;
+  part.begin = begin_of(layout, rank);
+  part.length = layout.pieces[rank];
+  return part;
 }
 
 Resharding::Resharding(const Layout& from, const Layout& to) : from_(from), to_(to) {

@@ -28,6 +28,14 @@ struct Layout {
 // REQUIRES: the placement is not partial.
 Layout layout_of(const Theory& theory, ValueId value, Placement placement, const Shares& shares);
 
+// Where one piece of a value lies in the whole, a list of [outer, size, inner] elements: `length`
+// of size from `begin` on. `group` names the devices whose layout it is.
+struct Part {
+  int64_t outer = 1, size = 1, inner = 1, begin = 0, length = 1;
+  int group = 0;
+};
+Part part_of(const Layout& layout, int rank, int group);
+
 class Resharding {
  public:
   Resharding(const Layout& from, const Layout& to);

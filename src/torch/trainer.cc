@@ -181,7 +181,7 @@ struct Trainer::Impl {
   StepReport step() {
     const auto start = Clock::now();
     at::NoGradGuard no_grad;
-    Worker::Result result = worker->step(next, data->batch(next));
+    Worker::Result result = worker->step(next, input_pieces(plan, *worker, data->batch(next)));
     StepReport report;
     report.step = next++;
     report.loss = result.loss;
@@ -488,7 +488,7 @@ Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
       worker->set_buffer(
           i, worker->buffer_piece(i, feeds.buffers.at(graph.buffers[worker->buffers()[i]].name))
                  .clone());
-    const Worker::Result step = worker->step(0, feeds.inputs);
+    const Worker::Result step = worker->step(0, input_pieces(exact, *worker, feeds.inputs));
     auto relative = [](double difference, double scale) {
       return scale > 0 ? difference / scale : difference;
     };

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "core/error.h"
 #include "torch/pipeline_worker.h"
 #include "torch/reducing.h"
 
@@ -16,6 +17,7 @@ class SpmdWorker final : public Worker {
  public:
   SpmdWorker(const Plan& plan, Communicator& group, const ExecutorOptions& options)
       : graph_(*plan.graph),
+        theory_(*plan.theory),
         device_(options.device),
         rank_(group.rank()),
         shares_(plan.ratios),
@@ -44,12 +46,22 @@ class SpmdWorker final : public Worker {
   }
   at::Tensor buffer(size_t i) const override { return executor_.get(graph_.buffers[i].value); }
 
-  Result step(int64_t number, const TensorMap& batch) override {
-    for (const Input& input : graph_.inputs)
-      executor_.set(input.value, piece(input.value, batch.at(input.name)).to(device_));
+  Placement input_placement(size_t i) const override {
+    return executor_.stored(graph_.inputs[i].value);
+  }
+  at::Tensor input_piece(size_t i, const at::Tensor& whole) const override {
+    return piece(graph_.inputs[i].value, whole);
+  }
+  Result step(int64_t number, const std::vector<at::Tensor>& inputs) override {
+    MOTLEY_CHECK(inputs.size() == graph_.inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i)
+      executor_.set(graph_.inputs[i].value, inputs[i].to(device_));
     Executor::Result result = executor_.step(number);
     return {result.loss.item<double>(), std::move(result.gradients)};
   }
+
+  Part parameter_part(size_t i) const override { return part(graph_.parameters[i].value); }
+  Part buffer_part(size_t i) const override { return part(graph_.buffers[i].value); }
 
   bool counts(size_t i) const override {
     return rank_ == 0 || executor_.stored(graph_.parameters[i].value).is_shard();
@@ -68,8 +80,12 @@ class SpmdWorker final : public Worker {
   at::Tensor whole(ValueId value, const at::Tensor& local) {
     return executor_.gather(value, executor_.stored(value), local);
   }
+  Part part(ValueId value) const {
+    return part_of(layout_of(theory_, value, executor_.stored(value), shares_), rank_, 0);
+  }
 
   const Graph& graph_;
+  const Theory& theory_;
   at::Device device_;
   int rank_;
   Shares shares_;
@@ -79,6 +95,14 @@ class SpmdWorker final : public Worker {
 };
 
 }  // namespace
+
+std::vector<at::Tensor> input_pieces(const Plan& plan, const Worker& worker,
+                                     const TensorMap& batch) {
+  std::vector<at::Tensor> pieces;
+  for (size_t i = 0; i < plan.graph->inputs.size(); ++i)
+    pieces.push_back(worker.input_piece(i, batch.at(plan.graph->inputs[i].name)));
+  return pieces;
+}
 
 std::unique_ptr<Worker> make_worker(const Plan& plan, Communicator& group,
                                     const ExecutorOptions& options) {

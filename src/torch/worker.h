@@ -11,6 +11,7 @@
 #include "torch/communicator.h"
 #include "torch/executor.h"
 #include "torch/interpret.h"
+#include "torch/reshard.h"
 
 namespace motley {
 
@@ -29,12 +30,22 @@ class Worker {
   virtual void set_buffer(size_t i, at::Tensor piece) = 0;
   virtual at::Tensor buffer(size_t i) const = 0;
 
+  // How a step takes the i-th input of the plan, and this worker's piece of it. Pipelines take
+  // whole inputs and cut them themselves.
+  virtual Placement input_placement(size_t i) const = 0;
+  virtual at::Tensor input_piece(size_t i, const at::Tensor& whole) const = 0;
+
   struct Result {
     double loss = 0;                    // the same on every worker
     std::vector<at::Tensor> gradients;  // of parameters(); undefined where the loss depends on none
   };
-  // `batch`: the global batch, the same on every worker. Collective.
-  virtual Result step(int64_t number, const TensorMap& batch) = 0;
+  // `inputs`: the piece of every input of the plan, of one global batch. Collective.
+  virtual Result step(int64_t number, const std::vector<at::Tensor>& inputs) = 0;
+
+  // Where this worker's piece of the i-th of them lies in the whole. The workers of one group hold
+  // all of it together, or each.
+  virtual Part parameter_part(size_t i) const = 0;
+  virtual Part buffer_part(size_t i) const = 0;
 
   // Whether this worker's piece of the i-th parameter counts in a sum over all pieces that takes
   // every element once.
@@ -46,6 +57,10 @@ class Worker {
   virtual at::Tensor whole_parameter(int parameter, const at::Tensor& local, bool everywhere) = 0;
   virtual at::Tensor whole_buffer(int buffer, const at::Tensor& local, bool everywhere) = 0;
 };
+
+// [input of the plan] This worker's pieces of a global batch, which is given by name.
+std::vector<at::Tensor> input_pieces(const Plan& plan, const Worker& worker,
+                                     const TensorMap& batch);
 
 // `plan` and `group` must outlive the worker.
 std::unique_ptr<Worker> make_worker(const Plan& plan, Communicator& group,

@@ -47,8 +47,8 @@ for name, build in support.architectures():
         "state_error": off[0],
         "worst": off[1],
         "counts_equal": counts_equal,
-        "cut": sum(dist._worker.placement("input", n).startswith("S") for n, *_ in dist._leaves)
-        + sum(dist._worker.placement("parameter", n).startswith("S") for n, _ in dist.named_parameters()),
+        "cut": sum(dist._worker.input_placement(n).startswith("S") for n, *_ in dist._leaves)
+        + sum(length < size for _, size, _, _, length, _ in dist._held.parts["parameter"].values()),
         "ratios": dist.plan.ratios,
         "seconds": time.time() - start,
     }

@@ -1,0 +1,412 @@
+"""What workers hold of a model's state, for others to ask for: one worker alone can put the whole together.
+
+Every worker answers from a thread of its own, over TCP, so that `if rank == 0: dist.state_dict()` works whatever the others
+do meanwhile. All workers make the same calls in the same order; each counts those that change the state (a step's forward
+pass, a step of the optimizer, a state that is loaded). A question carries the asker's count, and is answered when the
+worker that is asked has the same: at once if it waits for the asker, later if it is still behind. Pieces are sent under a
+lock that the next change takes too. A step costs nothing but that lock.
+
+A worker that ends waits for the others to end as well, or to wait for it in a collective, which fails then. A message is
+a header, JSON behind its length, and raw tensors.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import struct
+import sys
+import threading
+import weakref
+from multiprocessing import util
+
+import torch
+
+from ._errors import PeerLost, UserError
+
+_ROW = 128  # bytes of a worker's "address port token"
+_PATIENCE = 60  # seconds until a worker that waits to end says so
+
+
+def bytes_of(tensor):
+    """A tensor's elements as bytes, without a copy where it is on the CPU and contiguous."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() > 0 else memoryview(b"")
+
+
+def _rank_0():
+    return os.environ.get("MASTER_ADDR") or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+
+
+def _receive(connection, size, into=None):
+    into = memoryview(bytearray(size)) if into is None else into
+    at = 0
+    while at < size:
+        got = connection.recv_into(into[at:], size - at)
+        if got == 0:
+            raise ConnectionError("the connection was closed")
+        at += got
+    return into
+
+
+def _send_header(connection, header):
+    text = json.dumps(header).encode()
+    connection.sendall(struct.pack("<Q", len(text)) + text)
+
+
+def _receive_header(connection, limit=1 << 28):
+    (size,) = struct.unpack("<Q", _receive(connection, 8))
+    if size > limit:
+        raise ConnectionError("this is no message of motley")
+    return json.loads(bytes(_receive(connection, size)))
+
+
+class Held:
+    """What a worker holds of one model. `count` counts changes, `collective` says that it is inside a call of all."""
+
+    def __init__(self, worker, parameters, buffers):
+        self.worker, self.pieces, self.optimizer, self.count, self.settled = worker, {}, None, 0, True
+        self.dropped, self.own_steps, self.mark = False, False, 0
+        self.asked_at, self.stepping = -1, False
+        self.parts = {
+            kind: {name: worker.part(kind, name) for name in names if worker.holds(kind, name)}
+            for kind, names in (("parameter", parameters), ("buffer", buffers))
+        }
+
+    def tensor(self, kind, name):
+        return self.pieces[name].detach() if kind == "parameter" else self.worker.published(name)
+
+    def values(self, kind, name):
+        """[(key, tensor or number)] of one question."""
+        if kind != "state":
+            return [("", self.tensor(kind, name))]
+        return list(self.optimizer.state.get(self.pieces[name], {}).items())
+
+    def versions(self):
+        """How often the pieces were changed in place: who steps them himself does not tell."""
+        return sum(piece._version for piece in self.pieces.values())
+
+    def moved(self):
+        """Whether they were since the last forward pass, where that is not known from the optimizer."""
+        return self.own_steps and self.versions() != self.mark
+
+
+class Peers:
+    """This worker among the others: what it holds, and the questions it asks. Making one is collective."""
+
+    def __init__(self, group):
+        self.group, self.changed = group, threading.Condition(threading.RLock())
+        self.held, self.next = {}, 0  # by the number of the model: distribute() is called in the same order everywhere
+        self.entered, self.inside, self.leaving = 0, False, False
+        self.asking, self.connections, self.layouts = threading.RLock(), {}, {}
+        self.addresses = [None] * group.size
+        if group.size == 1:
+            return
+        here = self._own_address()
+        family = socket.AF_INET6 if ":" in here else socket.AF_INET
+        self.listener = socket.socket(family, socket.SOCK_STREAM)
+        self.listener.bind((here, 0))
+        self.listener.listen(4 * group.size + 16)
+        self.token = secrets.token_hex(16)
+        row = f"{here or '-'} {self.listener.getsockname()[1]} {self.token}".encode()
+        table = torch.zeros(group.size, _ROW, dtype=torch.uint8)
+        table[group.rank, : len(row)] = torch.tensor(list(row), dtype=torch.uint8)
+        table = table.to(group.device)
+        group.all_reduce(table)
+        for rank, cells in enumerate(table.cpu().tolist()):
+            address, port, token = bytes(cells).rstrip(b"\0").decode().split()
+            self.addresses[rank] = (_rank_0() if address == "-" else address, int(port), token)
+        threading.Thread(target=self._listen, daemon=True).start()
+        util.Finalize(None, self._leave, exitpriority=100)  # at the end of processes of multiprocessing too
+
+    def _own_address(self):
+        """Where the others reach this worker: its end of a connection that the group has; '' (all) for rank 0 over NCCL."""
+        for number in self.group.sockets:
+            if number >= 0:
+                with socket.socket(fileno=os.dup(number)) as connection:
+                    return connection.getsockname()[0].split("%")[0]
+        if self.group.rank == 0:
+            return ""
+        family, kind, protocol, _, address = socket.getaddrinfo(_rank_0(), 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return probe.getsockname()[0]
+
+    # ---- what this worker holds -----------------------------------------------------------------------------------
+
+    def add(self, held, owner):
+        """Lets the others ask for a model that `owner` trains; after it is gone too, until it is gone everywhere. Collective."""
+        with self.changed:
+            numbers = sorted(self.held)
+        if numbers:
+            kept = torch.tensor([not self.held[n].dropped for n in numbers], dtype=torch.int32, device=self.group.device)
+            with self.collective():
+                self.group.all_reduce(kept)
+            for n, count in zip(numbers, kept.tolist()):
+                if count == 0:
+                    del self.held[n]
+                    self.layouts = {key: value for key, value in self.layouts.items() if key[0] != n}
+        with self.changed:
+            held.number, self.next = self.next, self.next + 1
+            self.held[held.number] = held
+            weakref.finalize(owner, setattr, held, "dropped", True).atexit = False
+            self.changed.notify_all()
+
+    @contextlib.contextmanager
+    def collective(self):
+        """Around what all workers do together."""
+        self.entered += 1
+        self.inside = True
+        try:
+            yield
+        finally:
+            self.inside = False
+
+    @contextlib.contextmanager
+    def change(self, held, alone=True):
+        """Around what changes the state of a model; `alone`: without a collective in which all have just met.
+
+        Where all workers ask for the state, the first to have it must not change its own before the last has asked.
+        """
+        if alone and held.asked_at == held.count:
+            with self.asking:
+                with self.changed:
+                    held.stepping = True
+                    self.changed.notify_all()
+                for rank in range(self.group.size):
+                    if rank != self.group.rank:
+                        self._ask(rank, held, {"ask": "pass", "entered": self.entered})
+        with self.changed:
+            try:
+                yield
+            finally:
+                held.count, held.stepping = held.count + 1, False
+                self.changed.notify_all()
+
+    def settle(self, held, settled):
+        """Whether nobody steps the pieces now, where that is not known from the optimizer."""
+        with self.changed:
+            held.settled = settled
+            self.changed.notify_all()
+
+    # ---- answers --------------------------------------------------------------------------------------------------
+
+    def _listen(self):
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection):
+        with connection, contextlib.suppress(OSError, ValueError, KeyError, struct.error):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            hello = _receive_header(connection, 1024)
+            if not secrets.compare_digest(str(hello["token"]), self.token):
+                return
+            while True:
+                question = _receive_header(connection)
+                if question["ask"] == "leave":
+                    self._answer_leave(connection, question)
+                elif question["ask"] == "pass":
+                    self._answer_pass(connection, question)
+                else:
+                    self._answer_pieces(connection, question)
+
+    def _answer_leave(self, connection, question):
+        with self.changed:
+            # In a collective that the asker has not entered, this worker waits for nobody else.
+            while not (self.leaving or (self.inside and self.entered > question["entered"])):
+                self.changed.wait(0.2)
+        _send_header(connection, {"go": True})
+
+    def _answer_pass(self, connection, question):
+        with self.changed:
+            while question["model"] in self.held and not self.leaving:
+                held = self.held[question["model"]]
+                if held.count > question["count"] or (held.count == question["count"] and held.stepping):
+                    break
+                if self.inside and self.entered > question["entered"]:
+                    break
+                self.changed.wait(0.2)
+        _send_header(connection, {"go": True})
+
+    def _ready(self, number, count):
+        """Whether the question after a model's `count` changes can be answered, if only with no."""
+        if self.leaving or number not in self.held:
+            return self.leaving or number < self.next
+        held = self.held[number]
+        return held.count > count or (held.count == count and held.settled)
+
+    def _answer_pieces(self, connection, question):
+        number, count = question["model"], question["count"]
+        with self.changed:
+            while not self._ready(number, count):
+                self.changed.wait()
+            held = self.held.get(number)
+            if held is None or held.count != count or held.moved() != question["moved"]:
+                _send_header(connection, {"count": -1 if held is None else held.count})
+                return
+            if question["ask"] == "layout":
+                _send_header(connection, {"count": count, "parts": held.parts})
+                return
+            answer, tensors = [], []
+            for kind, name in question["want"]:
+                row = []
+                for key, value in held.values(kind, name):
+                    if isinstance(value, torch.Tensor):
+                        tensors.append(value)
+                        row.append([key, str(value.dtype).split(".")[1], list(value.shape)])
+                    else:
+                        row.append([key, None, value])
+                answer.append(row)
+            _send_header(connection, {"count": count, "values": answer})
+            for tensor in tensors:
+                connection.sendall(bytes_of(tensor))
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    def _connection(self, rank):
+        if rank not in self.connections:
+            address, port, token = self.addresses[rank]
+            connection = socket.create_connection((address, port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _send_header(connection, {"token": token})
+            self.connections[rank] = connection
+        return self.connections[rank]
+
+    def _ask(self, rank, held, question):
+        """The answer of another worker and the connection where its tensors come."""
+        try:
+            connection = self._connection(rank)
+            _send_header(connection, {**question, "model": held.number, "count": held.count, "moved": held.moved()})
+            answer = _receive_header(connection)
+        except (OSError, ValueError) as error:
+            self.connections.pop(rank, None)
+            raise PeerLost(f"rank {self.group.rank} asked rank {rank} for its part of the state, and it is gone ({error})") from None
+        if not answer.keys() & {"values", "parts", "go"}:
+            raise UserError(
+                f"[distribute] rank {rank} is at another step than rank {self.group.rank} ({answer['count']} and {held.count} "
+                "changes of the state); one worker alone may ask for the state only after dist.step(), not between a forward "
+                "pass and its step, and every worker has to make the same calls"
+            )
+        return answer, connection
+
+    def _parts(self, rank, held):
+        """{kind: {name: part}} of what a worker holds."""
+        if rank == self.group.rank:
+            return held.parts
+        if (held.number, rank) not in self.layouts:
+            self.layouts[held.number, rank] = self._ask(rank, held, {"ask": "layout"})[0]["parts"]
+        return self.layouts[held.number, rank]
+
+    def _cover(self, held, kind, name):
+        """{rank: part} of workers that hold all of a tensor together; empty if nobody holds it."""
+        ranks = [self.group.rank] + [r for r in range(self.group.size) if r != self.group.rank]
+        groups = {}
+        for rank in ranks:
+            part = self._parts(rank, held)[kind].get(name)
+            if part is None:
+                continue
+            outer, size, inner, begin, length, group = part
+            if length == size:
+                return {rank: part}
+            if length > 0:
+                groups.setdefault(group, {})[rank] = part
+            for cover in groups.values():
+                if sum(p[4] for p in cover.values()) == next(iter(cover.values()))[1]:
+                    return cover
+        return {}
+
+    def whole(self, held, wanted):
+        """{(kind, name): tensor}, or for optimizer states {(kind, name): {key: tensor or number}}, on the CPU or as held here.
+
+        wanted: [(kind, name, shape)]; kind is 'parameter', 'buffer' or 'state'. What nobody holds is left out.
+        """
+        with self.asking:
+            held.asked_at = held.count
+            questions, result, covers = {}, {}, {}
+            for kind, name, shape in wanted:
+                covers[kind, name] = self._cover(held, "parameter" if kind == "state" else kind, name)
+                for rank in covers[kind, name]:
+                    questions.setdefault(rank, []).append((kind, name, shape))
+            for rank in sorted(questions, key=lambda r: r != self.group.rank):
+                asked = questions[rank]
+                if rank == self.group.rank:
+                    for kind, name, shape in asked:
+                        values = held.values(kind, name)
+                        self._put(result, covers, rank, kind, name, shape, values)
+                    continue
+                answer, connection = self._ask(rank, held, {"ask": "pieces", "want": [row[:2] for row in asked]})
+                try:
+                    for (kind, name, shape), row in zip(asked, answer["values"]):
+                        values = []
+                        for key, type_name, value in row:
+                            if type_name is not None:
+                                value = torch.empty(value, dtype=getattr(torch, type_name))
+                                buffer = bytes_of(value)
+                                _receive(connection, len(buffer), buffer)
+                            values.append((key, value))
+                        self._put(result, covers, rank, kind, name, shape, values)
+                except OSError as error:
+                    self.connections.pop(rank, None)
+                    raise PeerLost(f"rank {rank} ended while it sent its part of the state ({error})") from None
+            return result
+
+    @staticmethod
+    def _put(result, covers, rank, kind, name, shape, values):
+        """Puts a worker's piece where it belongs."""
+        cover = covers[kind, name]
+        outer, size, inner, begin, length, _ = cover[rank]
+        for key, value in values:
+            if isinstance(value, torch.Tensor) and length != size and value.numel() == outer * length * inner and (
+                value.dim() > 0 or kind != "state"
+            ):
+                old = result.get((kind, name), {}).get(key) if kind == "state" else result.get((kind, name))
+                whole = torch.empty(shape, dtype=value.dtype) if old is None else old
+                whole.view(outer, size, inner).narrow(1, begin, length).copy_(value.reshape(outer, length, inner))
+                value = whole
+            if kind == "state":
+                result.setdefault((kind, name), {}).setdefault(key, value)
+            else:
+                result[kind, name] = value
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def _leave(self):
+        """Answers until nobody can ask any more."""
+        with self.changed:
+            self.leaving = True
+            for held in self.held.values():
+                held.settled = True
+            self.changed.notify_all()
+        if getattr(sys, "last_type", None) is not None:  # this worker failed: the others must see it end
+            return
+        done = threading.Event()
+        ranks = [r for r in range(self.group.size) if r != self.group.rank]
+        left = [len(ranks)]
+
+        def say(rank):
+            with contextlib.suppress(OSError, ValueError):
+                address, port, token = self.addresses[rank]
+                with socket.create_connection((address, port), timeout=5) as connection:
+                    connection.settimeout(None)
+                    _send_header(connection, {"token": token})
+                    _send_header(connection, {"ask": "leave", "entered": self.entered})
+                    _receive_header(connection)
+            with self.changed:
+                left[0] -= 1
+                if left[0] == 0:
+                    done.set()
+
+        for rank in ranks:
+            threading.Thread(target=say, args=(rank,), daemon=True).start()
+        if not done.wait(_PATIENCE):
+            print(
+                f"motley: rank {self.group.rank} is done and waits for the others to end, since they may ask for its part of "
+                "the state", file=sys.stderr, flush=True,
+            )  # fmt: skip
+            done.wait()

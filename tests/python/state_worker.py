@@ -1,0 +1,243 @@
+"""One of three workers: the state put together by one worker alone, whatever the others do."""
+
+import os
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+import motley
+import support
+
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+RANK = int(os.environ["RANK"])
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return support.Net()
+
+
+def batches(n, size=12):
+    return support.batches_of(
+        lambda g: (torch.randint(12, (size,), generator=g), torch.randint(12, (size,), generator=g)), n
+    )
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def distributed(model, optimizer, **options):
+    dist = motley.distribute(model, batches(1)[0], F.cross_entropy, support.CLUSTER, optimizer, ratios=[0.5, 0.3, 0.2], **options)
+    assert any(length < size for _, size, _, _, length, _ in dist._held.parts["parameter"].values()), "nothing is cut"
+    return dist
+
+
+class Plain:
+    """Plain PyTorch beside it, on every worker."""
+
+    def __init__(self):
+        self.model = net()
+        self.optimizer = adam(self.model)
+
+    def step(self, batch):
+        return support.plain_training(self.model, F.cross_entropy, [batch], self.optimizer)[0]
+
+
+def same(state, wanted, limit=1e-9):
+    assert list(state) == list(wanted), (list(state), list(wanted))
+    for key, value in wanted.items():
+        assert state[key].shape == value.shape, key
+        assert (state[key] - value).abs().max() <= limit, (key, (state[key] - value).abs().max())
+
+
+def same_optimizer(state, wanted):
+    assert state["state"].keys() == wanted["state"].keys()
+    for index, values in wanted["state"].items():
+        assert state["state"][index].keys() == values.keys()
+        for key, value in values.items():
+            assert torch.allclose(state["state"][index][key], value, rtol=0, atol=1e-9), (index, key)
+
+
+def one_alone():
+    """After every step another worker, alone, has the state of that step; the others run ahead or lag behind."""
+    plain, mine = Plain(), net()
+    dist = distributed(mine, adam(mine))
+    for i, batch in enumerate(batches(9)):
+        if RANK == (i + 1) % 3:
+            time.sleep(0.05)  # has not yet made its step when it is asked
+        dist.train_step(*batch)
+        plain.step(batch)
+        if RANK == i % 3:
+            time.sleep(0.05 * (i % 2))  # the others have gone on into the next step
+            same(dist.state_dict(), plain.model.state_dict())
+            same_optimizer(dist.optimizer_state_dict(), plain.optimizer.state_dict())
+
+
+def ordinary_optimizer_calls():
+    """The same with dist.optimizer.step(), a scheduler and torch's own barrier behind it."""
+    plain, mine = Plain(), net()
+    dist = distributed(mine, adam(mine))
+    scheduler = torch.optim.lr_scheduler.StepLR(dist.optimizer, 1, 0.5)
+    other = torch.optim.lr_scheduler.StepLR(plain.optimizer, 1, 0.5)
+    for batch in batches(3):
+        dist.zero_grad()
+        dist(*batch).backward()
+        dist.optimizer.step()
+        scheduler.step()
+        plain.step(batch)
+        other.step()
+        if RANK == 0:
+            same(dist.state_dict(), plain.model.state_dict())
+        torch.distributed.barrier()
+
+
+def own_steps():
+    """Without an optimizer of ours, workers answer when they come to their next step."""
+    plain, mine = Plain(), net()
+    dist = distributed(mine, None)
+    optimizer = torch.optim.AdamW(dist.parameters(), lr=1e-2)
+    for i, batch in enumerate(batches(4)):
+        dist(*batch).backward()
+        time.sleep(0.02 * RANK)
+        optimizer.step()
+        dist.zero_grad()
+        plain.step(batch)
+        if RANK == i % 3:
+            same(dist.state_dict(), plain.model.state_dict())
+
+
+def between_forward_and_step():
+    """All together it works; one alone has the right state or is told."""
+    plain, mine = Plain(), net()
+    dist = distributed(mine, adam(mine))
+    for batch in batches(3):
+        before = {key: value.clone() for key, value in plain.model.named_parameters()}
+        loss = dist(*batch)
+        plain.step(batch)
+        time.sleep(0.03 * RANK)
+        state = dist.state_dict()
+        for key, value in before.items():
+            assert (state[key] - value).abs().max() < 1e-9, key
+        loss.backward()
+        dist.step()
+    dist(*batches(1)[0])
+    dist.backward()
+    if RANK == 1:
+        time.sleep(0.1)
+        try:
+            state = dist.state_dict()
+            assert (state["inside.weight"] - plain.model.inside.weight).abs().max() < 1e-9
+        except motley.UserError as error:
+            assert "another step" in str(error) and "after dist.step()" in str(error), error
+    dist.step()
+    same_everywhere(dist)
+
+
+def same_everywhere(dist):
+    """All workers put together the same."""
+    state = torch.cat([value.flatten() for value in dist.state_dict().values()])
+    total = state.clone()
+    dist._group.all_reduce(total)
+    assert (total / 3 - state).abs().max() < 1e-12
+
+
+def evaluation():
+    """One worker alone evaluates, then all do, each its own batches of any size."""
+    plain, mine = Plain(), net()
+    dist = distributed(mine, adam(mine))
+    for i, batch in enumerate(batches(3)):
+        dist.train_step(*batch)
+        plain.step(batch)
+        plain.model.eval()
+        if RANK == i:
+            dist.eval()
+            x, y = batches(1, size=5 + i)[0]
+            assert (dist(x) - plain.model(x)).abs().max() < 1e-9
+            dist.train()
+        dist.eval()
+        for x, _ in batches(1 + RANK, size=3 + RANK):
+            assert (dist(x) - plain.model(x)).abs().max() < 1e-9
+        dist.train()
+        plain.model.train()
+
+
+def load_after_state():
+    """A worker that is done with the state waits with loading another until all have it."""
+    plain, mine = Plain(), net()
+    dist = distributed(mine, adam(mine))
+    for seed in range(4):
+        time.sleep(0.02 * ((RANK + seed) % 3))
+        state = dist.state_dict()
+        other = net(seed).state_dict()
+        dist.load_state_dict(other)
+        same(state, net(seed - 1 if seed else 0).state_dict(), 0)
+
+
+def dropped():
+    """The others have let go of the model."""
+    plain, mine = Plain(), net()
+    dist = distributed(mine, adam(mine))
+    dist.train_step(*batches(1)[0])
+    plain.step(batches(1)[0])
+    held = len(dist._group.peers.held)
+    if RANK == 0:
+        time.sleep(0.05)
+        same(dist.state_dict(), plain.model.state_dict())
+    group = dist._group
+    del dist
+    again = distributed(net(), "sgd")
+    assert len(group.peers.held) <= held, "models that nobody has any more are kept"
+    again.train_step(*batches(1)[0])
+
+
+def at_the_end():
+    """The others have ended, or nearly."""
+    plain, mine = Plain(), net()
+    dist = distributed(mine, adam(mine))
+    dist.train_step(*batches(1)[0])
+    plain.step(batches(1)[0])
+    if RANK == 0:
+        print("done at_the_end", flush=True)
+        time.sleep(0.5)
+        same(dist.state_dict(), plain.model.state_dict())
+        print("the others had ended", flush=True)
+
+
+def one_fails():
+    dist = distributed(net(), "sgd")
+    dist.train_step(*batches(1)[0])
+    if RANK == 2:
+        raise KeyError("a worker's own mistake")
+    start = time.time()
+    try:
+        while True:
+            dist.state_dict() if RANK == 0 else dist.train_step(*batches(1)[0])
+    except motley.PeerLost as error:
+        assert time.time() - start < 10
+        print("lost", RANK, str(error), flush=True)
+
+
+def one_ends_early():
+    """The others' next step fails, as with any group of processes; nobody waits for ever."""
+    dist = distributed(net(), "sgd")
+    dist.train_step(*batches(1)[0])
+    if RANK != 2:
+        try:
+            dist.train_step(*batches(1)[0])
+        except motley.PeerLost:
+            print("lost", RANK, flush=True)
+
+
+if len(sys.argv) > 1:
+    globals()[sys.argv[1]]()
+else:
+    torch.distributed.init_process_group("gloo")
+    for case in (one_alone, ordinary_optimizer_calls, own_steps, between_forward_and_step, evaluation, load_after_state,
+                 dropped, at_the_end):  # fmt: skip
+        case()
+        if RANK == 0 and case is not at_the_end:
+            print("done", case.__name__, flush=True)
