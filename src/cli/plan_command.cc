@@ -205,9 +205,7 @@ void add_plan_command(CLI::App& app) {
     const Plan& plan = *best.plan;
     if (!args->output.empty()) save_plan(plan, args->output);
     const bool spmd = !plan.pipeline;
-    // The certificate is of steps in which nothing overlaps.
-    const Seconds apart = plan.predicted_step_s + result.hidden_s;
-    double gap = (apart - result.synchronised_bound_s) / apart;
+    const double gap = 1 - plan.lower_bound_s / plan.predicted_step_s;
     if (args->json) {
       // Of every device of the cluster; 0 of those that the plan leaves out.
       auto spread = [&](const std::vector<double>& of_plan) {
@@ -241,7 +239,7 @@ void add_plan_command(CLI::App& app) {
       return;
     }
     std::printf("%s", describe(plan).c_str());
-    if (spmd && result.hidden_s > 0.005 * apart)
+    if (spmd && result.hidden_s > 0.005 * plan.predicted_step_s)
       std::printf("  overlap     gradients travel beside the backward pass: %s less, %s a step\n",
                   format_seconds(result.hidden_s).c_str(),
                   format_seconds(plan.predicted_step_s).c_str());
@@ -250,13 +248,16 @@ void add_plan_command(CLI::App& app) {
           "  devices     %d of the %d of %s: with the others it would communicate longer than "
           "they save\n",
           plan.cluster.size(), cluster.size(), cluster.name.c_str());
+    std::string apart;
+    if (const Seconds bound = result.synchronised_bound_s; bound > 0)
+      apart = fmt::format(", {} if nothing overlaps (gap {:.2f}%)", format_seconds(bound),
+                          100 * (1 - bound / (plan.predicted_step_s + result.hidden_s)));
     if (spmd)
       std::printf(
-          "  certificate any program at these shares takes at least %s%s (gap %.2f%%); %s after %d "
+          "  certificate any program at these shares takes at least %s (gap %.2f%%)%s; %s after %d "
           "searches, %s\n",
-          format_seconds(result.synchronised_bound_s).c_str(),
-          result.hidden_s > 0 ? " if nothing overlaps" : "", 100 * gap, result.reason.c_str(),
-          result.solves, format_seconds(result.search_s).c_str());
+          format_seconds(plan.lower_bound_s).c_str(), 100 * gap, apart.c_str(),
+          result.reason.c_str(), result.solves, format_seconds(result.search_s).c_str());
     for (size_t c = 1; c < candidates.size(); ++c)
       std::printf("  beside      %-16s %s (%.2fx)  %s\n", candidates[c].engine.c_str(),
                   format_seconds(candidates[c].simulated_s).c_str(),

@@ -81,7 +81,8 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
 }
 
 Seconds hidden_seconds(const Theory& theory, const Program& program, const CostModel& model,
-                       const Fractions& fractions) {
+                       const Fractions& fractions, ValueId* first) {
+  if (first != nullptr) *first = {};
   const std::vector<GradientMessage> messages = gradient_messages(theory, program);
   if (messages.empty() || model.net().devices() == 1) return 0;
   // Computation of each type since the last collective that is not a gradient's: messages that
@@ -92,12 +93,22 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   Seconds busy = 0;      // until when the network carries messages
   Seconds blocking = 0;  // what the messages of this stretch cost one after another
   Seconds hidden = 0;
-  size_t next = 0;
+  size_t next = 0, begun = 0;  // begun: the message since which the network has not been idle
   bool waiting = false;
+  auto last_of = [&](const GradientMessage& message) {
+    ValueId last = program.steps[message.steps[0]].value;
+    for (int s : message.steps) {
+      const ValueId value = program.steps[s].value;
+      const Graph& graph = theory.graph();
+      if (graph.value(last).producer < graph.value(value).producer) last = value;
+    }
+    return last;
+  };
   auto settle = [&] {
     if (!waiting) return;
     const Seconds computed = *std::max_element(now.begin(), now.end());
     hidden += blocking - std::max(0.0, busy - computed);
+    if (first != nullptr && busy > computed) *first = last_of(messages[begun]);
     waiting = false;
   };
   std::vector<bool> gradient(end);
@@ -131,7 +142,9 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
       const Seconds seconds = model.net().all_reduce(bytes);
       blocking += waiting ? seconds - latency : seconds;
       waiting = true;
-      busy = std::max(busy, *std::max_element(now.begin(), now.end())) + seconds;
+      const Seconds computed = *std::max_element(now.begin(), now.end());
+      if (busy <= computed) begun = next;
+      busy = std::max(busy, computed) + seconds;
     }
   }
   settle();

@@ -34,7 +34,11 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
 // Seconds by which a step is shorter than cost_of(...).step, where the executor's group sums
 // without waiting (gloo does; reduction programs do not). Slightly negative where many messages pay
 // latencies that one would not and nothing is there to hide them.
+//
+// `first`, if given: the gradient from whose message on the network is busy until it is waited for;
+// not valid if all messages arrive in time. Of these messages together, no more is hidden than
+// there is computation after it.
 Seconds hidden_seconds(const Theory& theory, const Program& program, const CostModel& model,
-                       const Fractions& fractions);
+                       const Fractions& fractions, ValueId* first = nullptr);
 
 }  // namespace motley

@@ -241,4 +241,47 @@ Balance balance(const BalanceProblem& problem) {
   return result;
 }
 
+std::vector<double> dearest_weights(const std::vector<PriceLine>& lines, double* price) {
+  MOTLEY_CHECK(!lines.empty());
+  const size_t types = lines[0].compute.size();
+  double unit = 0;
+  for (const PriceLine& line : lines) {
+    MOTLEY_CHECK(line.compute.size() == types);
+    for (double seconds : line.compute) unit = std::max(unit, line.comm + seconds);
+  }
+  if (unit == 0) unit = 1;
+  // Maximise z, which is at most the price of every line.
+  LinearProgram lp;
+  const int z = lp.column(-1, 1);
+  std::vector<std::pair<int, double>> sum;
+  std::vector<int> w;
+  for (size_t j = 0; j < types; ++j) {
+    w.push_back(lp.column(0));
+    sum.emplace_back(w.back(), 1);
+  }
+  lp.row(1, 1, sum);
+  for (const PriceLine& line : lines) {
+    std::vector<std::pair<int, double>> terms{{z, 1}};
+    for (size_t j = 0; j < types; ++j) terms.emplace_back(w[j], -line.compute[j] / unit);
+    lp.row(-kClpInf, line.comm / unit, terms);
+  }
+  MOTLEY_CHECK(lp.solve(), "dearest weights");
+  std::vector<double> weights;
+  double total = 0;
+  for (int column : w) {
+    weights.push_back(std::max(0.0, lp.value[column]));
+    total += weights.back();
+  }
+  for (double& weight : weights) weight /= total;
+  if (price != nullptr) {
+    *price = kInf;
+    for (const PriceLine& line : lines) {
+      double sum_of_line = line.comm;
+      for (size_t j = 0; j < types; ++j) sum_of_line += weights[j] * line.compute[j];
+      *price = std::min(*price, sum_of_line);
+    }
+  }
+  return weights;
+}
+
 }  // namespace motley::spmd

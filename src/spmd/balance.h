@@ -55,6 +55,20 @@ struct Balance {
 
 Balance balance(const BalanceProblem& problem);
 
+// What a program costs under fixed ratios if the device types took turns: under weights w it is
+// priced comm + sum_j w_j compute_j, at most the time of its step.
+struct PriceLine {
+  double comm = 0;              // seconds
+  std::vector<double> compute;  // [type] seconds
+};
+
+// The weights (>= 0, sum 1) under which the cheapest of the lines is dearest. Searching programs
+// at these weights and adding what is found raises the least price to its greatest (Kelley's
+// cutting planes on the Lagrangian dual): the best bound that one vector of weights can prove.
+// `price`, if given, is that of the cheapest line: what no bound of this kind exceeds.
+// REQUIRES: at least one line; all of one length.
+std::vector<double> dearest_weights(const std::vector<PriceLine>& lines, double* price = nullptr);
+
 // The time of the step under given ratios.
 double step_seconds(const BalanceProblem& problem, const std::vector<std::vector<double>>& ratio);
 

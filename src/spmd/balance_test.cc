@@ -159,6 +159,33 @@ TEST(Balance, WeightsBoundTheTime) {
   }
 }
 
+// Two types: the cheapest line is concave in the weight of the first.
+TEST(Balance, DearestWeightsEqualTernarySearch) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed);
+    std::vector<PriceLine> lines(rng.between(1, 8));
+    for (PriceLine& line : lines)
+      line = {1e-3 * rng.uniform(), {1e-3 * rng.uniform(), 1e-3 * rng.uniform()}};
+    const auto cheapest = [&](double w) {
+      double least = kInf;
+      for (const PriceLine& line : lines)
+        least = std::min(least, line.comm + w * line.compute[0] + (1 - w) * line.compute[1]);
+      return least;
+    };
+    double low = 0, high = 1;
+    for (int i = 0; i < 200; ++i) {
+      const double a = low + (high - low) / 3, b = high - (high - low) / 3;
+      (cheapest(a) < cheapest(b) ? low : high) = cheapest(a) < cheapest(b) ? a : b;
+    }
+    double price = 0;
+    const std::vector<double> weights = dearest_weights(lines, &price);
+    EXPECT_NEAR(weights[0] + weights[1], 1, 1e-12);
+    EXPECT_NEAR(price, cheapest((low + high) / 2), 1e-8 * price);
+    EXPECT_NEAR(price, cheapest(weights[0]), 1e-12);
+  }
+}
+
 TEST(Balance, InfeasibleSaysWhichTypeLacksWhat) {
   // Type 1 holds 3 GB too much of replicated state, whatever the ratios.
   const BalanceProblem fixed{

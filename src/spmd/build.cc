@@ -140,6 +140,9 @@ void Builder::contract() {
   }
   const std::vector<bool> pure = pure_gradients(graph);
   for (const Class& c : classes_) gradient_class_.push_back(pure[c.root.index]);
+  gradient_view_.assign(classes_.size(), false);
+  for (size_t v = 0; v < pure.size(); ++v)
+    if (pure[v]) gradient_view_[class_of_[v]] = true;
 }
 
 void Builder::add_values() {
@@ -149,7 +152,7 @@ void Builder::add_values() {
     const Class& cls = classes_[c];
     // All that prices depend on: size, and per form its cut and where it may be converted.
     std::string key = std::to_string(graph.spec(cls.root).bytes());
-    key += gradient_class_[c] ? 'g' : '|';
+    key += gradient_class_[c] ? 'g' : gradient_view_[c] ? 'v' : '|';
     auto has = [&](const Form& form, ValueId member) {
       const auto list = held(form);
       return std::any_of(list.begin(), list.end(),
@@ -175,6 +178,11 @@ void Builder::add_values() {
       table_class_.push_back(static_cast<int>(c));
     }
     problem_.value_table.push_back(it->second);
+    table_first_.resize(problem_.form_tables.size(), std::numeric_limits<int64_t>::max());
+    if (gradient_view_[c]) {
+      int64_t& first = table_first_[it->second];
+      first = std::min<int64_t>(first, graph.value(cls.root).producer.index);
+    }
   }
 }
 
@@ -241,6 +249,8 @@ void Builder::add_nodes() {
     node.backward = backward;
     problem_.nodes.push_back(std::move(node));
     sources_.push_back(source);
+    table_last_.resize(problem_.option_tables.size(), -1);
+    table_last_[table] = std::max<int64_t>(table_last_[table], source.node.index);
   };
   // A value without conversions whose form k is "stored in choice k".
   std::map<int, int> token_tables;
@@ -423,11 +433,17 @@ void Builder::add_nodes() {
   }
 }
 
-void Builder::price(const Fractions& fractions, int micro_batches) {
+void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare hidden) {
   const double part = 1.0 / micro_batches;
   const Graph& graph = theory_.graph();
+  const int64_t from_node =
+      hidden.first.valid()
+          ? graph.value(classes_[class_of_[hidden.first.index]].root).producer.index
+          : std::numeric_limits<int64_t>::max();
   for (size_t t = 0; t < problem_.form_tables.size(); ++t) {
     if (table_class_[t] < 0) continue;
+    // Tables are shared: some value with this one is made earlier.
+    const double exposed = table_first_[t] < from_node ? 1 - hidden.share : 1;
     FormTable& table = problem_.form_tables[t];
     const Class& c = classes_[table_class_[t]];
     bool gradient = gradient_class_[table_class_[t]];
@@ -460,6 +476,7 @@ void Builder::price(const Fractions& fractions, int micro_batches) {
         // Gradients are all-reduced together and share one latency.
         if (gradient && kind == CollectiveKind::all_reduce)
           cost = std::max(0.0, cost - model_.net().all_reduce(0));
+        if (gradient_view_[table_class_[t]] && kind == CollectiveKind::all_reduce) cost *= exposed;
         if (gradient) cost *= part;
       }
   }
@@ -469,6 +486,7 @@ void Builder::price(const Fractions& fractions, int micro_batches) {
     const GraphNode& node = graph.node(source.node);
     const auto& triples = theory_.triples(source.node);
     auto& options = problem_.option_tables[t].options;
+    const double exposed = table_last_[t] >= from_node ? 1 - hidden.share : 1;
     for (size_t i = 0; i < options.size(); ++i) {
       Option& o = options[i];
       const Triple& triple = triples[option_origins_[t].triple[i]];
@@ -489,7 +507,7 @@ void Builder::price(const Fractions& fractions, int micro_batches) {
       Work work = work_of(theory_, source.node, triple);
       const auto& f = fractions.by_type(work.cut);
       for (int j = 0; j < problem_.types; ++j) {
-        o.compute[j] = model_.compute(j, work, f[j]);
+        o.compute[j] = exposed * model_.compute(j, work, f[j]);
         o.memory[j] = 0;
         for (size_t k = 0; k < node.outputs.size(); ++k) {
           ValueId v = node.outputs[k];

@@ -34,6 +34,11 @@ enum class Restriction {
   zero,  // inputs cut in dimension 0, parameters and their state cut, gathered where they are used
 };
 
+struct HiddenShare {
+  double share = 0;
+  ValueId first;  // the gradient that the node makes; none: the end of the graph
+};
+
 class Builder {
  public:
   Builder(const Theory& theory, const CostModel& model, Optimizer optimizer,
@@ -43,7 +48,12 @@ class Builder {
   // Sets all costs for the given shares. The structure (what order.h looks at) does not change.
   // With `micro_batches` the program runs that often in a step: what it does once per step, the
   // collectives of gradients and the optimizer, counts one part in so many.
-  void price(const Fractions& fractions, int micro_batches = 1);
+  //
+  // With `hidden` no price is above the time of a step whose gradients travel beside the backward
+  // pass (cost/overlap.h). What they hide is a share of, at most, the all-reduces of the gradients
+  // that are made before some node and the computation from that node on, whichever node it is:
+  // prices are less by that share of these.
+  void price(const Fractions& fractions, int micro_batches = 1, HiddenShare hidden = {});
   // The program of a solution: nodes in graph order, collectives where their result is first used,
   // except that a gradient is scattered as soon as it is there (it frees memory), outputs are
   // converted as soon as they are made, and all-reduces of gradients stand together at the end.
@@ -117,9 +127,12 @@ class Builder {
   std::vector<int> first_placement_;          // [graph value], and the end
   std::vector<int> table_class_;              // [form table] exemplar class, -1: token
   std::vector<int> table_exemplar_;           // [option table] exemplar problem node
+  std::vector<int64_t> table_first_;          // [form table] first maker of its gradients
+  std::vector<int64_t> table_last_;           // [option table] last of its nodes
   std::vector<Source> sources_;               // [problem node]
   std::vector<OptionOrigin> option_origins_;  // [option table]
   std::vector<bool> gradient_class_;          // class holds a gradient that only an update reads
+  std::vector<bool> gradient_view_;           // some member of the class is one
   Problem problem_;
 };
 

@@ -38,17 +38,19 @@ struct PlanResult {
   Plan plan;
   std::vector<int> devices;  // of the cluster that was asked for: those of the plan's cluster
   Seconds hidden_s = 0;      // of the plan's communication behind its backward pass
-  Seconds synchronised_bound_s = 0;  // lower bound of steps with nothing hidden
+  // Lower bound of predicted step + hidden_s; 0 if the plan's own bound is within 1%.
+  Seconds synchronised_bound_s = 0;
   std::vector<Baseline> baselines;
   double search_s = 0;  // theory, problem and searches of the plan itself, baselines not counted
   int solves = 0;
   int64_t states = 0;
 };
 
-// With `parts`, where a plan communicates so long that fewer devices could win, groups of the
-// cluster, its faster types and single devices are planned for too; the plan's cluster is then the
-// part that won. A part is left out if its share of the flops could not do the plan's computation
-// in the plan's time. Throws UserError if there is no strategy of that name.
+// The plan is no slower than the best baseline that was looked at. With `parts`, where a plan
+// communicates so long that fewer devices could win, groups of the cluster, its faster types and
+// single devices are planned for too; the plan's cluster is then the part that won. A part is left
+// out if its share of the flops could not do the plan's computation in the plan's time. Throws
+// UserError if there is no strategy of that name.
 PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request);
 
 // A plan from one synthesis.

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <numeric>
 
 #include "core/error.h"
+#include "cost/overlap.h"
 #include "spmd/balance.h"
 #include "spmd/folded.h"
 #include "spmd/order.h"
@@ -29,6 +31,19 @@ std::vector<double> proportional_ratios(const Cluster& cluster) {
 namespace {
 
 constexpr double kRoundGain = 1e-3;  // that a round has to gain for another to follow
+
+// Program searches for the lower bound, and what another could gain, of the step, for it to be
+// made.
+constexpr int kCertifySolves = 6;
+constexpr double kCertifyGain = 1e-3;
+
+constexpr double kWideGap = 1e-2;  // for which another bound is tried
+
+// Of a step that communicates less, overlapping does not decide.
+constexpr double kWorthOverlapping = 0.02;
+
+// Tries of the secant method for the price of a byte.
+constexpr int kMemorySolves = 5, kHintedMemorySolves = 2;
 
 // The LP of section 5.1 for a program whose costs are known.
 BalanceProblem balance_problem(const ProgramCost& cost, const Cluster& cluster, bool memory_limit) {
@@ -88,6 +103,10 @@ class Search {
   Synthesis run() {
     auto start = std::chrono::steady_clock::now();
     if (options_.memory_limit && !holds_state()) return std::move(best_);
+    if (options_.known != nullptr) {
+      found_.push_back({{}, {}, std::make_unique<Program>(options_.known->program)});
+      offer(*found_.back().program, options_.known->ratios);
+    }
     if (!options_.ratios.empty()) {
       round(options_.ratios, false);
     } else {
@@ -109,8 +128,12 @@ class Search {
     }
     if (!best_.feasible && options_.memory_limit && no_program_.empty()) limit_memory();
     if (best_.feasible) {
+      if (options_.overlap) hide();
       best_.reason = to_string(worst_stop_);
-      certify();
+      best_.lower_bound = certify({options_.overlap ? kHiddenShare : 0, first_});
+      if (options_.overlap && gap() > kWideGap)
+        best_.lower_bound = std::max(best_.lower_bound, certify({kHiddenShare, {}}));
+      if (options_.overlap && gap() > kWideGap) best_.synchronised_bound = certify({});
       if (!options_.memory_limit) {
         const Shares shares(best_.ratios);
         best_.cost.memory = memory_of(theory_, best_.program, Fractions(model_.cluster(), shares),
@@ -130,8 +153,23 @@ class Search {
     return true;
   }
 
-  // Parameters, gradients and optimizer state have to be somewhere, once. If all devices together
-  // are too small for them, no program fits, and no search is needed to say so.
+  double gap() const { return 1 - best_.lower_bound / best_.step(); }
+
+  // Rounds at prices that know of the overlap.
+  void hide() {
+    if (best_.cost.comm < kWorthOverlapping * best_.cost.step) return;
+    hidden_ = {kHiddenShare, first_};
+    std::vector<double> ratios = best_.ratios;
+    for (int i = 0; i < 2; ++i) {
+      const std::vector<double> next = round(ratios, options_.ratios.empty(), byte_prices_);
+      if (next.empty() || close(next, ratios)) break;
+      ratios = next;
+    }
+  }
+
+  // Parameters, gradients and optimizer state have to be somewhere, once (under data parallelism on
+  // every device). If all devices together are too small for them, no program fits, and no search
+  // is needed to say so.
   bool holds_state() {
     const Cluster& cluster = model_.cluster();
     const Graph& graph = theory_.graph();
@@ -140,6 +178,15 @@ class Search {
       state += static_cast<Bytes>(graph.spec(p.value).bytes()) *
                (p.gradient.valid() ? 2 + state_factor(options_.optimizer) : 1);
     for (int d = 0; d < cluster.size(); ++d) capacity += cluster.type_of(d).memory;
+    if (options_.restriction == Restriction::data_parallel) {
+      for (const DeviceType& t : cluster.types)
+        if (state > t.memory)
+          best_.reason += fmt::format(
+              "{}{} lacks {} (parameters, gradients and optimizer state alone take {}, it has {})",
+              best_.reason.empty() ? "" : "; ", t.name, format_bytes(state - t.memory),
+              format_bytes(state), format_bytes(t.memory));
+      return best_.reason.empty();
+    }
     if (state <= capacity) return true;
     best_.reason = fmt::format(
         "parameters, gradients and optimizer state take {} and all devices together have {}; even "
@@ -158,29 +205,43 @@ class Search {
     return true;
   }
 
-  // Keeps the pair if it is feasible and the best so far. Returns its cost.
-  ProgramCost offer(const Program& program, const std::vector<double>& ratios) {
+  struct Offer {
+    const Program* program;  // of found_
+    std::vector<double> ratios;
+    ProgramCost cost;
+    Seconds hidden;
+    bool fits;
+  };
+
+  // Keeps the pair if it is feasible and the best so far.
+  const Offer& offer(const Program& program, const std::vector<double>& ratios) {
     for (const Offer& o : offers_)
-      if (o.program == &program && o.ratios == ratios) return o.cost;
+      if (o.program == &program && o.ratios == ratios) return o;
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
     Program formed = program;
     choose_forms(theory_, &formed, model_, fractions);
     ProgramCost cost = cost_of(theory_, formed, model_, fractions, options_.optimizer,
                                options_.micro_batches, options_.memory_limit);
-    if (fits(cost)) {
-      if (!best_.feasible || cost.step < best_.cost.step) {
+    ValueId first;
+    const Seconds hidden =
+        options_.overlap ? hidden_seconds(theory_, formed, model_, fractions, &first) : 0;
+    const bool fit = fits(cost);
+    if (fit) {
+      if (!best_.feasible || cost.step - hidden < best_.step()) {
         best_.feasible = true;
         best_.program = std::move(formed);
         best_.ratios = ratios;
         best_.cost = cost;
+        best_.hidden = hidden;
+        first_ = first;
       }
     } else if (double worst = excess(cost); lack_.empty() || worst < least_excess_) {
       least_excess_ = worst;
       lack_ = lacking(cost, model_.cluster());
     }
-    offers_.push_back({&program, ratios, cost});
-    return cost;
+    offers_.push_back({&program, ratios, std::move(cost), hidden, fit});
+    return offers_.back();
   }
 
   double excess(const ProgramCost& cost) const {
@@ -202,7 +263,7 @@ class Search {
   Solution solve(const std::vector<double>& ratios, const Weights& weights) {
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
-    builder_.price(fractions, options_.micro_batches);
+    builder_.price(fractions, options_.micro_batches, hidden_);
     Solution solution = solve_folded(builder_.problem(), order_, weights, options_.limits, &warm_);
     ++best_.solves;
     best_.states += solution.states;
@@ -244,82 +305,124 @@ class Search {
       return {};
     }
     const Program& program = program_of(solution);
-    ProgramCost cost = offer(program, ratios);
-    weights_ = deciding_weights(cost);
+    const Offer& offered = offer(program, ratios);
+    last_ = priced(solution, weights_);
+    last_.fits = offered.fits;
+    weights_ = deciding_weights(offered.cost);
     if (!rebalance) return ratios;
-    Balance b = balance(balance_problem(cost, model_.cluster(), options_.memory_limit));
+    Balance b = balance(balance_problem(offered.cost, model_.cluster(), options_.memory_limit));
     if (!b.feasible) return {};
     std::vector<double> next = by_device(b.ratio[0]);
-    ProgramCost balanced = offer(program, next);
-    weights_ = b.weights.compute.empty() ? deciding_weights(balanced) : b.weights;
+    const Offer& balanced = offer(program, next);
+    last_.fits = last_.fits || balanced.fits;
+    weights_ = b.weights.compute.empty() ? deciding_weights(balanced.cost) : b.weights;
     weights_.memory.clear();
     return next;
   }
 
-  // A price per byte on every type that is short, raised until the program fits, then lowered by
-  // bisection.
+  // A price per byte, equal on all types: dear enough that a program fits, then brought to where
+  // the programs on both sides of the limit cost the same.
   void limit_memory() {
     const Cluster& cluster = model_.cluster();
     std::vector<double> ratios =
         options_.ratios.empty() ? proportional_ratios(cluster) : options_.ratios;
-    double total = 0;
-    for (const DeviceType& t : cluster.types) total = std::max(total, t.memory);
-    double low = 0, high = 0;
-    // One second for the memory of a device, to begin with far below and to end with far above what
-    // a step costs.
+    double capacity = 0;
+    for (const DeviceType& t : cluster.types) capacity = std::max(capacity, t.memory);
+    Priced low = last_, high;
+    int tries = 0;
+    // In steps of what was found for the memory of a device.
+    const double unit = low.seconds / capacity;
     const double hint = options_.memory_price;
-    for (double price = hint > 0 ? hint : 1e-3 / total; price < 1e7 / total; price *= 10) {
-      try_price(price, ratios);
-      if (best_.feasible) {
-        high = best_.memory_price = price;
-        break;
-      }
-      low = price;
+    for (double price : {hint, 10 * unit, 1e4 * unit}) {
+      if (price == 0 || best_.feasible) continue;
+      high = try_price(price, ratios);
+      tries = price == hint ? kHintedMemorySolves : kMemorySolves;
     }
-    // Below a hint that fits, prices fall until one does not.
-    for (int i = 0; i < 4 && best_.feasible; ++i) {
-      const double middle = low > 0 ? std::sqrt(low * high) : high / (hint > 0 ? 3 : 10);
-      const double before = best_.cost.step;
-      try_price(middle, ratios);
-      const bool better = best_.cost.step < before;
-      if (better) best_.memory_price = middle;
-      if (!better && low == 0 && hint > 0) break;
-      (better ? high : low) = middle;
+    for (int i = 0; i < tries && best_.feasible; ++i) {
+      double price = (high.seconds - low.seconds) / (low.memory - high.memory);
+      if (!(price > 1.05 * low.price && price < high.price / 1.05))
+        price = low.price > 0 ? std::sqrt(low.price * high.price) : high.price / 10;
+      if (high.price < 1.2 * low.price) break;
+      const Priced between = try_price(price, ratios);
+      auto is = [&](const Priced& other) {
+        return std::abs(between.seconds - other.seconds) <= 1e-6 * other.seconds &&
+               std::abs(between.memory - other.memory) <= 1e-6 * other.memory;
+      };
+      if (is(low) || is(high)) break;
+      (between.fits ? high : low) = between;
     }
+    if (!best_.feasible) return;
+    best_.memory_price = high.price;
+    byte_prices_.assign(model_.types(), high.price);
   }
 
-  void try_price(double price, std::vector<double>& ratios) {
-    std::vector<double> prices(model_.types(), price);
+  // A program found at a price per byte: its time and bytes as they are priced.
+  struct Priced {
+    double price = 0, seconds = 0, memory = 0;
+    bool fits = false;
+  };
+
+  Priced try_price(double price, std::vector<double>& ratios) {
+    const std::vector<double> prices(model_.types(), price);
+    bool fits = false;
     for (int i = 0; i < 2; ++i) {
       std::vector<double> next = round(ratios, options_.ratios.empty(), prices);
+      fits = fits || last_.fits;
       if (next.empty() || close(next, ratios)) break;
       ratios = next;
     }
+    last_.price = price;
+    last_.fits = fits;
+    return last_;
   }
 
-  // The lower bound at the ratios of the best pair: the greatest least price over a few weights. A
-  // better program found on the way is kept.
-  void certify() {
-    std::vector<double> ratios = best_.ratios;
-    Weights weights = deciding_weights(best_.cost);
-    for (int i = 0; i < 3; ++i) {
-      Solution solution = solve(ratios, weights);
-      if (solution.option.empty()) break;
-      double bound = solution.lower_bound;
-      best_.lower_bound = std::max(best_.lower_bound, bound);
-      ProgramCost cost = offer(program_of(solution), ratios);
-      if (best_.cost.step - best_.lower_bound <= 1e-3 * best_.cost.step) break;
-      // Half-way between what decides now and what decided before: a damped step on the dual.
-      Weights next = deciding_weights(cost);
-      bool same = true;
-      for (size_t t = 0; t < next.compute.size(); ++t) {
-        same = same && std::abs(next.compute[t] - weights.compute[t]) < 1e-3;
-        next.compute[t] = (next.compute[t] + weights.compute[t]) / 2;
+  Priced priced(const Solution& solution, const Weights& weights) const {
+    const Problem& problem = builder_.problem();
+    Priced result;
+    double paid = 0;
+    for (size_t n = 0; n < problem.nodes.size(); ++n) {
+      const Option& o = problem.option_tables[problem.nodes[n].table].options[solution.option[n]];
+      for (size_t j = 0; j < o.memory.size(); ++j) {
+        result.memory += o.memory[j];
+        if (!weights.memory.empty()) paid += weights.memory[j] * o.memory[j];
       }
-      if (same) break;
-      weights = next;
     }
-    best_.lower_bound = std::min(best_.lower_bound, best_.cost.step);
+    result.seconds = solution.price - paid;
+    return result;
+  }
+
+  // A lower bound at the ratios of the best pair: the greatest least price over weights. A better
+  // program found on the way is kept.
+  Seconds certify(HiddenShare hidden) {
+    hidden_ = hidden;
+    const std::vector<double> ratios = best_.ratios;
+    const auto step = [&] { return hidden.share > 0 ? best_.step() : best_.cost.step; };
+    const double part = 1.0 / options_.micro_batches;
+    const auto besides = [&](int type) { return part * model_.per_step(type, theory_.graph()); };
+    std::vector<PriceLine> lines{{best_.cost.comm - best_.hidden, best_.cost.compute}};
+    for (const Offer& o : offers_)
+      if (o.ratios == ratios) lines.push_back({o.cost.comm - o.hidden, o.cost.compute});
+    Seconds bound = 0;
+    for (int i = 0; i < kCertifySolves; ++i) {
+      double most = 0;
+      const Weights weights{dearest_weights(lines, &most), {}};
+      // No weights can prove more than the programs that are known cost under them.
+      if (i > 0 && most - bound <= kCertifyGain * step()) break;
+      const Solution solution = solve(ratios, weights);
+      if (solution.option.empty()) break;
+      double least = solution.lower_bound;
+      for (int t = 0; t < model_.types(); ++t) least += weights.compute[t] * besides(t);
+      bound = std::max(bound, least);
+      const ProgramCost& cost = offer(program_of(solution), ratios).cost;
+      if (best_.ratios != ratios || step() - bound <= kCertifyGain * step()) break;
+      PriceLine line{solution.price, cost.compute};
+      for (int t = 0; t < model_.types(); ++t) {
+        line.comm += weights.compute[t] * besides(t);
+        line.comm -= weights.compute[t] * line.compute[t];
+      }
+      lines.push_back(std::move(line));
+    }
+    return std::min(bound, step());
   }
 
   struct Found {
@@ -327,21 +430,19 @@ class Search {
     std::vector<Conversion> conversions;
     std::unique_ptr<Program> program;
   };
-  struct Offer {
-    const Program* program;  // of found_
-    std::vector<double> ratios;
-    ProgramCost cost;
-  };
-
   const Theory& theory_;
   const CostModel& model_;
   const SynthesisOptions& options_;
   std::vector<Found> found_;
-  std::vector<Offer> offers_;
+  std::deque<Offer> offers_;
   Builder builder_;
   Order order_;
   Weights weights_;
   WarmStart warm_;
+  HiddenShare hidden_;               // in prices
+  ValueId first_;                    // of the best pair, see hidden_seconds()
+  std::vector<double> byte_prices_;  // that the limits ask for; empty: none
+  Priced last_;                      // of the last round
   std::vector<std::vector<double>> seen_;
   Synthesis best_;
   std::string no_program_, lack_;

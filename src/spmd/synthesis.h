@@ -6,7 +6,10 @@
 //
 // starting from ratios proportional to speed and, again, from equal ones. The weights of the types
 // are the duals of the LP's stage constraints. Per-device memory is a hard limit: programs that
-// exceed it are searched again with a price per byte, found by bisection.
+// exceed it are searched again with a price per byte, found by the secant method on the dual.
+//
+// Where gradients travel beside the backward pass (cost/overlap.h), pairs are compared by what is
+// left of the step, and a last round searches with gradients priced at what cannot be hidden.
 #pragma once
 
 #include <string>
@@ -19,12 +22,16 @@
 
 namespace motley::spmd {
 
+struct Synthesis;
+
 struct SynthesisOptions {
   Optimizer optimizer = Optimizer::adamw;
   Restriction restriction = Restriction::none;
   bool memory_limit = true;
-  std::vector<double> ratios;  // fixed ratios; empty: found
-  int micro_batches = 1;       // the program runs that often in a step; costs are of one run
+  bool overlap = false;              // gradients travel beside the backward pass
+  std::vector<double> ratios;        // fixed ratios; empty: found
+  const Synthesis* known = nullptr;  // a pair that the answer must not be worse than
+  int micro_batches = 1;             // the program runs that often in a step; costs are of one run
   double memory_price = 0;  // seconds per byte that a like problem needed: where to begin; 0: none
   // Of each program search. Where bounds are loose (experts on few devices), states are many; the
   // costliest are dropped, and the lower bound of the answer says what that may have lost.
@@ -36,11 +43,16 @@ struct Synthesis {
   std::string reason;  // infeasible: which device type lacks how much; else why the search stopped
   Program program;
   std::vector<double> ratios;  // [device], sum 1
-  ProgramCost cost;            // of program at ratios
-  Seconds lower_bound = 0;     // of any program at these ratios
-  double memory_price = 0;     // seconds per byte at which it was found; 0: without
-  int rounds = 0;              // (Q, B) iterations
-  int solves = 0;              // program searches
+  ProgramCost cost;            // of program at ratios, nothing hidden
+  Seconds hidden = 0;          // of it behind the backward pass, if `overlap`
+  Seconds lower_bound = 0;     // of cost.step - hidden, of any program at these ratios
+  // Of cost.step, of any program at these ratios, if the overlap leaves a gap of more than 1%; else
+  // 0.
+  Seconds synchronised_bound = 0;
+  Seconds step() const { return cost.step - hidden; }
+  double memory_price = 0;  // seconds per byte at which it was found; 0: without
+  int rounds = 0;           // (Q, B) iterations
+  int solves = 0;           // program searches
   int64_t states = 0;
   double seconds = 0;
 };

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/rng.h"
+#include "cost/overlap.h"
 #include "spmd/folded.h"
 #include "spmd/order.h"
 #include "spmd/planner.h"
@@ -80,6 +81,48 @@ TEST(Synthesis, LowerBoundHoldsAgainstRandomPrograms) {
           << name;
     }
   }
+}
+
+// Nor with gradients beside the backward pass, wherever the bound takes them to begin.
+TEST(Synthesis, LowerBoundHoldsWithOverlap) {
+  int hiding = 0;
+  for (const char* name : kGraphs) {
+    Graph graph = load(name);
+    Theory theory(graph);
+    for (double bandwidth : {1e8, 1e9, 1e10}) {
+      CostModel model(mixed(2, 3, bandwidth));
+      const Shares shares({0.3, 0.3, 0.15, 0.15, 0.1});
+      const Fractions fractions(model.cluster(), shares);
+      SynthesisOptions options;
+      options.ratios = shares.ratios();
+      options.overlap = true;
+      const Synthesis best = synthesize(theory, model, options);
+      ASSERT_TRUE(best.feasible) << best.reason;
+      EXPECT_LE(best.lower_bound, best.step() * (1 + 1e-12));
+      EXPECT_NEAR(best.hidden, hidden_seconds(theory, best.program, model, fractions), 1e-12);
+      Builder builder(theory, model, options.optimizer);
+      builder.price(fractions);
+      const Order order = make_order(builder.problem());
+      const auto step = [&](const Program& program) {
+        const Seconds hidden = hidden_seconds(theory, program, model, fractions);
+        hiding += hidden > 0;
+        return cost_of(theory, program, model, fractions, options.optimizer).step - hidden;
+      };
+      Rng rng(7);
+      for (ValueId first : {ValueId(), graph.parameters[0].gradient,
+                            graph.parameters[graph.parameters.size() / 2].gradient}) {
+        builder.price(fractions, 1, {kHiddenShare, first});
+        for (const double weight : {0.0, 0.4, 1.0}) {
+          const Solution solution =
+              solve_folded(builder.problem(), order, {{weight, 1 - weight}, {}});
+          EXPECT_GE(step(builder.program(solution)), solution.price * (1 - 1e-9)) << name;
+          for (int trial = 0; trial < 20; ++trial)
+            EXPECT_GE(step(random_program(builder, &rng)), solution.price * (1 - 1e-9)) << name;
+        }
+      }
+    }
+  }
+  EXPECT_GT(hiding, 100);
 }
 
 TEST(Synthesis, NeverWorseThanItsRestrictions) {
