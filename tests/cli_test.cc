@@ -207,6 +207,10 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
           simulate.json()["step_s"].get<double>(), 1e-9);
     Outcome verify = motley("verify --json " + path("p.json"));
     EXPECT_EQ(verify.code, 0) << verify.err;
+    Outcome emulated = motley("verify --json --emulate " + path("p.json"));
+    ASSERT_EQ(emulated.code, 0) << emulated.err;
+    EXPECT_TRUE(emulated.json()["emulated"].get<bool>());
+    EXPECT_LT(emulated.json()["gradient_error"].get<double>(), 1e-9);
     Outcome run = motley("run --json --steps 3 --lr 0.01 " + path("p.json"));
     ASSERT_EQ(run.code, 0) << run.err;
     for (int i = 0; i < 3; ++i)

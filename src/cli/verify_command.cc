@@ -5,47 +5,105 @@
 
 #include "cli/commands.h"
 #include "core/error.h"
+#include "torch/emulate.h"
+#include "torch/launch.h"
 #include "torch/trainer.h"
 
 namespace motley {
 
+namespace {
+
+struct VerifyOptions {
+  std::string plan, dtype = "f64";
+  uint64_t seed = 0;
+  bool emulate = false, json = false;
+};
+
+Plan sound_plan(const std::string& path) {
+  Plan plan = load_plan(path);
+  const std::vector<std::string> problems = check(plan, /*memory_limit=*/false);
+  if (!problems.empty())
+    throw user_error("verify", "{}: the plan is not sound: {}; see motley check", path,
+                     problems[0]);
+  return plan;
+}
+
+void print(const VerifyOptions& options, const Verification& v) {
+  if (options.json)
+    print_json({{"loss_error", v.loss_error},
+                {"gradient_error", v.gradient_error},
+                {"worst_parameter", v.worst_parameter},
+                {"dtype", to_string(v.dtype)},
+                {"reference", v.reference},
+                {"emulated", options.emulate},
+                {"equivalent", v.equivalent}});
+  else
+    std::printf("%s: %s to %s in %s; error of the loss %.2e, of gradients %.2e (%s)\n",
+                options.plan.c_str(), v.equivalent ? "equivalent" : "NOT equivalent",
+                v.reference.c_str(), to_string(v.dtype), v.loss_error, v.gradient_error,
+                v.worst_parameter.c_str());
+  std::fflush(stdout);
+  if (!v.equivalent)
+    throw user_error("verify", "{}: the plan is not equivalent to one device", options.plan);
+}
+
+void work(const VerifyOptions& options, DType dtype, const Rendezvous& where) {
+  const Plan plan = sound_plan(options.plan);
+  if (where.size != plan.cluster.size())
+    throw user_error("verify", "{}: the plan is for {} devices, but {} workers were started",
+                     options.plan, plan.cluster.size(), where.size);
+  set_threads(1);
+  const std::unique_ptr<ProcessCommunicator> group = join_group(where);
+  if (options.emulate) {
+    const std::string pacing = emulate_links(*group, plan.cluster);
+    if (where.rank == 0) std::fprintf(stderr, "emulation: %s\n", pacing.c_str());
+  }
+  const Verification v = verify_plan(plan, dtype, options.seed, *group);
+  group->barrier();
+  if (where.rank == 0) print(options, v);
+}
+
+void verify(const VerifyOptions& options) {
+  DType dtype = DType::f64;
+  parse_dtype(options.dtype, &dtype);
+  if (const auto where = rendezvous_from_environment()) {
+    run_worker([&] { work(options, dtype, *where); });
+    return;
+  }
+  const Plan plan = sound_plan(options.plan);
+  if (!options.emulate) {
+    print(options, verify_plan(plan, dtype, options.seed));
+    return;
+  }
+  LaunchOptions launch;
+  launch.workers = plan.cluster.size();
+  if (launch.workers > kMaxLocalWorkers)
+    throw user_error("verify",
+                     "{}: the plan is for {} devices; more than {} are not emulated on one machine",
+                     options.plan, launch.workers, kMaxLocalWorkers);
+  launch.arguments = {"verify",      options.plan, "--dtype",
+                      options.dtype, "--seed",     std::to_string(options.seed),
+                      "--emulate"};
+  if (options.json) launch.arguments.push_back("--json");
+  const std::unique_ptr<Network> network = network_for(plan.cluster);
+  launch.network = network.get();
+  launch_workers(launch);
+}
+
+}  // namespace
+
 void add_verify_command(CLI::App& app) {
-  struct Args {
-    std::string plan, dtype = "f64";
-    uint64_t seed = 0;
-    bool json = false;
-  };
-  auto args = std::make_shared<Args>();
+  auto options = std::make_shared<VerifyOptions>();
   auto* command = app.add_subcommand(
-      "verify", "Run one step of a plan on threads and on one device, and compare");
-  command->add_option("plan", args->plan, "Plan file")->required();
-  command->add_option("--dtype", args->dtype, "f64 or f32")->check(CLI::IsMember({"f64", "f32"}));
-  command->add_option("--seed", args->seed, "Seed of parameters and batch");
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->callback([args] {
-    const Plan plan = load_plan(args->plan);
-    const std::vector<std::string> problems = check(plan, /*memory_limit=*/false);
-    if (!problems.empty())
-      throw user_error("verify", "{}: the plan is not sound: {}; see motley check", args->plan,
-                       problems[0]);
-    DType dtype = DType::f64;
-    parse_dtype(args->dtype, &dtype);
-    const Verification v = verify_plan(plan, dtype, args->seed);
-    if (args->json)
-      print_json({{"loss_error", v.loss_error},
-                  {"gradient_error", v.gradient_error},
-                  {"worst_parameter", v.worst_parameter},
-                  {"dtype", to_string(v.dtype)},
-                  {"reference", v.reference},
-                  {"equivalent", v.equivalent}});
-    else
-      std::printf("%s: %s to %s in %s; error of the loss %.2e, of gradients %.2e (%s)\n",
-                  args->plan.c_str(), v.equivalent ? "equivalent" : "NOT equivalent",
-                  v.reference.c_str(), to_string(v.dtype), v.loss_error, v.gradient_error,
-                  v.worst_parameter.c_str());
-    if (!v.equivalent)
-      throw user_error("verify", "{}: the plan is not equivalent to one device", args->plan);
-  });
+      "verify", "Run one step of a plan on threads, or on workers, and on one device, and compare");
+  command->add_option("plan", options->plan, "Plan file")->required();
+  command->add_option("--dtype", options->dtype, "f64 or f32")
+      ->check(CLI::IsMember({"f64", "f32"}));
+  command->add_option("--seed", options->seed, "Seed of parameters and batch");
+  command->add_flag("--emulate", options->emulate,
+                    "Start a worker per device in the emulated network of the plan's cluster");
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->callback([options] { verify(*options); });
 }
 
 }  // namespace motley

@@ -1,4 +1,5 @@
-// motley verify: one step of a plan on threads of this process against one device.
+// motley verify: one step of a plan, on threads of this process or on the workers of a
+// launch, against one device.
 #pragma once
 
 namespace CLI {

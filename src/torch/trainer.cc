@@ -430,18 +430,28 @@ StepResult accumulate(const Plan& plan, Feeds feeds, uint64_t seed) {
   return total;
 }
 
-}  // namespace
+// What a plan's step starts from, and what one device makes of it.
+struct Reference {
+  Plan exact;
+  Feeds feeds;
+  StepResult expected;
+  std::string by;
+};
 
-Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
-  graph_of_model(plan);
-  const Plan exact = in_precision(plan, dtype);
+// Without `result` only what the step starts from.
+Reference reference_of(const Plan& plan, DType dtype, uint64_t seed, bool result) {
+  Reference reference;
+  reference.exact = in_precision(plan, dtype);
+  const Plan& exact = reference.exact;
   const Graph& graph = *exact.graph;
   const std::shared_ptr<TrainModule> module = materialize(model_of(plan), seed, dtype);
   const TensorMap inputs = random_inputs(*module, plan.batch, seed + 1, dtype);
-  Feeds feeds{{}, {}, inputs};
+  Feeds& feeds = reference.feeds;
+  feeds.inputs = inputs;
   for (const auto& [name, tensor] : parameters_of(*module))
     feeds.parameters[name] = tensor.detach();
   for (const auto& [name, tensor] : buffers_of(*module)) feeds.buffers[name] = tensor.clone();
+  if (!result) return reference;
 
   bool random = false, updates = false;
   for (const Node& node : graph.nodes) {
@@ -449,76 +459,109 @@ Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
     random = random || (op != nullptr && op->random);
   }
   for (const Buffer& b : graph.buffers) updates = updates || b.update.valid();
-  DefaultDType default_type(dtype);
-  Verification result;
-  result.dtype = dtype;
-  StepResult expected;
   if (exact.pipeline && updates) {
-    expected = accumulate(exact, feeds, seed);
-    result.reference = "the graph on one device, micro-batch by micro-batch";
+    reference.expected = accumulate(exact, feeds, seed);
+    reference.by = "the graph on one device, micro-batch by micro-batch";
   } else if (random) {
     const Graph whole = exact.pipeline
                             ? canonicalize(capture(model_of(plan).text(), plan.batch, dtype).graph)
                             : graph;
     InterpretOptions interpretation;
     interpretation.kernels = kernels_as(whole, graph, seed);
-    expected = interpret(whole, feeds, interpretation);
-    result.reference = "the graph on one device";
+    reference.expected = interpret(whole, feeds, interpretation);
+    reference.by = "the graph on one device";
   } else {
-    expected = eager_step(module.get(), inputs);
-    result.reference = "PyTorch on one device";
+    reference.expected = eager_step(module.get(), inputs);
+    reference.by = "PyTorch on one device";
   }
+  return reference;
+}
 
+// One step of the plan on this rank; where there is a `result`, what it is worse by than the
+// reference is noted in it.
+void run_and_compare(const Reference& reference, Communicator& group, uint64_t seed,
+                     std::mutex* mutex, Verification* result) {
+  at::NoGradGuard no_grad;
+  const Graph& graph = *reference.exact.graph;
+  const Feeds& feeds = reference.feeds;
+  ExecutorOptions options;
+  options.seed = seed;
+  const std::unique_ptr<Worker> worker = make_worker(reference.exact, group, options);
+  for (size_t i = 0; i < worker->parameters().size(); ++i)
+    worker->set_parameter(
+        i, worker
+               ->parameter_piece(
+                   i, feeds.parameters.at(graph.parameters[worker->parameters()[i]].name))
+               .clone());
+  for (size_t i = 0; i < worker->buffers().size(); ++i)
+    worker->set_buffer(
+        i, worker->buffer_piece(i, feeds.buffers.at(graph.buffers[worker->buffers()[i]].name))
+               .clone());
+  const Worker::Result step = worker->step(0, input_pieces(reference.exact, *worker, feeds.inputs));
   double largest = 0;
-  for (const auto& [name, gradient] : expected.gradients)
+  for (const auto& [name, gradient] : reference.expected.gradients)
     if (gradient.numel() > 0) largest = std::max(largest, gradient.abs().max().item<double>());
-  std::mutex mutex;
-  run_thread_group(plan.cluster.size(), [&](Communicator& group) {
-    at::NoGradGuard no_grad;
-    ExecutorOptions options;
-    options.seed = seed;
-    const std::unique_ptr<Worker> worker = make_worker(exact, group, options);
-    for (size_t i = 0; i < worker->parameters().size(); ++i)
-      worker->set_parameter(
-          i, worker
-                 ->parameter_piece(
-                     i, feeds.parameters.at(graph.parameters[worker->parameters()[i]].name))
-                 .clone());
-    for (size_t i = 0; i < worker->buffers().size(); ++i)
-      worker->set_buffer(
-          i, worker->buffer_piece(i, feeds.buffers.at(graph.buffers[worker->buffers()[i]].name))
-                 .clone());
-    const Worker::Result step = worker->step(0, input_pieces(exact, *worker, feeds.inputs));
-    auto relative = [](double difference, double scale) {
-      return scale > 0 ? difference / scale : difference;
-    };
-    const double loss = expected.loss.item<double>();
-    const double loss_error = relative(std::abs(step.loss - loss), std::abs(loss));
-    size_t next = 0;  // among the worker's parameters
-    for (size_t k = 0; k < graph.parameters.size(); ++k) {
-      const Parameter& p = graph.parameters[k];
-      const bool mine =
-          next < worker->parameters().size() && worker->parameters()[next] == static_cast<int>(k);
-      const at::Tensor local = mine ? step.gradients[next] : at::Tensor();
-      next += mine;
-      if (!p.gradient.valid()) continue;
-      const at::Tensor whole = worker->whole_parameter(static_cast<int>(k), local, true);
-      const at::Tensor& right = expected.gradients.at(p.name);
-      const double difference = (whole - right).abs().max().item<double>();
-      const double error =
-          relative(difference, std::max(right.abs().max().item<double>(), 1e-6 * largest));
-      std::lock_guard lock(mutex);
-      if (error > result.gradient_error || std::isnan(error)) {
-        result.gradient_error = error;
-        result.worst_parameter = p.name;
-      }
+  auto relative = [](double difference, double scale) {
+    return scale > 0 ? difference / scale : difference;
+  };
+  size_t next = 0;  // among the worker's parameters
+  for (size_t k = 0; k < graph.parameters.size(); ++k) {
+    const Parameter& p = graph.parameters[k];
+    const bool mine =
+        next < worker->parameters().size() && worker->parameters()[next] == static_cast<int>(k);
+    const at::Tensor local = mine ? step.gradients[next] : at::Tensor();
+    next += mine;
+    if (!p.gradient.valid()) continue;
+    const at::Tensor whole = worker->whole_parameter(static_cast<int>(k), local, true);
+    if (result == nullptr) continue;
+    const at::Tensor& right = reference.expected.gradients.at(p.name);
+    const double difference = (whole - right).abs().max().item<double>();
+    const double error =
+        relative(difference, std::max(right.abs().max().item<double>(), 1e-6 * largest));
+    std::lock_guard lock(*mutex);
+    if (error > result->gradient_error || std::isnan(error)) {
+      result->gradient_error = error;
+      result->worst_parameter = p.name;
     }
-    std::lock_guard lock(mutex);
-    if (loss_error > result.loss_error || std::isnan(loss_error)) result.loss_error = loss_error;
-  });
+  }
+  if (result == nullptr) return;
+  const double loss = reference.expected.loss.item<double>();
+  const double error = relative(std::abs(step.loss - loss), std::abs(loss));
+  std::lock_guard lock(*mutex);
+  if (error > result->loss_error || std::isnan(error)) result->loss_error = error;
+}
+
+Verification verdict(Verification result, const Reference& reference, DType dtype) {
+  result.dtype = dtype;
+  result.reference = reference.by;
   const double limit = dtype == DType::f64 ? 1e-9 : 1e-4;
   result.equivalent = result.loss_error <= limit && result.gradient_error <= limit;
   return result;
+}
+
+}  // namespace
+
+Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
+  graph_of_model(plan);
+  DefaultDType default_type(dtype);
+  const Reference reference = reference_of(plan, dtype, seed, true);
+  Verification result;
+  std::mutex mutex;
+  run_thread_group(plan.cluster.size(), [&](Communicator& group) {
+    run_and_compare(reference, group, seed, &mutex, &result);
+  });
+  return verdict(result, reference, dtype);
+}
+
+Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed, Communicator& group) {
+  graph_of_model(plan);
+  DefaultDType default_type(dtype);
+  const bool judges = group.rank() == 0;
+  const Reference reference = reference_of(plan, dtype, seed, judges);
+  Verification result;
+  std::mutex mutex;
+  run_and_compare(reference, group, seed, &mutex, judges ? &result : nullptr);
+  return verdict(result, reference, dtype);
 }
 
 }  // namespace motley

@@ -94,5 +94,7 @@ struct Verification {
   bool equivalent = false;  // both at most 1e-9 in double precision, 1e-4 otherwise
 };
 Verification verify_plan(const Plan& plan, DType dtype = DType::f64, uint64_t seed = 0);
+// The same on the ranks of a group, all of which call it: rank 0 judges.
+Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed, Communicator& group);
 
 }  // namespace motley
