@@ -271,7 +271,7 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsPlanned) {
                    i, values.at(plan.graph->parameters[worker->parameters()[i]].name).detach()));
       worker->step(0, input_pieces(plan, *worker, random_inputs(*all, plan.batch, 2)));
       if (!works) return;
-      EXPECT_EQ(most_in_flight(*worker),
+      EXPECT_EQ(worker->most_in_flight(),
                 in_flight(plan.pipeline->replicas[seat.replica], seat.stage));
     });
   }

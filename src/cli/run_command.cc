@@ -122,6 +122,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
                 {"emulated", options.emulate},
                 {"pacing", pacing},
                 {"steps", steps},
+                {"in_flight", report.in_flight},
                 {"median_step_s", report.median_step_s},
                 {"predicted_step_s", plan.predicted_step_s}});
   } else if (!report.steps.empty()) {

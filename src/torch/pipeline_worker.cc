@@ -26,7 +26,12 @@ constexpr int64_t kBucketBytes = int64_t{64} << 20;
 class PipelineWorker final : public Worker {
  public:
   PipelineWorker(const Plan& plan, Communicator& group, const ExecutorOptions& options)
-      : plan_(plan), pipeline_(*plan.pipeline), group_(group), device_(options.device) {
+      : plan_(plan),
+        pipeline_(*plan.pipeline),
+        group_(group),
+        device_(options.device),
+        before_(options.before),
+        after_(options.after) {
     for (size_t r = 0; r < pipeline_.replicas.size(); ++r)
       for (const StagePlan& s : pipeline_.replicas[r].stages) shares_[r].emplace_back(s.ratios);
     find_owners();
@@ -115,7 +120,7 @@ class PipelineWorker final : public Worker {
     return whole(buffer_owners_[buffer], local, everywhere);
   }
 
-  int most_in_flight() const { return most_in_flight_; }
+  int most_in_flight() const override { return most_in_flight_; }
 
  private:
   // The first stage that holds a parameter or buffer, and its value there; stage -1: none.
@@ -194,6 +199,14 @@ class PipelineWorker final : public Worker {
     }
   }
 
+  // What the waiting takes is not computation.
+  void wait(std::vector<std::unique_ptr<Message>>& messages) {
+    if (messages.empty()) return;
+    if (before_) before_(false);
+    for (auto& message : messages) message->wait();
+    if (after_) after_(false);
+  }
+
   // ---- passes
 
   std::vector<Incoming> post(int m, bool backward) {
@@ -224,7 +237,7 @@ class PipelineWorker final : public Worker {
   std::vector<std::pair<ValueId, at::Tensor>> take_in(std::vector<Incoming>& list) {
     std::vector<std::pair<ValueId, at::Tensor>> taken;
     for (Incoming& in : list) {
-      for (auto& message : in.messages) message->wait();
+      wait(in.messages);
       for (auto& [p, part] : in.parts)
         if (part.numel() != in.flat.numel())
           in.route->resharding.insert(p, seat_.rank, part, in.flat);
@@ -279,7 +292,7 @@ class PipelineWorker final : public Worker {
     auto arrived = [&](bool backward, int m) {
       for (auto& list = going[backward]; !list.empty() && list.begin()->first <= m;
            list.erase(list.begin()))
-        for (auto& message : list.begin()->second) message->wait();
+        wait(list.begin()->second);
     };
     int next[2] = {0, 0};
     for (const pipeline::Task& task : order_) {
@@ -431,7 +444,7 @@ class PipelineWorker final : public Worker {
                 group_.send(out.extract(seat_.rank, r, local), (*devices[g])[r], kExchangeTag));
       }
     }
-    for (auto& message : messages) message->wait();
+    wait(messages);
     at::Tensor total;
     for (int g = 0; g < groups; ++g) {
       if (!has[g]) continue;
@@ -466,7 +479,7 @@ class PipelineWorker final : public Worker {
         messages.push_back(group_.receive(tensor, devices[0], kWholeTag));
       }
     }
-    for (auto& message : messages) message->wait();
+    wait(messages);
     return everywhere || group_.rank() == 0 ? tensor : at::Tensor();
   }
 
@@ -474,8 +487,9 @@ class PipelineWorker final : public Worker {
   const PipelinePlan& pipeline_;
   Communicator& group_;
   at::Device device_;
-  std::map<int, std::vector<Shares>> shares_;  // [replica][stage]
-  std::vector<Owner> owners_, buffer_owners_;  // [parameter], [buffer] of the plan's graph
+  std::map<int, std::vector<Shares>> shares_;         // [replica][stage]
+  std::vector<Owner> owners_, buffer_owners_;         // [parameter], [buffer] of the plan's graph
+  std::function<void(bool compute)> before_, after_;  // as in ExecutorOptions
   bool working_ = false;
   Seat seat_;
   int64_t first_ = 0;  // micro-batches of earlier replicas
@@ -493,11 +507,6 @@ class PipelineWorker final : public Worker {
 std::unique_ptr<Worker> make_pipeline_worker(const Plan& plan, Communicator& group,
                                              const ExecutorOptions& options) {
   return std::make_unique<PipelineWorker>(plan, group, options);
-}
-
-int most_in_flight(const Worker& worker) {
-  auto* mine = dynamic_cast<const PipelineWorker*>(&worker);
-  return mine ? mine->most_in_flight() : 1;
 }
 
 }  // namespace motley

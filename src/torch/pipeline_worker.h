@@ -24,7 +24,4 @@ constexpr int kAhead = 2;
 std::unique_ptr<Worker> make_pipeline_worker(const Plan& plan, Communicator& group,
                                              const ExecutorOptions& options);
 
-// The most micro-batches that a worker made by it held at once since it was made.
-int most_in_flight(const Worker& pipeline_worker);
-
 }  // namespace motley

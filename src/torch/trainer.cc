@@ -324,6 +324,17 @@ at::Tensor Trainer::parameter(const std::string& name) {
   MOTLEY_CHECK(false, "no parameter {}", name);
 }
 
+std::vector<int> Trainer::in_flight() {
+  at::Tensor most =
+      at::zeros({impl_->group.size()}, at::TensorOptions(impl_->options.device).dtype(at::kDouble));
+  most[impl_->group.rank()] = impl_->worker->most_in_flight();
+  impl_->group.all_reduce(most);
+  most = most.cpu();
+  std::vector<int> list;
+  for (int64_t r = 0; r < most.numel(); ++r) list.push_back(most[r].item<int>());
+  return list;
+}
+
 RunReport train(const Plan& plan, Communicator& group, const TrainOptions& options, int64_t steps,
                 const std::function<void(const StepReport&)>& progress) {
   Trainer trainer(plan, group, options);
@@ -340,6 +351,7 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
          (options.checkpoint_every > 0 && (i + 1) % options.checkpoint_every == 0)))
       trainer.save();
   }
+  report.in_flight = trainer.in_flight();
   std::sort(times.begin(), times.end());
   if (!times.empty())
     report.median_step_s = (times[(times.size() - 1) / 2] + times[times.size() / 2]) / 2;

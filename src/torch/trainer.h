@@ -63,6 +63,8 @@ class Trainer {
   void save();
   // A whole parameter, on the CPU; collective.
   at::Tensor parameter(const std::string& name);
+  // The most micro-batches that each worker held at once; collective, the same on all.
+  std::vector<int> in_flight();
 
  private:
   struct Impl;
@@ -71,8 +73,9 @@ class Trainer {
 
 struct RunReport {
   std::vector<StepReport> steps;
-  std::string data;           // what was trained on, in words
-  Seconds median_step_s = 0;  // the first step warms up and does not count if there are others
+  std::string data;            // what was trained on, in words
+  std::vector<int> in_flight;  // [rank] most micro-batches held at once
+  Seconds median_step_s = 0;   // the first step warms up and does not count if there are others
 };
 
 // Trains `steps` steps, saving checkpoints if they are asked for. `progress` is called on every

@@ -47,6 +47,9 @@ class Worker {
   virtual Part parameter_part(size_t i) const = 0;
   virtual Part buffer_part(size_t i) const = 0;
 
+  // The most micro-batches that it held at once since it was made.
+  virtual int most_in_flight() const { return 1; }
+
   // Whether this worker's piece of the i-th parameter counts in a sum over all pieces that takes
   // every element once.
   virtual bool counts(size_t i) const = 0;
