@@ -1,7 +1,12 @@
 """capture(): one training step as a graph."""
 
+import contextlib
+import gc
 import linecache
 import os
+import random
+import sys
+import warnings
 
 import torch
 
@@ -18,6 +23,8 @@ _MENDS = (
         "reads a number out of a tensor",
         "; use torch.where or a mask, or compute it before the step and pass it as an input",
     ),
+    ("draws random numbers, which", "; draw them before the step and pass them as an input"),
+    ("; graphs hold real numbers", ": compute it in real numbers, or before the step and pass the result as an input"),
     (
         "knows the shape of its result",
         "; register a Meta kernel for it (torch.library), or call it before the step and pass the result as an input",
@@ -42,8 +49,8 @@ def _explained(error):
     text = str(error).split("\n")[0]
     if isinstance(error, CaptureError):
         return None
-    if text.startswith("[capture] "):
-        text = text[len("[capture] ") :]
+    if text.startswith(("[capture] ", "[torch] ")):
+        text = text.split("] ", 1)[1]
     elif isinstance(error, (RuntimeError, TypeError, NotImplementedError)) and "meta" in text.lower():
         text = f"this needs a tensor's numbers, which a capture does not have ({text})" + _MENDS[0][1]
     else:
@@ -53,11 +60,62 @@ def _explained(error):
     return f"[capture] {place + ': ' if place else ''}{text}"
 
 
+def _random_states():
+    """Of the random numbers that are not torch's."""
+    states = [random.getstate()]
+    if "numpy" in sys.modules:
+        _, keys, *rest = sys.modules["numpy"].random.get_state()
+        states += [keys.tobytes(), rest]
+    return states
+
+
+class _Watch:
+    """What a step must not do, since a graph could not repeat it; with the line of the user's code that does it."""
+
+    def __init__(self, parameters):
+        self.parameters = parameters
+        self.before = [(p._version, _torch.storage_of(p)) for p in parameters]
+        self.random, self.place, self.at = _random_states(), "", None
+
+    def changed(self):
+        """The position of a parameter that was changed, or -1."""
+        for i, (parameter, before) in enumerate(zip(self.parameters, self.before)):
+            if (parameter._version, _torch.storage_of(parameter)) != before:
+                return i
+        return -1
+
+    def happened(self):
+        return self.changed() >= 0 or _random_states() != self.random
+
+    def trace(self, frame, event, _):
+        """For sys.settrace: finds the line after which it has happened."""
+        if os.path.abspath(frame.f_code.co_filename).startswith(_OWN) or frame.f_code.co_filename.startswith("<"):
+            return None
+        if not self.place and self.at is not None and self.happened():
+            self.place = "{}:{}: {}: ".format(*self.at, linecache.getline(*self.at).strip())
+        if event == "return":
+            frame = frame.f_back
+        self.at = frame.f_code.co_filename, frame.f_lineno
+        return self.trace
+
+
 def _meta(tensor, parameter=False):
     twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     if parameter:
         return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
     return twin.requires_grad_(tensor.requires_grad)
+
+
+@contextlib.contextmanager
+def _no_collection():
+    """Without the garbage collector, which takes as long as a quarter of a capture and finds nothing."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def capture_step(step, name, samples=None):
@@ -67,6 +125,8 @@ def capture_step(step, name, samples=None):
     parameters = [_meta(slot.tensor, parameter=True) for slot in step.parameters]
     buffers = [_meta(slot.tensor) for slot in step.buffers]
     leaves = [_meta(tensor) for tensor in whole]
+
+    watch = _Watch(parameters)
 
     def run():
         loss = step.loss(leaves)
@@ -83,8 +143,8 @@ def capture_step(step, name, samples=None):
     def named(slots, tensors):
         return [(slot.name, tensor) for slot, tensor in zip(slots, tensors)]
 
-    try:
-        with unchanged(step.model), replaced(step.parameters + step.buffers, parameters + buffers):
+    def captured(run):
+        with _no_collection(), unchanged(step.model) as attributes, replaced(step.parameters + step.buffers, parameters + buffers):
             with torch.enable_grad(), _rewrites.active(), _torch.plain_attention():
                 graph = _motley.capture(
                     name,
@@ -94,11 +154,44 @@ def capture_step(step, name, samples=None):
                     batch,
                     run,
                 )
+        return graph, attributes
+
+    def traced():
+        before = sys.gettrace()
+        sys.settrace(watch.trace)
+        try:
+            return run()
+        finally:
+            sys.settrace(before)
+
+    text = None
+    try:
+        graph, attributes = captured(run)
     except Exception as error:
         text = _explained(error)
         if text is None:
             raise
+    if watch.happened():
+        at = watch.changed()
+        what = (
+            f"the step changes parameter {step.parameters[at].name}; change it between steps, or make it a buffer"
+            if at >= 0
+            else "the model draws random numbers of Python or numpy, and a captured step would go on with those of the capture; "
+            "use torch.rand, or draw them before the step and pass them as an input"
+        )
+        parameters = [_meta(slot.tensor, parameter=True) for slot in step.parameters]
+        watch = _Watch(parameters)
+        with contextlib.suppress(Exception):
+            captured(traced)
+        text = f"[capture] {watch.place}{what}"
+    if text is not None:
         raise CaptureError(text) from None
+    for path, key, old, new in attributes:
+        warnings.warn(
+            f"[capture] {path}.{key} changes from {old!r} to {new!r} in the forward pass; a graph does not repeat this, so make "
+            "it a buffer if later steps depend on it",
+            stacklevel=3,
+        )
     graph.at = lambda samples: capture_step(step, name, samples)  # for engines that plan micro-batches
     return graph
 

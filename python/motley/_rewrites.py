@@ -8,6 +8,8 @@ import contextlib
 import torch
 import torch.nn.functional as F
 
+from ._errors import UserError
+
 _cross_entropy, _one_hot = F.cross_entropy, F.one_hot
 _repeat_interleave = torch.repeat_interleave
 
@@ -44,18 +46,26 @@ def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-1
 
 
 def _no_numbers(*_, **__):
-    raise RuntimeError("[capture] the model reads a number out of a tensor (tolist)")
+    raise UserError("[capture] the model reads a number out of a tensor (tolist)")
+
+
+def _no_format(self, spec):
+    if spec:
+        raise UserError(f"[capture] the model reads a number out of a tensor (to print it as {spec!r})")
+    return str(self)
 
 
 @contextlib.contextmanager
 def active():
-    """Also refuses Tensor.tolist, which reads memory that a Meta tensor does not have."""
+    """Also refuses Tensor.tolist and formats of numbers, which read memory that a Meta tensor does not have."""
     F.one_hot, F.cross_entropy = one_hot, cross_entropy
     torch.repeat_interleave = repeat_interleave
     torch.Tensor.repeat_interleave, torch.Tensor.tolist = repeat_interleave, _no_numbers
+    format_of, torch.Tensor.__format__ = torch.Tensor.__format__, _no_format
     try:
         yield
     finally:
         F.one_hot, F.cross_entropy = _one_hot, _cross_entropy
         torch.repeat_interleave = _repeat_interleave
         del torch.Tensor.repeat_interleave, torch.Tensor.tolist
+        torch.Tensor.__format__ = format_of

@@ -122,16 +122,22 @@ def slots_of(model):
 
 @contextlib.contextmanager
 def unchanged(model):
-    """Undoes what a forward pass does to the attributes of a model's modules."""
-    before = []
+    """Undoes what a forward pass does to the attributes of a model's modules.
+
+    Yields a list, filled at the end: (class, attribute, before, after) of plain values that it changes.
+    """
+    before, changes = [], []
     for module in model.modules():
         state = vars(module)
-        inside = {k: v.copy() for k, v in state.items() if type(v) in (list, set) or isinstance(v, dict)}
-        before.append((state, dict(state), inside))
+        inside = {k: v.copy() if v else () for k, v in state.items() if type(v) in (list, set) or isinstance(v, dict)}
+        before.append((state, dict(state), inside, type(module).__name__))
     try:
-        yield
+        yield changes
     finally:
-        for state, attributes, inside in before:
+        for state, attributes, inside, kind in before:
+            for key, old in attributes.items():
+                if type(old) in (int, float, bool, str) and state.get(key, old) != old:
+                    changes.append((kind, key, old, state[key]))
             state.clear()
             state.update(attributes)
             for key, content in inside.items():

@@ -8,11 +8,18 @@ import torch
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
+def _storage(tensor):
+    return tensor.untyped_storage() if VERSION >= (2, 0) else tensor._storage()
+
+
 def memory_of(tensor):
     """The address of a tensor's memory and where in it the tensor begins."""
-    if VERSION >= (2, 0):
-        return tensor.untyped_storage().data_ptr(), tensor.storage_offset()
-    return tensor.storage().data_ptr(), tensor.storage_offset()
+    return _storage(tensor).data_ptr(), tensor.storage_offset()
+
+
+def storage_of(tensor):
+    """Names a tensor's memory, also on the meta device, where it has no address."""
+    return _storage(tensor)._cdata
 
 
 def plain_attention():

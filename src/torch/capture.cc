@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -288,6 +289,7 @@ const OpInfo* Recorder::twin_of(const OpInfo& info) {
     base.pop_back();
   static const std::unordered_map<std::string, c10::OperatorName> irregular = {
       {"aten::bernoulli_.float", {"aten::bernoulli", "p"}},
+      {"aten::normal_", {"aten::normal_functional", ""}},
       {"aten::normal_", {"aten::normal_functional", ""}},
   };
   if (auto it = irregular.find(info.op.name); it != irregular.end())
@@ -692,6 +694,9 @@ std::vector<at::Tensor> Recorder::evaluate(const OpInfo& info, Node* node, Stack
 }
 
 std::vector<at::Tensor> Recorder::record(const OpInfo& info, Stack* stack) {
+  if (find_op(info.name) == nullptr && info.op.handle.hasTag(at::Tag::nondeterministic_seeded))
+    throw user_error("capture", "{} draws random numbers, which would differ from device to device",
+                     info.op.name);
   const c10::IValue* args = arguments(info, stack);
   Node node{info.name, to_args(info, args), {}, phase};
   Place parent;
@@ -1149,7 +1154,11 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
       graph.parameters[positions[i]].gradient = recorder.value_of(gradients[i], "the gradient");
   for (size_t i = 0; i < parameters.size(); i++)
     if (recorder.changed(parameters[i]))
-      throw user_error("capture", "{}: the step changes parameter {} in place", name, names[i]);
+      throw user_error(
+          "capture",
+          "{}: the step changes parameter {} in place; change it between steps, or make "
+          "it a buffer",
+          name, names[i]);
   for (size_t i = 0; i < step.buffers.size(); i++)
     if (recorder.changed(step.buffers[i].second))
       graph.buffers[i].update = recorder.value_of(step.buffers[i].second, "the update");

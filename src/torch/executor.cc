@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "core/error.h"
@@ -43,16 +44,47 @@ double random_element(uint64_t seed, int64_t step, int node, int64_t index) {
 
 namespace {
 
-// bernoulli.p(self, p): the piece of a tensor of 0s and 1s that `global_index` (by local element,
-// in order) says.
+// Element of the given uniform numbers in [0, 1) as a random operator draws it.
+double drawn(const Node& node, double u, double v) {
+  const std::string& op = node.op;
+  if (op == "aten::bernoulli.p") return u < ops::real_arg(node, 1, 0.5) ? 1 : 0;
+  if (op == "aten::randn" || op == "aten::randn_like" || op == "aten::normal_functional") {
+    const double normal =
+        std::sqrt(-2 * std::log1p(-u)) * std::cos(2 * M_PI * v);  // Box and Muller
+    return op == "aten::normal_functional"
+               ? ops::real_arg(node, 1, 0) + ops::real_arg(node, 2, 1) * normal
+               : normal;
+  }
+  double low = 0, high = 1;
+  if (op == "aten::uniform") low = ops::real_arg(node, 1, 0), high = ops::real_arg(node, 2, 1);
+  if (!op.starts_with("aten::randint")) return low + u * (high - low);
+  const size_t first = op == "aten::randint_like" || op == "aten::randint_like.low_dtype" ? 1 : 0;
+  if (op.ends_with(".low") || op.ends_with(".low_dtype"))
+    low = ops::real_arg(node, first), high = ops::real_arg(node, first + 1);
+  else
+    high = ops::real_arg(node, first);
+  return std::floor(low + u * (high - low));
+}
+
+// The piece of a random operator's result that `global_index` (by local element, in order) says.
 template <typename F>
-at::Tensor bernoulli(const Node& node, const Shape& local, DType dtype, uint64_t seed, int64_t step,
-                     int id, F global_index) {
-  double p = ops::real_arg(node, 1, 0.5);
+at::Tensor draw(const Node& node, const Shape& local, DType dtype, uint64_t seed, int64_t step,
+                int id, F global_index) {
   at::Tensor out = at::empty(local, at::TensorOptions().dtype(at::kDouble));
   double* data = out.data_ptr<double>();
-  for (int64_t i = 0, n = out.numel(); i < n; ++i)
-    data[i] = random_element(seed, step, id, global_index(i)) < p;
+  // No more bits than the type has: numbers below 1 stay below it when they are rounded.
+  const double steps = dtype == DType::f32    ? 0x1p24
+                       : dtype == DType::f16  ? 0x1p11
+                       : dtype == DType::bf16 ? 0x1p8
+                                              : 0x1p53;
+  const bool normal =
+      node.op.find("norm") != std::string::npos || node.op.starts_with("aten::randn");
+  for (int64_t i = 0, n = out.numel(); i < n; ++i) {
+    const int64_t index = global_index(i);
+    double u = random_element(seed, step, id, index);
+    u = std::floor(u * steps) / steps;
+    data[i] = drawn(node, u, normal ? random_element(~seed, step, id, index) : 0);
+  }
   return out.to(to_torch(dtype));
 }
 
@@ -65,9 +97,9 @@ Kernel kernel_of(uint64_t seed, int64_t step, int64_t micro_batch, std::vector<i
     const int id = graph.value(node.outputs[0]).producer.index;
     const TensorSpec& spec = graph.spec(node.outputs[0]);
     const int64_t before = micro_batch * spec.numel();
-    return std::vector<at::Tensor>{bernoulli(node, spec.shape, spec.dtype, seed, step,
-                                             stream.empty() ? id : stream[id],
-                                             [=](int64_t i) { return before + i; })};
+    return std::vector<at::Tensor>{draw(node, spec.shape, spec.dtype, seed, step,
+                                        stream.empty() ? id : stream[id],
+                                        [=](int64_t i) { return before + i; })};
   };
 }
 
@@ -426,21 +458,20 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
           options_.random_stream.empty() ? in.id.index : options_.random_stream[in.id.index];
       const int64_t before = micro_batch * spec.numel();  // elements of earlier micro-batches
       if (!in.placements[0].is_shard())
-        return {bernoulli(*in.node, spec.shape, spec.dtype, options_.seed, step_number, stream,
-                          [=](int64_t i) { return before + i; })
+        return {draw(*in.node, spec.shape, spec.dtype, options_.seed, step_number, stream,
+                     [=](int64_t i) { return before + i; })
                     .to(options_.device)};
       // Local index (o, l, i) of (outer, piece, inner) is global index (o, begin + l, i).
       Factored f = factored(theory_, in.node->outputs[0], in.placements[0]);
       int64_t inner = 1;
       for (size_t a = f.axis + 1; a < f.shape.size(); ++a) inner *= f.shape[a];
       int64_t n = f.shape[f.axis], begin = in.begin, length = std::max<int64_t>(in.length, 1);
-      return {bernoulli(*in.node, in.result_shapes[0], spec.dtype, options_.seed, step_number,
-                        stream,
-                        [=](int64_t i) {
-                          return before +
-                                 ((i / (inner * length)) * n + begin + i / inner % length) * inner +
-                                 i % inner;
-                        })
+      return {draw(*in.node, in.result_shapes[0], spec.dtype, options_.seed, step_number, stream,
+                   [=](int64_t i) {
+                     return before +
+                            ((i / (inner * length)) * n + begin + i / inner % length) * inner +
+                            i % inner;
+                   })
                   .to(options_.device)};
     }
     case Instruction::Kind::empty: {

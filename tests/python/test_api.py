@@ -1,12 +1,14 @@
 """Capture, plans, files and messages: what needs no second process."""
 
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import textwrap
 import unittest
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -142,6 +144,61 @@ def outside(module, y, table=torch.ones(5000)):
     return y * table[:3]
 
 
+def loops(module, y):
+    while y.norm() > 1:
+        y = y / 2
+    return y
+
+
+def asserts(module, y):
+    assert torch.isfinite(y).all()
+    return y
+
+
+def prints(module, y):
+    print(f"{y.mean():.3f}")
+    return y
+
+
+def selects(module, y):
+    return y * y[y > 0].sum()
+
+
+def counts(module, y):
+    module.calls = getattr(module, "calls", 0) + 1
+    return y
+
+
+def throws_dice(module, y):
+    y = y + 1
+    if random.random() < 2:
+        y = 2 * y
+    return y
+
+
+def throws_numpy_dice(module, y):
+    return y * numpy.random.rand()
+
+
+def draws(module, y):
+    return y + torch.multinomial(y.softmax(1), 1)
+
+
+def complex_numbers(module, y):
+    return torch.fft.rfft(y).abs()
+
+
+def changes(module, y):
+    with torch.no_grad():
+        module.layer.weight.mul_(0.9)
+    return y
+
+
+def replaces(module, y):
+    module.layer.weight.data = module.layer.weight.data * 0.9
+    return y
+
+
 class Messages(unittest.TestCase):
     def message(self, body, kind=motley.CaptureError):
         with self.assertRaises(kind) as caught:
@@ -162,6 +219,40 @@ class Messages(unittest.TestCase):
 
     def test_a_number_from_a_tensor(self):
         self.check(reads, "return y * y.max().item()", "pass it as an input")
+
+    def test_a_loop_on_values(self):
+        self.check(loops, "while y.norm() > 1:", "reads a number out of a tensor", "torch.where")
+
+    def test_an_assertion_on_values(self):
+        self.check(asserts, "assert torch.isfinite(y).all()", "reads a number out of a tensor")
+
+    def test_a_number_that_is_printed(self):
+        self.check(prints, 'print(f"{y.mean():.3f}")', "reads a number out of a tensor", ".3f")
+
+    def test_a_shape_that_depends_on_values(self):
+        self.check(selects, "return y * y[y > 0].sum()", "knows the shape of its result", "before the step")
+
+    def test_random_numbers_that_are_not_torchs(self):
+        self.check(throws_dice, "if random.random() < 2:", "random numbers of Python", "use torch.rand")
+        self.check(throws_numpy_dice, "return y * numpy.random.rand()", "random numbers of Python or numpy", "pass them as an input")
+
+    def test_random_numbers_that_are_not_known(self):
+        self.check(draws, "torch.multinomial", "aten::multinomial draws random numbers", "pass them as an input")
+
+    def test_complex_numbers(self):
+        self.check(complex_numbers, "torch.fft.rfft(y)", "ComplexFloat", "real numbers")
+
+    def test_a_parameter_that_the_step_changes(self):
+        self.check(changes, "module.layer.weight.mul_(0.9)", "changes parameter layer.weight", "between steps")
+        self.check(replaces, "module.layer.weight.data = ", "changes parameter layer.weight", "between steps")
+
+    def test_state_of_python_is_not_repeated(self):
+        model = Wrong(counts)
+        model.calls = 3
+        with self.assertWarnsRegex(UserWarning, "Wrong.calls changes from 3 to 4 .*make it a buffer") as caught:
+            motley.capture(model, example(), F.cross_entropy)
+        self.assertEqual(os.path.basename(caught.filename), os.path.basename(__file__))
+        self.assertEqual(model.calls, 3)
 
     def test_a_list_from_a_tensor(self):
         self.check(lists, "y[0].tolist()", "torch.where")

@@ -1,4 +1,5 @@
-// Tensors made from nothing: every element is the same, so any placement is made locally.
+// Tensors made from nothing: every element is the same, or drawn by itself, so any placement is
+// made locally.
 #include "graph/ops/builder.h"
 
 namespace motley::ops {
@@ -21,6 +22,12 @@ OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&), i
   return op;
 }
 
+OpDef random(const char* name, int size_arg) {
+  OpDef op = def(name, uniform, size_arg);
+  op.random = true;
+  return op;
+}
+
 }  // namespace
 
 const std::vector<OpDef>& factory_ops() {
@@ -37,6 +44,10 @@ const std::vector<OpDef>& factory_ops() {
       def("aten::new_ones", uniform, 1),
       def("aten::new_zeros", uniform, 1),
       def("aten::ones", uniform, 0),
+      random("aten::rand", 0),
+      random("aten::randint", 1),
+      random("aten::randint.low", 2),
+      random("aten::randn", 0),
       def("aten::scalar_tensor", replicated),
       def("aten::zeros", uniform, 0),
   };
