@@ -9,6 +9,7 @@
 #include "cluster/part.h"
 #include "graph/canonical.h"
 #include "net/messages.h"
+#include "pipeline/layers.h"
 #include "pipeline/simulate.h"
 #include "random_pipeline.h"
 #include "sim/simulate.h"
@@ -33,6 +34,42 @@ const std::vector<RandomPipeline>& cases() {
       {"transgan:layers=1,hidden=128,heads=2,side=2,latent=8", 2},
   };
   return list;
+}
+
+// Neighbours send each other one activation and one gradient, whatever else layers share.
+TEST(Pipeline, BackwardStaysWithForward) {
+  for (const char* model :
+       {"llama:layers=4,hidden=16,heads=4,kv_heads=2,ffn=24,seq=6,vocab=11",
+        "moe:layers=4,hidden=16,heads=4,kv_heads=2,ffn=24,experts=3,seq=6,vocab=11",
+        "vit:layers=4,hidden=16,heads=4,image=8,patch=4,classes=5",
+        "bert:layers=4,hidden=16,heads=4,seq=6,vocab=11"}) {
+    const Graph graph = canonicalize(capture(model, 2).graph);
+    const pipeline::Layers layers = find_layers(graph, {});
+    // Cut where blocks begin, behind the first one.
+    const auto blocks = std::max_element(layers.modules.begin(), layers.modules.end(),
+                                         [](auto& a, auto& b) { return a.repeats < b.repeats; });
+    ASSERT_GE(blocks->repeats, 3) << model;
+    std::vector<int> stage_of(graph.nodes.size(), 0);
+    int stage = 0, forward = 0;
+    for (const pipeline::Layer& layer : layers.layers) {
+      const int period = (blocks->end - blocks->first) / blocks->repeats;
+      if (forward > blocks->first && forward < blocks->end &&
+          (forward - blocks->first) % period == 0)
+        ++stage;
+      for (NodeId n : layer.forward) stage_of[n.index] = stage;
+      for (NodeId n : layer.backward) stage_of[n.index] = stage;
+      forward += static_cast<int>(layer.forward.size());
+    }
+    for (size_t n = 1; n < stage_of.size(); ++n)
+      if (is_source(graph.nodes[n])) stage_of[n] = stage_of[n - 1];
+    const Stages stages = cut_stages(graph, stage_of, stage + 1, model);
+    for (const Transfer& t : stages.transfers) {
+      EXPECT_EQ(std::abs(t.from - t.to), 1) << model << " sends " << t.from << " to " << t.to;
+    }
+    EXPECT_EQ(static_cast<int>(stages.transfers.size()), 2 * stage) << model;
+    for (const Tied& tied : stages.tied)
+      EXPECT_EQ(tied.stages, (std::vector<int>{0, stage})) << model;
+  }
 }
 
 TEST(Pipeline, RandomPlansEqualOneDevice) {

@@ -240,28 +240,46 @@ class Builder {
     std::vector<int> owner(graph_.values.size(), -1);  // of a parameter: the layer that reads it
     std::vector<bool> parameter(graph_.values.size(), false), saved(graph_.values.size(), false);
     for (const Parameter& p : graph_.parameters) parameter[p.value.index] = true;
-    std::vector<std::vector<int>> readers(graph_.values.size());  // of a parameter, forward
+    std::vector<std::vector<int>> readers(graph_.values.size());  // layers, forward
+    // What follows from constants alone every layer makes for itself (graph/stage.h).
+    std::vector<bool> constant(nodes, false);
     std::vector<bool> folded(nodes, false);  // backward nodes that read forward values
     for (size_t i = 0; i < nodes; ++i) {
       const Node& node = graph_.nodes[i];
       if (is_source(node)) continue;
       auto inputs = graph_.inputs_of(node);
+      const OpDef* op = find_op(node.op);
+      constant[i] =
+          !(op && op->random) && std::all_of(inputs.begin(), inputs.end(), [&](ValueId v) {
+            const NodeId producer = graph_.value(v).producer;
+            return constant[producer.index] || graph_.node(producer).op == "motley::constant";
+          });
       if (node.phase == Phase::backward) {
         int forward = -1, backward = last_layer;
         for (ValueId v : inputs) {
+          const NodeId producer = graph_.value(v).producer;
+          if (graph_.node(producer).phase == Phase::backward && home[producer.index] >= 0)
+            backward = std::min(backward, home[producer.index]);
+        }
+        for (ValueId v : inputs) {
           const Value& value = graph_.value(v);
           int l = home[value.producer.index];
-          if (l < 0) continue;
+          if (l < 0 || constant[value.producer.index]) continue;
           if (graph_.node(value.producer).phase == Phase::forward) {
-            forward = std::max(forward, l);
+            // A mask that many layers read stands for the reader that the gradient has come past.
             if (!saved[v.index]) layers[l].saved += static_cast<Bytes>(value.spec.bytes());
             saved[v.index] = true;
-          } else {
-            backward = std::min(backward, l);
+            const auto& at = readers[v.index];
+            if (!at.empty() && at.back() > at.front() + 1) {
+              const auto behind = std::upper_bound(at.begin(), at.end(), backward);
+              if (behind != at.begin()) l = std::max(l, *(behind - 1));
+            }
+            forward = std::max(forward, l);
           }
         }
         // A parameter read again stands for the reader that the gradient has just come past.
         for (ValueId v : inputs) {
+          if (!parameter[v.index]) continue;
           const auto& at = readers[v.index];
           auto behind = std::upper_bound(at.begin(), at.end(), backward);
           if (behind != at.begin()) forward = std::max(forward, *(behind - 1));
@@ -270,7 +288,7 @@ class Builder {
         home[i] = forward >= 0 ? std::min(forward, backward) : backward;
       }
       for (ValueId v : inputs)
-        if (parameter[v.index] && node.phase == Phase::forward) readers[v.index].push_back(home[i]);
+        if (node.phase == Phase::forward) readers[v.index].push_back(home[i]);
       for (ValueId v : inputs)
         if (parameter[v.index] && owner[v.index] < 0) {
           owner[v.index] = home[i];

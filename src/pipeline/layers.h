@@ -13,7 +13,9 @@
 //    The cuts of a period are copied to all its repeats.
 // 4. A backward node belongs to the layer of the forward values it reads (the deepest of them), or
 //    of the gradient it continues, or, if it only leads to the gradient of a parameter, of that
-//    parameter; so forward and backward of a layer end up on one stage.
+//    parameter; so forward and backward of a layer end up on one stage. What follows from constants
+//    alone has no layer, and what many layers read (a mask) stands for its last reader that the
+//    gradient has come past.
 //
 // Layers with equal tokens and equal bytes share a class: stages of equal classes cost the same and
 // are planned once.
