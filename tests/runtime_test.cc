@@ -186,9 +186,7 @@ void different_backends(ProcessCommunicator& group) {
   meet(where, group.rank() == 1 ? "nccl" : "gloo");
 }
 
-void training(ProcessCommunicator& group) {
-  std::vector<const char*> models(std::begin(kModels), std::end(kModels));
-  models.push_back("bert:layers=1,hidden=16,heads=2,seq=8,vocab=20,dropout=0.2");
+void trains_as_one_device(ProcessCommunicator& group, const std::vector<const char*>& models) {
   for (const char* model : models) {
     const Plan plan = make(model, 12, uneven_cluster(group.size()));
     const RunReport report = train(plan, group, {}, 3);
@@ -199,6 +197,21 @@ void training(ProcessCommunicator& group) {
       MOTLEY_CHECK(std::abs(report.steps[i].loss - expected[i].loss) < 2e-5 * expected[i].loss,
                    "{} step {}: {} is not {}", model, i, report.steps[i].loss, expected[i].loss);
   }
+}
+
+void training(ProcessCommunicator& group) {
+  std::vector<const char*> models(std::begin(kModels), std::end(kModels));
+  models.push_back("bert:layers=1,hidden=16,heads=2,seq=8,vocab=20,dropout=0.2");
+  trains_as_one_device(group, models);
+}
+
+// The models of HAP's evaluation, small.
+void training_hap(ProcessCommunicator& group) {
+  trains_as_one_device(group, {"vgg19:width=2,image=32,classes=5",
+                               "vit:layers=2,hidden=16,heads=4,image=8,patch=4,classes=5",
+                               "bert:layers=2,hidden=16,heads=4,seq=6,vocab=23",
+                               "bert-moe:layers=2,hidden=16,heads=4,seq=6,vocab=23,experts=7,"
+                               "every=2"});
 }
 
 void killed(ProcessCommunicator& group) {
@@ -340,7 +353,8 @@ const Body kBodies[] = {{"collectives", collectives},
                         {"padded", padded},
                         {"paced", paced},
                         {"stuck_exit", stuck_exit},
-                        {"training", training}};
+                        {"training", training},
+                        {"training_hap", training_hap}};
 
 TEST(Worker, DISABLED_Body) {
   const char* name = std::getenv("MOTLEY_TEST_BODY");
@@ -482,6 +496,10 @@ TEST(LaunchTest, APortInUseIsSaidSo) {
 // ---- Training
 
 TEST(TrainerTest, ProcessesEqualOneDevice) { EXPECT_NO_THROW(run_processes(3, "training")); }
+
+TEST(TrainerTest, FiveProcessesTrainHapsModelsAsOneDevice) {
+  EXPECT_NO_THROW(run_processes(5, "training_hap"));
+}
 
 TEST(TrainerTest, ClippingIsOfTheWholeGradient) {
   const std::string model = "mlp:layers=3,hidden=16,in=12,classes=5";

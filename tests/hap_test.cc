@@ -1,0 +1,160 @@
+// What HAP's evaluation trains, at reduced size: planned for unequal workers and run equal to one
+// device. Uneven experts, and parameters cut because memory asks for it.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "graph/canonical.h"
+#include "shard/shares.h"
+#include "spmd/planner.h"
+#include "torch/capture.h"
+#include "torch/trainer.h"
+
+namespace motley {
+namespace {
+
+// `count` devices of two speeds, one of the fast ones at least; links of `bandwidth`.
+Cluster two_speeds(int count, double bandwidth) {
+  DeviceType fast;
+  fast.name = "fast";
+  fast.flops = fast.half_flops = 3e9;
+  fast.memory = 1e10;
+  fast.memory_bandwidth = 1e10;
+  fast.overhead = 1e-6;
+  DeviceType slow = fast;
+  slow.name = "slow";
+  slow.flops = slow.half_flops = 1e9;
+  return flat_cluster({fast, slow}, {count / 2, count - count / 2},
+                      {LinkKind::switched, bandwidth, 1e-6});
+}
+
+spmd::PlanResult planned(const std::string& model, int64_t batch, const Cluster& cluster,
+                         const spmd::SynthesisOptions& synthesis = {}) {
+  spmd::PlanRequest request;
+  request.model = model;
+  request.batch = batch;
+  request.baselines = false;
+  request.synthesis = synthesis;
+  return spmd::plan(canonicalize(capture(model, batch).graph), cluster, request);
+}
+
+void expect_equal_to_one_device(const Plan& plan, const std::string& what) {
+  EXPECT_TRUE(check(plan).empty()) << what;
+  const Verification run = verify_plan(plan);
+  EXPECT_TRUE(run.equivalent) << what << ": loss off by " << run.loss_error << ", gradients by "
+                              << run.gradient_error << " at " << run.worst_parameter;
+}
+
+const char* const kModels[] = {
+    "vgg19:width=2,image=32,classes=5", "vit:layers=2,hidden=16,heads=4,image=8,patch=4,classes=5",
+    "bert:layers=2,hidden=16,heads=4,seq=6,vocab=23",
+    "bert-moe:layers=2,hidden=16,heads=4,seq=6,vocab=23,experts=5,every=2"};
+
+// Fast links and slow ones make different programs.
+TEST(Hap, TheFourModelsRunEqualToOneDevice) {
+  for (const char* model : kModels)
+    for (int workers : {4, 5})
+      for (double bandwidth : {1e6, 1e8, 1e11}) {
+        const spmd::PlanResult result = planned(model, 10, two_speeds(workers, bandwidth));
+        ASSERT_TRUE(result.feasible) << model << ": " << result.reason;
+        expect_equal_to_one_device(
+            result.plan, fmt::format("{} on {} workers at {} B/s", model, workers, bandwidth));
+      }
+}
+
+// Any number of experts on any number of devices: pieces differ, some may be empty, and their sum
+// is the number of experts.
+TEST(Hap, UnevenExpertsRunWithoutPadding) {
+  int uneven = 0, empty = 0;
+  for (const std::string name : {"bert-moe", "moe"})
+    for (int experts : {3, 5, 7})
+      for (int workers : {3, 4, 5}) {
+        const std::string model =
+            name == "moe"
+                ? fmt::format(
+                      "moe:layers=1,hidden=8,heads=2,kv_heads=1,ffn=6,experts={},seq=6,vocab=11",
+                      experts)
+                : fmt::format(
+                      "bert-moe:layers=2,hidden=8,heads=2,seq=6,vocab=11,experts={},every=2",
+                      experts);
+        const std::string what = fmt::format("{} on {} workers", model, workers);
+        const Cluster cluster = two_speeds(workers, 1e8);
+        spmd::SynthesisOptions options;
+        options.restriction = spmd::Restriction::expert_parallel;
+        options.ratios = spmd::proportional_ratios(cluster);
+        const spmd::PlanResult result = planned(model, 7, cluster, options);
+        ASSERT_TRUE(result.feasible) << what << ": " << result.reason;
+        const Plan& plan = result.plan;
+        const std::vector<Placement> stored = stored_placements(*plan.theory, plan.program);
+        int cut = 0;
+        for (const Parameter& p : plan.graph->parameters) {
+          const TensorSpec& spec = plan.graph->spec(p.value);
+          if (spec.shape.size() != 3) continue;
+          ASSERT_EQ(spec.shape[0], experts) << what;
+          ASSERT_EQ(stored[p.value.index], Placement::shard(0)) << what;
+          ++cut;
+        }
+        EXPECT_EQ(cut, name == "moe" ? 3 : 2) << what;
+        const std::vector<int64_t> pieces = divide(experts, plan.ratios);
+        uneven += *std::max_element(pieces.begin(), pieces.end()) >
+                  1 + *std::min_element(pieces.begin(), pieces.end());
+        empty += *std::min_element(pieces.begin(), pieces.end()) == 0;
+        expect_equal_to_one_device(plan, what);
+      }
+  EXPECT_GT(uneven, 0);
+  EXPECT_GT(empty, 0);
+}
+
+// Where replicas of the parameters do not fit, they are cut, as ZeRO cuts them, and nothing else
+// changes.
+TEST(Hap, MemoryPressureCutsParameters) {
+  for (const char* model : {"mlp:layers=3,hidden=64,in=12,classes=5", kModels[2], kModels[3]}) {
+    // Links so slow that whole parameters are the faster choice for few of them.
+    Cluster cluster = two_speeds(4, 1e8);
+    const spmd::PlanResult roomy = planned(model, 12, cluster);
+    ASSERT_TRUE(roomy.feasible);
+    const auto bytes_cut = [](const Plan& plan) {
+      const std::vector<Placement> stored = stored_placements(*plan.theory, plan.program);
+      int64_t bytes = 0;
+      for (const Parameter& p : plan.graph->parameters)
+        if (stored[p.value.index].is_shard()) bytes += plan.graph->spec(p.value).bytes();
+      return bytes;
+    };
+    spmd::SynthesisOptions whole;
+    whole.restriction = spmd::Restriction::data_parallel;
+    const spmd::PlanResult replicated = planned(model, 12, cluster, whole);
+    ASSERT_TRUE(replicated.feasible);
+    // Less than data parallelism takes, and than the fastest plan.
+    int found = 0;
+    for (const double part : {0.9, 0.75, 0.6}) {
+      for (size_t t = 0; t < cluster.types.size(); ++t) {
+        const int d = t == 0 ? 0 : cluster.size() - 1;
+        cluster.types[t].memory =
+            part * std::min(roomy.plan.peak_memory_bytes[d], replicated.plan.peak_memory_bytes[d]);
+      }
+      EXPECT_FALSE(planned(model, 12, cluster, whole).feasible) << model;
+      const spmd::PlanResult tight = planned(model, 12, cluster);
+      spmd::SynthesisOptions zero;
+      zero.restriction = spmd::Restriction::zero;
+      if (planned(model, 12, cluster, zero).feasible) {
+        EXPECT_TRUE(tight.feasible) << model << " at " << part << ": " << tight.reason;
+      }
+      if (!tight.feasible) continue;
+      ++found;
+      for (int d = 0; d < cluster.size(); ++d)
+        EXPECT_LE(tight.plan.peak_memory_bytes[d], cluster.type_of(d).memory) << model;
+      EXPECT_GE(tight.plan.predicted_step_s, roomy.plan.predicted_step_s * (1 - 1e-9)) << model;
+      EXPECT_GT(bytes_cut(tight.plan), 0) << model;
+      EXPECT_GE(bytes_cut(tight.plan), bytes_cut(roomy.plan)) << model;
+      expect_equal_to_one_device(tight.plan, fmt::format("{} at {}", model, part));
+    }
+    EXPECT_GT(found, 0) << model;
+  }
+}
+
+}  // namespace
+}  // namespace motley
