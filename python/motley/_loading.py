@@ -39,6 +39,7 @@ def load():
         importlib.import_module("motley._motley")
     except ImportError as error:
         raise ImportError(
-            f"motley's extension cannot be loaded ({error}): a library that it was built with is missing; install the "
-            "packages of tools/packages.txt, or build it again with `pip install .` in its source tree"
+            f"motley's extension cannot be loaded ({error}): a library that it was built with is missing, libtorch or another; "
+            "install it (Debian: apt-get install libtorch1.13 python3-torch, all packages are in tools/packages.txt), or build "
+            f"motley again with `{sys.executable} -m pip install .` in its source tree"
         ) from None

@@ -6,6 +6,7 @@ pieces too, and put together for checkpoints.
 
 import torch
 
+from . import _torch
 from ._errors import UserError
 
 _DEFAULTS = {
@@ -57,4 +58,4 @@ def on_pieces(optimizer, whole, pieces):
                 raise UserError("[distribute] the optimizer has a parameter that the model has not")
             used.add(id(parameter))
         groups.append({**group, "params": [piece_of[id(p)] for p in group["params"]]})
-    return type(optimizer)(groups, **optimizer.defaults)
+    return _torch.remade(optimizer, groups)

@@ -1,5 +1,6 @@
 """plan(), simulate(), load() and save(): what needs a graph and a cluster, but no workers."""
 
+import contextlib
 import json
 import os
 
@@ -119,8 +120,18 @@ def simulate(plan, trace=None):
 
 
 def save(thing, path):
-    """Writes a graph or a plan to a file that the motley program reads too."""
-    thing.save(os.fspath(path))
+    """Writes a graph or a plan to a file that the motley program reads too.
+
+    A graph just captured is captured once more with half its batch, where it has one: the file then gives it at any batch.
+    """
+    if isinstance(thing, Plan):
+        thing.save(path)
+        return
+    other = None
+    if hasattr(thing, "at") and thing.batch > 1:
+        with contextlib.suppress(UserError):
+            other = thing.at(thing.batch // 2)
+    thing.save(os.fspath(path), other)
 
 
 def load(path):
@@ -135,5 +146,8 @@ def load(path):
         raise UserError(f"[load] {path} is not JSON; give a file that save() or the motley program wrote") from None
     if isinstance(content, dict) and "motley_graph" in content:
         batch = content.get("batch")
-        return _motley.load_graph(path, batch if isinstance(batch, int) and 0 <= batch < 2**62 else 0)
+        graph = _motley.load_graph(path, batch if isinstance(batch, int) and 0 <= batch < 2**62 else 0)
+        if "other" in content:
+            graph.at = lambda samples: _motley.load_graph(path, samples)
+        return graph
     return Plan(_motley.load_plan(path))

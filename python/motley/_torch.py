@@ -1,6 +1,7 @@
 """What differs between the versions of torch, 1.13 to 2.x. Nothing else in the package asks for a version."""
 
 import contextlib
+import inspect
 import pickle
 
 import torch
@@ -28,7 +29,15 @@ def plain_attention():
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         return sdpa_kernel([SDPBackend.MATH])
+    if VERSION >= (2, 0):
+        return torch.backends.cuda.sdp_kernel(enable_flash=False, enable_math=True, enable_mem_efficient=False)
     return contextlib.nullcontext()
+
+
+def remade(optimizer, groups):
+    """The same optimizer over other groups. Some defaults of torch 2 (AdamW's decoupled_weight_decay) are no arguments."""
+    taken = inspect.signature(type(optimizer).__init__).parameters
+    return type(optimizer)(groups, **{key: value for key, value in optimizer.defaults.items() if key in taken})
 
 
 class _Plain:

@@ -67,10 +67,14 @@ void bind_graph(py::module_& m) {
       .def(
           "__str__", [](const CapturedGraph& g) { return to_text(g.graph); }, "The graph as text.")
       .def("text_without_model", [](const CapturedGraph& g) { return text_without_model(g.graph); })
-      .def("save",
-           [](const CapturedGraph& g, const std::string& path) {
-             save_graph({path, g.batch, g.graph, 0, {}});
-           })
+      .def(
+          "save",
+          [](const CapturedGraph& g, const std::string& path, const CapturedGraph* other) {
+            save_graph(
+                {path, g.batch, g.graph, other ? other->batch : 0, other ? other->graph : Graph()});
+          },
+          py::arg("path"), py::arg("other") = nullptr,
+          "`other`: the step at another batch, which gives all others.")
       .def_property_readonly("model", [](const CapturedGraph& g) { return g.graph.model; })
       .def_readonly("batch", &CapturedGraph::batch)
       .def_readonly("capture_s", &CapturedGraph::seconds)

@@ -218,7 +218,7 @@ def one_fails():
             dist.state_dict() if RANK == 0 else dist.train_step(*batches(1)[0])
     except motley.PeerLost as error:
         assert time.time() - start < 10
-        print("lost", RANK, str(error), flush=True)
+        print(f"lost {RANK} {error}\n", end="", flush=True)
 
 
 def one_ends_early():
@@ -229,7 +229,7 @@ def one_ends_early():
         try:
             dist.train_step(*batches(1)[0])
         except motley.PeerLost:
-            print("lost", RANK, flush=True)
+            print(f"lost {RANK}\n", end="", flush=True)
 
 
 if len(sys.argv) > 1:

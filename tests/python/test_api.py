@@ -418,6 +418,20 @@ class OneWorker(unittest.TestCase):
             motley.distribute(mlp(), example(), F.cross_entropy, plan=plan, optimizer="sgd")
 
 
+class Optimizers(unittest.TestCase):
+    def test_defaults_that_are_no_arguments(self):
+        """As those of AdamW in torch 2."""
+        class AdamW(torch.optim.AdamW):
+            def __init__(self, params, lr=0.3, betas=(0.8, 0.9)):
+                super().__init__(params, lr, betas)
+                self.defaults["decoupled_weight_decay"] = True
+
+        model = nn.Linear(6, 3)
+        dist = motley.distribute(model, example(), F.cross_entropy, OneWorker.ONE, AdamW(model.parameters(), 0.2))
+        self.assertEqual((dist.optimizer.defaults["lr"], dist.optimizer.param_groups[0]["betas"]), (0.2, (0.8, 0.9)))
+        self.assertLess(dist.train_step(*example()), 10)
+
+
 class Hostile:
     def __reduce__(self):
         return os.mkdir, (self.folder,)
@@ -470,6 +484,24 @@ class Imports(unittest.TestCase):
     def test_a_missing_library(self):
         text = self.failure("import sys; sys.modules['motley._motley'] = None")
         self.assertIn("cannot be loaded", text)
+
+    def test_libtorch_is_missing(self):
+        """The package with an extension that is linked with a libtorch that is not there."""
+        package = os.path.dirname(os.path.abspath(motley.__file__))
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkdir(f"{folder}/motley")
+            for name in os.listdir(package):
+                if name.endswith(".py"):
+                    os.symlink(os.path.join(package, name), f"{folder}/motley/{name}")
+            build = ["c++", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o"]
+            subprocess.run([*build, f"{folder}/libtorch_gone.so"], check=True)
+            extension = f"{folder}/motley/{os.path.basename(motley._motley.__file__)}"
+            subprocess.run([*build, extension, "-x", "none", "-Wl,--no-as-needed", f"-L{folder}", "-ltorch_gone"], check=True)
+            os.remove(f"{folder}/libtorch_gone.so")
+            text = self.failure(f"import sys; sys.path.insert(0, {folder!r})")
+        self.assertIn("libtorch_gone.so: cannot open shared object file", text)
+        self.assertIn("apt-get install libtorch", text)
+        self.assertNotIn("\n", text)
 
 
 if __name__ == "__main__":

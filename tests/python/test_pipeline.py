@@ -29,6 +29,17 @@ class Pipeline(unittest.TestCase):
         steps = {engine: motley.simulate(plan)["step_s"] for engine, plan in plans.items()}
         self.assertAlmostEqual(steps["auto"], min(steps.values()))
 
+    def test_a_graph_file_is_planned_for_pipelines_too(self):
+        x, y = torch.randn(32, 64), torch.randint(10, (32,))
+        layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())]
+        graph = motley.capture(nn.Sequential(*layers, nn.Linear(64, 10)), (x, y), F.cross_entropy)
+        with tempfile.TemporaryDirectory() as folder:
+            motley.save(graph, f"{folder}/graph.json")
+            again = motley.load(f"{folder}/graph.json")
+            self.assertEqual(str(again.at(8)), str(graph.at(8)))
+            plans = [motley.plan(g, support.CLUSTER, engine="pipeline") for g in (graph, again)]
+        self.assertEqual(*map(str, plans))
+
     def test_messages(self):
         x = torch.randn(8, 6)
         mask = torch.ones(6)
