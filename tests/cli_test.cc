@@ -195,6 +195,10 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
     Outcome plan = motley("plan " + model + " " + engine + where + "-o " + path("p.json"));
     ASSERT_EQ(plan.code, 0) << plan.err;
     EXPECT_FALSE(plan.json()["schedule"].is_null());
+    const double step = plan.json()["predicted_step_s"], bound = plan.json()["lower_bound_s"];
+    EXPECT_GT(bound, 0);
+    EXPECT_LT(bound, step);
+    EXPECT_NEAR(plan.json()["gap"].get<double>(), 1 - bound / step, 1e-9);
     Outcome check = motley("check --json " + path("p.json"));
     EXPECT_EQ(check.code, 0) << check.err;
     Outcome simulate = motley("simulate --json " + path("p.json"));
