@@ -111,6 +111,8 @@ const std::vector<SoundnessCase>& soundness_cases() {
       {"llama:layers=1,hidden=8,heads=2,kv_heads=1,ffn=6,seq=6,vocab=11", 5},
       {"mlp:layers=2,hidden=12,in=10,classes=7", 9},
       {"moe:layers=1,hidden=8,heads=2,kv_heads=1,ffn=6,experts=3,seq=6,vocab=11", 5},
+      {"resnet50:width=2,image=32,classes=5", 6},
+      {"transgan:layers=1,hidden=128,heads=2,side=2,latent=8", 3},
       {"vgg19:width=2,image=32,classes=5", 4},
       {"vit:layers=1,hidden=16,heads=4,image=8,patch=4,classes=5", 6},
   };

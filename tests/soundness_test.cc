@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/rng.h"
@@ -12,15 +13,21 @@
 #include "torch/capture.h"
 #include "torch/eager.h"
 #include "torch/executor.h"
+#include "torch/zoo/zoo.h"
 
 namespace motley {
 namespace {
 
 TEST(Soundness, RandomProgramsEqualOneDevice) {
-  SoundnessReport report = run_soundness(soundness_cases(), {2, 3, 4, 5}, 12, 7, false);
+  const auto& cases = soundness_cases();
+  for (const ModelInfo& model : zoo())
+    EXPECT_TRUE(std::any_of(cases.begin(), cases.end(), [&](const SoundnessCase& c) {
+      return c.model.starts_with(model.name + ":");
+    })) << model.name;
+  SoundnessReport report = run_soundness(cases, {2, 3, 4, 5}, 12, 7, false);
   EXPECT_EQ(report.rejected_by_checker, 0) << report.worst_case;
   EXPECT_LT(report.worst, 1e-9) << report.worst_case;
-  EXPECT_EQ(report.programs, 9 * 4 * 12);
+  EXPECT_EQ(report.programs, static_cast<int>(cases.size()) * 4 * 12);
 }
 
 // Wrong rules, each planted in place of the right entry; running random programs must catch every

@@ -19,7 +19,10 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
   const Graph& graph = theory.graph();
   const std::vector<bool> pure = pure_gradients(graph);
   const Phases phases = phases_of(theory, program);
-  std::map<std::pair<ValueId, Placement>, int> made;
+  std::map<std::pair<ValueId, Placement>, int> made;  // of pure gradients
+  auto note = [&](ValueId v, Placement p, int s) {
+    if (v.valid() && pure[v.index]) made.try_emplace({v, p}, s);
+  };
   struct Gradient {
     int ready, step, barrier;  // barrier: the last other collective before it
   };
@@ -37,10 +40,9 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
     if (step.is_compute()) {
       const Node& node = graph.node(step.node);
       const Triple& triple = theory.triples(step.node)[step.triple];
-      for (size_t o = 0; o < node.outputs.size(); ++o)
-        if (node.outputs[o].valid()) made.try_emplace({node.outputs[o], triple.out[o]}, s);
+      for (size_t o = 0; o < node.outputs.size(); ++o) note(node.outputs[o], triple.out[o], s);
     } else {
-      made.try_emplace({step.value, step.to}, s);
+      note(step.value, step.to, s);
     }
   }
   std::stable_sort(gradients.begin(), gradients.end(), [](const Gradient& a, const Gradient& b) {
