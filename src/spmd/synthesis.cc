@@ -35,7 +35,11 @@ constexpr double kRoundGain = 1e-3;  // that a round has to gain for another to 
 // Program searches for the lower bound, and what another could gain, of the step, for it to be
 // made.
 constexpr int kCertifySolves = 6;
+constexpr int kCertifyLimited = 2;  // of them that may stop at their limit of states
 constexpr double kCertifyGain = 1e-3;
+
+// Of all that is shared, tried to and fro between two types.
+constexpr double kPolish[] = {0.001, -0.001, 0.002, -0.002, 0.004, -0.004, 0.008, -0.008};
 
 constexpr double kWideGap = 1e-2;  // for which another bound is tried
 
@@ -113,6 +117,7 @@ class Search {
       for (const auto& from :
            {proportional_ratios(model_.cluster()), even_ratios(model_.cluster())}) {
         std::vector<double> ratios = from;
+        weights_.compute.clear();
         for (int i = 0; i < 6; ++i) {
           const Seconds before = best_.cost.step;
           std::vector<double> next = round(ratios, true);
@@ -128,6 +133,7 @@ class Search {
     }
     if (!best_.feasible && options_.memory_limit && no_program_.empty()) limit_memory();
     if (best_.feasible) {
+      if (options_.polish && options_.ratios.empty()) polish();
       if (options_.overlap) hide();
       best_.reason = to_string(worst_stop_);
       best_.lower_bound = certify({options_.overlap ? kHiddenShare : 0, first_});
@@ -154,6 +160,26 @@ class Search {
   }
 
   double gap() const { return 1 - best_.lower_bound / best_.step(); }
+
+  // Shares that divide well are not always those of the linear program, which knows no integers:
+  // the best program with a little more for one type and less for another.
+  void polish() {
+    const std::vector<int> count = model_.cluster().count_by_type();
+    const Program& program = *best_program_;
+    for (int a = 0; a < model_.types(); ++a)
+      for (int b = a + 1; b < model_.types(); ++b) {
+        const std::vector<double> from = best_.ratios;
+        for (const double part : kPolish) {
+          std::vector<double> ratios = from;
+          for (size_t d = 0; d < ratios.size(); ++d) {
+            const int type = model_.cluster().devices[d].type;
+            if (type == a) ratios[d] += part / count[a];
+            if (type == b) ratios[d] -= part / count[b];
+          }
+          if (*std::min_element(ratios.begin(), ratios.end()) >= 0) offer(program, ratios);
+        }
+      }
+  }
 
   // Rounds at prices that know of the overlap.
   void hide() {
@@ -232,6 +258,7 @@ class Search {
         best_.feasible = true;
         best_.program = std::move(formed);
         best_.ratios = ratios;
+        best_program_ = &program;
         best_.cost = cost;
         best_.hidden = hidden;
         first_ = first;
@@ -306,6 +333,8 @@ class Search {
     }
     const Program& program = program_of(solution);
     const Offer& offered = offer(program, ratios);
+    if (weights_.memory.empty())
+      proven_.push_back({ratios, hidden_, solution.lower_bound + besides(weights_)});
     last_ = priced(solution, weights_);
     last_.fits = offered.fits;
     weights_ = deciding_weights(offered.cost);
@@ -397,12 +426,16 @@ class Search {
     hidden_ = hidden;
     const std::vector<double> ratios = best_.ratios;
     const auto step = [&] { return hidden.share > 0 ? best_.step() : best_.cost.step; };
-    const double part = 1.0 / options_.micro_batches;
-    const auto besides = [&](int type) { return part * model_.per_step(type, theory_.graph()); };
+    Seconds bound = 0;
+    // What rounds at these ratios have proven.
+    for (const Proven& p : proven_)
+      if (p.ratios == ratios && p.hidden.share == hidden.share && p.hidden.first == hidden.first)
+        bound = std::max(bound, p.bound);
+    if (step() - bound <= kCertifyGain * step()) return std::min(bound, step());
     std::vector<PriceLine> lines{{best_.cost.comm - best_.hidden, best_.cost.compute}};
     for (const Offer& o : offers_)
       if (o.ratios == ratios) lines.push_back({o.cost.comm - o.hidden, o.cost.compute});
-    Seconds bound = 0;
+    int limited = 0;
     for (int i = 0; i < kCertifySolves; ++i) {
       double most = 0;
       const Weights weights{dearest_weights(lines, &most), {}};
@@ -410,20 +443,33 @@ class Search {
       if (i > 0 && most - bound <= kCertifyGain * step()) break;
       const Solution solution = solve(ratios, weights);
       if (solution.option.empty()) break;
-      double least = solution.lower_bound;
-      for (int t = 0; t < model_.types(); ++t) least += weights.compute[t] * besides(t);
-      bound = std::max(bound, least);
+      bound = std::max(bound, solution.lower_bound + besides(weights));
       const ProgramCost& cost = offer(program_of(solution), ratios).cost;
       if (best_.ratios != ratios || step() - bound <= kCertifyGain * step()) break;
+      // Searches where two programs tie are the hardest.
+      if (solution.stop != StopReason::kOptimal && ++limited == kCertifyLimited) break;
       PriceLine line{solution.price, cost.compute};
-      for (int t = 0; t < model_.types(); ++t) {
-        line.comm += weights.compute[t] * besides(t);
-        line.comm -= weights.compute[t] * line.compute[t];
-      }
+      for (int t = 0; t < model_.types(); ++t) line.comm -= weights.compute[t] * line.compute[t];
+      line.comm += besides(weights);
       lines.push_back(std::move(line));
     }
     return std::min(bound, step());
   }
+
+  // What every program takes besides its operators, as it is priced.
+  Seconds besides(const Weights& weights) const {
+    Seconds seconds = 0;
+    for (int t = 0; t < model_.types(); ++t)
+      seconds += weights.compute[t] * model_.per_step(t, theory_.graph());
+    return seconds / options_.micro_batches;
+  }
+
+  // A lower bound at some ratios, see HiddenShare.
+  struct Proven {
+    std::vector<double> ratios;
+    HiddenShare hidden;
+    Seconds bound;
+  };
 
   struct Found {
     std::vector<int> option;
@@ -435,6 +481,7 @@ class Search {
   const SynthesisOptions& options_;
   std::vector<Found> found_;
   std::deque<Offer> offers_;
+  std::vector<Proven> proven_;
   Builder builder_;
   Order order_;
   Weights weights_;
@@ -445,6 +492,7 @@ class Search {
   Priced last_;                      // of the last round
   std::vector<std::vector<double>> seen_;
   Synthesis best_;
+  const Program* best_program_ = nullptr;  // of found_
   std::string no_program_, lack_;
   double least_excess_ = 0;
   StopReason worst_stop_ = StopReason::kOptimal;

@@ -30,6 +30,7 @@ struct SynthesisOptions {
   bool memory_limit = true;
   bool overlap = false;              // gradients travel beside the backward pass
   std::vector<double> ratios;        // fixed ratios; empty: found
+  bool polish = true;                // also try shares near those of the best pair
   const Synthesis* known = nullptr;  // a pair that the answer must not be worse than
   int micro_batches = 1;             // the program runs that often in a step; costs are of one run
   double memory_price = 0;  // seconds per byte that a like problem needed: where to begin; 0: none
