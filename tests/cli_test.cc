@@ -57,6 +57,52 @@ class Cli : public ::testing::Test {
   fs::path folder_;
 };
 
+// One program and a pipeline, both in bf16: recorded, described, run as one device runs it. Where
+// memory is short, blocks are computed again.
+TEST_F(Cli, PrecisionAndRecomputation) {
+  const std::string model = "gpt:layers=2,hidden=32,heads=4,vocab=64,seq=16";
+  for (const char* engine : {"--engine spmd", "--engine grid --fix pp=2,dp=2"}) {
+    SCOPED_TRACE(engine);
+    const Outcome made =
+        motley(fmt::format("plan {} --cluster local-mixed-4 --batch 8 --precision bf16 {} -o {}",
+                           model, engine, path("bf16.json")));
+    ASSERT_EQ(made.code, 0) << made.err;
+    EXPECT_THAT(made.out, HasSubstr("precision   bf16"));
+    EXPECT_EQ(parse_json(read_file(path("bf16.json")), "plan")["precision"], "bf16");
+    for (const char* dtype : {"f64", "bf16"}) {
+      const Outcome verified =
+          motley(fmt::format("verify {} --dtype {} --json", path("bf16.json"), dtype));
+      ASSERT_EQ(verified.code, 0) << verified.err;
+      EXPECT_EQ(verified.json()["equivalent"], true);
+    }
+  }
+  ASSERT_EQ(motley("plan mlp --cluster local-mixed-4 --batch 8 --engine spmd --precision fp16 -o " +
+                   path("f16.json"))
+                .code,
+            0);
+  expect_mistake("run " + path("f16.json"), "plan with --precision bf16");
+  expect_mistake("verify " + path("f16.json") + " --dtype bf16", "computes in f16, not bf16");
+
+  std::string cluster = read_file(std::string(MOTLEY_SOURCE_DIR) + "/clusters/local-mixed-4.yaml");
+  for (const char* memory : {"memory: 2 GiB", "memory: 1 GiB"}) {
+    const size_t at = cluster.find(memory);
+    ASSERT_NE(at, std::string::npos);
+    cluster.replace(at, std::string(memory).size(), "memory: 5 MiB");
+  }
+  write_file(path("small.yaml"), cluster);
+  const std::string deep =
+      "plan gpt:layers=6,hidden=32,heads=4,vocab=64,seq=64 --batch 16 --engine spmd --cluster " +
+      path("small.yaml");
+  EXPECT_EQ(motley(deep + " --recompute off").code, 3);
+  const Outcome lean = motley(deep + " -o " + path("lean.json"));
+  ASSERT_EQ(lean.code, 0) << lean.err;
+  EXPECT_THAT(lean.out, HasSubstr("recomputes"));
+  EXPECT_EQ(motley("check " + path("lean.json")).code, 0);
+  const Outcome verified = motley("verify " + path("lean.json") + " --json");
+  ASSERT_EQ(verified.code, 0) << verified.err;
+  EXPECT_LT(verified.json()["gradient_error"].get<double>(), 1e-9);
+}
+
 TEST_F(Cli, CapturePlanCheckSimulate) {
   Outcome models = motley("models --json");
   ASSERT_EQ(models.code, 0) << models.err;

@@ -39,6 +39,7 @@ spmd::PlanResult planned(const std::string& model, int64_t batch, const Cluster&
   request.batch = batch;
   request.baselines = false;
   request.synthesis = synthesis;
+  request.synthesis.recompute = false;  // where memory is short, parameters are cut instead
   return spmd::plan(canonicalize(capture(model, batch).graph), cluster, request);
 }
 

@@ -21,9 +21,12 @@
 #include "core/file.h"
 #include "cost/overlap.h"
 #include "graph/canonical.h"
+#include "graph/precision.h"
 #include "spmd/planner.h"
 #include "torch/capture.h"
 #include "torch/data.h"
+#include "torch/dispatch.h"
+#include "torch/eager.h"
 #include "torch/emulate.h"
 #include "torch/gloo.h"
 #include "torch/launch.h"
@@ -564,6 +567,105 @@ TEST(TrainerTest, APlanForAnotherModelIsRefused) {
               AllOf(HasSubstr("a plan for another model"),
                     HasSubstr("mlp:layers=2,hidden=8,in=6,classes=5"),
                     HasSubstr("mlp:layers=3,hidden=8,in=6,classes=5")));
+}
+
+// One device computes in the same types, but sums in another order: a product of bf16 is rounded to
+// 8 bits, so losses agree to a few thousandths. AdamW, whose first steps are of the size of the
+// learning rate whatever the gradient, turns signs of tiny gradients into differences of weights.
+TEST(TrainerTest, MixedPrecisionEqualsOneDevice) {
+  auto mixed = [](const std::string& model, const Cluster& cluster, spmd::Restriction restriction) {
+    spmd::PlanRequest request;
+    request.model = model;
+    request.batch = 12;
+    request.baselines = false;
+    request.synthesis.restriction = restriction;
+    request.synthesis.ratios = spmd::proportional_ratios(cluster);
+    spmd::PlanResult result = spmd::plan(
+        with_precision(canonicalize(capture(model, 12).graph), DType::bf16), cluster, request);
+    MOTLEY_CHECK(result.feasible, "{}", result.reason);
+    result.plan.precision = DType::bf16;
+    return std::move(result.plan);
+  };
+  for (const char* model : kModels) {
+    SCOPED_TRACE(model);
+    const Plan alone = mixed(model, uneven_cluster(1), spmd::Restriction::none);
+    EXPECT_TRUE(check(alone).empty());
+    const std::vector<StepReport> expected = train_on_threads(alone, {}, 4);
+    const std::vector<StepReport> full =
+        train_on_threads(make(model, 12, uneven_cluster(1)), {}, 4);
+    EXPECT_NE(expected[0].loss, full[0].loss);
+    for (spmd::Restriction restriction :
+         {spmd::Restriction::none, spmd::Restriction::zero, spmd::Restriction::data_parallel}) {
+      const Plan plan = mixed(model, uneven_cluster(3), restriction);
+      const Plan read = parse_plan(to_json(plan).dump(), "plan");
+      EXPECT_EQ(read.precision, DType::bf16);
+      EXPECT_TRUE(check(read).empty());
+      EXPECT_NO_THROW(graph_of_model(read));
+      // Without rounding it is the program of one device to the last digits.
+      const Verification exact = verify_plan(read);
+      EXPECT_TRUE(exact.equivalent) << exact.loss_error << " " << exact.gradient_error;
+      const Verification rounded = verify_plan(read, DType::bf16);
+      EXPECT_TRUE(rounded.equivalent)
+          << rounded.loss_error << " " << rounded.gradient_error << " " << rounded.worst_parameter;
+      const std::vector<StepReport> steps = train_on_threads(read, {}, 4);
+      for (int i = 0; i < 4; ++i) {
+        EXPECT_NEAR(steps[i].loss, expected[i].loss, 1e-2 * expected[i].loss) << i;
+        EXPECT_NEAR(steps[i].loss, full[i].loss, 2e-2 * full[i].loss) << i;
+      }
+    }
+  }
+}
+
+// A plan that fits only with blocks computed again runs, file and all, to what one device gets; the
+// dropout masks of the second time are those of the first.
+TEST(TrainerTest, RecomputedBlocksEqualOneDevice) {
+  const std::string model = "gpt:layers=3,hidden=32,heads=4,seq=32,vocab=64,dropout=0.1";
+  auto plan_with = [&](Bytes available, bool recompute) {
+    Cluster cluster = uneven_cluster(3);
+    for (DeviceType& type : cluster.types) type.memory = available;
+    spmd::PlanRequest request;
+    request.model = model;
+    request.batch = 12;
+    request.baselines = false;
+    request.synthesis.recompute = recompute;
+    return spmd::plan(canonicalize(capture(model, 12).graph), cluster, request);
+  };
+  const spmd::PlanResult free = plan_with(1e10, true);
+  ASSERT_TRUE(free.feasible);
+  // Too little without computing anything again.
+  Bytes memory =
+      *std::max_element(free.plan.peak_memory_bytes.begin(), free.plan.peak_memory_bytes.end());
+  while (plan_with(memory, false).feasible) memory *= 0.8;
+  const spmd::PlanResult lean = plan_with(memory, true);
+  ASSERT_TRUE(lean.feasible) << lean.reason;
+  const Plan read = parse_plan(to_json(lean.plan).dump(), "plan");
+  EXPECT_TRUE(check(read).empty());
+  EXPECT_THAT(describe(read), HasSubstr("recomputes"));
+  EXPECT_GT(read.predicted_step_s, free.plan.predicted_step_s);
+  for (Bytes peak : read.peak_memory_bytes) EXPECT_LE(peak, memory);
+  const Verification v = verify_plan(read);
+  EXPECT_TRUE(v.equivalent) << v.loss_error << " " << v.gradient_error << " " << v.worst_parameter;
+  const std::vector<StepReport> steps = train_on_threads(read, {}, 3),
+                                expected = train_on_threads(free.plan, {}, 3);
+  for (int i = 0; i < 3; ++i) EXPECT_NEAR(steps[i].loss, expected[i].loss, 1e-5 * expected[i].loss);
+}
+
+// Every tensor has the type that the graph says, which memory and messages are counted by.
+TEST(TrainerTest, MixedPrecisionHasTheTypesOfItsGraph) {
+  for (const char* model : {kModels[1], kModels[2]}) {
+    const Graph graph = with_precision(canonicalize(capture(model, 4).graph), DType::bf16);
+    const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0, DType::f32);
+    Feeds feeds{{}, {}, random_inputs(*module, 4, 1, DType::f32)};
+    for (const auto& [name, tensor] : parameters_of(*module))
+      feeds.parameters[name] = tensor.detach();
+    for (const auto& [name, tensor] : buffers_of(*module)) feeds.buffers[name] = tensor;
+    InterpretOptions options;
+    options.observe = [&](ValueId v, const at::Tensor& tensor) {
+      const Node& node = graph.node(graph.value(v).producer);
+      EXPECT_EQ(tensor.scalar_type(), to_torch(graph.spec(v).dtype)) << node.op;
+    };
+    interpret(graph, feeds, options);
+  }
 }
 
 TEST(TrainerTest, VerifyFindsPlansEquivalent) {

@@ -10,6 +10,7 @@
 #include "core/rng.h"
 #include "graph/canonical.h"
 #include "spmd/build.h"
+#include "spmd/recompute.h"
 #include "spmd/sample.h"
 #include "torch/capture.h"
 #include "torch/eager.h"
@@ -163,6 +164,15 @@ SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases,
         Shares shares(ratios[i % ratios.size()]);
         builder.price(Fractions(model.cluster(), shares));
         Program program = spmd::random_program(builder, &rng);
+        // Every second one computes some of its blocks again in the backward pass.
+        if (i % 2 == 1) {
+          const std::vector<int> block = spmd::blocks_of(graph);
+          std::vector<bool> chosen(1 + *std::max_element(block.begin(), block.end()));
+          for (size_t b = 0; b < chosen.size(); ++b) chosen[b] = rng.chance(0.7);
+          const size_t before = program.steps.size();
+          program = spmd::recompute(theory, program, block, chosen);
+          report.recomputing += program.steps.size() > before;
+        }
         auto problems = check(theory, program);
         if (!problems.empty()) {
           ++report.rejected_by_checker;

@@ -34,6 +34,7 @@ std::vector<std::vector<double>> soundness_ratios(int devices, uint64_t seed);
 
 struct SoundnessReport {
   int programs = 0;
+  int recomputing = 0;  // of them with blocks that are computed again
   double worst = 0;
   std::string worst_case;
   int rejected_by_checker = 0;

@@ -28,6 +28,7 @@ TEST(Soundness, RandomProgramsEqualOneDevice) {
   EXPECT_EQ(report.rejected_by_checker, 0) << report.worst_case;
   EXPECT_LT(report.worst, 1e-9) << report.worst_case;
   EXPECT_EQ(report.programs, static_cast<int>(cases.size()) * 4 * 12);
+  EXPECT_GT(report.recomputing, static_cast<int>(cases.size()) * 4 * 2);
 }
 
 // Wrong rules, each planted in place of the right entry; running random programs must catch every

@@ -164,6 +164,7 @@ Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model,
   options.micro_batches = micro_batches;
   options.limits = request_.limits;
   options.memory_limit = memory_limit;
+  options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
   options.memory_price = *memory_price;
   ++planned_;
   const spmd::Synthesis s = synthesize(theory, model, options);

@@ -27,6 +27,7 @@ struct Request {
   int64_t batch = 0;  // global
   Optimizer optimizer = Optimizer::adamw;
   bool memory_limit = true;
+  bool recompute = true;               // stages may compute activations again where memory is short
   std::vector<int64_t> micro_batches;  // samples, those that may be tried; empty: all
   int layers = 0;                      // of pipelines, about; 0: found
   spmd::Limits limits;

@@ -21,9 +21,9 @@ grid::Model model_of(const Workbench& bench, int64_t samples) {
   const double n = static_cast<double>(samples);
   grid::Model model;
   model.name = graph.model;
-  const bool half =
-      !graph.parameters.empty() && (graph.spec(graph.parameters[0].value).dtype == DType::f16 ||
-                                    graph.spec(graph.parameters[0].value).dtype == DType::bf16);
+  bool half = false;
+  for (const Parameter& p : graph.parameters)
+    half = half || (p.gradient.valid() && size_of(graph.spec(p.gradient).dtype) == 2);
   model.precision = half ? grid::fp16_adam() : grid::fp32_adam();
   model.heads = 64;
   std::set<ValueId> seen;
@@ -150,7 +150,7 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   options.memory = request.memory_limit;
   options.zero = {0};
   options.recompute = {grid::Recompute::none};
-  if (request.memory_limit) options.recompute.push_back(grid::Recompute::full);
+  if (request.memory_limit && request.recompute) options.recompute.push_back(grid::Recompute::full);
   options.seed = request.seed;
   options.time_limit = std::min(20.0, request.limits.time_limit_s);
   const grid::SearchResult found = grid::search(estimator, options);

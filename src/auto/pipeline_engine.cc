@@ -115,8 +115,8 @@ class Engine {
   bool holds_state(int64_t size) {
     if (!request_.memory_limit || !benches_.empty()) return true;
     const Graph graph = graph_of_(size);
-    const Bytes state =
-        static_cast<Bytes>(graph.parameter_bytes()) * (2 + state_factor(request_.optimizer));
+    Bytes state = 0;
+    for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, request_.optimizer);
     Bytes memory = 0;
     for (int d = 0; d < cluster_.size(); ++d) memory += cluster_.type_of(d).memory;
     if (state <= memory) return true;
@@ -267,7 +267,7 @@ class Engine {
     for (int d = 2; d <= cluster_.size() && d <= request_.batch / size; d *= 2)
       options.pipelines.push_back(d);
     options.shapes = pipeline::Shapes::both;
-    options.recompute = request_.memory_limit;
+    options.recompute = request_.memory_limit && request_.recompute;
     options.memory_limit = request_.memory_limit;
     options.any_order = parts_.size() <= 4;
     options.pool = 3;

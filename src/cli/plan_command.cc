@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "graph/file.h"
+#include "graph/precision.h"
 #include "reduce/cluster.h"
 #include "sim/simulate.h"
 #include "spmd/planner.h"
@@ -50,7 +51,8 @@ Json schedule_of(const PipelinePlan& pipeline) {
 void add_plan_command(CLI::App& app) {
   struct Args {
     std::string model, cluster, output, fix, engine = "auto", memory = "on", optimizer = "adamw",
-                                             strategy, profile;
+                                             strategy, profile, precision = "fp32",
+                                             recompute = "auto";
     int scale = 0;
     int64_t batch = 0, micro_batch = 0;
     int layers = 0;
@@ -93,8 +95,16 @@ void add_plan_command(CLI::App& app) {
       ->check(CLI::Range(1, 2000));
   command->add_option("--memory-limit", args->memory, "on: device memory is a hard limit")
       ->check(CLI::IsMember({"on", "off"}));
+  command
+      ->add_option("--recompute", args->recompute,
+                   "auto: where memory is short, activations are computed again; off")
+      ->check(CLI::IsMember({"auto", "off"}));
   command->add_option("--optimizer", args->optimizer, "adamw or sgd")
       ->check(CLI::IsMember({"adamw", "sgd"}));
+  command
+      ->add_option("--precision", args->precision,
+                   "bf16 or fp16: compute in 16 bits, parameters and optimizer state in 32")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   command->add_option("--time-limit", args->time_limit, "Seconds a program search may take");
   command->add_option("--seed", args->seed, "Seed of the search");
   command->add_option("-o,--output", args->output, "Plan file to write");
@@ -105,7 +115,7 @@ void add_plan_command(CLI::App& app) {
     GraphFile file;
     if (captured) file = load_graph_file(args->model);
     double capture_s = 0;
-    const auto graph_of = [&](int64_t samples) {
+    const auto graph_in_f32 = [&](int64_t samples) {
       if (captured) return file.at(samples);
 #ifdef MOTLEY_WITH_TORCH
       GraphSource source = load_graph(args->model, samples);
@@ -114,6 +124,13 @@ void add_plan_command(CLI::App& app) {
 #else
       become_torch();
 #endif
+    };
+    const DType precision = args->precision == "bf16"   ? DType::bf16
+                            : args->precision == "fp16" ? DType::f16
+                                                        : DType::f32;
+    const auto graph_of = [&](int64_t samples) {
+      Graph graph = graph_in_f32(samples);
+      return precision == DType::f32 ? graph : with_precision(graph, precision);
     };
     spmd::PlanRequest request;
     request.model = args->model;
@@ -124,6 +141,7 @@ void add_plan_command(CLI::App& app) {
     request.parts = true;
     request.reductions = reduce::reductions_of_all;
     request.synthesis.memory_limit = args->memory == "on";
+    request.synthesis.recompute = args->recompute == "auto";
     request.synthesis.limits.time_limit_s = args->time_limit;
     request.synthesis.limits.seed = args->seed;
     // What an engine found; the simulator decides.
@@ -155,6 +173,7 @@ void add_plan_command(CLI::App& app) {
       pipelines.batch = args->batch;
       pipelines.optimizer = request.synthesis.optimizer;
       pipelines.memory_limit = request.synthesis.memory_limit;
+      pipelines.recompute = request.synthesis.recompute;
       pipelines.limits = request.synthesis.limits;
       pipelines.seed = args->seed;
       pipelines.layers = args->layers;
@@ -214,6 +233,7 @@ void add_plan_command(CLI::App& app) {
     std::stable_sort(
         candidates.begin(), candidates.end(),
         [](const Candidate& a, const Candidate& b) { return a.simulated_s < b.simulated_s; });
+    for (Candidate& c : candidates) c.plan->precision = precision;
     const Candidate& best = candidates[0];
     const Plan& plan = *best.plan;
     if (!args->output.empty()) save_plan(plan, args->output);

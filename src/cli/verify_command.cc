@@ -19,12 +19,15 @@ struct VerifyOptions {
   bool emulate = false, json = false;
 };
 
-Plan sound_plan(const std::string& path) {
+Plan sound_plan(const std::string& path, DType dtype) {
   Plan plan = load_plan(path);
   const std::vector<std::string> problems = check(plan, /*memory_limit=*/false);
   if (!problems.empty())
     throw user_error("verify", "{}: the plan is not sound: {}; see motley check", path,
                      problems[0]);
+  if (dtype == DType::bf16 && plan.precision != dtype)
+    throw user_error("verify", "{} computes in {}, not bf16; give --dtype f64 or f32", path,
+                     to_string(plan.precision));
   return plan;
 }
 
@@ -48,7 +51,7 @@ void print(const VerifyOptions& options, const Verification& v) {
 }
 
 void work(const VerifyOptions& options, DType dtype, const Rendezvous& where) {
-  const Plan plan = sound_plan(options.plan);
+  const Plan plan = sound_plan(options.plan, dtype);
   if (where.size != plan.cluster.size())
     throw user_error("verify", "{}: the plan is for {} devices, but {} workers were started",
                      options.plan, plan.cluster.size(), where.size);
@@ -70,7 +73,7 @@ void verify(const VerifyOptions& options) {
     run_worker([&] { work(options, dtype, *where); });
     return;
   }
-  const Plan plan = sound_plan(options.plan);
+  const Plan plan = sound_plan(options.plan, dtype);
   if (!options.emulate) {
     print(options, verify_plan(plan, dtype, options.seed));
     return;
@@ -97,8 +100,10 @@ void add_verify_command(CLI::App& app) {
   auto* command = app.add_subcommand(
       "verify", "Run one step of a plan on threads, or on workers, and on one device, and compare");
   command->add_option("plan", options->plan, "Plan file")->required();
-  command->add_option("--dtype", options->dtype, "f64 or f32")
-      ->check(CLI::IsMember({"f64", "f32"}));
+  command
+      ->add_option("--dtype", options->dtype,
+                   "f64, f32, or the 16 bits of a plan in mixed precision (bf16)")
+      ->check(CLI::IsMember({"f64", "f32", "bf16"}));
   command->add_option("--seed", options->seed, "Seed of parameters and batch");
   command->add_flag("--emulate", options->emulate,
                     "Start a worker per device in the emulated network of the plan's cluster");

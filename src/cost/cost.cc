@@ -17,6 +17,12 @@ bool parse_optimizer(const std::string& text, Optimizer* optimizer) {
 
 double state_factor(Optimizer optimizer) { return optimizer == Optimizer::sgd ? 1 : 2; }
 
+Bytes state_bytes(const Graph& graph, const Parameter& p, Optimizer optimizer) {
+  const auto bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
+  if (!p.gradient.valid()) return bytes;
+  return bytes * (1 + state_factor(optimizer)) + static_cast<Bytes>(graph.spec(p.gradient).bytes());
+}
+
 Work work_of(const Theory& theory, NodeId id, const Triple& triple) {
   const Graph& graph = theory.graph();
   const Node& node = graph.node(id);
@@ -378,12 +384,22 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
   for (const Parameter& p : graph.parameters) {
     persistent[p.value.index] = true;
     if (p.gradient.valid()) persistent[p.gradient.index] = true;
-    Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes()) *
-                  (p.gradient.valid() ? 2 + state_factor(optimizer) : 1);
+    const Bytes bytes = state_bytes(graph, p, optimizer);
     Placement placement = stored[p.value.index];
     (placement.is_shard() ? state_cut : state_whole) += bytes;
     const auto& f = fractions.by_type(cut_of(theory, p.value, placement));
     for (int t = 0; t < types; ++t) memory.state[t] += bytes * f[t];
+  }
+  // Gradients that the optimizer has in the type of their parameters, beside their own.
+  std::vector<Bytes> converted(types, 0);
+  Bytes converted_cut = 0, converted_whole = 0;
+  for (const Parameter& p : graph.parameters) {
+    if (!p.gradient.valid() || graph.spec(p.gradient).dtype == graph.spec(p.value).dtype) continue;
+    const auto bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
+    const Placement placement = stored[p.value.index];
+    (placement.is_shard() ? converted_cut : converted_whole) += bytes;
+    const auto& f = fractions.by_type(cut_of(theory, p.value, placement));
+    for (int t = 0; t < types; ++t) converted[t] += bytes * f[t];
   }
   // Aliases share the storage of what they view: the storage lives until its last alias dies.
   std::vector<int> storage(held.size());
@@ -415,10 +431,13 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
   for (const Input& i : graph.inputs) input[i.value.index] = true;
   if (phases)
     for (const auto& [v, p] : accumulated(theory, program)) {
-      if (persistent[v.index]) continue;
+      // Sums of 16-bit gradients have 32 bits.
+      const TensorSpec& spec = graph.spec(v);
+      const bool half = spec.dtype == DType::bf16 || spec.dtype == DType::f16;
+      const Bytes bytes = static_cast<Bytes>(spec.bytes()) * (half ? 2 : 1) -
+                          (persistent[v.index] ? static_cast<Bytes>(spec.bytes()) : 0);
       const auto& f = fractions.by_type(cut_of(theory, v, p));
-      for (int t = 0; t < types; ++t)
-        memory.sums[t] += static_cast<Bytes>(graph.spec(v).bytes()) * f[t];
+      for (int t = 0; t < types; ++t) memory.sums[t] += bytes * f[t];
     }
   for (size_t h = 0; h < held.size(); ++h) {
     if (storage[h] != static_cast<int>(h)) continue;
@@ -438,6 +457,12 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
     add(x.made, 1);
     add(x.last + 1, -1);
   }
+  for (int t = 0; t < types; ++t) {
+    local[static_cast<size_t>(end) * types + t] += converted[t];
+    local[static_cast<size_t>(end + 1) * types + t] -= converted[t];
+  }
+  cut_bytes[end] += converted_cut, cut_bytes[end + 1] -= converted_cut;
+  whole_bytes[end] += converted_whole, whole_bytes[end + 1] -= converted_whole;
   memory.peak.assign(types, 0);
   memory.cut.assign(types, state_cut);
   memory.whole.assign(types, state_whole);

@@ -31,6 +31,8 @@ const char* to_string(Optimizer optimizer);
 bool parse_optimizer(const std::string& text, Optimizer* optimizer);
 // Bytes of state the optimizer keeps per byte of parameter.
 double state_factor(Optimizer optimizer);
+// Bytes of a whole parameter, its gradient and its optimizer state.
+Bytes state_bytes(const Graph& graph, const Parameter& parameter, Optimizer optimizer);
 
 // What one step does on all devices together.
 struct Work {
@@ -154,8 +156,9 @@ void choose_forms(const Theory& theory, Program* program, const CostModel& model
                   const Fractions& fractions);
 
 // Bytes that each device type holds at its peak: parameters, gradients and optimizer state for the
-// whole step, and activations by liveness; aliases of one tensor count once. With `phases` also
-// what a micro-batch holds between its passes.
+// whole step, and activations by liveness; aliases of one tensor count once. While the optimizer
+// runs, gradients of another type than their parameter (mixed precision) are there in both. With
+// `phases` also what a micro-batch holds between its passes.
 MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
                      int types, Optimizer optimizer, bool phases = false);
 

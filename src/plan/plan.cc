@@ -319,6 +319,31 @@ std::vector<std::string> check_pipeline(const Plan& plan) {
   return problems;
 }
 
+// What is wrong with the precision: the graph computes in another, or in more than it says.
+std::vector<std::string> check_precision(const Plan& plan) {
+  const Graph& graph = *plan.graph;
+  bool computes = plan.precision == DType::f32;
+  for (const Value& value : graph.values) computes = computes || value.spec.dtype == plan.precision;
+  if (!computes)
+    return {fmt::format("precision is {}, but nothing in the graph is computed in it",
+                        to_string(plan.precision))};
+  for (const Parameter& p : graph.parameters) {
+    if (!p.gradient.valid()) continue;
+    const DType type = graph.spec(p.gradient).dtype, own = graph.spec(p.value).dtype;
+    if (type != own && type != plan.precision)
+      return {fmt::format("the gradient of {} is {}, neither its own {} nor the precision {}",
+                          p.name, to_string(type), to_string(own), to_string(plan.precision))};
+  }
+  return {};
+}
+
+std::string describe_precision(const Plan& plan) {
+  return plan.precision == DType::f32
+             ? ""
+             : fmt::format("  precision   {}; parameters and optimizer state in f32\n",
+                           to_string(plan.precision));
+}
+
 std::string describe_reductions(const Plan& plan) {
   std::map<std::string, int> groups;
   for (const ReductionProgram& program : plan.reductions) {
@@ -344,6 +369,7 @@ std::string describe_pipeline(const Plan& plan) {
       "{} on {} devices of {}, global batch {}: {} stages, {} replica{}, micro-batches of {}\n",
       plan.model, plan.cluster.size(), plan.cluster.name, plan.batch, pipeline.stages(),
       pipeline.replicas.size(), pipeline.replicas.size() > 1 ? "s" : "", pipeline.micro_batch);
+  out += describe_precision(plan);
   const std::vector<Bytes> memory = pipeline_memory(pipeline, plan.cluster, plan.optimizer);
   for (size_t r = 0; r < pipeline.replicas.size(); ++r) {
     const ReplicaPlan& replica = pipeline.replicas[r];
@@ -410,6 +436,7 @@ Json to_json(const Plan& plan) {
   j["model"] = plan.model;
   j["batch"] = plan.batch;
   j["optimizer"] = to_string(plan.optimizer);
+  if (plan.precision != DType::f32) j["precision"] = to_string(plan.precision);
   j["predicted"] = {{"step_s", plan.predicted_step_s},
                     {"lower_bound_s", plan.lower_bound_s},
                     {"peak_memory_bytes", plan.peak_memory_bytes}};
@@ -445,6 +472,10 @@ Plan parse_plan(const std::string& text, const std::string& name) {
   if (plan.batch < 1) throw fields.bad("batch", "is not positive");
   if (!parse_optimizer(fields.text("optimizer"), &plan.optimizer))
     throw fields.bad("optimizer", "is '" + fields.text("optimizer") + "'; give sgd or adamw");
+  if (fields.find("precision") && (!parse_dtype(fields.text("precision"), &plan.precision) ||
+                                   (plan.precision != DType::f16 && plan.precision != DType::bf16)))
+    throw fields.bad("precision",
+                     "is '" + fields.text("precision") + "'; give bf16 or f16, or leave it out");
   plan.cluster =
       parse_cluster(joined(fields.array("cluster"), name + ": cluster"), name + ": cluster");
   plan.set_graph(parse_graph(joined(fields.array("graph"), name + ": graph"), name + ": graph"));
@@ -487,6 +518,7 @@ Plan load_plan(const std::string& path) { return parse_plan(read_file(path), pat
 std::vector<std::string> check(const Plan& plan, bool memory_limit) {
   std::vector<std::string> problems = verify(*plan.graph);
   for (const std::string& text : check_reductions(plan)) problems.push_back(text);
+  for (const std::string& text : check_precision(plan)) problems.push_back(text);
   if (!problems.empty()) return problems;
   if (plan.pipeline) {
     problems = check_pipeline(plan);
@@ -524,6 +556,7 @@ std::string describe(const Plan& plan) {
   const Graph& graph = *plan.graph;
   std::string out = fmt::format("{} on {} devices of {}, global batch {}\n", plan.model,
                                 plan.cluster.size(), plan.cluster.name, plan.batch);
+  out += describe_precision(plan);
 
   out += "  shares      ";
   for (int d = 0; d < plan.cluster.size();) {
@@ -593,6 +626,17 @@ std::string describe(const Plan& plan) {
       sum.bytes += static_cast<Bytes>(graph.spec(step.value).bytes());
     }
   }
+  int again = 0, forward = 0, places = 0;
+  for (size_t s = 0; s < plan.program.steps.size(); ++s) {
+    const Step& step = plan.program.steps[s];
+    again += step.again;
+    places += step.again && !plan.program.steps[s - 1].again;
+    forward += !step.again && step.is_compute() && !is_source(graph.node(step.node)) &&
+               graph.node(step.node).phase == Phase::forward;
+  }
+  if (again > 0)
+    out += fmt::format("  recomputes  {} of {} forward steps, in {} places of the backward pass\n",
+                       again, forward, places);
   if (comm.empty()) out += "  communication  none\n";
   for (const auto& [what, sum] : comm)
     out +=

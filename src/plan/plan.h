@@ -29,6 +29,8 @@ struct Plan {
   std::string model;  // zoo spec or name of a graph file
   int64_t batch = 0;  // global
   Optimizer optimizer = Optimizer::adamw;
+  // What the graph computes in (graph/precision.h); f32: the type of its parameters.
+  DType precision = DType::f32;
   Cluster cluster;
   std::vector<double> ratios;    // [device] share of every cut factor; sum 1. Pipelines: empty
   std::unique_ptr<Graph> graph;  // stable addresses: theory refers to graph

@@ -7,10 +7,12 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "graph/precision.h"
 
 namespace motley {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -210,6 +212,47 @@ TEST(Graph, SurvivesGarbage) {
   }
   EXPECT_GT(refused, 500);
   EXPECT_GT(read, 100);
+}
+
+// The toy in bf16 with its weight in f32: 40 numbers of parameter and two of state at 4 bytes and a
+// gradient at 2; at the end of the step the optimizer has the gradient at 4 bytes as well.
+TEST(Cost, MixedPrecisionByHand) {
+  Plan plan = sample();
+  plan.program = {};
+  plan.set_graph(with_precision(parse_graph(kGraph, "toy"), DType::bf16));
+  const Graph& graph = *plan.graph;
+  ASSERT_EQ(graph.parameters.size(), 1u);
+  EXPECT_EQ(state_bytes(graph, graph.parameters[0], Optimizer::adamw), 40 * (4 + 8 + 2));
+  const Plan full = sample();
+  EXPECT_EQ(state_bytes(*full.graph, full.graph->parameters[0], Optimizer::adamw), 40 * 16);
+  // Products run at the rate of 16 bits, and touch half the bytes.
+  DeviceType type{"d", 1e12, 4e12, 1e9, 1e11, 0, 0};
+  const CostModel model(flat_cluster({type}, {2}, {LinkKind::switched, 1e9, 0}));
+  auto product = [&](const Graph& g) {
+    const Theory theory(g);
+    for (size_t n = 0; n < g.nodes.size(); ++n)
+      if (g.nodes[n].op == "aten::mm") {
+        const Work work = work_of(theory, NodeId(n), theory.triples(NodeId(n))[0]);
+        return std::pair{work.cut_bytes + work.whole_bytes, work.half};
+      }
+    return std::pair{0.0, false};
+  };
+  EXPECT_EQ(product(*full.graph), std::pair(4.0 * (24 + 40 + 60), false));
+  EXPECT_EQ(product(graph), std::pair(2.0 * (24 + 40 + 60), true));
+  Work work;
+  work.flops = 4e12;
+  EXPECT_DOUBLE_EQ(model.compute(0, work, 1), 4);
+  work.half = true;
+  EXPECT_DOUBLE_EQ(model.compute(0, work, 1), 1);
+
+  plan.precision = DType::bf16;
+  EXPECT_THAT(to_json(plan).dump(), HasSubstr("\"precision\":\"bf16\""));
+  Plan other = sample();
+  other.precision = DType::bf16;
+  EXPECT_THAT(check(other), Contains(HasSubstr("nothing in the graph is computed in it")));
+  other = sample();
+  other.set_graph(with_precision(parse_graph(kGraph, "toy"), DType::bf16));
+  EXPECT_THAT(check(other), Contains(HasSubstr("the gradient of w is bf16")));
 }
 
 TEST(Check, AddsUpMemory) {

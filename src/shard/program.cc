@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "core/error.h"
 #include "shard/held_index.h"
@@ -14,11 +15,12 @@ bool has_forms(CollectiveKind kind) {
 }
 
 std::string to_text(const Theory& theory, const Step& step) {
+  const char* again = step.again ? "again " : "";
   if (!step.is_compute())
-    return fmt::format("{} %{} {} -> {}{}", to_string(step.kind), step.value.index,
+    return fmt::format("{}{} %{} {} -> {}{}", again, to_string(step.kind), step.value.index,
                        to_string(step.from), to_string(step.to),
                        step.form == PieceForm::grouped ? " grouped" : "");
-  return fmt::format("node {} {} {}", step.node.index, theory.graph().node(step.node).op,
+  return fmt::format("{}node {} {} {}", again, step.node.index, theory.graph().node(step.node).op,
                      to_string(theory.triples(step.node)[step.triple]));
 }
 
@@ -46,6 +48,10 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
   size_t at = 0;
   std::string head = word(&at);
   Step step;
+  if (head == "again") {
+    step.again = true;
+    head = word(&at);
+  }
   if (head == "node") {
     step.node = NodeId(index(word(&at), graph.nodes.size(), "node"));
     std::string op = word(&at);
@@ -63,7 +69,10 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
   std::string value = word(&at), from = word(&at), arrow = word(&at), to = word(&at);
   if (value.empty() || value[0] != '%' || arrow != "->" || !parse_placement(from, &step.from) ||
       !parse_placement(to, &step.to))
-    throw fail("is not a step; write 'node N op IN -> OUT' or 'collective %V FROM -> TO'");
+    throw fail(
+        "is not a step; write 'node N op IN -> OUT' or 'collective %V FROM -> TO', with 'again ' "
+        "in "
+        "front if it runs again");
   step.value = ValueId(index(value.substr(1), graph.values.size(), "value"));
   if (!Theory::conversion(step.from, step.to, &step.kind) || head != to_string(step.kind))
     throw fail("is not a collective between these placements");
@@ -89,8 +98,20 @@ std::vector<std::string> check(const Theory& theory, const Program& program) {
               fmt::format("needs %{} as {}, which no earlier step makes", v.index, to_string(p)));
   };
   std::map<ValueId, Placement> stored;
+  std::set<std::tuple<NodeId, int, ValueId, Placement, Placement>> ran_before;
   for (size_t s = 0; s < program.steps.size(); ++s) {
     const Step& step = program.steps[s];
+    const std::tuple key(step.node, step.triple, step.value, step.from, step.to);
+    if (step.again) {
+      // Of what is made again nothing is new; what it reads has been made, or is made again too.
+      if (!ran_before.count(key)) problem(s, "runs again what no earlier step ran");
+      if (step.is_compute() && step.node.valid() &&
+          step.node.index < static_cast<int>(graph.nodes.size()) &&
+          is_source(graph.node(step.node)))
+        problem(s, fmt::format("runs node {}, a source, again", step.node.index));
+      continue;
+    }
+    ran_before.insert(key);
     if (step.is_compute()) {
       if (step.node.index >= static_cast<int>(graph.nodes.size()) || step.triple < 0 ||
           step.triple >= static_cast<int>(theory.triples(step.node).size())) {

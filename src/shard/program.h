@@ -12,6 +12,9 @@
 // collectives and views at its end that only gradients on their way to the optimizer go through.
 // They are linear, so they run once, on gradients summed over the micro-batches.
 //
+// A step may run again: it makes the same values as an earlier equal step, which were freed
+// meanwhile (activations that the backward pass computes again, spmd/recompute.h).
+//
 // Text form, one step a line; it names what it means in full, so that programs can be written by
 // hand:
 //
@@ -19,6 +22,7 @@
 //   node 40 aten::embedding S(0), R -> P [embedding.vocab]
 //   all_reduce %77 P -> R
 //   all_gather %78 S(0) -> R grouped
+//   again node 12 aten::mm S(0), R -> S(0)
 #pragma once
 
 #include <string>
@@ -42,6 +46,7 @@ struct Step {
   Placement from, to;
   CollectiveKind kind = CollectiveKind::all_reduce;
   PieceForm form = PieceForm::padded;
+  bool again = false;  // an equal step came before
 
   bool is_compute() const { return node.valid(); }
   friend bool operator==(const Step&, const Step&) = default;
@@ -93,8 +98,8 @@ std::vector<Placement> stored_placements(const Theory& theory, const Program& pr
 // Bytes of the largest tensor that a program sums over all devices, also inside of a rule.
 int64_t largest_all_reduce(const Theory& theory, const Program& program);
 
-// Lifetimes: for every step the (value, placement) pairs whose last use it is, as indices into
-// `held`.
+// Lifetimes of what a program holds, in the order in which it is made. What is made again has
+// another entry; the one before lives until its last use before that.
 struct Held {
   ValueId value;
   Placement placement;

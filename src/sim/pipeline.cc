@@ -281,7 +281,8 @@ class Simulator {
       const auto& parameters = pipeline_.graph(s).parameters;
       for (size_t p = 0; p < parameters.size(); ++p) {
         if (!parameters[p].gradient.valid()) continue;
-        const auto bytes = static_cast<Bytes>(pipeline_.graph(s).spec(parameters[p].value).bytes());
+        const auto bytes =
+            static_cast<Bytes>(pipeline_.graph(s).spec(parameters[p].gradient).bytes());
         std::vector<Holding> held;
         for (int r = 0; r < replicas; ++r) held.push_back(gradient_of(r, s, p));
         bool same = true;
@@ -330,7 +331,7 @@ class Simulator {
     for (const Tied& tied : pipeline_.parts().tied) {
       if (!plan_.graph->parameters[tied.parameter].gradient.valid()) continue;
       const auto bytes = static_cast<Bytes>(
-          plan_.graph->spec(plan_.graph->parameters[tied.parameter].value).bytes());
+          plan_.graph->spec(plan_.graph->parameters[tied.parameter].gradient).bytes());
       std::vector<net::PairMessage> messages;
       auto held = [&](int r, int s) {
         const auto& list = pipeline_.parts().parameter_of[s];

@@ -327,8 +327,9 @@ void Builder::add_nodes() {
         std::erase_if(stored.choices,
                       [&](Placement p) { return form_of(v, p) < 0 || form_of(result, p) < 0; });
         stored.token = add_token(static_cast<int>(stored.choices.size()));
-        std::string key = fmt::format("stored{}|{}|{}", source.parameter >= 0 ? "p" : "b",
-                                      graph.spec(v).bytes(), forms_key(v));
+        std::string key =
+            fmt::format("stored{}|{}|{}|{}", source.parameter >= 0 ? "p" : "b",
+                        graph.spec(v).bytes(), graph.spec(result).bytes(), forms_key(v));
         for (Placement p : stored.choices)
           key += fmt::format("{}:{},", to_string(p), p.is_shard() ? theory_.cut_size(v, p) : 0);
         int table = table_for(key, [&](OptionTable* t, OptionOrigin* origin) {
@@ -494,10 +495,11 @@ void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare h
         const TensorSpec& spec = graph.spec(node.outputs[0]);
         Placement p = triple.out[0];
         const auto& f = fractions.by_type(p.is_shard() ? theory_.cut_size(node.outputs[0], p) : 0);
+        const Bytes state = state_bytes(graph, graph.parameters[source.parameter], optimizer_);
         for (int j = 0; j < problem_.types; ++j) {
           Bytes local = static_cast<Bytes>(spec.bytes()) * f[j];
           o.compute[j] = part * model_.update(j, local, optimizer_);
-          o.memory[j] = local * (2 + state_factor(optimizer_));
+          o.memory[j] = state * f[j];
         }
         continue;
       }

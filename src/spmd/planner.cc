@@ -42,6 +42,7 @@ const Known kKnown[] = {{"dp-ev", Restriction::data_parallel, even_ratios},
 
 SynthesisOptions restricted(const Known& known, const Cluster& cluster, SynthesisOptions options) {
   options.restriction = known.restriction;
+  options.recompute = false;
   options.ratios = known.ratios(cluster);
   return options;
 }

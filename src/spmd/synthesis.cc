@@ -7,12 +7,14 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include "core/error.h"
 #include "cost/overlap.h"
 #include "spmd/balance.h"
 #include "spmd/folded.h"
 #include "spmd/order.h"
+#include "spmd/recompute.h"
 
 namespace motley::spmd {
 
@@ -102,6 +104,10 @@ class Search {
     Shares shares(even_ratios(model.cluster()));
     builder_.price(Fractions(model.cluster(), shares));
     order_ = make_order(builder_.problem());
+    if (options.memory_limit && options.recompute) {
+      block_of_ = blocks_of(theory.graph());
+      for (int b : block_of_) blocks_ = std::max(blocks_, b + 1);
+    }
   }
 
   Synthesis run() {
@@ -131,7 +137,7 @@ class Search {
         }
       }
     }
-    if (!best_.feasible && options_.memory_limit && no_program_.empty()) limit_memory();
+    if (!fits_plain_ && options_.memory_limit && no_program_.empty()) limit_memory();
     if (best_.feasible) {
       if (options_.polish && options_.ratios.empty()) polish();
       if (options_.overlap) hide();
@@ -200,9 +206,7 @@ class Search {
     const Cluster& cluster = model_.cluster();
     const Graph& graph = theory_.graph();
     Bytes state = 0, capacity = 0;
-    for (const Parameter& p : graph.parameters)
-      state += static_cast<Bytes>(graph.spec(p.value).bytes()) *
-               (p.gradient.valid() ? 2 + state_factor(options_.optimizer) : 1);
+    for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, options_.optimizer);
     for (int d = 0; d < cluster.size(); ++d) capacity += cluster.type_of(d).memory;
     if (options_.restriction == Restriction::data_parallel) {
       for (const DeviceType& t : cluster.types)
@@ -252,23 +256,55 @@ class Search {
     ValueId first;
     const Seconds hidden =
         options_.overlap ? hidden_seconds(theory_, formed, model_, fractions, &first) : 0;
+    auto keep = [&](Program p, const ProgramCost& c, Seconds h) {
+      if (best_.feasible && c.step - h >= best_.step()) return;
+      best_.feasible = true;
+      best_.program = std::move(p);
+      best_.ratios = ratios;
+      best_program_ = &program;
+      best_.cost = c;
+      best_.hidden = h;
+      first_ = first;
+    };
     const bool fit = fits(cost);
     if (fit) {
-      if (!best_.feasible || cost.step - hidden < best_.step()) {
-        best_.feasible = true;
-        best_.program = std::move(formed);
-        best_.ratios = ratios;
-        best_program_ = &program;
-        best_.cost = cost;
-        best_.hidden = hidden;
-        first_ = first;
+      fits_plain_ = true;
+      keep(std::move(formed), cost, hidden);
+    } else {
+      if (double worst = excess(cost); lack_.empty() || worst < least_excess_) {
+        least_excess_ = worst;
+        lack_ = lacking(cost, model_.cluster());
       }
-    } else if (double worst = excess(cost); lack_.empty() || worst < least_excess_) {
-      least_excess_ = worst;
-      lack_ = lacking(cost, model_.cluster());
+      // Computing again only adds time.
+      if (!best_.feasible || cost.step - hidden < best_.step())
+        if (auto lean = recomputed(formed, fractions)) {
+          const Seconds lean_hidden =
+              options_.overlap ? hidden_seconds(theory_, lean->first, model_, fractions, &first)
+                               : 0;
+          keep(std::move(lean->first), lean->second, lean_hidden);
+        }
     }
     offers_.push_back({&program, ratios, std::move(cost), hidden, fit});
     return offers_.back();
+  }
+
+  // The program with the cheapest blocks computed again that make it fit; none: no blocks do.
+  std::optional<std::pair<Program, ProgramCost>> recomputed(const Program& program,
+                                                            const Fractions& fractions) {
+    if (!options_.recompute || blocks_ == 0) return {};
+    auto with = [&](const std::vector<bool>& chosen) {
+      std::pair<Program, ProgramCost> result;
+      result.first = recompute(theory_, program, block_of_, chosen);
+      result.second = cost_of(theory_, result.first, model_, fractions, options_.optimizer,
+                              options_.micro_batches);
+      return result;
+    };
+    const std::vector<bool> chosen = choose_blocks(blocks_, [&](const std::vector<bool>& choice) {
+      const ProgramCost c = with(choice).second;
+      return RecomputeCost{c.step, excess(c)};
+    });
+    if (chosen.empty()) return {};
+    return with(chosen);
   }
 
   double excess(const ProgramCost& cost) const {
@@ -325,6 +361,7 @@ class Search {
     seen_.push_back(ratios);
     ++best_.rounds;
     if (weights_.compute.empty()) weights_ = slowest();
+    const bool dear_bytes = !memory_price.empty();
     weights_.memory = std::move(memory_price);
     Solution solution = solve(ratios, weights_);
     if (solution.option.empty()) {
@@ -340,6 +377,9 @@ class Search {
     weights_ = deciding_weights(offered.cost);
     if (!rebalance) return ratios;
     Balance b = balance(balance_problem(offered.cost, model_.cluster(), options_.memory_limit));
+    // What does not fit may fit with blocks computed again.
+    if (!b.feasible && blocks_ > 0 && !dear_bytes)
+      b = balance(balance_problem(offered.cost, model_.cluster(), false));
     if (!b.feasible) return {};
     std::vector<double> next = by_device(b.ratio[0]);
     const Offer& balanced = offer(program, next);
@@ -363,11 +403,11 @@ class Search {
     const double unit = low.seconds / capacity;
     const double hint = options_.memory_price;
     for (double price : {hint, 10 * unit, 1e4 * unit}) {
-      if (price == 0 || best_.feasible) continue;
+      if (price == 0 || fits_plain_) continue;
       high = try_price(price, ratios);
       tries = price == hint ? kHintedMemorySolves : kMemorySolves;
     }
-    for (int i = 0; i < tries && best_.feasible; ++i) {
+    for (int i = 0; i < tries && fits_plain_; ++i) {
       double price = (high.seconds - low.seconds) / (low.memory - high.memory);
       if (!(price > 1.05 * low.price && price < high.price / 1.05))
         price = low.price > 0 ? std::sqrt(low.price * high.price) : high.price / 10;
@@ -380,7 +420,7 @@ class Search {
       if (is(low) || is(high)) break;
       (between.fits ? high : low) = between;
     }
-    if (!best_.feasible) return;
+    if (!fits_plain_) return;
     best_.memory_price = high.price;
     byte_prices_.assign(model_.types(), high.price);
   }
@@ -495,6 +535,9 @@ class Search {
   const Program* best_program_ = nullptr;  // of found_
   std::string no_program_, lack_;
   double least_excess_ = 0;
+  bool fits_plain_ = false;    // a program fits with nothing computed again
+  std::vector<int> block_of_;  // [node of the graph]
+  int blocks_ = 0;
   StopReason worst_stop_ = StopReason::kOptimal;
 };
 

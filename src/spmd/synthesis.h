@@ -5,8 +5,9 @@
 //     types B(s) = argmin over ratios of t(Q(s), B)          load-balancing LP
 //
 // starting from ratios proportional to speed and, again, from equal ones. The weights of the types
-// are the duals of the LP's stage constraints. Per-device memory is a hard limit: programs that
-// exceed it are searched again with a price per byte, found by the secant method on the dual.
+// are the duals of the LP's stage constraints. Per-device memory is a hard limit: a program that
+// exceeds it is also tried with the cheapest blocks computed again, and programs are searched again
+// with a price per byte, found by the secant method on the dual.
 //
 // Where gradients travel beside the backward pass (cost/overlap.h), pairs are compared by what is
 // left of the step, and a last round searches with gradients priced at what cannot be hidden.
@@ -28,9 +29,10 @@ struct SynthesisOptions {
   Optimizer optimizer = Optimizer::adamw;
   Restriction restriction = Restriction::none;
   bool memory_limit = true;
-  bool overlap = false;              // gradients travel beside the backward pass
-  std::vector<double> ratios;        // fixed ratios; empty: found
-  bool polish = true;                // also try shares near those of the best pair
+  bool recompute = true;       // where memory is short, blocks may be computed again (recompute.h)
+  bool overlap = false;        // gradients travel beside the backward pass
+  std::vector<double> ratios;  // fixed ratios; empty: found
+  bool polish = true;          // also try shares near those of the best pair
   const Synthesis* known = nullptr;  // a pair that the answer must not be worse than
   int micro_batches = 1;             // the program runs that often in a step; costs are of one run
   double memory_price = 0;  // seconds per byte that a like problem needed: where to begin; 0: none

@@ -217,7 +217,7 @@ void Executor::compile() {
       it->second.released = x.last == until - 1;
       if (it->second.released) continue;  // take() frees it
     }
-    dead[x.last].push_back(static_cast<int>(h));
+    dead[x.last].push_back(slot(x.value, x.placement));
   }
   for (const auto& [v, p] : accumulated(theory_, program_)) accumulated_.push_back(slot(v, p));
   const std::vector<GradientMessage> messages = gradient_messages(theory_, program_);
@@ -626,8 +626,10 @@ void Executor::backward(Flight* flight, int64_t step, int64_t micro_batch) {
   run(backward_, reduction_, step, micro_batch);
   if (sums_.empty()) sums_.resize(values_.size());
   for (int s : accumulated_) {
-    // The first is copied where it may be a view of something larger, or of what others hold.
+    // The first is copied where it may be a view of something larger, or of what others hold. Many
+    // small terms would be lost in a sum of 16 bits.
     at::Tensor& value = values_[s];
+    if (sums_in_f32(value.scalar_type())) value = value.to(at::kFloat);
     if (sums_[s].defined())
       sums_[s].add_(value);
     else
@@ -658,6 +660,9 @@ Executor::Loss Executor::loss(const Flight& flight) const {
 std::vector<at::Tensor> Executor::reduce(int64_t step) {
   if (sums_.empty()) sums_.resize(values_.size());
   std::swap(sums_, values_);
+  for (const auto& [key, s] : slots_)
+    if (values_[s].defined())
+      values_[s] = values_[s].to(to_torch(theory_.graph().spec(key.first).dtype));
   run(reduction_, instructions_.size(), step, 0);
   std::vector<at::Tensor> result = gradients();
   values_.assign(values_.size(), at::Tensor());

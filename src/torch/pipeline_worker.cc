@@ -360,7 +360,7 @@ class PipelineWorker final : public Worker {
       std::vector<const std::vector<int>*> devices;
       for (int r = 0; r < replicas; ++r) devices.push_back(&stage(r, seat_.stage).devices);
       gradients[i] = exchange(devices, layouts, std::vector<bool>(replicas, true), seat_.replica,
-                              graph().parameters[i].value, gradients[i]);
+                              gradient_type(i), graph().parameters[i].value, gradients[i]);
     }
     if (alike.empty()) return;
     std::vector<int> ranks;
@@ -408,15 +408,21 @@ class PipelineWorker final : public Worker {
         if (s == seat_.stage) own = i;
       }
       gradients[own] = exchange(devices, layouts, has, static_cast<int>(mine - tied.stages.begin()),
-                                graph().parameters[own].value, gradients[own]);
+                                gradient_type(own), graph().parameters[own].value, gradients[own]);
     }
+  }
+
+  // The type in which the gradient of this stage's i-th parameter is summed over groups.
+  at::TensorOptions gradient_type(size_t i) const {
+    const int of_plan = pipeline_.parts().parameter_of[seat_.stage][i];
+    return options_of(plan_.graph->spec(plan_.graph->parameters[of_plan].gradient));
   }
 
   // The sum of what several groups hold of a parameter's gradient, in the pieces of `mine`; terms
   // in the order of the groups. Groups that have no term take part as receivers.
   at::Tensor exchange(const std::vector<const std::vector<int>*>& devices,
                       const std::vector<Layout>& layouts, const std::vector<bool>& has, int mine,
-                      ValueId parameter, const at::Tensor& local) {
+                      const at::TensorOptions& type, ValueId parameter, at::Tensor local) {
     const int groups = static_cast<int>(devices.size());
     std::vector<std::unique_ptr<Message>> messages;
     struct Part {
@@ -424,7 +430,7 @@ class PipelineWorker final : public Worker {
       at::Tensor tensor;
     };
     std::vector<Part> parts;
-    const at::TensorOptions type = options_of(graph().spec(parameter));
+    if (local.defined()) local = local.to(type);
     for (int g = 0; g < groups; ++g) {
       if (g == mine) continue;
       if (has[g]) {

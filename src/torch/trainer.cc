@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "graph/canonical.h"
+#include "graph/precision.h"
 #include "torch/capture.h"
 #include "torch/data.h"
 #include "torch/dispatch.h"
@@ -38,9 +39,15 @@ ModelSpec model_of(const Plan& plan) {
   return parse_model(is_graph_file(plan.model) ? plan.graph->model : plan.model);
 }
 
-Graph captured_graph(const Plan& plan, DType dtype) {
-  const int64_t samples = plan.pipeline ? plan.pipeline->micro_batch : plan.batch;
-  return canonicalize(capture(model_of(plan).text(), samples, dtype).graph);
+// The graph of the plan's model with parameters of a type. A plan of mixed precision computes in
+// `compute`; with the type of the parameters that is the same graph, and nothing is rounded.
+Graph captured_graph(const Plan& plan, int64_t samples, DType dtype, DType compute) {
+  Graph graph = canonicalize(capture(model_of(plan).text(), samples, dtype).graph);
+  return plan.precision == DType::f32 ? graph : with_precision(graph, compute);
+}
+
+int64_t samples_of(const Plan& plan) {
+  return plan.pipeline ? plan.pipeline->micro_batch : plan.batch;
 }
 
 // Optimizers keep the same state for every parameter; by name, for checkpoints.
@@ -74,7 +81,7 @@ DType dtype_of(const Plan& plan) {
 }
 
 Graph graph_of_model(const Plan& plan) {
-  Graph graph = captured_graph(plan, dtype_of(plan));
+  Graph graph = captured_graph(plan, samples_of(plan), dtype_of(plan), plan.precision);
   if (fingerprint(graph) != fingerprint(*plan.graph))
     throw user_error("run",
                      "this is a plan for another model: its graph is that of {} ({:016x}), but its "
@@ -190,8 +197,11 @@ struct Trainer::Impl {
       report.gradient_norm = clip(result.gradients);
       if (padding) padding->after(false);
     }
-    for (size_t i = 0; i < parameters.size(); ++i)
-      parameters[i].mutable_grad() = result.gradients[i];
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      at::Tensor& gradient = result.gradients[i];
+      if (gradient.defined()) gradient = gradient.to(parameters[i].scalar_type());
+      parameters[i].mutable_grad() = gradient;
+    }
     if (!parameters.empty()) optimizer->step();
     if (padding) {
       padding->after(true);
@@ -360,8 +370,8 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
 
 namespace {
 
-// The plan on the graph of its model in another precision.
-Plan in_precision(const Plan& plan, DType dtype) {
+// The plan on the graph of its model with parameters in `dtype`, computed in `compute`.
+Plan in_precision(const Plan& plan, DType dtype, DType compute) {
   Plan other;
   other.engine = plan.engine;
   other.model = plan.model;
@@ -369,7 +379,8 @@ Plan in_precision(const Plan& plan, DType dtype) {
   other.cluster = plan.cluster;
   other.ratios = plan.ratios;
   other.reductions = plan.reductions;
-  other.set_graph(captured_graph(plan, dtype));
+  other.precision = plan.precision;
+  other.set_graph(captured_graph(plan, samples_of(plan), dtype, compute));
   MOTLEY_CHECK(other.graph->nodes.size() == plan.graph->nodes.size(),
                "the graph in {} has {} nodes, not {}", to_string(dtype), other.graph->nodes.size(),
                plan.graph->nodes.size());
@@ -450,10 +461,18 @@ struct Reference {
   std::string by;
 };
 
+bool is_mixed(DType compute) { return compute != DType::f64 && compute != DType::f32; }
+
+// The type of the parameters where the graph computes in `compute`.
+DType parameters_for(const Plan& plan, DType compute) {
+  return is_mixed(compute) ? dtype_of(plan) : compute;
+}
+
 // Without `result` only what the step starts from.
-Reference reference_of(const Plan& plan, DType dtype, uint64_t seed, bool result) {
+Reference reference_of(const Plan& plan, DType compute, uint64_t seed, bool result) {
+  const DType dtype = parameters_for(plan, compute);
   Reference reference;
-  reference.exact = in_precision(plan, dtype);
+  reference.exact = in_precision(plan, dtype, compute);
   const Plan& exact = reference.exact;
   const Graph& graph = *exact.graph;
   const std::shared_ptr<TrainModule> module = materialize(model_of(plan), seed, dtype);
@@ -474,10 +493,8 @@ Reference reference_of(const Plan& plan, DType dtype, uint64_t seed, bool result
   if (exact.pipeline && updates) {
     reference.expected = accumulate(exact, feeds, seed);
     reference.by = "the graph on one device, micro-batch by micro-batch";
-  } else if (random) {
-    const Graph whole = exact.pipeline
-                            ? canonicalize(capture(model_of(plan).text(), plan.batch, dtype).graph)
-                            : graph;
+  } else if (random || is_mixed(compute)) {
+    const Graph whole = exact.pipeline ? captured_graph(plan, plan.batch, dtype, compute) : graph;
     InterpretOptions interpretation;
     interpretation.kernels = kernels_as(whole, graph, seed);
     reference.expected = interpret(whole, feeds, interpretation);
@@ -491,7 +508,7 @@ Reference reference_of(const Plan& plan, DType dtype, uint64_t seed, bool result
 
 // One step of the plan on this rank; where there is a `result`, what it is worse by than the
 // reference is noted in it.
-void run_and_compare(const Reference& reference, Communicator& group, uint64_t seed,
+void run_and_compare(const Reference& reference, Communicator& group, uint64_t seed, bool mixed,
                      std::mutex* mutex, Verification* result) {
   at::NoGradGuard no_grad;
   const Graph& graph = *reference.exact.graph;
@@ -510,9 +527,14 @@ void run_and_compare(const Reference& reference, Communicator& group, uint64_t s
         i, worker->buffer_piece(i, feeds.buffers.at(graph.buffers[worker->buffers()[i]].name))
                .clone());
   const Worker::Result step = worker->step(0, input_pieces(reference.exact, *worker, feeds.inputs));
-  double largest = 0;
+  // Differences are not to be rounded.
+  const at::ScalarType exactly = to_torch(dtype_of(reference.exact));
+  double largest = 0, norm = 0;
   for (const auto& [name, gradient] : reference.expected.gradients)
-    if (gradient.numel() > 0) largest = std::max(largest, gradient.abs().max().item<double>());
+    if (gradient.numel() > 0) {
+      largest = std::max(largest, gradient.abs().max().item<double>());
+      norm = std::hypot(norm, gradient.to(exactly).norm().item<double>());
+    }
   auto relative = [](double difference, double scale) {
     return scale > 0 ? difference / scale : difference;
   };
@@ -521,15 +543,20 @@ void run_and_compare(const Reference& reference, Communicator& group, uint64_t s
     const Parameter& p = graph.parameters[k];
     const bool mine =
         next < worker->parameters().size() && worker->parameters()[next] == static_cast<int>(k);
-    const at::Tensor local = mine ? step.gradients[next] : at::Tensor();
+    const at::Tensor local =
+        mine && p.gradient.valid() ? step.gradients[next].to(exactly) : at::Tensor();
     next += mine;
     if (!p.gradient.valid()) continue;
     const at::Tensor whole = worker->whole_parameter(static_cast<int>(k), local, true);
     if (result == nullptr) continue;
-    const at::Tensor& right = reference.expected.gradients.at(p.name);
-    const double difference = (whole - right).abs().max().item<double>();
-    const double error =
-        relative(difference, std::max(right.abs().max().item<double>(), 1e-6 * largest));
+    const at::Tensor right = reference.expected.gradients.at(p.name).to(exactly);
+    const at::Tensor difference = whole - right;
+    // In 16 bits, single elements mean little.
+    const double error = mixed
+                             ? relative(difference.norm().item<double>(),
+                                        std::max(right.norm().item<double>(), 1e-2 * norm))
+                             : relative(difference.abs().max().item<double>(),
+                                        std::max(right.abs().max().item<double>(), 1e-6 * largest));
     std::lock_guard lock(*mutex);
     if (error > result->gradient_error || std::isnan(error)) {
       result->gradient_error = error;
@@ -543,37 +570,38 @@ void run_and_compare(const Reference& reference, Communicator& group, uint64_t s
   if (error > result->loss_error || std::isnan(error)) result->loss_error = error;
 }
 
-Verification verdict(Verification result, const Reference& reference, DType dtype) {
-  result.dtype = dtype;
+Verification verdict(Verification result, const Reference& reference, DType compute) {
+  const bool mixed = is_mixed(compute);
+  result.dtype = compute;
   result.reference = reference.by;
-  const double limit = dtype == DType::f64 ? 1e-9 : 1e-4;
-  result.equivalent = result.loss_error <= limit && result.gradient_error <= limit;
+  const double limit = mixed ? 1e-1 : compute == DType::f64 ? 1e-9 : 1e-4;
+  result.equivalent = result.loss_error <= (mixed ? 1e-2 : limit) && result.gradient_error <= limit;
   return result;
 }
 
 }  // namespace
 
-Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed) {
+Verification verify_plan(const Plan& plan, DType compute, uint64_t seed) {
   graph_of_model(plan);
-  DefaultDType default_type(dtype);
-  const Reference reference = reference_of(plan, dtype, seed, true);
+  DefaultDType default_type(parameters_for(plan, compute));
+  const Reference reference = reference_of(plan, compute, seed, true);
   Verification result;
   std::mutex mutex;
   run_thread_group(plan.cluster.size(), [&](Communicator& group) {
-    run_and_compare(reference, group, seed, &mutex, &result);
+    run_and_compare(reference, group, seed, is_mixed(compute), &mutex, &result);
   });
-  return verdict(result, reference, dtype);
+  return verdict(result, reference, compute);
 }
 
-Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed, Communicator& group) {
+Verification verify_plan(const Plan& plan, DType compute, uint64_t seed, Communicator& group) {
   graph_of_model(plan);
-  DefaultDType default_type(dtype);
+  DefaultDType default_type(parameters_for(plan, compute));
   const bool judges = group.rank() == 0;
-  const Reference reference = reference_of(plan, dtype, seed, judges);
+  const Reference reference = reference_of(plan, compute, seed, judges);
   Verification result;
   std::mutex mutex;
-  run_and_compare(reference, group, seed, &mutex, judges ? &result : nullptr);
-  return verdict(result, reference, dtype);
+  run_and_compare(reference, group, seed, is_mixed(compute), &mutex, judges ? &result : nullptr);
+  return verdict(result, reference, compute);
 }
 
 }  // namespace motley

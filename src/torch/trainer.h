@@ -85,19 +85,22 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
 
 // Loss and gradients of one step of a plan on threads of this process against one device: PyTorch
 // by itself, or the interpreter where there are random ops; for pipelines with batch normalisation
-// one device that takes micro-batch by micro-batch. In double precision or the plan's own.
+// one device that takes micro-batch by micro-batch. In double precision, in f32, or in the plan's
+// mixed precision, where one device is the graph on one device.
 struct Verification {
   DType dtype = DType::f64;
   std::string reference;  // "PyTorch on one device" or "the graph on one device"
   double loss_error = 0;  // relative
   double gradient_error =
       0;  // largest over parameters: largest difference / largest element, which
-          // counts as at least a millionth of the largest of all gradients
+          // counts as at least a millionth of the largest of all gradients. In 16 bits: norm of
+          // the difference / norm, which counts as at least a hundredth of that of all gradients
   std::string worst_parameter;
-  bool equivalent = false;  // both at most 1e-9 in double precision, 1e-4 otherwise
+  bool equivalent = false;  // both at most 1e-9 in double precision, 1e-4 in single; in 16 bits
+                            // the loss at most 1e-2, gradients 1e-1
 };
-Verification verify_plan(const Plan& plan, DType dtype = DType::f64, uint64_t seed = 0);
+Verification verify_plan(const Plan& plan, DType compute = DType::f64, uint64_t seed = 0);
 // The same on the ranks of a group, all of which call it: rank 0 judges.
-Verification verify_plan(const Plan& plan, DType dtype, uint64_t seed, Communicator& group);
+Verification verify_plan(const Plan& plan, DType compute, uint64_t seed, Communicator& group);
 
 }  // namespace motley

@@ -1,0 +1,151 @@
+#include "graph/precision.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "core/error.h"
+#include "graph/op.h"
+
+namespace motley {
+
+namespace {
+
+// In 16 bits, whatever they read.
+bool is_product(std::string_view op) {
+  static constexpr std::array products = {"aten::addmm",
+                                          "aten::baddbmm",
+                                          "aten::bmm",
+                                          "aten::convolution",
+                                          "aten::convolution_backward",
+                                          "aten::dot",
+                                          "aten::mm",
+                                          "aten::mv"};
+  return std::find(products.begin(), products.end(), op) != products.end();
+}
+
+// Needs more than 16 bits: sums of logarithms, positions, statistics of a batch.
+bool is_delicate(std::string_view op) {
+  static constexpr std::array delicate = {"aten::_log_softmax",
+                                          "aten::_log_softmax_backward_data",
+                                          "aten::cumsum",
+                                          "aten::native_batch_norm",
+                                          "aten::native_batch_norm_backward",
+                                          "aten::sort",
+                                          "aten::topk"};
+  return std::find(delicate.begin(), delicate.end(), op) != delicate.end() ||
+         op.find("_loss") != std::string_view::npos ||
+         op.find("binary_cross_entropy") != std::string_view::npos;
+}
+
+class Rewriter {
+ public:
+  Rewriter(const Graph& from, DType type)
+      : from_(from), type_(type), value_(from.values.size()), low_(from.values.size()) {
+    to_.model = from.model;
+    for (const Parameter& p : from.parameters)
+      if (is_float(from.spec(p.value).dtype)) master_ = from.spec(p.value).dtype;
+    for (const Parameter& p : from.parameters) {
+      MOTLEY_CHECK(from.spec(p.value).dtype == master_ || !is_float(from.spec(p.value).dtype),
+                   "parameter {} is not {}", p.name, to_string(master_));
+      weak_.insert(p.value);
+    }
+    for (const Input& i : from.inputs) weak_.insert(i.value);
+    for (const Buffer& b : from.buffers)
+      if (b.update.valid()) exact_.insert(b.update);
+  }
+
+  Graph run() {
+    for (const Node& node : from_.nodes) rewrite(node);
+    auto role = [&](ValueId v) { return v.valid() ? value_[v.index] : v; };
+    for (const Parameter& p : from_.parameters)
+      to_.parameters.push_back({p.name, role(p.value), role(p.gradient)});
+    for (const Buffer& b : from_.buffers)
+      to_.buffers.push_back({b.name, role(b.value), role(b.update)});
+    for (const Input& i : from_.inputs) to_.inputs.push_back({i.name, role(i.value)});
+    to_.loss = role(from_.loss);
+    for (ValueId v : from_.outputs) to_.outputs.push_back(role(v));
+    remove_dead(&to_);
+    return std::move(to_);
+  }
+
+ private:
+  // Scalars do not decide the type of what they are combined with.
+  bool floats(ValueId v) const {
+    const TensorSpec& spec = from_.spec(v);
+    return spec.dtype == master_ && !spec.shape.empty();
+  }
+
+  // A value of from_ in 16 bits or in its own.
+  ValueId as(ValueId v, bool low, Phase phase) {
+    if (!floats(v) || low_[v.index] == low) return value_[v.index];
+    // Converted up, it is made again for the backward pass rather than held.
+    const Phase once = low ? Phase::forward : phase;
+    auto [it, fresh] = converted_.try_emplace({v, once});
+    if (!fresh) return it->second;
+    TensorSpec spec = from_.spec(v);
+    spec.dtype = low ? type_ : master_;
+    const NodeId node = to_.add(
+        "aten::_to_copy", {value_[v.index], spec.dtype, {}, {}, {}, false, {}}, {spec}, phase);
+    return it->second = to_.node(node).outputs[0];
+  }
+
+  // Whether a node runs in 16 bits.
+  bool runs_low(const Node& node) const {
+    bool any_float = false, any_low = false;
+    for (ValueId v : from_.inputs_of(node)) {
+      if (!floats(v)) continue;
+      any_float = true;
+      any_low = any_low || low_[v.index] || weak_.count(v) > 0;
+    }
+    if (!any_float) return false;
+    bool scalars = true;
+    for (ValueId v : node.outputs) {
+      if (exact_.count(v) > 0) return false;
+      scalars = scalars && (!v.valid() || from_.spec(v).shape.empty());
+    }
+    return !scalars && (is_product(node.op) || (any_low && !is_delicate(node.op)));
+  }
+
+  void rewrite(const Node& node) {
+    std::vector<TensorSpec> specs;
+    for (ValueId v : node.outputs)
+      specs.push_back(v.valid() ? from_.spec(v) : TensorSpec{DType::f32, {-1}});
+    std::vector<Arg> args = node.args;
+    const bool low = !is_source(node) && runs_low(node);
+    for (Arg& arg : args) {
+      if (auto v = std::get_if<ValueId>(&arg); v && v->valid()) *v = as(*v, low, node.phase);
+      if (auto list = std::get_if<std::vector<ValueId>>(&arg))
+        for (ValueId& v : *list)
+          if (v.valid()) v = as(v, low, node.phase);
+      if (auto dtype = std::get_if<DType>(&arg); dtype && *dtype == master_ && low) *dtype = type_;
+    }
+    for (TensorSpec& spec : specs)
+      if (low && spec.dtype == master_) spec.dtype = type_;
+    const NodeId id = to_.add(node.op, std::move(args), specs, node.phase);
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      const ValueId v = node.outputs[o];
+      if (!v.valid()) continue;
+      value_[v.index] = to_.node(id).outputs[o];
+      low_[v.index] = low && floats(v);
+    }
+  }
+
+  const Graph& from_;
+  const DType type_;
+  DType master_ = DType::f32;
+  Graph to_;
+  std::vector<ValueId> value_;  // [value of from_]
+  std::vector<bool> low_;       // [value of from_] in 16 bits
+  std::set<ValueId> weak_;      // parameters and inputs: readers may have them in 16 bits
+  std::set<ValueId> exact_;     // updates of buffers
+  std::map<std::pair<ValueId, Phase>, ValueId> converted_;
+};
+
+}  // namespace
+
+Graph with_precision(const Graph& graph, DType type) { return Rewriter(graph, type).run(); }
+
+}  // namespace motley

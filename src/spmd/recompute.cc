@@ -1,0 +1,250 @@
+#include "spmd/recompute.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+
+namespace motley::spmd {
+
+namespace {
+
+// "block3" of "block3.up.weight", "layers.3" of "layers.3.up.weight": up to the first part that
+// ends in a digit; empty: no part before the last does.
+std::string layer_of(const std::string& parameter) {
+  size_t start = 0;
+  for (size_t dot; (dot = parameter.find('.', start)) != std::string::npos; start = dot + 1)
+    if (dot > start && std::isdigit(static_cast<unsigned char>(parameter[dot - 1])))
+      return parameter.substr(0, dot);
+  return {};
+}
+
+using Made = std::pair<ValueId, Placement>;
+
+void made_by(const Theory& theory, const Step& step, std::vector<Made>* out) {
+  out->clear();
+  if (!step.is_compute()) {
+    out->push_back({step.value, step.to});
+    return;
+  }
+  const auto& outputs = theory.graph().node(step.node).outputs;
+  const Triple& triple = theory.triples(step.node)[step.triple];
+  for (size_t o = 0; o < outputs.size(); ++o)
+    if (outputs[o].valid()) out->push_back({outputs[o], triple.out[o]});
+}
+
+void read_by(const Theory& theory, const Step& step, std::vector<Made>* out) {
+  out->clear();
+  if (!step.is_compute()) {
+    out->push_back({step.value, step.from});
+    return;
+  }
+  const Triple& triple = theory.triples(step.node)[step.triple];
+  size_t i = 0;
+  for (ValueId v : theory.graph().inputs_of(theory.graph().node(step.node)))
+    out->push_back({v, triple.in[i++]});
+}
+
+}  // namespace
+
+std::vector<int> blocks_of(const Graph& graph) {
+  // The parameter that a value is, or is a view or conversion of.
+  std::vector<int> parameter(graph.values.size(), -1);
+  for (size_t p = 0; p < graph.parameters.size(); ++p)
+    parameter[graph.parameters[p].value.index] = static_cast<int>(p);
+  std::vector<int> block(graph.nodes.size(), -1);
+  std::map<std::string, int> numbers;
+  int now = -1;
+  auto number = [&](int of) {
+    const std::string layer = layer_of(graph.parameters[of].name);
+    return layer.empty()
+               ? -1
+               : numbers.try_emplace(layer, static_cast<int>(numbers.size())).first->second;
+  };
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    if (node.phase == Phase::backward) continue;
+    if (is_source(node)) {
+      if (const int p = parameter[node.outputs[0].index]; p >= 0) block[n] = number(p);
+      continue;
+    }
+    const std::vector<ValueId> inputs = graph.inputs_of(node);
+    const OpDef* op = find_op(node.op);
+    if (inputs.size() == 1 && parameter[inputs[0].index] >= 0 && node.outputs.size() == 1 &&
+        node.outputs[0].valid() && ((op && op->alias) || node.op == "aten::_to_copy")) {
+      const int p = parameter[node.outputs[0].index] = parameter[inputs[0].index];
+      block[n] = number(p);
+      continue;
+    }
+    for (ValueId v : inputs)
+      if (parameter[v.index] >= 0) now = number(parameter[v.index]);
+    block[n] = now;
+  }
+  return block;
+}
+
+Program recompute(const Theory& theory, const Program& program, const std::vector<int>& block_of,
+                  const std::vector<bool>& chosen) {
+  const Graph& graph = theory.graph();
+  const int steps = static_cast<int>(program.steps.size());
+  auto block_of_step = [&](const Step& step) {
+    const NodeId node = step.is_compute() ? step.node : graph.value(step.value).producer;
+    const int b = block_of[node.index];
+    return b >= 0 && chosen[b] ? b : -1;
+  };
+  const int backward = phases_of(theory, program).backward;
+  // Who made what in the forward pass, and which of it stays: what the rest of the forward pass
+  // reads of a block, outputs of the graph, and what is needed at the end of the step.
+  std::vector<bool> needed(graph.values.size());
+  for (ValueId v : graph.outputs) needed[v.index] = true;
+  for (const Buffer& b : graph.buffers)
+    if (b.update.valid()) needed[b.update.index] = true;
+  if (graph.loss.valid()) needed[graph.loss.index] = true;
+  std::map<Made, int> maker;
+  std::set<Made> stays;
+  std::vector<int> block(steps, -1);
+  std::vector<Made> list;
+  for (int s = 0; s < backward; ++s) {
+    const Step& step = program.steps[s];
+    block[s] = block_of_step(step);
+    read_by(theory, step, &list);
+    for (const Made& m : list)
+      if (auto it = maker.find(m); it != maker.end() && block[it->second] != block[s])
+        stays.insert(m);
+    made_by(theory, step, &list);
+    bool all = step.is_compute() && is_source(graph.node(step.node));
+    for (const Made& m : list) all = all || needed[m.first.index];
+    for (const Made& m : list) {
+      maker.try_emplace(m, s);
+      if (all) stays.insert(m);
+    }
+  }
+  // Values of one node stay together: they are made by one step.
+  for (int s = 0; s < backward; ++s) {
+    made_by(theory, program.steps[s], &list);
+    if (std::any_of(list.begin(), list.end(), [&](const Made& m) { return stays.count(m) > 0; }))
+      stays.insert(list.begin(), list.end());
+  }
+
+  Program result;
+  result.steps.assign(program.steps.begin(), program.steps.begin() + backward);
+  std::vector<bool> again(steps);  // forward steps that ran again
+  std::vector<int> wanted;         // a stack
+  auto want = [&](const Step& step) {
+    std::vector<Made> reads;
+    read_by(theory, step, &reads);
+    for (const Made& m : reads) {
+      auto it = maker.find(m);
+      if (it == maker.end() || stays.count(m) || again[it->second] || block[it->second] < 0)
+        continue;
+      again[it->second] = true;
+      wanted.push_back(it->second);
+    }
+  };
+  for (int s = backward; s < steps; ++s) {
+    // A block is made again as a whole when the first of it is read.
+    std::vector<int> batch;
+    want(program.steps[s]);
+    if (!wanted.empty()) {
+      const int b = block[wanted[0]];
+      for (int t = s + 1; t < steps; ++t) {
+        std::vector<Made> reads;
+        read_by(theory, program.steps[t], &reads);
+        for (const Made& m : reads)
+          if (auto it = maker.find(m); it != maker.end() && block[it->second] == b &&
+                                       !stays.count(m) && !again[it->second]) {
+            again[it->second] = true;
+            wanted.push_back(it->second);
+          }
+      }
+    }
+    while (!wanted.empty()) {
+      const int made = wanted.back();
+      wanted.pop_back();
+      batch.push_back(made);
+      want(program.steps[made]);
+    }
+    std::sort(batch.begin(), batch.end());
+    for (int made : batch) {
+      result.steps.push_back(program.steps[made]);
+      result.steps.back().again = true;
+    }
+    result.steps.push_back(program.steps[s]);
+  }
+  return result;
+}
+
+std::vector<bool> choose_blocks(
+    int blocks, const std::function<RecomputeCost(const std::vector<bool>&)>& cost) {
+  const std::vector<bool> none(blocks, false);
+  const RecomputeCost before = cost(none);
+  if (before.excess <= 0) return none;
+  // Blocks that are computed again at once save nothing and may need a little more.
+  auto all_but = [&](int last) {
+    std::vector<bool> chosen(blocks, true);
+    if (last >= 0) chosen[last] = false;
+    return chosen;
+  };
+  if (blocks == 0 || (cost(all_but(-1)).excess > 0 && cost(all_but(blocks - 1)).excess > 0))
+    return {};
+  // What each does by itself.
+  std::vector<double> seconds(blocks), saved(blocks);
+  for (int b = 0; b < blocks; ++b) {
+    std::vector<bool> one = none;
+    one[b] = true;
+    const RecomputeCost c = cost(one);
+    seconds[b] = std::max(0.0, c.seconds - before.seconds);
+    saved[b] = before.excess - c.excess;
+  }
+  std::vector<int> by_rate(blocks), in_order(blocks);
+  std::iota(in_order.begin(), in_order.end(), 0);
+  by_rate = in_order;
+  std::vector<double> rate(blocks);
+  for (int b = 0; b < blocks; ++b) rate[b] = saved[b] / std::max(seconds[b], 1e-12);
+  std::stable_sort(by_rate.begin(), by_rate.end(), [&](int a, int b) { return rate[a] > rate[b]; });
+  std::vector<bool> best;
+  Seconds best_seconds = 0;
+  for (const std::vector<int>& order : {by_rate, in_order}) {
+    // The fewest blocks in this order that are enough.
+    auto first = [&](int count) {
+      std::vector<bool> chosen = none;
+      for (int i = 0; i < count; ++i) chosen[order[i]] = true;
+      return chosen;
+    };
+    int low = 0, high = blocks;  // `low` do not fit
+    if (cost(first(high)).excess > 0) --high;
+    if (cost(first(high)).excess > 0) continue;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (cost(first(middle)).excess > 0 ? low : high) = middle;
+    }
+    std::vector<bool> chosen = first(high);
+    std::vector<int> dearest(order.begin(), order.begin() + high);
+    std::stable_sort(dearest.begin(), dearest.end(),
+                     [&](int a, int b) { return seconds[a] > seconds[b]; });
+    for (int b : dearest) {
+      chosen[b] = false;
+      if (cost(chosen).excess > 0) chosen[b] = true;
+    }
+    // One for a cheaper one.
+    for (int out : dearest) {
+      if (!chosen[out]) continue;
+      for (int in = 0; in < blocks; ++in) {
+        if (chosen[in] || seconds[in] >= seconds[out]) continue;
+        chosen[out] = false, chosen[in] = true;
+        if (cost(chosen).excess <= 0) break;
+        chosen[out] = true, chosen[in] = false;
+      }
+    }
+    const Seconds total = cost(chosen).seconds;
+    if (best.empty() || total < best_seconds) {
+      best = chosen;
+      best_seconds = total;
+    }
+  }
+  return best;
+}
+
+}  // namespace motley::spmd

@@ -1,0 +1,45 @@
+// Activation recomputation (checkpointing) of a program, block by block (Chen et al. 2016).
+//
+// A block is a layer of the model: the forward nodes from one that reads a parameter named after it
+// ("block3.up.weight") to the next such, and what is made of its parameters (their gathered copies,
+// which are then freed after the forward pass too). Of a recomputed block only what other blocks
+// read stays; what its own backward pass reads of it is made again, by the same steps with the same
+// collectives inside, right before the first backward step that needs it. Random elements do not
+// depend on when they are drawn (torch/executor.h), so the result is the same to the last bit.
+//
+// A recomputed stage of a pipeline is coarser: its runtime runs the whole forward phase again.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "cost/cost.h"
+
+namespace motley::spmd {
+
+// [node] The number of its block, -1: none. Nodes of the backward pass are in none, nor is what
+// follows parameters without a number in their name, such as the head and the loss.
+std::vector<int> blocks_of(const Graph& graph);
+
+// The program with the blocks computed again for which `chosen` says so; [block]. REQUIRES:
+// `program` passes check() and makes nothing again. So does the result. A block of which nothing
+// would be freed is left alone.
+Program recompute(const Theory& theory, const Program& program, const std::vector<int>& block_of,
+                  const std::vector<bool>& chosen);
+
+// What a choice of blocks costs: seconds, and bytes over the memory of the device type that lacks
+// most (0: it fits).
+struct RecomputeCost {
+  Seconds seconds = 0;
+  Bytes excess = 0;
+};
+
+// The blocks to compute again so that the program fits, as cheap as found; empty: neither all do
+// nor all but the last. Blocks are taken in the order of bytes saved per second until the program
+// fits, given back, dearest first, where it still does, and exchanged for cheaper ones; the same
+// with the first blocks of the model first, which are held longest. O(blocks) prices where blocks
+// are equal, O(blocks^2) where they are not.
+std::vector<bool> choose_blocks(int blocks,
+                                const std::function<RecomputeCost(const std::vector<bool>&)>& cost);
+
+}  // namespace motley::spmd

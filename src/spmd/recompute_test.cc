@@ -1,0 +1,257 @@
+#include "spmd/recompute.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/file.h"
+#include "core/rng.h"
+#include "spmd/planner.h"
+#include "spmd/sample.h"
+
+namespace motley::spmd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Two layers, each a product and an activation whose input its gradient reads.
+const char* kGraph = R"(model toy
+%0 = motley::parameter("layer0.w") : f32[4,4]
+%1 = motley::parameter("layer1.w") : f32[4,4]
+%2 = motley::input("x") : f32[8,4]
+%3 = aten::mm(%2, %0) : f32[8,4]
+%4 = aten::tanh(%3) : f32[8,4]
+%5 = aten::relu(%4) : f32[8,4]
+%6 = aten::mm(%5, %1) : f32[8,4]
+%7 = aten::tanh(%6) : f32[8,4]
+%8 = aten::sum(%7, none) : f32[]
+%9 = aten::full([8, 4], 1.0, f32, none, none, none) : f32[8,4] backward
+%10 = aten::tanh_backward(%9, %7) : f32[8,4] backward
+%11 = aten::t(%5) : f32[4,8] backward
+%12 = aten::mm(%11, %10) : f32[4,4] backward
+%13 = aten::t(%1) : f32[4,4] backward
+%14 = aten::mm(%10, %13) : f32[8,4] backward
+%15 = aten::threshold_backward(%14, %5, 0) : f32[8,4] backward
+%16 = aten::tanh_backward(%15, %4) : f32[8,4] backward
+%17 = aten::t(%2) : f32[4,8] backward
+%18 = aten::mm(%17, %16) : f32[4,4] backward
+loss %8
+gradient "layer0.w" %18
+gradient "layer1.w" %12
+)";
+
+Graph load(const std::string& name) {
+  const std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/" + name + ".txt";
+  return parse_graph(read_file(path), name);
+}
+
+Program whole(const Theory& theory) {
+  Program program;
+  const Graph& graph = theory.graph();
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    Step step;
+    step.node = NodeId(n);
+    const auto& triples = theory.triples(step.node);
+    for (size_t t = 0; t < triples.size(); ++t)
+      if (triples[t].cut == 0 && triples[t].out[0].is_replicated())
+        step.triple = static_cast<int>(t);
+    program.steps.push_back(step);
+  }
+  return program;
+}
+
+std::vector<std::string> lines_again(const Theory& theory, const Program& program) {
+  std::vector<std::string> lines;
+  for (const Step& step : program.steps)
+    if (step.again) lines.push_back(to_text(theory, step));
+  return lines;
+}
+
+TEST(Recompute, BlocksAreLayers) {
+  const Graph graph = parse_graph(kGraph, "g");
+  EXPECT_THAT(blocks_of(graph),
+              ElementsAre(0, 1, -1, 0, 0, 0, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+}
+
+TEST(Recompute, MakesAgainWhatOnlyItsBackwardPassReads) {
+  const Graph graph = parse_graph(kGraph, "g");
+  const Theory theory(graph);
+  const Program program = whole(theory);
+  ASSERT_THAT(check(theory, program), IsEmpty());
+  // Of layer 0, the second layer reads the relu's result, which stays; tanh's is made again.
+  const Program lean = recompute(theory, program, blocks_of(graph), {true, false});
+  EXPECT_THAT(check(theory, lean), IsEmpty());
+  EXPECT_THAT(lines_again(theory, lean),
+              ElementsAre("again node 3 aten::mm R, R -> R", "again node 4 aten::tanh R -> R"));
+  // Right before the step that reads it.
+  for (size_t s = 1; s < lean.steps.size(); ++s)
+    if (lean.steps[s - 1].again && !lean.steps[s].again) {
+      EXPECT_EQ(lean.steps[s].node.index, 16);
+    }
+  for (const Step& step : lean.steps)
+    EXPECT_EQ(parse_step(theory, to_text(theory, step), "step"), step);
+  // Between its two lifetimes it is not there.
+  int lives = 0;
+  for (const Held& h : lifetimes(theory, lean))
+    if (h.value == ValueId(4)) {
+      ++lives;
+      if (lives == 1) {
+        EXPECT_EQ(lean.steps[h.last].node.index, 5);
+      }
+    }
+  EXPECT_EQ(lives, 2);
+}
+
+TEST(Recompute, TheCheckerSeesStepsThatNeverRan) {
+  const Graph graph = parse_graph(kGraph, "g");
+  const Theory theory(graph);
+  Program program = whole(theory);
+  program.steps[3].again = true;
+  EXPECT_THAT(check(theory, program), testing::Contains(HasSubstr("what no earlier step ran")));
+  program = whole(theory);
+  program.steps.push_back(program.steps[0]);
+  program.steps.back().again = true;
+  EXPECT_THAT(check(theory, program), testing::Contains(HasSubstr("a source, again")));
+}
+
+// A model of memory: what blocks hold, freed in the order of the backward pass; the peak is over
+// the backward passes of blocks. Against all subsets.
+TEST(ChooseBlocks, AgainstAllSubsets) {
+  Rng rng(7);
+  int trials = 0, worse = 0;
+  double worst = 1;
+  for (int trial = 0; trial < 400; ++trial) {
+    const int n = 1 + static_cast<int>(rng.below(9));
+    std::vector<double> seconds(n), bytes(n);
+    const bool equal = rng.chance(0.3);
+    for (int b = 0; b < n; ++b) {
+      seconds[b] = equal && b ? seconds[0] : 0.1 + rng.uniform();
+      bytes[b] = equal && b ? bytes[0] : 0.1 + rng.uniform();
+    }
+    double all = 0;
+    for (double x : bytes) all += x;
+    const double memory = all * rng.uniform();
+    auto cost = [&](const std::vector<bool>& chosen) {
+      RecomputeCost c;
+      c.seconds = 1;
+      double peak = 0;
+      for (int now = 0; now < n; ++now) {
+        double held = bytes[now];
+        for (int b = 0; b < now; ++b) held += chosen[b] ? 0.05 * bytes[b] : bytes[b];
+        peak = std::max(peak, held);
+        if (chosen[now]) c.seconds += seconds[now];
+      }
+      c.excess = std::max(0.0, peak - memory);
+      return c;
+    };
+    double best = 1e300;
+    for (int set = 0; set < 1 << n; ++set) {
+      std::vector<bool> chosen(n);
+      for (int b = 0; b < n; ++b) chosen[b] = set >> b & 1;
+      const RecomputeCost c = cost(chosen);
+      if (c.excess <= 0) best = std::min(best, c.seconds);
+    }
+    const std::vector<bool> chosen = choose_blocks(n, cost);
+    if (best > 1e200) {
+      EXPECT_TRUE(chosen.empty());
+      continue;
+    }
+    ASSERT_FALSE(chosen.empty());
+    const RecomputeCost c = cost(chosen);
+    EXPECT_LE(c.excess, 0);
+    EXPECT_GE(c.seconds, best * (1 - 1e-12));
+    if (equal) {
+      EXPECT_NEAR(c.seconds, best, 1e-12);
+    }
+    ++trials;
+    worse += c.seconds > best * (1 + 1e-9);
+    worst = std::max(worst, c.seconds / best);
+  }
+  EXPECT_GT(trials, 100);
+  EXPECT_LT(worse, trials / 10);
+  EXPECT_LT(worst, 1.15);
+}
+
+// The same on real programs: all subsets of the blocks of a small model, priced by the cost model.
+TEST(ChooseBlocks, AgainstAllSubsetsOfARealModel) {
+  const Graph graph = load("mlp");
+  const Theory theory(graph);
+  const std::vector<int> block = blocks_of(graph);
+  const int blocks = 1 + *std::max_element(block.begin(), block.end());
+  ASSERT_GE(blocks, 2);
+  ASSERT_LE(blocks, 12);
+  const DeviceType type{"d", 1e12, 4e12, 16e9, 5e10, 1e-6, 0};
+  const CostModel model(flat_cluster({type}, {3}, {LinkKind::switched, 1e9, 1e-5}));
+  const Shares shares({0.5, 0.3, 0.2});
+  const Fractions fractions(model.cluster(), shares);
+  Builder builder(theory, model, Optimizer::sgd);
+  builder.price(fractions);
+  Rng rng(3);
+  int needed = 0;
+  for (int trial = 0; trial < 40; ++trial) {
+    const Program program = random_program(builder, &rng);
+    auto price = [&](const std::vector<bool>& chosen) {
+      return cost_of(theory, recompute(theory, program, block, chosen), model, fractions,
+                     Optimizer::sgd);
+    };
+    const double most = price(std::vector<bool>(blocks, false)).memory.peak[0],
+                 least = price(std::vector<bool>(blocks, true)).memory.peak[0];
+    const double memory = least + (most - least) * rng.uniform();
+    auto cost = [&](const std::vector<bool>& chosen) {
+      const ProgramCost c = price(chosen);
+      return RecomputeCost{c.step, std::max(0.0, c.memory.peak[0] - memory)};
+    };
+    double best = 1e300;
+    for (int set = 0; set < 1 << blocks; ++set) {
+      std::vector<bool> chosen(blocks);
+      for (int b = 0; b < blocks; ++b) chosen[b] = set >> b & 1;
+      if (const RecomputeCost c = cost(chosen); c.excess <= 0) best = std::min(best, c.seconds);
+    }
+    if (best > 1e200) continue;
+    const std::vector<bool> chosen = choose_blocks(blocks, cost);
+    ASSERT_FALSE(chosen.empty());
+    EXPECT_LE(cost(chosen).excess, 0);
+    EXPECT_NEAR(cost(chosen).seconds, best, 1e-2 * best);
+    needed += cost(chosen).seconds > price(std::vector<bool>(blocks, false)).step * (1 + 1e-9);
+  }
+  EXPECT_GT(needed, 3);
+}
+
+// Where nothing fits otherwise, blocks are computed again, and the step takes longer by no more
+// than its forward pass.
+TEST(Recompute, MakesPlansFit) {
+  const Graph graph = load("mlp");
+  const Theory theory(graph);
+  SynthesisOptions options;
+  auto synthesis_with = [&](double memory, bool recompute) {
+    options.recompute = recompute;
+    const DeviceType type{"d", 1e12, 4e12, memory, 5e10, 1e-6, 0};
+    const CostModel model(flat_cluster({type}, {2}, {LinkKind::switched, 1e9, 1e-5}));
+    return synthesize(theory, model, options);
+  };
+  const Synthesis free = synthesis_with(1e12, true);
+  ASSERT_TRUE(free.feasible);
+  EXPECT_TRUE(lines_again(theory, free.program).empty());
+  auto least = [&](bool recompute) {
+    double low = 0, high = 2 * free.cost.memory.peak[0];
+    for (int i = 0; i < 12; ++i) {
+      const double middle = (low + high) / 2;
+      (synthesis_with(middle, recompute).feasible ? high : low) = middle;
+    }
+    return high;
+  };
+  const double without = least(false), with = least(true);
+  EXPECT_LT(with, without);
+  const Synthesis lean = synthesis_with(with, true);
+  ASSERT_TRUE(lean.feasible);
+  EXPECT_FALSE(lines_again(theory, lean.program).empty());
+  EXPECT_THAT(check(theory, lean.program), IsEmpty());
+  EXPECT_LE(lean.cost.memory.peak[0], with);
+  EXPECT_GT(lean.cost.step, free.cost.step);
+}
+
+}  // namespace
+}  // namespace motley::spmd
