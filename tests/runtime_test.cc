@@ -788,5 +788,22 @@ TEST(Overlap, MessagesAreReadyBeforeTheyAreNeededAndHideNoMoreThanThereIs) {
       }
 }
 
+// Gradients that are summed and gathered one by one are waited for all along the backward pass.
+TEST(Overlap, EveryWaitEndsWhatIsHidden) {
+  for (const char* model : {"gpt:layers=6,hidden=32,heads=4,vocab=64,seq=64",
+                            "mlp:layers=6,hidden=64,in=64,classes=5"}) {
+    const Cluster cluster = load_cluster("local-mixed-4");
+    const Plan plan = make(model, 16, cluster, spmd::Restriction::zero);
+    const CostModel model_of_cost(cluster);
+    const Shares shares(plan.ratios);
+    const Fractions fractions(cluster, shares);
+    const ProgramCost cost =
+        cost_of(*plan.theory, plan.program, model_of_cost, fractions, plan.optimizer);
+    const Seconds hidden = hidden_seconds(*plan.theory, plan.program, model_of_cost, fractions);
+    EXPECT_LE(hidden, kHiddenShare * cost.comm * (1 + 1e-9)) << model;
+    EXPECT_LE(hidden, kHiddenShare * (cost.step - cost.comm) * (1 + 1e-9)) << model;
+  }
+}
+
 }  // namespace
 }  // namespace motley

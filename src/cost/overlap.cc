@@ -106,11 +106,14 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
     }
     return last;
   };
+  // The first wait ends what can be hidden behind; what follows begins anew.
   auto settle = [&] {
     if (!waiting) return;
     const Seconds computed = *std::max_element(now.begin(), now.end());
     hidden += blocking - std::max(0.0, busy - computed);
     if (first != nullptr && busy > computed) *first = last_of(messages[begun]);
+    now.assign(types, 0);
+    busy = blocking = 0;
     waiting = false;
   };
   std::vector<bool> gradient(end);
@@ -120,7 +123,6 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
     if (s >= 0) {
       const Step& step = program.steps[s];
       if (gradient[s]) {
-        // The first wait ends what can be hidden behind.
         settle();
         continue;
       }
