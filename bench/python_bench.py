@@ -4,24 +4,20 @@
     ./dev bench python [--runs 5] [--steps 60] [--build FOLDER]
 
 capture   least seconds of CPU to capture gpt from Python and from C++, in turn; the operators are the same
-step      median step of one plan of mlp on two workers, motley run and Python in slices of half a second in turn; the graphs
-          are equal. The median of the runs' ratios counts
+step      median step of one plan of mlp on two workers, whole runs of motley run and of Python in turn; the graphs are equal
 ddp       median step on the emulated cluster two-sites (four workers, 400 Mbps between sites), motley and
           DistributedDataParallel in turn: even shares, and shares by speed
 """
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
-import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAIR = "name: pair\nlink: {bandwidth: 10 Gbps, latency: 20 us}\ndevices: [{type: cpu-core, count: 2}]\n"
@@ -74,76 +70,41 @@ print("REPORT" + json.dumps(rows))
         print(f"capture,{row['layers']} layers,{row['nodes']} nodes,python {row['python']:.4f} s,c++ {row['c++']:.4f} s,{ratio:.2f}x")
 
 
-class Way:
-    """Processes that train, of which a part of the time is taken away again and again."""
-
-    def __init__(self, commands, environments):
-        self.processes, self.session = [], None
-        for command, variables in zip(commands, environments):
-            self.processes.append(
-                subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                 preexec_fn=lambda: os.setpgid(0, self.session or 0))
-            )  # fmt: skip
-            self.session = self.session or self.processes[0].pid
-
-    def running(self):
-        return any(process.poll() is None for process in self.processes)
-
-    def signal(self, number):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.session, number)
-
-    def output(self):
-        texts = [process.communicate() for process in self.processes]
-        for process, (_, error) in zip(self.processes, texts):
-            if process.returncode != 0:
-                sys.exit(f"{' '.join(map(str, process.args))} failed\n{error}")
-        return texts[0][0]
-
-
-def in_turn(ways, slice_s=0.5):
-    """Runs each of the ways to its end, never two at once: half a second of one, then of the next."""
-    for way in ways[1:]:
-        way.signal(signal.SIGSTOP)
-    at = 0
-    while any(way.running() for way in ways):
-        time.sleep(slice_s)
-        ways[at].signal(signal.SIGSTOP)
-        at = next((k % len(ways) for k in range(at + 1, at + len(ways)) if ways[k % len(ways)].running()), at)
-        ways[at].signal(signal.SIGCONT)
-    return [way.output() for way in ways]
-
-
 def step(build, runs, steps):
-    """Both ways see the same noise of the machine: they train in slices of half a second in turn. A step that was interrupted
-    takes longer by a slice and so is no median; the ratio of medians is taken in every run, and then the median of the ratios."""
+    """Whole runs of both in turn, the order alternating; the median over the steps of all runs counts."""
     with tempfile.TemporaryDirectory() as folder:
         cluster, plan = f"{folder}/pair.yaml", f"{folder}/plan.json"
         pathlib.Path(cluster).write_text(PAIR)
         motley = str(build / "motley")
         subprocess.run([motley, "plan", MLP, "--cluster", cluster, "--batch", "192", "-o", plan],
                        stdout=subprocess.DEVNULL, check=True)  # fmt: skip
-        ratios, least = [], []
-        for run in range(runs):
-            port, variables = free_port(), environment(build)
-            ranks = [dict(variables, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+
+        def of_motley():
+            words = [motley, "run", plan, "--steps", str(steps), "--json"]
+            report = subprocess.run(words, env=environment(build), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+            return [row["seconds"] for row in json.loads(report.stdout)["steps"]][1:]
+
+        def of_python():
+            port = free_port()
+            ranks = [dict(environment(build), RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for r in range(2)]  # fmt: skip
-            worker = [sys.executable, str(ROOT / "bench" / "python_worker.py"), "step", plan, "192", str(steps)]
-            there = [motley, "run", plan, "--steps", str(steps), "--json"]
-            order = [Way([there], [variables]), Way([worker, worker], ranks)]
-            if run % 2:
-                order.reverse()
-            outputs = in_turn(order)
-            if run % 2:
-                outputs.reverse()
-            times = [row["seconds"] for row in json.loads(outputs[0])["steps"]][1:], json.loads(outputs[1].split("REPORT")[1])["seconds"]
-            medians, quiet = [statistics.median(t) for t in times], [statistics.quantiles(t, n=10)[0] for t in times]
-            ratios.append(medians[1] / medians[0])
-            least.append(quiet[1] / quiet[0])
-            print(f"step,run {run},motley run {medians[0]:.4f} s,python {medians[1]:.4f} s,{ratios[-1]:.3f}x,"
-                  f"least tenth {quiet[0]:.4f} s and {quiet[1]:.4f} s,{quiet[1] / quiet[0]:.3f}x", flush=True)  # fmt: skip
-        print(f"step,median of the ratios of {runs} runs of {steps} steps,{statistics.median(ratios):.3f}x,"
-              f"of the least tenths {statistics.median(least):.3f}x")
+            words = [sys.executable, str(ROOT / "bench" / "python_worker.py"), "step", plan, "192", str(steps)]
+            both = [subprocess.Popen(words, env=rank, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for rank in ranks]
+            texts = [worker.communicate()[0] for worker in both]
+            return json.loads(texts[0].split("REPORT")[1])["seconds"]
+
+        ways, times = {"motley run": of_motley, "python": of_python}, {"motley run": [], "python": []}
+        for run in range(runs):
+            for name in sorted(ways, reverse=run % 2 == 1):
+                new = ways[name]()
+                print(f"step,run {run},{name},median {statistics.median(new):.4f} s", flush=True)
+                times[name] += new
+        median = {name: statistics.median(t) for name, t in times.items()}
+        least = {name: statistics.quantiles(t, n=10)[0] for name, t in times.items()}
+        for name in ways:
+            print(f"step,{name},{runs} runs of {steps} steps,median {median[name]:.4f} s,least tenth {least[name]:.4f} s")
+        print(f"step,python / motley run,{median['python'] / median['motley run']:.3f}x,"
+              f"of the least tenths {least['python'] / least['motley run']:.3f}x")
 
 
 def ddp(build, runs, steps):
