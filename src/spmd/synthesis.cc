@@ -40,8 +40,9 @@ constexpr int kCertifySolves = 6;
 constexpr int kCertifyLimited = 2;  // of them that may stop at their limit of states
 constexpr double kCertifyGain = 1e-3;
 
-// Of all that is shared, tried to and fro between two types.
-constexpr double kPolish[] = {0.001, -0.001, 0.002, -0.002, 0.004, -0.004, 0.008, -0.008};
+// Of all that is shared, moved to and fro between two types until that often nothing is gained.
+constexpr double kPolish[] = {0.001, 0.002, 0.004, 0.008};
+constexpr int kPolishIdle = 2;
 
 constexpr double kWideGap = 1e-2;  // for which another bound is tried
 
@@ -175,14 +176,20 @@ class Search {
     for (int a = 0; a < model_.types(); ++a)
       for (int b = a + 1; b < model_.types(); ++b) {
         const std::vector<double> from = best_.ratios;
-        for (const double part : kPolish) {
-          std::vector<double> ratios = from;
-          for (size_t d = 0; d < ratios.size(); ++d) {
-            const int type = model_.cluster().devices[d].type;
-            if (type == a) ratios[d] += part / count[a];
-            if (type == b) ratios[d] -= part / count[b];
+        for (const double sign : {1.0, -1.0}) {
+          int idle = 0;
+          for (const double part : kPolish) {
+            if (idle == kPolishIdle) break;
+            std::vector<double> ratios = from;
+            for (size_t d = 0; d < ratios.size(); ++d) {
+              const int type = model_.cluster().devices[d].type;
+              if (type == a) ratios[d] += sign * part / count[a];
+              if (type == b) ratios[d] -= sign * part / count[b];
+            }
+            const Seconds before = best_.step();
+            if (*std::min_element(ratios.begin(), ratios.end()) >= 0) offer(program, ratios);
+            idle = best_.step() < before ? 0 : idle + 1;
           }
-          if (*std::min_element(ratios.begin(), ratios.end()) >= 0) offer(program, ratios);
         }
       }
   }
