@@ -228,6 +228,27 @@ TEST_F(Cli, PlansOfGraphFilesNeedNoLibtorch) {
                  "--batch 64 is not a multiple of micro-batches of 7");
 }
 
+// Where gradients and activations are reduced over groups that cross the nodes, the axes are
+// numbered anew by what the plan's own programs send, and the simulator chooses.
+TEST_F(Cli, AxesOfGridsAndPipelinesArePlacedJointly) {
+  for (const char* what : {"gpt:layers=4,hidden=256,heads=8 --batch 64 --cluster amp-v100x16 "
+                           "--engine grid --fix pp=1,dp=4,tp=4",
+                           "gpt:layers=8,hidden=512,heads=8 --batch 256 --cluster amp-t4x16 "
+                           "--engine pipeline --micro-batch 8"}) {
+    const Outcome plan = motley(std::string("plan --json ") + what + " -o " + path("j.json"));
+    ASSERT_EQ(plan.code, 0) << plan.err;
+    const Json candidates = plan.json()["candidates"];
+    std::map<std::string, double> seconds;
+    for (const Json& c : candidates) seconds[c["what"]] = c["simulated_step_s"].get<double>();
+    int faster = 0;
+    for (const auto& [name, step] : seconds)
+      if (auto jointly = seconds.find(name + " placed jointly"); jointly != seconds.end())
+        faster += jointly->second < 0.97 * step;
+    EXPECT_GT(faster, 0) << what;
+    EXPECT_EQ(motley("check " + path("j.json")).code, 0);
+  }
+}
+
 // Plans of every engine are plans: planned, checked, simulated, verified and trained by.
 TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
   const std::string model = "gpt:layers=2,hidden=32,heads=4,seq=8,vocab=64",

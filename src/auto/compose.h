@@ -70,6 +70,13 @@ class DeviceGroups {
   std::map<std::string, std::unique_ptr<Kind>> kinds_;  // by text
 };
 
+// Numbers the devices of a plan's composition anew: in every room (a set of devices) that stages of
+// one size fill, the same in all replicas, along stages, replicas and ranks as P2 places their
+// reductions jointly, weighted by the bytes of a step: gradients over replicas, what stages send
+// inside. Returns whether any device moved. `rooms` are disjoint.
+bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& rooms,
+                   const Plan& plan, Composition* composition);
+
 // A micro-batch's graph with its layers, and what was planned of it.
 class Workbench {
  public:

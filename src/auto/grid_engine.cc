@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <set>
 
 #include "auto/engines.h"
 #include "core/error.h"
 #include "graph/op.h"
 #include "grid/search.h"
-#include "reduce/cluster.h"
 
 namespace motley::planner {
 
@@ -79,22 +79,6 @@ grid::Model model_of(const Workbench& bench, int64_t samples) {
   return model;
 }
 
-// The devices of a strategy where the reductions of its replicas and those of its tensor groups,
-// by the bytes of a step, are placed jointly (P2). Empty: no such placement, or only one axis.
-std::vector<int> placed_jointly(const grid::Model& model, const grid::Strategy& s,
-                                const Cluster& cluster) {
-  if (s.dp == 1 || s.tp == 1) return {};
-  Bytes gradients = 0, activations = 0;
-  for (const grid::Layer& layer : model.layers) {
-    gradients += (layer.parameters / s.tp + layer.parameters_whole) * model.precision.reduced;
-    activations += 2 * layer.all_reduces * layer.output * model.precision.activation;
-  }
-  const int micro_batches = *std::max_element(s.micro_batches.begin(), s.micro_batches.end());
-  return reduce::devices_jointly(
-      cluster, {s.pp, s.dp, s.tp},
-      {{{1}, gradients / s.pp}, {{2}, activations / s.pp * s.micro_batch * micro_batches}});
-}
-
 Composition composition_of(const grid::Strategy& s) {
   Composition composition;
   composition.micro_batch = s.micro_batch;
@@ -157,6 +141,8 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   result.lower_bound = found.lower_bound;
   result.reason = found.ranked.empty() ? found.reason : found.stop_reason;
   int composed = 0;
+  std::vector<int> everywhere(cluster.size());
+  std::iota(everywhere.begin(), everywhere.end(), 0);
   for (const grid::Candidate& candidate : found.ranked) {
     if (composed >= kComposed) break;
     const grid::Strategy& s = candidate.strategy;
@@ -166,20 +152,22 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
     if (total * s.micro_batch != request.batch) continue;
     Workbench& own = bench_of(s.micro_batch);
     if (own.size() != bench.size()) continue;
-    auto add = [&](const grid::Strategy& strategy, const std::string& note) {
-      std::string reason;
-      auto plan = own.compose(composition_of(strategy), "grid", &reason);
-      if (!plan && result.plans.empty()) result.reason = reason;
-      if (!plan) return;
-      result.plans.push_back(std::move(plan));
-      result.notes.push_back(grid::to_string(strategy) + note);
-      ++composed;
-    };
-    add(s, "");
-    grid::Strategy jointly = s;
-    jointly.devices = placed_jointly(model, s, cluster);
-    if (!fixed.devices && !jointly.devices.empty() && jointly.devices != s.devices)
-      add(jointly, " placed jointly");
+    Composition composition = composition_of(s);
+    std::string reason;
+    auto plan = own.compose(composition, "grid", &reason);
+    if (!plan) {
+      if (result.plans.empty()) result.reason = reason;
+      continue;
+    }
+    ++composed;
+    std::unique_ptr<Plan> jointly;
+    if (!fixed.devices && place_jointly(cluster, {everywhere}, *plan, &composition))
+      jointly = own.compose(composition, "grid", &reason);
+    result.plans.push_back(std::move(plan));
+    result.notes.push_back(grid::to_string(s));
+    if (!jointly) continue;
+    result.plans.push_back(std::move(jointly));
+    result.notes.push_back(grid::to_string(s) + " placed jointly");
   }
   rank(&result);
   if (!result.plans.empty()) result.reason = found.stop_reason;

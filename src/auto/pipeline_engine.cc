@@ -308,8 +308,16 @@ class Engine {
       if (result_.plans.empty()) result_.reason = reason;
       return;
     }
+    std::vector<std::vector<int>> rooms;
+    for (const Part& part : parts_) rooms.push_back(part.devices);
+    std::unique_ptr<Plan> jointly;
+    if (place_jointly(cluster_, rooms, *plan, &composition))
+      jointly = benches_.at(found.micro_batch)->compose(composition, "pipeline", &reason);
     result_.plans.push_back(std::move(plan));
     result_.notes.push_back(note);
+    if (!jointly) return;
+    result_.plans.push_back(std::move(jointly));
+    result_.notes.push_back(note + " placed jointly");
   }
 
   const Request& request_;
