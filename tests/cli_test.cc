@@ -173,6 +173,7 @@ TEST_F(Cli, MistakesAreOneLine) {
   expect_mistake("check " + path("p.json"), "field 'engine' is missing");
   write_file(path("p.json"), "not json");
   expect_mistake("simulate " + path("p.json"), "not valid JSON");
+  expect_mistake("report " + path("p.json") + " -o " + path("p.html"), "not valid JSON");
   expect_mistake("run " + path("p.json") + " --steps 1", "not valid JSON");
   expect_mistake("capture mlp -o /nonexistent/g.json", "cannot write");
   expect_mistake("frobnicate", "frobnicate");
@@ -272,6 +273,10 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
     ASSERT_EQ(simulate.code, 0) << simulate.err;
     EXPECT_NEAR(simulate.json()["step_s"].get<double>(),
                 plan.json()["predicted_step_s"].get<double>(), 1e-12);
+    Outcome report = motley("report --json " + path("p.json") + " -o " + path("p.html"));
+    ASSERT_EQ(report.code, 0) << report.err;
+    EXPECT_EQ(report.json()["path"], path("p.html"));
+    EXPECT_THAT(read_file(path("p.html")), HasSubstr("as predicted when planned"));
     for (const Json& d : simulate.json()["devices"])
       EXPECT_NEAR(
           d["busy_s"].get<double>() + d["exposed_comm_s"].get<double>() + d["idle_s"].get<double>(),

@@ -12,6 +12,7 @@
 #include "cli/models_command.h"
 #include "cli/plan_command.h"
 #include "cli/reduce_command.h"
+#include "cli/report_command.h"
 #include "cli/schedule_command.h"
 #include "cli/simulate_command.h"
 #include "core/error.h"
@@ -37,6 +38,7 @@ void add_commands(CLI::App& app) {
   add_models_command(app);
   add_plan_command(app);
   add_reduce_command(app);
+  add_report_command(app);
   add_schedule_command(app);
   add_simulate_command(app);
 #ifdef MOTLEY_WITH_TORCH

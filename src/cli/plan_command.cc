@@ -235,6 +235,12 @@ void add_plan_command(CLI::App& app) {
         [](const Candidate& a, const Candidate& b) { return a.simulated_s < b.simulated_s; });
     for (Candidate& c : candidates) c.plan->precision = precision;
     const Candidate& best = candidates[0];
+    for (size_t c = 1; c < candidates.size(); ++c)
+      best.plan->alternatives.push_back(
+          {candidates[c].engine, candidates[c].note, false, true, candidates[c].simulated_s});
+    for (const spmd::Baseline& b : result.baselines)
+      best.plan->alternatives.push_back(
+          {b.name, b.feasible ? "" : b.reason, true, b.feasible, b.predicted_step_s});
     const Plan& plan = *best.plan;
     if (!args->output.empty()) save_plan(plan, args->output);
     const bool spmd = !plan.pipeline;

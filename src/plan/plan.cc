@@ -35,6 +35,7 @@ std::string joined(const Json& list, const std::string& where) {
   return text;
 }
 
+constexpr size_t kMaxAlternatives = 1000;
 constexpr int64_t kMaxStages = 4096, kMaxMicroBatches = int64_t{1} << 20;
 
 Json program_lines(const Theory& theory, const Program& program) {
@@ -233,6 +234,22 @@ ReductionProgram read_reduction(const Json& json, const std::string& name) {
     program.steps.push_back(std::move(step));
   }
   return program;
+}
+
+Alternative read_alternative(const Json& json, const std::string& name) {
+  Fields fields(json, "plan", name);
+  Alternative a;
+  a.name = fields.text("name");
+  if (fields.find("what")) a.what = fields.text("what");
+  if (const Json* baseline = fields.find("baseline")) {
+    if (!baseline->is_boolean())
+      throw fields.bad("baseline", "is " + baseline->dump() + "; give true or false");
+    a.baseline = baseline->get<bool>();
+  }
+  a.feasible = fields.find("step_s") != nullptr;
+  if (a.feasible) a.step_s = fields.number("step_s");
+  if (a.step_s < 0) throw fields.bad("step_s", "is negative; give seconds");
+  return a;
 }
 
 std::vector<std::string> check_reductions(const Plan& plan) {
@@ -440,6 +457,12 @@ Json to_json(const Plan& plan) {
   j["predicted"] = {{"step_s", plan.predicted_step_s},
                     {"lower_bound_s", plan.lower_bound_s},
                     {"peak_memory_bytes", plan.peak_memory_bytes}};
+  for (const Alternative& a : plan.alternatives) {
+    Json k = {{"name", a.name}, {"baseline", a.baseline}};
+    if (a.feasible) k["step_s"] = a.step_s;
+    if (!a.what.empty()) k["what"] = a.what;
+    j["predicted"]["alternatives"].push_back(std::move(k));
+  }
   if (!plan.pipeline) j["ratios"] = plan.ratios;
   if (!plan.reductions.empty()) {
     j["reductions"] = Json::array();
@@ -506,6 +529,15 @@ Plan parse_plan(const std::string& text, const std::string& name) {
     plan.lower_bound_s = p.number("lower_bound_s");
     for (const Json& b : p.array("peak_memory_bytes"))
       plan.peak_memory_bytes.push_back(b.is_number() ? b.get<double>() : 0);
+    if (p.find("alternatives")) {
+      const Json& list = p.array("alternatives");
+      if (list.size() > kMaxAlternatives)
+        throw p.bad("alternatives",
+                    fmt::format("has {} entries; give at most {}", list.size(), kMaxAlternatives));
+      for (size_t i = 0; i < list.size(); ++i)
+        plan.alternatives.push_back(
+            read_alternative(list[i], fmt::format("{}: predicted.alternatives[{}]", name, i)));
+    }
   }
   return plan;
 }
@@ -548,6 +580,17 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit) {
                                        format_bytes(plan.cluster.types[t].memory)));
   }
   return problems;
+}
+
+const char* role_of(const Graph& graph, const std::vector<bool>& is_gradient, ValueId value) {
+  if (is_gradient[value.index]) return "gradients";
+  for (;;) {
+    const Node& producer = graph.node(graph.value(value).producer);
+    if (producer.op == "motley::parameter") return "parameters";
+    const OpDef* op = find_op(producer.op);
+    if (!op || !op->alias) return "activations";
+    value = graph.inputs_of(producer)[0];
+  }
 }
 
 std::string describe(const Plan& plan) {
@@ -598,19 +641,7 @@ std::string describe(const Plan& plan) {
     Bytes bytes = 0;
   };
   std::map<std::string, Sum> comm;
-  // What a value is to a reader: a parameter or a view of one, a gradient on its way to the
-  // optimizer, an activation.
   const std::vector<bool> is_gradient = pure_gradients(graph);
-  auto role = [&](ValueId v) {
-    if (is_gradient[v.index]) return "gradients";
-    for (;;) {
-      const Node& producer = graph.node(graph.value(v).producer);
-      if (producer.op == "motley::parameter") return "parameters";
-      const OpDef* op = find_op(producer.op);
-      if (!op || !op->alias) return "activations";
-      v = graph.inputs_of(producer)[0];
-    }
-  };
   for (const Step& step : plan.program.steps) {
     if (step.is_compute()) {
       const Triple& triple = theory.triples(step.node)[step.triple];
@@ -621,7 +652,7 @@ std::string describe(const Plan& plan) {
       }
     } else if (step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask) {
       Sum& sum = comm[fmt::format("{}{} of {}", step.form == PieceForm::grouped ? "grouped " : "",
-                                  to_string(step.kind), role(step.value))];
+                                  to_string(step.kind), role_of(graph, is_gradient, step.value))];
       ++sum.count;
       sum.bytes += static_cast<Bytes>(graph.spec(step.value).bytes());
     }

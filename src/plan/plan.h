@@ -24,6 +24,14 @@ namespace motley {
 
 constexpr int kPlanVersion = 1;
 
+// What a plan was compared with: another candidate of the search, or a baseline.
+struct Alternative {
+  std::string name;  // engine or baseline
+  std::string what;  // of a candidate: its strategy; of an infeasible baseline: why
+  bool baseline = false, feasible = true;
+  Seconds step_s = 0;  // simulated (candidates), predicted (baselines)
+};
+
 struct Plan {
   std::string engine = "spmd";
   std::string model;  // zoo spec or name of a graph file
@@ -46,6 +54,7 @@ struct Plan {
   Seconds predicted_step_s = 0;
   Seconds lower_bound_s = 0;
   std::vector<Bytes> peak_memory_bytes;  // [device]
+  std::vector<Alternative> alternatives;
 
   void set_graph(Graph g) {
     graph = std::make_unique<Graph>(std::move(g));
@@ -67,5 +76,9 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit = true);
 // The plan in words: which parameters and activations are cut how, who gets how much, what is
 // communicated and why.
 std::string describe(const Plan& plan);
+
+// What a value is to a reader: "parameters" (or a view of one), "gradients" on their way to the
+// optimizer, "activations". `is_gradient`: pure_gradients(graph).
+const char* role_of(const Graph& graph, const std::vector<bool>& is_gradient, ValueId value);
 
 }  // namespace motley

@@ -148,6 +148,10 @@ class Simulator {
         if (std::tuple(t.from, t.to, t.backward) == way) first = &t;
       const Graph& maker = pipeline_.graph(w.from);
       w.made_backward = maker.node(maker.value(first->made).producer).phase == Phase::backward;
+      Bytes bytes = 0;
+      for (const net::PairMessage& m : list) bytes += m.bytes;
+      exchange(fmt::format("stage {} to {}, {}", w.from, w.to, w.backward ? "backward" : "forward"),
+               pipeline_.micro_batches(), bytes / static_cast<double>(replicas_.size()), w.seconds);
       ways_.push_back(w);
     }
   }
@@ -206,6 +210,10 @@ class Simulator {
 
   void span(int device, Seconds begin, Seconds end, const std::string& name, WalkKind kind) {
     if (spans_ && end > begin) sim_.spans.push_back({device, begin, end, name, kind, {}});
+  }
+
+  void exchange(const std::string& what, int count, Bytes bytes, Seconds seconds) {
+    if (bytes > 0) sim_.exchanges.push_back({what, count, bytes, seconds});
   }
 
   // A stage was free from `from` and went on at `to`, when `last` had come in.
@@ -323,6 +331,10 @@ class Simulator {
           latency = std::max(latency, topology_.latency(m.from, m.to));
         seconds += net::messages_time(topology_, ring) + (2.0 * (replicas - 1) - 1) * latency;
       }
+      Bytes sent = 0;
+      for (const net::PairMessage& m : others) sent += m.bytes;
+      for (Bytes b : reduced) sent += 2.0 * (replicas - 1) * b;
+      exchange(fmt::format("gradients over replicas, stage {}", s), 1, sent, seconds);
       Seconds begin = 0;
       for (int r = 0; r < replicas; ++r) begin = std::max(begin, replicas_[r][s].free);
       for (int r = 0; r < replicas; ++r)
@@ -343,6 +355,10 @@ class Simulator {
           for (int b : tied.stages)
             if (a != b) add_messages(held(r, a), held(r, b), bytes, &messages);
       const Seconds seconds = net::messages_time(topology_, messages);
+      Bytes sent = 0;
+      for (const net::PairMessage& m : messages) sent += m.bytes;
+      exchange(fmt::format("gradients of tied {}", plan_.graph->parameters[tied.parameter].name), 1,
+               sent, seconds);
       for (int r = 0; r < replicas; ++r) {
         Seconds begin = 0;
         for (int s : tied.stages) begin = std::max(begin, replicas_[r][s].free);

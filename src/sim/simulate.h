@@ -30,12 +30,22 @@ struct DeviceTime {
   Bytes peak_memory = 0;
 };
 
+// What pipelines send between groups of devices: "stage 0 to 1, forward", "gradients over replicas,
+// stage 1".
+struct Exchange {
+  std::string what;
+  int count = 0;        // a step
+  Bytes bytes = 0;      // of one: what all its messages carry
+  Seconds seconds = 0;  // of one
+};
+
 struct Simulation {
   Seconds step = 0;
   std::vector<DeviceTime> devices;
-  double overlap = 0;       // share of communication that is hidden
-  double load_balance = 0;  // mean busy time over largest busy time
-  std::vector<Span> spans;  // only if asked for
+  double overlap = 0;               // share of communication that is hidden
+  double load_balance = 0;          // mean busy time over largest busy time
+  std::vector<Exchange> exchanges;  // of pipelines
+  std::vector<Span> spans;          // only if asked for
 };
 
 Simulation simulate(const Plan& plan, bool with_spans = false);

@@ -1,0 +1,68 @@
+#include "report/html.h"
+
+namespace motley::report {
+
+std::string escape(const std::string& text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        if ((static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f)
+          out += "\xEF\xBF\xBD";
+        else
+          out += c;
+    }
+  }
+  return out;
+}
+
+std::string script_json(const Json& json) {
+  // In JSON these characters stand inside of strings alone.
+  std::string out;
+  for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace)) {
+    if (c == '<' || c == '>' || c == '&')
+      out += fmt::format("\\u{:04x}", static_cast<int>(c));
+    else
+      out += c;
+  }
+  return out;
+}
+
+std::string row(const std::vector<std::string>& cells, bool head) {
+  std::string out = "<tr>";
+  for (const std::string& cell : cells) {
+    const char* tag = head ? "th" : "td";
+    out += fmt::format("<{}>{}</{}>", tag, cell, tag);
+  }
+  return out + "</tr>\n";
+}
+
+std::string ranges(const std::vector<int>& numbers) {
+  std::string out;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    out += fmt::format("{}{}", out.empty() ? "" : ", ", numbers[i]);
+    if (end > i + 1) out += fmt::format("–{}", numbers[end - 1]);
+    i = end;
+  }
+  return out;
+}
+
+}  // namespace motley::report

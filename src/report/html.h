@@ -1,0 +1,23 @@
+// Text on its way into a page.
+#pragma once
+
+#include <string>
+
+#include "core/file.h"
+
+namespace motley::report {
+
+// Names come from files that others wrote. Escaped for an element and for a quoted attribute;
+// control characters are replaced.
+std::string escape(const std::string& text);
+
+// JSON that may stand inside a script element.
+std::string script_json(const Json& json);
+
+// One row of a table; cells are HTML already. `head`: a header row.
+std::string row(const std::vector<std::string>& cells, bool head = false);
+
+// "3-5, 8" of ascending numbers.
+std::string ranges(const std::vector<int>& numbers);
+
+}  // namespace motley::report

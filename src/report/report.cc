@@ -1,0 +1,423 @@
+#include "report/report.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "cluster/part.h"
+#include "report/assets.h"
+#include "report/html.h"
+#include "report/timeline.h"
+#include "report/words.h"
+#include "sim/simulate.h"
+
+namespace motley {
+
+namespace {
+
+using namespace report;
+
+constexpr size_t kBars = 40000;                     // of the timeline
+constexpr int kDeviceRows = 1024, kCommRows = 200;  // of tables
+constexpr int kParameterRows = 2000;                //
+constexpr int kDrawnDevices = 2048;                 // beyond, equal groups are drawn once
+constexpr const char* kTypeColours[] = {"#3b78d8", "#e08a1e", "#2b9a86", "#c8558e",
+                                        "#8a63c9", "#7a8a2e", "#b8574a", "#5b7f95"};
+
+std::string type_colour(int type) { return kTypeColours[type % std::size(kTypeColours)]; }
+
+std::string shape_text(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+std::string fact(const std::string& value, const std::string& what) {
+  return fmt::format("<div class=\"fact\"><b>{}</b><span>{}</span></div>\n", escape(value),
+                     escape(what));
+}
+
+// Parts of a whole, as a bar.
+std::string bar(const std::vector<std::pair<const char*, double>>& parts, double whole,
+                const std::string& title) {
+  std::string out = fmt::format("<div class=\"bar\" title=\"{}\">", escape(title));
+  for (const auto& [kind, part] : parts)
+    out += fmt::format("<i class=\"{}\" style=\"width:{:.2f}%\"></i>", kind,
+                       whole > 0 ? std::clamp(100 * part / whole, 0.0, 100.0) : 0.0);
+  return out + "</div>";
+}
+
+std::string legend(const std::vector<std::pair<std::string, std::string>>& entries) {
+  std::string out = "<div class=\"legend\">";
+  for (const auto& [colour, what] : entries)
+    out += fmt::format("<span><i style=\"background:{}\"></i>{}</span>", colour, escape(what));
+  return out + "</div>\n";
+}
+
+std::string more(size_t all, size_t shown) {
+  return all > shown ? fmt::format("<p class=\"soft\">and {} more</p>\n", all - shown) : "";
+}
+
+// ---- the cluster
+
+std::string link_text(const Link& link) {
+  const char* kind = link.kind == LinkKind::ring  ? "ring"
+                     : link.kind == LinkKind::bus ? "bus"
+                                                  : "switch";
+  return fmt::format("{} of {}/s, {}", kind, format_bytes(link.bandwidth),
+                     format_seconds(link.latency));
+}
+
+// What distinguishes one group from another, names apart.
+std::string kind_of(const Cluster& cluster, GroupId id) {
+  const Group& group = cluster.groups[id.index];
+  std::string out = fmt::format("{} {} ", link_text(group.link), group.uplink);
+  for (GroupId child : group.children) out += "(" + kind_of(cluster, child) + ")";
+  if (group.children.empty())
+    for (int i = 0; i < group.device_count; ++i)
+      out += fmt::format("{},", cluster.devices[group.first_device + i].type);
+  return out;
+}
+
+std::string draw_group(const Plan& plan, GroupId id, const std::vector<bool>& works, int times) {
+  const Cluster& cluster = plan.cluster;
+  const Group& group = cluster.groups[id.index];
+  std::string out = "<div class=\"group\"><div class=\"title\">";
+  if (times > 1) out += fmt::format("{} × ", times);
+  out += escape(
+      fmt::format("{}: {}", group.name.empty() ? "group" : group.name, link_text(group.link)));
+  if (group.uplink > 0) out += escape(fmt::format("; uplink {}/s", format_bytes(group.uplink)));
+  out += "</div><div class=\"inside\">";
+  const bool all = cluster.size() <= kDrawnDevices;
+  for (size_t i = 0; i < group.children.size();) {
+    size_t end = i + 1;
+    const std::string kind = all ? "" : kind_of(cluster, group.children[i]);
+    while (!all && end < group.children.size() && kind_of(cluster, group.children[end]) == kind)
+      ++end;
+    out += draw_group(plan, group.children[i], works, static_cast<int>(end - i));
+    i = end;
+  }
+  for (int k = 0; group.children.empty() && k < std::min(group.device_count, kDrawnDevices); ++k) {
+    const int d = group.first_device + k;
+    Seat seat;
+    std::string what = fmt::format("device {}: {}", d, cluster.type_of(d).name);
+    if (plan.pipeline && plan.pipeline->seat(d, &seat))
+      what += fmt::format(", replica {}, stage {}", seat.replica, seat.stage);
+    out += fmt::format("<div class=\"device{}\" style=\"background:{}\" title=\"{}\"></div>",
+                       works[d] ? "" : " off", type_colour(cluster.devices[d].type), escape(what));
+  }
+  return out + "</div></div>";
+}
+
+std::string cluster_section(const Plan& plan, const Simulation& simulation) {
+  const Cluster& cluster = plan.cluster;
+  std::vector<bool> works;
+  for (const DeviceTime& d : simulation.devices) works.push_back(d.busy > 0);
+  std::string out = "<h2>Cluster</h2>\n";
+  std::vector<std::pair<std::string, std::string>> entries;
+  const std::vector<int> count = cluster.count_by_type();
+  for (size_t t = 0; t < cluster.types.size(); ++t)
+    entries.emplace_back(
+        type_colour(static_cast<int>(t)),
+        fmt::format("{} × {}: {}/s, {} of memory", count[t], cluster.types[t].name,
+                    format_flops(cluster.types[t].flops), format_bytes(cluster.types[t].memory)));
+  if (std::count(works.begin(), works.end(), false) > 0)
+    entries.emplace_back("transparent", "faint: without work");
+  return out + legend(entries) + draw_group(plan, GroupId{0}, works, 1) + "\n";
+}
+
+// ---- what was compared
+
+std::string choice_section(const Plan& plan, Seconds simulated) {
+  const Seconds own = plan.predicted_step_s > 0 ? plan.predicted_step_s : simulated;
+  std::string out = "<h2>Choice</h2>\n";
+  if (plan.alternatives.empty())
+    return out + "<p class=\"soft\">The plan does not say what it was compared with.</p>\n";
+  Seconds most = own;
+  for (const Alternative& a : plan.alternatives)
+    if (a.feasible) most = std::max(most, a.step_s);
+  out += "<div class=\"wide\"><table>\n" + row({"", "step", "", ""}, true);
+  auto line = [&](const std::string& name, Seconds s, const char* kind, const std::string& what) {
+    out += row({escape(name), format_seconds(s) + fmt::format(" ({:.2f}×)", own > 0 ? s / own : 1),
+                bar({{kind, s}}, most, format_seconds(s)), escape(what)});
+  };
+  line(plan.engine + " (this plan)", own, "fits", "");
+  std::vector<const Alternative*> order;
+  for (const Alternative& a : plan.alternatives) order.push_back(&a);
+  std::stable_sort(order.begin(), order.end(), [](const Alternative* a, const Alternative* b) {
+    return std::tuple(!a->feasible, a->step_s) < std::tuple(!b->feasible, b->step_s);
+  });
+  for (const Alternative* a : order) {
+    const std::string name = a->name + (a->baseline ? " (baseline)" : "");
+    if (a->feasible)
+      line(name, a->step_s, a->baseline ? "comm" : "busy", a->what);
+    else
+      out += row({escape(name), "infeasible", "", escape(a->what)});
+  }
+  return out + "</table></div>\n";
+}
+
+// ---- stages
+
+std::string stage_section(const Plan& plan) {
+  if (!plan.pipeline) return "";
+  const PipelinePlan& pipeline = *plan.pipeline;
+  std::string out = fmt::format(
+      "<h2>Stages</h2>\n<p>{} stages, {} replica{}, micro-batches of {} sample{}; schedule "
+      "{}.</p>\n",
+      pipeline.stages(), pipeline.replicas.size(), pipeline.replicas.size() > 1 ? "s" : "",
+      pipeline.micro_batch, pipeline.micro_batch > 1 ? "s" : "", escape(pipeline.schedule));
+  out += "<div class=\"wide\"><table>\n" +
+         row({"replica", "stage", "layers", "devices", "shares", "warm-up", "holds", "forward",
+              "backward", "once a step"},
+             true);
+  int rows = 0;
+  for (size_t r = 0; r < pipeline.replicas.size(); ++r) {
+    const ReplicaPlan& replica = pipeline.replicas[r];
+    for (int s = 0; s < pipeline.stages(); ++s) {
+      const StagePlan& stage = replica.stages[s];
+      if (++rows > kDeviceRows) continue;
+      const CostModel model(part_of(plan.cluster, stage.devices),
+                            programs_for(plan.reductions, stage.devices, plan.cluster.size()));
+      const Shares shares(stage.ratios);
+      const PhaseSeconds seconds =
+          phase_seconds(pipeline.theory(s), stage.program, model,
+                        Fractions(model.cluster(), shares), plan.optimizer);
+      std::vector<std::string> parts;
+      for (double ratio : stage.ratios) parts.push_back(fmt::format("{:.1f}%", 100 * ratio));
+      const bool even = std::all_of(parts.begin(), parts.end(),
+                                    [&](const std::string& p) { return p == parts[0]; });
+      std::map<std::string, std::vector<int>> by_type;
+      for (int d : stage.devices) by_type[plan.cluster.type_of(d).name].push_back(d);
+      std::vector<std::string> devices;
+      for (const auto& [type, list] : by_type)
+        devices.push_back(fmt::format("{} × {} ({})", list.size(), type, ranges(list)));
+      out += row({std::to_string(r), std::to_string(s),
+                  r == 0 ? escape(modules_of(pipeline.graph(s))) : "as in replica 0",
+                  escape(fmt::format("{}", fmt::join(devices, " + "))),
+                  even ? parts[0] + (parts.size() > 1 ? " each" : "")
+                       : fmt::format("{}", fmt::join(parts, " / ")),
+                  std::to_string(stage.warm_up),
+                  fmt::format("{} of {} micro-batches{}", in_flight(replica, s),
+                              replica.micro_batches, stage.recompute ? ", recomputed" : ""),
+                  format_seconds(seconds.forward),
+                  format_seconds(seconds.backward + (stage.recompute ? seconds.forward : 0)),
+                  format_seconds(seconds.reduction + seconds.update)});
+    }
+  }
+  return out + "</table></div>\n" + more(rows, std::min(rows, kDeviceRows));
+}
+
+// ---- devices
+
+std::string device_section(const Plan& plan, const Simulation& simulation) {
+  struct Line {
+    std::vector<int> devices;
+    std::string seat, share;
+  };
+  std::vector<Line> lines;
+  auto alike = [&](int a, int b) {
+    const DeviceTime &x = simulation.devices[a], &y = simulation.devices[b];
+    return plan.cluster.devices[a].type == plan.cluster.devices[b].type && x.busy == y.busy &&
+           x.comm == y.comm && x.exposed_comm == y.exposed_comm && x.idle == y.idle &&
+           x.peak_memory == y.peak_memory;
+  };
+  for (int d = 0; d < plan.cluster.size(); ++d) {
+    std::string seat_text, share;
+    Seat seat;
+    if (!plan.pipeline) {
+      share = fmt::format("{:.2f}%", 100 * plan.ratios[d]);
+    } else if (plan.pipeline->seat(d, &seat)) {
+      seat_text = fmt::format("replica {}, stage {}", seat.replica, seat.stage);
+      share = fmt::format(
+          "{:.2f}%",
+          100 * plan.pipeline->replicas[seat.replica].stages[seat.stage].ratios[seat.rank]);
+    } else {
+      seat_text = "none";
+    }
+    if (!lines.empty() && alike(lines.back().devices.back(), d) && lines.back().seat == seat_text &&
+        lines.back().share == share)
+      lines.back().devices.push_back(d);
+    else
+      lines.push_back({{d}, seat_text, share});
+  }
+  std::string out = "<h2>Devices</h2>\n";
+  out += legend({{"var(--forward)", "computing"},
+                 {"var(--comm)", "communication that nothing hides"},
+                 {"var(--wait)", "idle"}});
+  out += "<div class=\"wide\"><table>\n";
+  std::vector<std::string> head = {"device", "type"};
+  if (plan.pipeline) head.push_back("seat");
+  for (const char* text : {"share", "memory", "", "computing + communication + idle", ""})
+    head.push_back(text);
+  out += row(head, true);
+  for (size_t i = 0; i < lines.size() && i < kDeviceRows; ++i) {
+    const Line& line = lines[i];
+    const int d = line.devices[0];
+    const DeviceTime& t = simulation.devices[d];
+    const DeviceType& type = plan.cluster.type_of(d);
+    std::vector<std::string> cells = {ranges(line.devices), escape(type.name)};
+    if (plan.pipeline) cells.push_back(line.seat);
+    cells.push_back(line.share);
+    const std::string memory =
+        fmt::format("{} of {}", format_bytes(t.peak_memory), format_bytes(type.memory));
+    cells.push_back(
+        bar({{t.peak_memory > type.memory ? "over" : "fits", t.peak_memory}}, type.memory, memory));
+    cells.push_back(memory);
+    const std::string times =
+        fmt::format("computing {}, communication {} ({} of it hidden), idle {}",
+                    format_seconds(t.busy), format_seconds(t.comm),
+                    format_seconds(std::max(0.0, t.comm - t.exposed_comm)), format_seconds(t.idle));
+    cells.push_back(bar({{"busy", t.busy}, {"comm", t.exposed_comm}, {"idle", t.idle}},
+                        simulation.step, times));
+    cells.push_back(fmt::format("{} + {} + {}", format_seconds(t.busy),
+                                format_seconds(t.exposed_comm), format_seconds(t.idle)));
+    out += row(cells);
+  }
+  return out + "</table></div>\n" + more(lines.size(), std::min<size_t>(lines.size(), kDeviceRows));
+}
+
+// ---- timeline
+
+std::string timeline_section(const Plan& plan, const Simulation& simulation) {
+  const std::vector<Lane> lanes = lanes_of(plan, simulation, kBars);
+  const Json data = report::to_json(plan, lanes);
+  std::string out = "<h2>Timeline of a step</h2>\n";
+  const Seconds end = data["end"].get<double>();
+  if (end > simulation.step * 1.0005)
+    out += fmt::format(
+        "<p class=\"soft\">Gradients travel beside the backward pass, which the timeline shows one "
+        "after the other: it ends at {}, the step at {}.</p>\n",
+        format_seconds(end), format_seconds(simulation.step));
+  out += legend({{"var(--forward)", "forward"},
+                 {"var(--backward)", "backward"},
+                 {"var(--optimizer)", "optimizer"},
+                 {"var(--comm)", "communication"},
+                 {"var(--wait)", "waiting"}});
+  out +=
+      "<div class=\"tools\"><button id=\"in\">zoom in</button><button id=\"out\">zoom out"
+      "</button><button id=\"all\">whole step</button><span class=\"soft\">drag to move, Ctrl + "
+      "wheel or two fingers to zoom; + − 0 and arrows on the keyboard</span></div>\n";
+  out +=
+      "<div id=\"timeline\"><canvas tabindex=\"0\" aria-label=\"Timeline of every device\">"
+      "</canvas><div></div></div>\n<p id=\"hover\">Point at a bar to read what it is.</p>\n";
+  out +=
+      "<script type=\"application/json\" id=\"timeline-data\">" + script_json(data) + "</script>\n";
+  return out;
+}
+
+// ---- communication and parameters
+
+std::string communication_section(const Plan& plan, const Simulation& simulation) {
+  const std::vector<Communication> list = communications(plan);
+  struct Sum {
+    int64_t count = 0;
+    Bytes bytes = 0;
+    Seconds seconds = 0;
+  };
+  std::map<std::string, Sum> sums;
+  for (const Communication& c : list) {
+    Sum& sum = sums[c.what];
+    sum.count += c.count;
+    sum.bytes += c.bytes;
+    sum.seconds += c.seconds;
+  }
+  for (const Exchange& e : simulation.exchanges)
+    sums[e.what] = {e.count, e.bytes * e.count, e.seconds * e.count};
+  std::string out = "<h2>Communication</h2>\n";
+  if (sums.empty()) return out + "<p>None.</p>\n";
+  std::vector<std::pair<std::string, Sum>> order(sums.begin(), sums.end());
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+    return a.second.seconds > b.second.seconds;
+  });
+  Bytes most_bytes = 0;
+  Seconds most = 0;
+  for (const auto& [what, sum] : order) {
+    most = std::max(most, sum.seconds);
+    most_bytes = std::max(most_bytes, sum.bytes);
+  }
+  out +=
+      "<p class=\"soft\">A step's, before anything overlaps; collectives count whole tensors, "
+      "messages what they carry.</p>\n<div class=\"wide\"><table>\n" +
+      row({"what", "times", "bytes", "", "seconds", ""}, true);
+  for (size_t i = 0; i < order.size() && i < kCommRows; ++i) {
+    const auto& [what, sum] = order[i];
+    out += row({escape(what), std::to_string(sum.count), bar({{"busy", sum.bytes}}, most_bytes, ""),
+                format_bytes(sum.bytes), bar({{"comm", sum.seconds}}, most, ""),
+                format_seconds(sum.seconds)});
+  }
+  out += "</table></div>\n" + more(order.size(), std::min<size_t>(order.size(), kCommRows));
+  if (list.empty()) return out;
+  out += "<h2>Why</h2>\n<div class=\"wide\"><table>\n" +
+         row({"what", "tensor", "because", "times", "seconds"}, true);
+  for (size_t i = 0; i < list.size() && i < kCommRows; ++i) {
+    const Communication& c = list[i];
+    out += row({escape(c.where.empty() ? c.what : c.where + ": " + c.what), escape(c.tensor),
+                escape(c.why), std::to_string(c.count), format_seconds(c.seconds)});
+  }
+  return out + "</table></div>\n" + more(list.size(), std::min<size_t>(list.size(), kCommRows));
+}
+
+std::string parameter_section(const Plan& plan) {
+  const std::vector<ParameterGroup> groups = parameter_groups(plan);
+  std::string out = "<h2>Parameters</h2>\n<div class=\"wide\"><table>\n";
+  std::vector<std::string> head = {"name", "tensors", "shape", "bytes", "held"};
+  if (plan.pipeline) head.insert(head.begin(), "stage");
+  out += row(head, true);
+  for (size_t i = 0; i < groups.size() && i < kParameterRows; ++i) {
+    const ParameterGroup& g = groups[i];
+    std::vector<std::string> cells = {escape(g.name), std::to_string(g.count), shape_text(g.shape),
+                                      format_bytes(g.bytes), escape(g.placement)};
+    if (plan.pipeline) cells.insert(cells.begin(), std::to_string(g.stage));
+    out += row(cells);
+  }
+  out += "</table></div>\n" + more(groups.size(), std::min<size_t>(groups.size(), kParameterRows));
+  if (plan.pipeline && plan.pipeline->replicas.size() > 1)
+    out += "<p class=\"soft\">Pieces are those of replica 0.</p>\n";
+  return out;
+}
+
+}  // namespace
+
+std::string to_html(const Plan& plan) {
+  const Simulation simulation = simulate(plan, /*with_spans=*/true);
+  const std::string title = escape(fmt::format("{} on {}", plan.model, plan.cluster.name));
+  std::string out =
+      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+      "'unsafe-inline'; script-src 'unsafe-inline'\">\n";
+  out += fmt::format("<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n<h1>{}</h1>\n", title,
+                     kStyle, title);
+  int working = 0;
+  for (const DeviceTime& d : simulation.devices) working += d.busy > 0;
+  out += fmt::format(
+      "<p class=\"soft\">A plan of motley: engine {}, global batch {}, {}{}, {} of {} "
+      "devices.</p>\n",
+      escape(plan.engine), plan.batch, to_string(plan.optimizer),
+      plan.precision == DType::f32 ? "" : fmt::format(", {}", to_string(plan.precision)), working,
+      plan.cluster.size());
+  out += "<div class=\"facts\">\n";
+  if (plan.predicted_step_s > 0)
+    out += fact(format_seconds(plan.predicted_step_s), "a step, as predicted when planned");
+  out += fact(format_seconds(simulation.step), "a step in the event simulation");
+  if (plan.lower_bound_s > 0 && plan.predicted_step_s > 0)
+    out += fact(format_seconds(plan.lower_bound_s),
+                fmt::format("lower bound (gap {:.2f}%): {}",
+                            100 * (1 - plan.lower_bound_s / plan.predicted_step_s),
+                            plan.pipeline ? "computation alone" : "any program at these shares"));
+  out +=
+      fact(fmt::format("{:.1f}/s", static_cast<double>(plan.batch) / simulation.step), "samples");
+  out += fact(fmt::format("{:.1f}%", 100 * simulation.load_balance), "load balance");
+  out += fact(fmt::format("{:.1f}%", 100 * std::max(0.0, simulation.overlap)),
+              "of communication hidden");
+  out += "</div>\n";
+  out += choice_section(plan, simulation.step);
+  out += stage_section(plan);
+  out += device_section(plan, simulation);
+  out += timeline_section(plan, simulation);
+  out += communication_section(plan, simulation);
+  out += parameter_section(plan);
+  out += cluster_section(plan, simulation);
+  out += "<h2>In short</h2>\n<pre>" + escape(describe(plan)) + "</pre>\n";
+  out += fmt::format("<script>{}</script>\n</body>\n</html>\n", kScript);
+  return out;
+}
+
+}  // namespace motley
