@@ -6,6 +6,7 @@
 
 #include "cluster/part.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "net/messages.h"
 #include "pipeline/schedules.h"
 #include "reduce/cluster.h"
@@ -104,14 +105,32 @@ const Workbench::Piece& Workbench::piece(int layer) {
 const Workbench::LayerCost& Workbench::layer_cost(int layer, const DeviceGroups::Kind& group,
                                                   int micro_batches, bool lean) {
   auto [it, fresh] = layer_costs_.try_emplace({kind_of(layer), group.number, micro_batches, lean});
-  if (!fresh) return it->second;
-  LayerCost& cost = it->second;
-  if (!piece(layer).theory) {
+  if (fresh) it->second = find_cost(piece(layer).theory.get(), group, micro_batches, lean);
+  return it->second;
+}
+
+void Workbench::plan_layers(const DeviceGroups::Kind& group, int micro_batches, bool lean) {
+  std::vector<std::pair<const Theory*, LayerCost*>> tasks;
+  for (int l = 0; l < size(); ++l) {
+    auto [it, fresh] = layer_costs_.try_emplace({kind_of(l), group.number, micro_batches, lean});
+    if (fresh) tasks.emplace_back(piece(l).theory.get(), &it->second);
+  }
+  parallel_for(static_cast<int>(tasks.size()), request_.threads, [&](int i) {
+    *tasks[i].second = find_cost(tasks[i].first, group, micro_batches, lean);
+  });
+}
+
+Workbench::LayerCost Workbench::find_cost(const Theory* layer, const DeviceGroups::Kind& group,
+                                          int micro_batches, bool lean) {
+  LayerCost cost;
+  if (layer == nullptr) {
     cost.feasible = true;
     return cost;
   }
-  const Theory& theory = *piece(layer).theory;
+  const Theory& theory = *layer;
   spmd::SynthesisOptions options;
+  options.certify = false;
+  options.orders = &orders_;
   options.optimizer = request_.optimizer;
   options.memory_limit = false;
   options.micro_batches = micro_batches;
@@ -151,7 +170,9 @@ int Workbench::number_of(const Graph& graph) {
 
 const Workbench::Planned& Workbench::unlimited(const Theory& theory, int number,
                                                const DeviceGroups::Kind& group, int micro_batches) {
+  std::unique_lock lock(mutex_);
   auto [it, fresh] = unlimited_.try_emplace({number, group.number, micro_batches});
+  lock.unlock();
   double no_price = 0;
   if (fresh) it->second = plan(theory, group.model, micro_batches, false, &no_price);
   return it->second;
@@ -161,6 +182,8 @@ Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model,
                                    bool memory_limit, double* memory_price) {
   spmd::SynthesisOptions options;
   options.optimizer = request_.optimizer;
+  options.certify = false;
+  options.orders = &orders_;
   options.micro_batches = micro_batches;
   options.limits = request_.limits;
   options.memory_limit = memory_limit;
@@ -206,7 +229,10 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
   if (fits(room_of(planned))) return planned;
   // One that was found for a stage with more in flight does for its equals behind it: they are not
   // slower.
+  std::unique_lock lock(mutex_);
   std::vector<Planned>& limited = limited_[{number, group.number, micro_batches}];
+  double& memory_price = memory_price_[group.number];
+  lock.unlock();
   for (const Planned& known : limited)
     if (fits(room_of(known))) return known;
   Cluster room = all;  // with the memory that other micro-batches leave
@@ -220,8 +246,7 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
           std::min(attempt > 1 ? room.types[t].memory - rooms[t].lack : all.types[t].memory,
                    all.types[t].memory - rooms[t].others));
     }
-    planned = plan(theory, CostModel(room, group.reductions), micro_batches, true,
-                   &memory_price_[group.number]);
+    planned = plan(theory, CostModel(room, group.reductions), micro_batches, true, &memory_price);
     if (!planned.feasible) return planned;
     if (fits(room_of(planned))) {
       limited.push_back(planned);
@@ -360,6 +385,14 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   // of a single micro-batch.
   std::vector<int> numbers;
   for (int s = 0; s < stages; ++s) numbers.push_back(number_of(result.graph(s)));
+  struct Task {
+    size_t replica;
+    int stage;
+    const DeviceGroups::Kind* group;
+    const Planned* planned;
+  };
+  std::vector<std::vector<Task>> chains;  // stages on groups that look alike, in order
+  std::map<int, size_t> chain_of;         // [group]
   for (const ReplicaChoice& choice : composition.replicas) {
     ReplicaPlan replica;
     replica.micro_batches = choice.micro_batches;
@@ -369,25 +402,43 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       std::sort(stage.devices.begin(), stage.devices.end());
       stage.recompute = choice.stages[s].recompute;
       const DeviceGroups::Kind& group = groups_.of(stage.devices);
-      const int count = choice.micro_batches, usual = std::min(stages - s, count);
-      const Theory& theory = result.theory(s);
-      auto [it, fresh] =
-          stages_.try_emplace({numbers[s], group.number, count, usual, stage.recompute});
-      if (fresh) {
-        it->second = plan_stage(theory, numbers[s], group, count, usual, stage.recompute);
-        if (!it->second.feasible && usual > 1)
-          it->second = plan_stage(theory, numbers[s], group, count, 1, stage.recompute);
-      }
-      if (!it->second.feasible) {
-        *reason = fmt::format("stage {}: {}", s, it->second.reason);
-        return nullptr;
-      }
-      stage.program = it->second.program;
-      stage.ratios = it->second.ratios;
+      const size_t chain = chain_of.try_emplace(group.number, chains.size()).first->second;
+      if (chain == chains.size()) chains.emplace_back();
+      chains[chain].push_back({result.replicas.size(), s, &group, nullptr});
       replica.stages.push_back(std::move(stage));
     }
     result.replicas.push_back(std::move(replica));
   }
+  // What is found for one stage helps the next on a group of its kind; kinds are independent.
+  parallel_for(static_cast<int>(chains.size()), request_.threads, [&](int c) {
+    for (Task& task : chains[c]) {
+      const ReplicaPlan& replica = result.replicas[task.replica];
+      const int s = task.stage, count = replica.micro_batches, usual = std::min(stages - s, count);
+      const bool recompute = replica.stages[s].recompute;
+      const Theory& theory = result.theory(s);
+      std::unique_lock lock(mutex_);
+      auto [it, fresh] =
+          stages_.try_emplace({numbers[s], task.group->number, count, usual, recompute});
+      lock.unlock();
+      if (fresh) {
+        it->second = plan_stage(theory, numbers[s], *task.group, count, usual, recompute);
+        if (!it->second.feasible && usual > 1)
+          it->second = plan_stage(theory, numbers[s], *task.group, count, 1, recompute);
+      }
+      task.planned = &it->second;
+      if (!it->second.feasible) break;
+    }
+  });
+  for (const auto& chain : chains)
+    for (const Task& task : chain) {
+      if (!task.planned->feasible) {
+        *reason = fmt::format("stage {}: {}", task.stage, task.planned->reason);
+        return nullptr;
+      }
+      StagePlan& stage = result.replicas[task.replica].stages[task.stage];
+      stage.program = task.planned->program;
+      stage.ratios = task.planned->ratios;
+    }
 
   add_reductions(plan.get());
 

@@ -6,15 +6,18 @@
 // pipeline/ under the devices' memory.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "pipeline/layers.h"
 #include "plan/plan.h"
+#include "spmd/order.h"
 #include "spmd/synthesis.h"
 
 namespace motley::planner {
@@ -32,6 +35,7 @@ struct Request {
   int layers = 0;                      // of pipelines, about; 0: found
   spmd::Limits limits;
   uint64_t seed = 0;
+  int threads = 0;  // that plan layers and stages; 0: one per core. The plan does not depend on it.
 };
 
 struct StageChoice {
@@ -99,6 +103,8 @@ class Workbench {
   // `lean`: parameters and their state are cut wherever they can be. Equal layers are planned once.
   const LayerCost& layer_cost(int layer, const DeviceGroups::Kind& group, int micro_batches,
                               bool lean);
+  // Plans all layers, so that layer_cost() knows them; on several threads.
+  void plan_layers(const DeviceGroups::Kind& group, int micro_batches, bool lean);
 
   // The plan, simulated; nothing and the reason if it does not fit.
   std::unique_ptr<Plan> compose(const Composition& composition, const std::string& engine,
@@ -119,6 +125,8 @@ class Workbench {
     std::unique_ptr<Theory> theory;
   };
   const Piece& piece(int layer);
+  LayerCost find_cost(const Theory* theory, const DeviceGroups::Kind& group, int micro_batches,
+                      bool lean);
   // Layers of one number cost the same: those of a class, the first and the last by themselves.
   int kind_of(int layer) const;
   // Graphs of one number are the same but for names.
@@ -150,7 +158,10 @@ class Workbench {
   std::map<std::tuple<int, int, int>, std::vector<Planned>> limited_;
   std::map<int, double> memory_price_;                              // by group
   std::map<std::tuple<int, int, int, int, bool>, Planned> stages_;  // and in flight, recompute
-  int planned_ = 0;
+  std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
+                      // their own, and so entries
+  spmd::OrderMemo orders_;
+  std::atomic<int> planned_ = 0;
 };
 
 // Seconds of a value of `bytes` from one group of devices to another, each receiver taking all of

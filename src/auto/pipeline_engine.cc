@@ -84,7 +84,7 @@ class Engine {
       sizes = {request_.micro_batches.begin(), request_.micro_batches.end()};
     for (int64_t size : sizes) {
       if (!holds_state(size)) break;
-      try_size(size);
+      if (!try_size(size)) break;
     }
     // The best two of every micro-batch size, then the next: their like fare alike when they are
     // planned stage by stage.
@@ -125,7 +125,8 @@ class Engine {
     return false;
   }
 
-  void try_size(int64_t size) {
+  // False: neither this size nor a larger one fits.
+  bool try_size(int64_t size) {
     auto bench = std::make_unique<Workbench>(request_, &groups_, graph_of_(size), layers_);
     Workbench& w = *bench;
     benches_[size] = std::move(bench);
@@ -133,7 +134,32 @@ class Engine {
       layers_ = kLayers;
       benches_[size] = std::make_unique<Workbench>(request_, &groups_, w.graph(), layers_);
     }
+    if (!holds_activations(size, *benches_[size])) return false;
     search(size, *benches_[size]);
+    return true;
+  }
+
+  // The activations of one micro-batch have to be somewhere, beside the state: each stage holds
+  // those of its layers at least once, in all its devices together no less than one device would.
+  bool holds_activations(int64_t size, Workbench& bench) {
+    if (!request_.memory_limit) return true;
+    const Graph& graph = bench.graph();
+    const DeviceGroups::Kind& one = groups_.of({0});
+    const int count = static_cast<int>(request_.batch / size);
+    bench.plan_layers(one, count, false);
+    Bytes held = 0, memory = 0;
+    for (const Parameter& p : graph.parameters) held += state_bytes(graph, p, request_.optimizer);
+    for (int l = 0; l < bench.size(); ++l) {
+      const Workbench::LayerCost& cost = bench.layer_cost(l, one, count, false);
+      if (cost.feasible) held += cost.held;
+    }
+    for (int d = 0; d < cluster_.size(); ++d) memory += cluster_.type_of(d).memory;
+    if (held <= memory) return true;
+    if (found_.empty())
+      result_.reason = fmt::format(
+          "state and the activations of a micro-batch of {} take {}, all devices together have {}",
+          size, format_bytes(held), format_bytes(memory));
+    return false;
   }
 
   // The first devices of a sub-cluster that make up a mesh.
@@ -190,6 +216,7 @@ class Engine {
                     0.5 * group.cluster.types[0].memory;
       // How often the program runs in a step only says which one is best; about right will do.
       const int count = static_cast<int>(request_.batch / size);
+      bench.plan_layers(group, count, on.lean);
       for (int l = 0; l < bench.size(); ++l)
         on.layers.push_back(&bench.layer_cost(l, group, count, on.lean));
       if (pipelines > 1) {

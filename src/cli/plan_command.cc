@@ -55,7 +55,7 @@ void add_plan_command(CLI::App& app) {
                                              recompute = "auto";
     int scale = 0;
     int64_t batch = 0, micro_batch = 0;
-    int layers = 0;
+    int layers = 0, threads = 0;
     double time_limit = 1e30;
     uint64_t seed = 0;
     bool json = false;
@@ -107,6 +107,10 @@ void add_plan_command(CLI::App& app) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   command->add_option("--time-limit", args->time_limit, "Seconds a program search may take");
   command->add_option("--seed", args->seed, "Seed of the search");
+  command
+      ->add_option("--threads", args->threads,
+                   "Threads that plan layers and stages; default: one per core")
+      ->check(CLI::Range(1, 1024));
   command->add_option("-o,--output", args->output, "Plan file to write");
   command->add_flag("--json", args->json, "Print one JSON object");
   command->callback([args] {
@@ -177,6 +181,7 @@ void add_plan_command(CLI::App& app) {
       pipelines.limits = request.synthesis.limits;
       pipelines.seed = args->seed;
       pipelines.layers = args->layers;
+      pipelines.threads = args->threads;
       if (args->micro_batch > 0)
         pipelines.micro_batches = {args->micro_batch};
       else if (captured && file.other_batch == 0)

@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <vector>
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/parallel.h"
 #include "core/rng.h"
 #include "core/units.h"
 
@@ -73,6 +76,21 @@ TEST(Json, BoundsDepthAndNamesPlace) {
 TEST(Rng, IsReproducible) {
   Rng a(7), b(7);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(a.below(1000), b.below(1000));
+}
+
+TEST(Parallel, DoesAllOnceAndPassesOnWhatIsThrown) {
+  for (int threads : {0, 1, 2, 7}) {
+    std::vector<std::atomic<int>> done(100);
+    parallel_for(100, threads, [&](int i) { ++done[i]; });
+    for (const auto& times : done) EXPECT_EQ(times, 1);
+    EXPECT_THAT(message_of([&] {
+                  parallel_for(100, threads, [](int i) {
+                    if (i % 10 == 3) throw user_error("test", "thrown");
+                  });
+                }),
+                HasSubstr("thrown"));
+  }
+  parallel_for(0, 2, [](int) { FAIL(); });
 }
 
 TEST(Check, NamesThePlace) {

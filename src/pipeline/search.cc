@@ -53,6 +53,8 @@ class Sparse {
 };
 
 // Stage costs of one micro-batch size and number of pipelines, by mesh and (last layer, length).
+// Where the layers before one end are those before a later one, as in a model of equal blocks, both
+// ends share a row, so that the rows in use stay in the caches.
 class CostTable {
  public:
   CostTable(const SearchProblem& problem, const SearchOptions& options, int64_t micro_batch,
@@ -78,6 +80,11 @@ class CostTable {
         for (int b = 0; b <= a; ++b)
           for (; length < common[a * n + b]; ++length) least_end_[a * n + length] = b;
       }
+      share_rows(common);
+    } else {
+      row_of_.resize(layers_);
+      std::iota(row_of_.begin(), row_of_.end(), 0);
+      shared_.assign(layers_, layers_);
     }
   }
 
@@ -110,7 +117,7 @@ class CostTable {
 
   // t of layers first..end-1; infinite if not one micro-batch fits.
   Seconds time(int m, int first, int end) {
-    size_t at = static_cast<size_t>(end - 1) * layers_ + (end - first - 1);
+    size_t at = index(first, end);
     Seconds* table = time_[m].get();
     if (table == nullptr || table[at] == 0) {
       fill(m, first, end, at);
@@ -118,18 +125,19 @@ class CostTable {
     }
     return table[at];
   }
-  // Row of times by length for stages that end at `end`: entry [length - 1], 0 where not yet known.
-  const Seconds* row(int m, int end) {
+  // Times by length of stages that end at `end`: entry [length - 1] up to `lengths`, 0 where not
+  // yet known.
+  struct Row {
+    const Seconds* times;
+    int lengths;
+  };
+  Row row(int m, int end) {
     if (time_[m].get() == nullptr) allocate(m);
-    return time_[m].get() + static_cast<size_t>(end - 1) * layers_;
+    return {time_[m].get() + static_cast<size_t>(row_of_[end - 1]) * layers_, shared_[end - 1]};
   }
-  int limit(int m, int first, int end) {
-    return limit_[m].get()[static_cast<size_t>(end - 1) * layers_ + (end - first - 1)];
-  }
+  int limit(int m, int first, int end) { return limit_[m].get()[index(first, end)]; }
   Seconds reduce(int m, int first, int end) {
-    return pipelines_ == 1
-               ? 0
-               : reduce_[m].get()[static_cast<size_t>(end - 1) * layers_ + (end - first - 1)];
+    return pipelines_ == 1 ? 0 : reduce_[m].get()[index(first, end)];
   }
   const StageProfile& profile(int m, int first, int end) {
     int length = end - first;
@@ -155,6 +163,30 @@ class CostTable {
   double seconds = 0;
 
  private:
+  // Place of a stage in the tables.
+  size_t index(int first, int end) const {
+    const int length = end - first;
+    const int row = length <= shared_[end - 1] ? row_of_[end - 1] : end - 1;
+    return static_cast<size_t>(row) * layers_ + (length - 1);
+  }
+  // From the last end on: an end that has most of its layers in common with one that has a row of
+  // its own uses that row. common[a * layers + b], b <= a: as in the constructor.
+  void share_rows(const std::vector<int>& common) {
+    row_of_.resize(layers_);
+    shared_.resize(layers_);
+    std::vector<int> rows;
+    for (int a = layers_ - 1; a >= 0; --a) {
+      int most = 0;
+      for (int r : rows) {
+        const int length = common[static_cast<size_t>(r) * layers_ + a];
+        if (length > most) most = length, row_of_[a] = r;
+      }
+      shared_[a] = most;
+      if (2 * most > a) continue;
+      rows.push_back(row_of_[a] = a);
+      shared_[a] = layers_;
+    }
+  }
   void allocate(int m) {
     size_t n = static_cast<size_t>(layers_) * layers_;
     time_[m].allocate(n);
@@ -178,6 +210,7 @@ class CostTable {
   int64_t micro_batch_;
   int micro_batches_, pipelines_, layers_;
   std::vector<int> least_end_;
+  std::vector<int> row_of_, shared_;  // [last layer] row of stages up to so many layers
   std::unordered_map<uint64_t, int> numbers_;
   std::vector<Mesh> meshes_;
   std::vector<int> useful_;  // [mesh] -1: not yet known
@@ -549,10 +582,10 @@ class Chain {
           if (tail == kInfinity || slow(end, behind, p)) continue;
           tail += gap(end, behind);
           int to = std::min(high, end - 1);
-          const Seconds* row = table_->row(move.mesh, end);
+          const CostTable::Row row = table_->row(move.mesh, end);
           Cell* cells = suffix_[d].data();
           for (int k = to; k >= low; --k) {
-            Seconds t = row[end - k - 1];
+            Seconds t = end - k <= row.lengths ? row.times[end - k - 1] : 0;
             if (t == 0) t = table_->time(move.mesh, k, end);
             if (t > p) break;  // longer stages take longer
             if (t + tail < cells[k - low].latency)
@@ -575,9 +608,9 @@ class Chain {
         for (int end = low_[behind]; end <= high_[behind]; ++end) {
           Seconds& best = prefix_[behind][end - low_[behind]];
           int to = std::min(high_[d], end - 1);
-          const Seconds* row = table_->row(move.mesh, end);
+          const CostTable::Row row = table_->row(move.mesh, end);
           for (int k = to; k >= low_[d]; --k) {
-            Seconds t = row[end - k - 1];
+            Seconds t = end - k <= row.lengths ? row.times[end - k - 1] : 0;
             if (t == 0) t = table_->time(move.mesh, k, end);
             if (t > p) break;
             if (slow(k, d, p)) continue;

@@ -592,4 +592,30 @@ Order make_order(const Problem& problem, const OrderOptions& options) {
   return order;
 }
 
+const Order& OrderMemo::of(const Problem& problem) {
+  std::vector<int> key;
+  for (const TableForms& table : forms_of_tables(problem)) {
+    key.push_back(static_cast<int>(table.in.size()));
+    key.push_back(static_cast<int>(table.out.size()));
+    for (uint32_t forms : table.in) key.push_back(static_cast<int>(forms));
+    for (uint32_t forms : table.out) key.push_back(static_cast<int>(forms));
+  }
+  key.push_back(-1);
+  key.insert(key.end(), problem.value_table.begin(), problem.value_table.end());
+  for (const Node& node : problem.nodes) {
+    key.push_back(-2 - node.backward);
+    key.push_back(node.table);
+    key.insert(key.end(), node.inputs.begin(), node.inputs.end());
+    key.push_back(-1);
+    key.insert(key.end(), node.outputs.begin(), node.outputs.end());
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = orders_.find(key); it != orders_.end()) return *it->second;
+  }
+  auto order = std::make_unique<Order>(make_order(problem));
+  const std::lock_guard lock(mutex_);
+  return *orders_.try_emplace(std::move(key), std::move(order)).first->second;
+}
+
 }  // namespace motley::spmd

@@ -25,6 +25,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "spmd/problem.h"
@@ -75,5 +78,16 @@ struct OrderOptions {
 };
 
 Order make_order(const Problem& problem, const OrderOptions& options = {});
+
+// Orders by what they depend on: problems with equal tables and wiring share one. Threads may.
+class OrderMemo {
+ public:
+  // The reference stays valid.
+  const Order& of(const Problem& problem);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::vector<int>, std::unique_ptr<Order>> orders_;
+};
 
 }  // namespace motley::spmd

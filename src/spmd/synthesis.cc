@@ -104,7 +104,8 @@ class Search {
     // The order looks at which conversions exist; any shares will do for that.
     Shares shares(even_ratios(model.cluster()));
     builder_.price(Fractions(model.cluster(), shares));
-    order_ = make_order(builder_.problem());
+    order_ = options.orders ? &options.orders->of(builder_.problem())
+                            : &own_orders_.of(builder_.problem());
     if (options.memory_limit && options.recompute) {
       block_of_ = blocks_of(theory.graph());
       for (int b : block_of_) blocks_ = std::max(blocks_, b + 1);
@@ -123,6 +124,7 @@ class Search {
     } else {
       for (const auto& from :
            {proportional_ratios(model_.cluster()), even_ratios(model_.cluster())}) {
+        if (!seen_.empty() && close(from, seen_.front())) break;
         std::vector<double> ratios = from;
         weights_.compute.clear();
         for (int i = 0; i < 6; ++i) {
@@ -334,7 +336,7 @@ class Search {
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
     builder_.price(fractions, options_.micro_batches, hidden_);
-    Solution solution = solve_folded(builder_.problem(), order_, weights, options_.limits, &warm_);
+    Solution solution = solve_folded(builder_.problem(), *order_, weights, options_.limits, &warm_);
     ++best_.solves;
     best_.states += solution.states;
     if (solution.stop != StopReason::kOptimal && solution.stop != StopReason::kInfeasible)
@@ -478,7 +480,8 @@ class Search {
     for (const Proven& p : proven_)
       if (p.ratios == ratios && p.hidden.share == hidden.share && p.hidden.first == hidden.first)
         bound = std::max(bound, p.bound);
-    if (step() - bound <= kCertifyGain * step()) return std::min(bound, step());
+    if (!options_.certify || step() - bound <= kCertifyGain * step())
+      return std::min(bound, step());
     std::vector<PriceLine> lines{{best_.cost.comm - best_.hidden, best_.cost.compute}};
     for (const Offer& o : offers_)
       if (o.ratios == ratios) lines.push_back({o.cost.comm - o.hidden, o.cost.compute});
@@ -530,7 +533,8 @@ class Search {
   std::deque<Offer> offers_;
   std::vector<Proven> proven_;
   Builder builder_;
-  Order order_;
+  OrderMemo own_orders_;
+  const Order* order_;
   Weights weights_;
   WarmStart warm_;
   HiddenShare hidden_;               // in prices

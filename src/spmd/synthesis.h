@@ -23,6 +23,7 @@
 
 namespace motley::spmd {
 
+class OrderMemo;
 struct Synthesis;
 
 struct SynthesisOptions {
@@ -34,6 +35,8 @@ struct SynthesisOptions {
   std::vector<double> ratios;  // fixed ratios; empty: found
   bool polish = true;          // also try shares near those of the best pair
   const Synthesis* known = nullptr;  // a pair that the answer must not be worse than
+  bool certify = true;               // false: lower bounds are what the search gives for nothing
+  OrderMemo* orders = nullptr;       // for searches of like programs; null: none
   int micro_batches = 1;             // the program runs that often in a step; costs are of one run
   double memory_price = 0;  // seconds per byte that a like problem needed: where to begin; 0: none
   // Of each program search. Where bounds are loose (experts on few devices), states are many; the

@@ -1,0 +1,12 @@
+// Loops over independent pieces of work on several threads.
+#pragma once
+
+#include <functional>
+
+namespace motley {
+
+// Calls body(0), ..., body(n - 1) on up to `threads` threads (0: one per core), this one among
+// them. What a body throws keeps others from starting, and is thrown again here.
+void parallel_for(int n, int threads, const std::function<void(int)>& body);
+
+}  // namespace motley
