@@ -231,11 +231,11 @@ TEST_F(Cli, PlansOfGraphFilesNeedNoLibtorch) {
 
 // Where gradients and activations are reduced over groups that cross the nodes, the axes are
 // numbered anew by what the plan's own programs send, and the simulator chooses.
-TEST_F(Cli, AxesOfGridsAndPipelinesArePlacedJointly) {
-  for (const char* what : {"gpt:layers=4,hidden=256,heads=8 --batch 64 --cluster amp-v100x16 "
+TEST_F(Cli, AxesOfGridsArePlacedJointly) {
+  for (const char* what : {"mlp:layers=6,hidden=4096,in=4096 --batch 64 --cluster amp-v100x16 "
                            "--engine grid --fix pp=1,dp=4,tp=4",
-                           "gpt:layers=8,hidden=512,heads=8 --batch 256 --cluster amp-t4x16 "
-                           "--engine pipeline --micro-batch 8"}) {
+                           "gpt:layers=4,hidden=1024,heads=16,seq=64 --batch 16 "
+                           "--cluster amp-v100x16 --engine grid --fix pp=1,dp=4,tp=4"}) {
     const Outcome plan = motley(std::string("plan --json ") + what + " -o " + path("j.json"));
     ASSERT_EQ(plan.code, 0) << plan.err;
     const Json candidates = plan.json()["candidates"];
@@ -248,6 +248,44 @@ TEST_F(Cli, AxesOfGridsAndPipelinesArePlacedJointly) {
     EXPECT_GT(faster, 0) << what;
     EXPECT_EQ(motley("check " + path("j.json")).code, 0);
   }
+}
+
+// Machines as single devices pay where layers are cut across machines and the batch inside, which
+// one program over all devices cannot say; where it is data parallelism all over they do not.
+TEST_F(Cli, VirtualDevices) {
+  auto planned = [&](const std::string& what, const std::string& options) {
+    const Outcome o = motley("plan " + what + " --json " + options);
+    EXPECT_EQ(o.code, 0) << what << options << "\n" << o.err;
+    return o.json();
+  };
+  const std::string pays = "mlp:layers=8,hidden=2048,in=512 --cluster hap-64 --batch 512 ",
+                    does_not = "vit:layers=2 --cluster hap-64 --batch 512 ";
+  const double one = planned(pays, "--engine spmd")["predicted_step_s"];
+  const Json forced = planned(pays, "--virtual-devices machine -o " + path("v.json"));
+  EXPECT_EQ(forced["engine"], "virtual");
+  EXPECT_LT(forced["predicted_step_s"].get<double>(), 0.5 * one);
+  EXPECT_EQ(motley("check " + path("v.json")).code, 0);
+  EXPECT_NEAR(motley("simulate --json " + path("v.json")).json()["step_s"].get<double>(),
+              forced["predicted_step_s"].get<double>(), 1e-12);
+  const Json chosen = planned(pays, ""), off = planned(pays, "--virtual-devices off");
+  EXPECT_EQ(chosen["engine"], "virtual");
+  EXPECT_LE(chosen["predicted_step_s"].get<double>(), forced["predicted_step_s"].get<double>());
+  for (const Json& c : off["candidates"]) EXPECT_NE(c["engine"], "virtual");
+  EXPECT_EQ(planned(does_not, "")["engine"], "spmd");
+  EXPECT_GT(planned(does_not, "--virtual-devices 8")["predicted_step_s"].get<double>(),
+            planned(does_not, "--engine spmd")["predicted_step_s"].get<double>());
+  // Run: as one device.
+  const std::string small =
+      "plan gpt:layers=2,hidden=32,heads=4,seq=8,vocab=64 --batch 8 --cluster ";
+  ASSERT_EQ(motley(small + "local-mixed-4 --virtual-devices 2 -o " + path("v.json")).code, 0);
+  const Outcome verify = motley("verify --json " + path("v.json"));
+  ASSERT_EQ(verify.code, 0) << verify.err;
+  EXPECT_LT(verify.json()["gradient_error"].get<double>(), 1e-9);
+  expect_mistake(small + "local-mixed-4 --virtual-devices two", "--virtual-devices is 'two'");
+  expect_mistake(small + "local-mixed-4 --virtual-devices 3", "give a divisor of 2");
+  expect_mistake(small + "hap-64 --virtual-devices 16", "give a divisor of 8");
+  expect_mistake("plan mlp --batch 7 --cluster hap-64 --virtual-devices machine", "--batch 7");
+  expect_mistake(small + "hap-64 --virtual-devices 2 --engine spmd", "stands beside --engine");
 }
 
 // Plans of every engine are plans: planned, checked, simulated, verified and trained by.
@@ -302,7 +340,7 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
     engines.insert(c["engine"]);
     least = std::min(least, c["simulated_step_s"].get<double>());
   }
-  EXPECT_EQ(engines.size(), 3u);
+  EXPECT_EQ(engines.size(), 4u);
   EXPECT_EQ(candidates[0]["simulated_step_s"].get<double>(), least);
   expect_mistake("plan " + model + " --fix pp=x" + where, "pp=x");
 }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "cluster/part.h"
 #include "graph/canonical.h"
@@ -138,6 +139,43 @@ TEST(Pipeline, ReductionsInStepsEqualOneDevice) {
   }
   EXPECT_GT(stages_caught, 2);
   EXPECT_GT(replicas_caught, 2);
+}
+
+// Gradients that ranks and replicas sum at once: whatever else the programs of the replicas do with
+// them, and however unlike the replicas are.
+TEST(Pipeline, JointReductionsEqualOneDevice) {
+  int joint = 0, separate = 0, caught = 0;
+  for (size_t c = 0; c < cases().size(); ++c) {
+    RandomPipeline what = cases()[c];
+    what.reductions = what.joint = true;
+    Rng rng(900 + c);
+    for (int trial = 0; trial < 4; ++trial) {
+      const Plan plan = random_pipeline(what, &rng);
+      const std::vector<std::string> problems = check(plan, false);
+      ASSERT_TRUE(problems.empty()) << what.model << ": " << problems[0];
+      const PipelinePlan& pipeline = *plan.pipeline;
+      std::set<std::vector<int>> over_both;
+      for (int s = 0; s < pipeline.stages(); ++s) {
+        const JointGradients gradients =
+            joint_gradients(pipeline, s, plan.reductions, plan.cluster.size());
+        for (bool one : gradients.gradient) ++(one ? joint : separate);
+        if (gradients.any()) over_both.insert(devices_of(pipeline, s));
+      }
+      const Verification v = verify_plan(plan, DType::f64, 3 + trial);
+      EXPECT_LT(v.loss_error, 1e-9) << what.model << " trial " << trial;
+      EXPECT_LT(v.gradient_error, 1e-9)
+          << what.model << " trial " << trial << " at " << v.worst_parameter;
+      if (caught > 2 || over_both.empty()) continue;
+      Plan wrong = parse_plan(to_json(plan).dump(), "plan");
+      for (ReductionProgram& program : wrong.reductions)
+        if (over_both.count(program.devices)) program.steps.clear();
+      EXPECT_FALSE(check(wrong, false).empty());
+      caught += !(verify_plan(wrong, DType::f64, 3).gradient_error < 1e-6);
+    }
+  }
+  EXPECT_GT(joint, 20);
+  EXPECT_GT(separate, 20);
+  EXPECT_GT(caught, 2);
 }
 
 TEST(Pipeline, FilesRoundTrip) {

@@ -39,7 +39,7 @@ std::vector<ReductionStep> random_reduction(int devices, Rng* rng) {
 
 namespace {
 
-void add_reductions(Plan* plan, Rng* rng) {
+void add_reductions(Plan* plan, bool joint, Rng* rng) {
   const PipelinePlan& pipeline = *plan->pipeline;
   auto add = [&](const std::vector<int>& devices) {
     if (devices.size() > 1)
@@ -48,6 +48,10 @@ void add_reductions(Plan* plan, Rng* rng) {
   };
   for (const ReplicaPlan& replica : pipeline.replicas)
     for (const StagePlan& stage : replica.stages) add(stage.devices);
+  for (int s = 0; s < pipeline.stages() && joint; ++s) {
+    const std::vector<int> all = devices_of(pipeline, s);
+    if (all.size() > pipeline.replicas.size() && rng->chance(0.8)) add(all);
+  }
   for (int s = 0; s < pipeline.stages(); ++s) {
     const size_t ranks = pipeline.replicas[0].stages[s].devices.size();
     for (size_t i = 0; i < ranks; ++i) {
@@ -144,7 +148,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
     pipeline.replicas.push_back(std::move(replica));
   }
   plan.batch = pipeline.micro_batch * pipeline.micro_batches();
-  if (what.reductions) add_reductions(&plan, rng);
+  if (what.reductions) add_reductions(&plan, what.joint, rng);
   return plan;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "cluster/part.h"
 #include "core/error.h"
@@ -30,21 +31,63 @@ Seconds handover(const Cluster& cluster, const std::vector<int>& from, const std
   return net::messages_time(net::Topology(cluster), messages);
 }
 
-DeviceGroups::Kind::Kind(int n, Cluster c)
+DeviceGroups::Kind::Kind(int n, Cluster c, OverReplicas r)
     : number(n),
       cluster(std::move(c)),
       reductions(reduce::reductions_of_all(cluster)),
-      model(cluster, reductions) {}
+      replicas(std::move(r)),
+      model(cluster, reductions, replicas) {}
+
+const DeviceGroups::Kind& DeviceGroups::kind_of(Cluster part, OverReplicas replicas) {
+  std::string text = to_yaml(part);
+  if (!replicas.piece.empty())
+    text += fmt::format("{} {} {}", replicas.fixed, replicas.seconds_per_byte,
+                        fmt::join(replicas.piece, " "));
+  std::unique_ptr<Kind>& known = kinds_[text];
+  if (!known)
+    known = std::make_unique<Kind>(static_cast<int>(kinds_.size()), std::move(part),
+                                   std::move(replicas));
+  return *known;
+}
 
 const DeviceGroups::Kind& DeviceGroups::of(const std::vector<int>& devices) {
   const Kind*& kind = by_devices_[devices];
-  if (kind == nullptr) {
-    Cluster part = part_of(cluster_, devices);
-    std::unique_ptr<Kind>& known = kinds_[to_yaml(part)];
-    if (!known) known = std::make_unique<Kind>(static_cast<int>(kinds_.size()), std::move(part));
-    kind = known.get();
-  }
+  if (kind == nullptr) kind = &kind_of(part_of(cluster_, devices), {});
   return *kind;
+}
+
+const DeviceGroups::Kind& DeviceGroups::of(const net::Groups& groups, size_t k,
+                                           const ReductionProgram* joint) {
+  if (groups.size() == 1) return of(groups[0]);
+  const Kind*& kind = by_groups_[{groups, k, joint != nullptr}];
+  if (kind != nullptr) return *kind;
+  Cluster part = part_of(shared_by(cluster_, groups), groups[k]);
+  OverReplicas replicas;
+  const bool alike = std::all_of(groups.begin(), groups.end(), [&](const std::vector<int>& g) {
+    return g.size() == groups[0].size();
+  });
+  if (joint != nullptr && alike) {
+    replicas.fixed = joint->fixed;
+    replicas.seconds_per_byte = joint->seconds_per_byte;
+    replicas.piece.assign(part.types.size(), 0);
+    // Pieces travel on rings through the replicas, those of all ranks at the same time.
+    const auto count = static_cast<double>(groups.size());
+    const net::Topology topology(cluster_);
+    for (size_t t = 0; t < part.types.size(); ++t) {
+      std::vector<net::PairMessage> ring;
+      for (size_t i = 0; i < groups[0].size(); ++i) {
+        if (part.devices[i].type != static_cast<int>(t)) continue;
+        for (size_t r = 0; r < groups.size(); ++r)
+          ring.push_back(
+              {groups[r][i], groups[(r + 1) % groups.size()][i], 2 * (count - 1) / count * 1e6});
+      }
+      auto twice = ring;
+      for (net::PairMessage& m : twice) m.bytes *= 2;
+      replicas.piece[t] =
+          (net::messages_time(topology, twice) - net::messages_time(topology, ring)) / 1e6;
+    }
+  }
+  return *(kind = &kind_of(std::move(part), std::move(replicas)));
 }
 
 Workbench::Workbench(const Request& request, DeviceGroups* groups, Graph graph, int layers)
@@ -227,6 +270,7 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
     return std::all_of(rooms.begin(), rooms.end(), [](const Room& r) { return r.lack <= 0; });
   };
   if (fits(room_of(planned))) return planned;
+  was_limited_ = true;
   // One that was found for a stage with more in flight does for its equals behind it: they are not
   // slower.
   std::unique_lock lock(mutex_);
@@ -246,7 +290,8 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
           std::min(attempt > 1 ? room.types[t].memory - rooms[t].lack : all.types[t].memory,
                    all.types[t].memory - rooms[t].others));
     }
-    planned = plan(theory, CostModel(room, group.reductions), micro_batches, true, &memory_price);
+    planned = plan(theory, CostModel(room, group.reductions, group.replicas), micro_batches, true,
+                   &memory_price);
     if (!planned.feasible) return planned;
     if (fits(room_of(planned))) {
       limited.push_back(planned);
@@ -268,7 +313,7 @@ bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& 
     std::sort(room.begin(), room.end());
     // The stages in this room, and what they reduce.
     std::vector<int> stages;
-    Bytes gradients = 0, inside = 0;
+    Bytes gradients = 0, inside = 0, both = 0;
     size_t ranks = 0;
     bool uniform = true;
     for (int s = 0; s < pipeline.stages(); ++s) {
@@ -288,8 +333,14 @@ bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& 
       const Graph& graph = theory.graph();
       const StagePlan& stage = pipeline.replicas[0].stages[s];
       const std::vector<Placement> stored = stored_placements(theory, stage.program);
-      for (const Parameter& p : graph.parameters) {
+      const JointGradients joint = joint_gradients(pipeline, s);
+      for (size_t i = 0; i < graph.parameters.size(); ++i) {
+        const Parameter& p = graph.parameters[i];
         const auto bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
+        if (joint.gradient[i]) {
+          both += bytes;
+          continue;
+        }
         const bool cut = stored[p.value.index].is_shard();
         if (p.gradient.valid()) gradients += cut ? bytes / static_cast<double>(ranks) : bytes;
       }
@@ -297,7 +348,8 @@ bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& 
       for (int i = 0; i < static_cast<int>(stage.program.steps.size()); ++i) {
         const Step& step = stage.program.steps[i];
         if (step.is_compute() || step.kind == CollectiveKind::slice ||
-            step.kind == CollectiveKind::mask)
+            step.kind == CollectiveKind::mask ||
+            std::binary_search(joint.steps[0].begin(), joint.steps[0].end(), i))
           continue;
         // A ring sends half of what an all-reduce does for the others.
         const double part = step.kind == CollectiveKind::all_reduce ? 1 : 0.5;
@@ -309,7 +361,7 @@ bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& 
     const double each = static_cast<double>(stages.size());
     const std::vector<int> order = reduce::devices_jointly(
         part_of(cluster, room), {static_cast<int>(stages.size()), dp, static_cast<int>(ranks)},
-        {{{1}, gradients / each}, {{2}, inside / each}});
+        {{{1}, gradients / each}, {{2}, inside / each}, {{1, 2}, both / each}});
     if (order.empty()) continue;
     auto next = order.begin();
     for (int s : stages)
@@ -327,14 +379,15 @@ bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& 
 }
 
 // What all-reduces in stages, and those of gradients over replicas, do instead of the plain one.
-void Workbench::add_reductions(Plan* plan) {
+void Workbench::add_reductions(const std::vector<std::vector<const DeviceGroups::Kind*>>& kinds,
+                               Plan* plan) {
   const PipelinePlan& pipeline = *plan->pipeline;
-  for (const ReplicaPlan& replica : pipeline.replicas)
+  for (size_t r = 0; r < pipeline.replicas.size(); ++r)
     for (int s = 0; s < pipeline.stages(); ++s) {
-      const StagePlan& stage = replica.stages[s];
+      const StagePlan& stage = pipeline.replicas[r].stages[s];
       const auto largest =
           static_cast<Bytes>(largest_all_reduce(pipeline.theory(s), stage.program));
-      for (ReductionProgram program : groups_.of(stage.devices).reductions) {
+      for (ReductionProgram program : kinds[r][s]->reductions) {
         if (program.from > largest) continue;
         program.devices = stage.devices;
         plan->reductions.push_back(std::move(program));
@@ -355,6 +408,12 @@ void Workbench::add_reductions(Plan* plan) {
     for (ReductionProgram& program : reduce::reductions_of(cluster_, groups))
       if (program.from <= bytes) plan->reductions.push_back(std::move(program));
   }
+}
+
+const ReductionProgram& Workbench::joint_reduction(const net::Groups& groups, Bytes bytes) {
+  auto [it, fresh] = joint_.try_emplace(groups);
+  if (fresh) it->second = reduce::joint_reduction(cluster_, groups, bytes);
+  return it->second;
 }
 
 std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const std::string& engine,
@@ -384,7 +443,24 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   // Programs and shares; the memory that warm-up counts will need is guessed as that of 1F1B, then
   // of a single micro-batch.
   std::vector<int> numbers;
-  for (int s = 0; s < stages; ++s) numbers.push_back(number_of(result.graph(s)));
+  std::vector<net::Groups> seats(stages);  // [stage][replica] devices
+  for (int s = 0; s < stages; ++s) {
+    numbers.push_back(number_of(result.graph(s)));
+    for (const ReplicaChoice& choice : composition.replicas) {
+      seats[s].push_back(choice.stages[s].devices);
+      std::sort(seats[s].back().begin(), seats[s].back().end());
+    }
+  }
+  auto joint_of = [&](int s) -> const ReductionProgram* {
+    const bool ranks = std::any_of(seats[s].begin(), seats[s].end(),
+                                   [](const std::vector<int>& d) { return d.size() > 1; });
+    if (seats[s].size() == 1 || !ranks) return nullptr;
+    return &joint_reduction(seats[s], static_cast<Bytes>(result.graph(s).parameter_bytes()));
+  };
+  std::vector<std::vector<const DeviceGroups::Kind*>> kinds(composition.replicas.size());
+  for (size_t r = 0; r < kinds.size(); ++r)
+    for (int s = 0; s < stages; ++s)
+      kinds[r].push_back(&groups_.of(seats[s], r, composition.joint ? joint_of(s) : nullptr));
   struct Task {
     size_t replica;
     int stage;
@@ -393,15 +469,15 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   };
   std::vector<std::vector<Task>> chains;  // stages on groups that look alike, in order
   std::map<int, size_t> chain_of;         // [group]
-  for (const ReplicaChoice& choice : composition.replicas) {
+  for (size_t r = 0; r < kinds.size(); ++r) {
+    const ReplicaChoice& choice = composition.replicas[r];
     ReplicaPlan replica;
     replica.micro_batches = choice.micro_batches;
     for (int s = 0; s < stages; ++s) {
       StagePlan stage;
-      stage.devices = choice.stages[s].devices;
-      std::sort(stage.devices.begin(), stage.devices.end());
+      stage.devices = seats[s][r];
       stage.recompute = choice.stages[s].recompute;
-      const DeviceGroups::Kind& group = groups_.of(stage.devices);
+      const DeviceGroups::Kind& group = *kinds[r][s];
       const size_t chain = chain_of.try_emplace(group.number, chains.size()).first->second;
       if (chain == chains.size()) chains.emplace_back();
       chains[chain].push_back({result.replicas.size(), s, &group, nullptr});
@@ -440,7 +516,11 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       stage.ratios = task.planned->ratios;
     }
 
-  add_reductions(plan.get());
+  add_reductions(kinds, plan.get());
+  const size_t separate = plan->reductions.size();
+  if (composition.joint)
+    for (int s = 0; s < stages; ++s)
+      if (const ReductionProgram* program = joint_of(s)) plan->reductions.push_back(*program);
 
   // Each replica's times, and how many micro-batches its stages can hold.
   std::vector<pipeline::Pipeline> times(result.replicas.size());
@@ -448,7 +528,7 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
     pipeline::Pipeline& p = times[r];
     for (int s = 0; s < stages; ++s) {
       const StagePlan& stage = result.replicas[r].stages[s];
-      const CostModel& model = groups_.of(stage.devices).model;
+      const CostModel& model = kinds[r][s]->model;
       const Shares shares(stage.ratios);
       const Fractions fractions(model.cluster(), shares);
       const PhaseSeconds seconds =
@@ -500,9 +580,11 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   Seconds best = std::numeric_limits<double>::infinity();
   int held = 0;
   std::vector<std::vector<int>> best_counts;
+  std::set<std::vector<int>> tried;
   for (const pipeline::ScheduleDef& def : pipeline::schedule_table()) {
     if (def.counts == nullptr) continue;
     int sum = 0;
+    std::vector<int> all;
     for (size_t r = 0; r < times.size(); ++r) {
       const auto counts =
           pipeline::within_limits(times[r], def.counts(times[r]), result.replicas[r].micro_batches);
@@ -510,7 +592,9 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
         result.replicas[r].stages[s].warm_up = counts[s];
         sum += counts[s];
       }
+      all.insert(all.end(), counts.begin(), counts.end());
     }
+    if (!tried.insert(all).second) continue;
     const Seconds step = simulate(*plan).step;
     if (step > best * (1 + 1e-9) || (step > best * (1 - 1e-9) && sum >= held)) continue;
     best = step;
@@ -524,6 +608,23 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   }
   for (size_t r = 0; r < result.replicas.size(); ++r)
     for (int s = 0; s < stages; ++s) result.replicas[r].stages[s].warm_up = best_counts[r][s];
+  // Gradients summed over ranks and replicas at once, or not, whichever is faster.
+  std::vector<ReductionProgram> others = plan->reductions;
+  if (composition.joint)
+    others.resize(separate);
+  else
+    for (int s = 0; s < stages; ++s)
+      if (const ReductionProgram* program = joint_of(s);
+          program && joint_gradients(result, s).any())
+        others.push_back(*program);
+  if (others.size() != plan->reductions.size()) {
+    std::swap(others, plan->reductions);
+    const Seconds step = simulate(*plan).step;
+    if (step < best * (1 - 1e-9))
+      best = step;
+    else
+      std::swap(others, plan->reductions);
+  }
   plan->predicted_step_s = best;
   plan->peak_memory_bytes = pipeline_memory(result, cluster_, request_.optimizer);
   if (request_.memory_limit)

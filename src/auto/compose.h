@@ -50,6 +50,9 @@ struct ReplicaChoice {
 struct Composition {
   int64_t micro_batch = 1;
   std::vector<ReplicaChoice> replicas;
+  // Programs are searched for gradients that are reduced over ranks and replicas at once. Plans of
+  // other compositions reduce them so where that is faster.
+  bool joint = false;
 };
 
 // Groups of devices as clusters of their own, each kind once: groups that look alike are one.
@@ -59,25 +62,32 @@ class DeviceGroups {
     int number = 0;
     Cluster cluster;
     std::vector<ReductionProgram> reductions;  // of all its devices
+    OverReplicas replicas;
     CostModel model;
-    Kind(int n, Cluster c);
+    Kind(int n, Cluster c, OverReplicas r);
   };
 
   explicit DeviceGroups(const Cluster& cluster) : cluster_(cluster) {}
   const Cluster& whole() const { return cluster_; }
   // REQUIRES: devices ascending. The reference stays valid.
   const Kind& of(const std::vector<int>& devices);
+  // The k-th of groups that communicate at the same time, a stage's in all replicas: what they
+  // share is divided among them. `joint`, if given, prices gradients as reduced over all of them.
+  const Kind& of(const net::Groups& groups, size_t k, const ReductionProgram* joint);
 
  private:
+  const Kind& kind_of(Cluster part, OverReplicas replicas);
+
   const Cluster& cluster_;
   std::map<std::vector<int>, const Kind*> by_devices_;
+  std::map<std::tuple<net::Groups, size_t, bool>, const Kind*> by_groups_;
   std::map<std::string, std::unique_ptr<Kind>> kinds_;  // by text
 };
 
 // Numbers the devices of a plan's composition anew: in every room (a set of devices) that stages of
 // one size fill, the same in all replicas, along stages, replicas and ranks as P2 places their
 // reductions jointly, weighted by the bytes of a step: gradients over replicas, what stages send
-// inside. Returns whether any device moved. `rooms` are disjoint.
+// inside, gradients over both at once. Returns whether any device moved. `rooms` are disjoint.
 bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& rooms,
                    const Plan& plan, Composition* composition);
 
@@ -111,6 +121,8 @@ class Workbench {
                                 std::string* reason);
 
   int planned() const { return planned_; }  // program searches
+  // Whether the best program of some stage did not fit into memory.
+  bool limited() const { return was_limited_; }
 
  private:
   struct Planned {
@@ -142,7 +154,9 @@ class Workbench {
   Planned plan_stage(const Theory& theory, int number, const DeviceGroups::Kind& group,
                      int micro_batches, int in_flight, bool recompute);
 
-  void add_reductions(Plan* plan);
+  void add_reductions(const std::vector<std::vector<const DeviceGroups::Kind*>>& kinds, Plan* plan);
+  // The reduction over all devices of a stage with such groups, of tensors of `bytes` in all.
+  const ReductionProgram& joint_reduction(const net::Groups& groups, Bytes bytes);
 
   Request request_;
   DeviceGroups& groups_;
@@ -156,12 +170,14 @@ class Workbench {
   std::map<std::string, int> numbers_;                                // of graphs
   std::map<std::tuple<int, int, int>, Planned> unlimited_;            // graph, group, count
   std::map<std::tuple<int, int, int>, std::vector<Planned>> limited_;
-  std::map<int, double> memory_price_;                              // by group
+  std::map<int, double> memory_price_;  // by group
+  std::map<net::Groups, ReductionProgram> joint_;
   std::map<std::tuple<int, int, int, int, bool>, Planned> stages_;  // and in flight, recompute
   std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
                       // their own, and so entries
   spmd::OrderMemo orders_;
   std::atomic<int> planned_ = 0;
+  std::atomic<bool> was_limited_ = false;
 };
 
 // Seconds of a value of `bytes` from one group of devices to another, each receiver taking all of

@@ -1,6 +1,6 @@
-// The engines that plan pipelines: HAPT's stage-mesh search and AMP's grid, each from a model to a
-// plan. Both are composed of rooms that do not know each other: layers and programs come from
-// compose.h, and plans are ranked by the event simulator.
+// The engines that plan stages and replicas: HAPT's stage-mesh search, AMP's grid, and HAP's
+// virtual devices, each from a model to a plan. Both are composed of rooms that do not know each
+// other: layers and programs come from compose.h, and plans are ranked by the event simulator.
 #pragma once
 
 #include <memory>
@@ -35,5 +35,24 @@ EngineResult plan_pipeline(const Request& request, const Cluster& cluster, const
 // The search of grid/search.h on layers read off the graph, with what is fixed.
 EngineResult plan_grid(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
                        const grid::Fixed& fixed);
+
+// Machines, or equal parts of them, as single devices (HAP section 3), with data parallelism
+// inside: the i-th devices of all of them run one SPMD program on an equal part of the batch, so
+// that what the program sends crosses between machines in as many groups side by side, and
+// gradients are summed over both axes at once where that is faster. It is a plan of one stage with
+// a replica per device of a virtual device; the search is over as many devices as there are virtual
+// ones.
+struct VirtualDevices {
+  bool automatic = true;  // nothing where machines are joined as well as their devices
+  int size = 0;           // devices of a virtual one; 0: all that divide the machines are tried
+  bool machine = false;   // the largest such size
+};
+// Throws UserError if what is wanted does not divide the machines or the batch.
+EngineResult plan_virtual(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
+                          const VirtualDevices& wanted);
+
+// Virtual devices of `size` devices of one type, each a part of a machine (a group without groups
+// below); empty if some machine cannot be divided so.
+std::vector<std::vector<int>> virtual_devices(const Cluster& cluster, int size);
 
 }  // namespace motley::planner

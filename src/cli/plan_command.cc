@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <memory>
 
@@ -46,13 +47,29 @@ Json schedule_of(const PipelinePlan& pipeline) {
       {"kind", pipeline.schedule}, {"micro_batch", pipeline.micro_batch}, {"replicas", replicas}};
 }
 
+planner::VirtualDevices read_virtual_devices(const std::string& text) {
+  planner::VirtualDevices wanted;
+  if (text == "auto" || text == "off") return wanted;
+  wanted.automatic = false;
+  wanted.machine = text == "machine";
+  if (wanted.machine) return wanted;
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, wanted.size);
+  if (error != std::errc() || at != end || wanted.size < 2 || wanted.size > kMaxDevices)
+    throw user_error("plan",
+                     "--virtual-devices is '{}'; give auto, off, machine, or a number of devices "
+                     "from 2 on",
+                     text);
+  return wanted;
+}
+
 }  // namespace
 
 void add_plan_command(CLI::App& app) {
   struct Args {
     std::string model, cluster, output, fix, engine = "auto", memory = "on", optimizer = "adamw",
                                              strategy, profile, precision = "fp32",
-                                             recompute = "auto";
+                                             recompute = "auto", virtual_devices = "auto";
     int scale = 0;
     int64_t batch = 0, micro_batch = 0;
     int layers = 0, threads = 0;
@@ -82,6 +99,9 @@ void add_plan_command(CLI::App& app) {
       ->check(CLI::IsMember(spmd::strategies()));
   command->add_option("--engine", args->engine, "spmd, pipeline, grid; auto: the best of all")
       ->check(CLI::IsMember({"auto", "spmd", "pipeline", "grid"}));
+  command->add_option("--virtual-devices", args->virtual_devices,
+                      "auto: also machines as single devices, with data parallelism inside; "
+                      "machine, or devices of each: nothing else; off");
   command->add_option("--fix", args->fix,
                       "Choices of the grid, such as pp=4,dp=4,tp=1,mbs=1,layers=6/6/6/6");
   command
@@ -152,9 +172,17 @@ void add_plan_command(CLI::App& app) {
     std::vector<Candidate> candidates;
     spmd::PlanResult result;
     Seconds pipeline_bound = 0;
-    const bool all = args->engine == "auto" && args->strategy.empty();
+    const planner::VirtualDevices virtual_devices = read_virtual_devices(args->virtual_devices);
+    const bool forced = args->virtual_devices != "auto" && args->virtual_devices != "off";
+    if (forced && (args->engine != "auto" || !args->fix.empty() || !args->strategy.empty()))
+      throw user_error(
+          "plan",
+          "--virtual-devices {} stands beside --engine, --fix or --strategy; leave one "
+          "of them out",
+          args->virtual_devices);
+    const bool all = args->engine == "auto" && args->strategy.empty() && !forced;
     const bool spmd_wanted =
-        args->fix.empty() && (all || args->engine == "spmd" || args->engine == "auto");
+        args->fix.empty() && !forced && (all || args->engine == "spmd" || args->engine == "auto");
     // A file of one batch is of a step, or of micro-batches.
     if (spmd_wanted &&
         !(captured && all && !file.has(args->batch) && args->batch % file.batch == 0)) {
@@ -214,6 +242,8 @@ void add_plan_command(CLI::App& app) {
         take(plan_pipeline(pipelines, cluster, graph_of));
       if (all || args->engine == "grid" || !args->fix.empty())
         take(plan_grid(pipelines, cluster, graph_of, grid::parse_fixed(args->fix)));
+      if (forced || (all && args->fix.empty() && args->virtual_devices == "auto"))
+        take(plan_virtual(pipelines, cluster, graph_of, virtual_devices));
     }
     Json baselines = Json::array();
     for (const spmd::Baseline& b : result.baselines) {

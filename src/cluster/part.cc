@@ -74,6 +74,61 @@ class Part {
 
 }  // namespace
 
+Cluster shared_by(const Cluster& cluster, const std::vector<std::vector<int>>& groups) {
+  Cluster shared = cluster;
+  for (size_t id = 0; id < cluster.groups.size(); ++id) {
+    const Group& g = cluster.groups[id];
+    Group& out = shared.groups[id];
+    // The children below which a group of devices has any, as ranges of devices.
+    std::vector<int> child_of(static_cast<size_t>(g.device_count));
+    int children = 0;
+    for (GroupId child : g.children) {
+      const Group& c = cluster.groups[child.index];
+      std::fill_n(child_of.begin() + (c.first_device - g.first_device), c.device_count, children++);
+    }
+    if (g.children.empty())
+      for (int& c : child_of) c = children++;
+    int crossing = 0, on_bus = 0;
+    std::vector<int> on_hop(static_cast<size_t>(children), 0);
+    for (const std::vector<int>& devices : groups) {
+      const auto first = std::lower_bound(devices.begin(), devices.end(), g.first_device),
+                 last = std::lower_bound(first, devices.end(), g.first_device + g.device_count);
+      if (first == last) continue;
+      const bool leaves = last - first < static_cast<int64_t>(devices.size());
+      std::vector<int> used;
+      for (auto d = first; d != last; ++d) {
+        const int child = child_of[*d - g.first_device];
+        if (used.empty() || used.back() != child) used.push_back(child);
+      }
+      crossing += leaves;
+      on_bus += leaves || used.size() > 1;
+      if (used.size() < 2) continue;
+      // From each to the next, on the shorter side of the ring.
+      std::vector<bool> hops(static_cast<size_t>(children));
+      for (size_t i = 0; i < used.size(); ++i) {
+        const int from = used[i], to = used[(i + 1) % used.size()];
+        const int forward = (to - from + children) % children;
+        const bool shorter = 2 * forward <= children;
+        for (int h = 0; h < (shorter ? forward : children - forward); ++h)
+          hops[((shorter ? from : to) + h) % children] = true;
+      }
+      for (int h = 0; h < children; ++h) on_hop[h] += hops[h];
+    }
+    const int inside = g.link.kind == LinkKind::bus ? on_bus
+                       : g.link.kind == LinkKind::ring
+                           ? *std::max_element(on_hop.begin(), on_hop.end())
+                           : 1;
+    if (inside > 1) out.link.bandwidth /= inside;
+    if (crossing > 1 && g.parent.valid()) {
+      const Link& above = cluster.groups[g.parent.index].link;
+      if (g.uplink > 0 || above.kind == LinkKind::switched)
+        out.uplink = (g.uplink > 0 ? g.uplink : above.bandwidth) / crossing;
+    }
+    if (inside > 1 || crossing > 1) out.measured.clear();
+  }
+  return shared;
+}
+
 Cluster part_of(const Cluster& cluster, const std::vector<int>& devices) {
   MOTLEY_CHECK(!devices.empty() && std::is_sorted(devices.begin(), devices.end()));
   MOTLEY_CHECK(devices.front() >= 0 && devices.back() < cluster.size());

@@ -12,4 +12,9 @@ namespace motley {
 // groups that keep all their devices. REQUIRES: devices ascending, at least one.
 Cluster part_of(const Cluster& cluster, const std::vector<int>& devices);
 
+// The cluster as each of several groups of devices sees it while all communicate at the same time:
+// a port, bus or ring hop that k of them cross has 1/k of its bandwidth for each. Measured rates of
+// groups with such a link are left out. REQUIRES: groups are ascending and disjoint.
+Cluster shared_by(const Cluster& cluster, const std::vector<std::vector<int>>& groups);
+
 }  // namespace motley

@@ -1,6 +1,7 @@
 #include "cost/cost.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "shard/held_index.h"
@@ -49,8 +50,9 @@ Work work_of(const Theory& theory, NodeId id, const Triple& triple) {
   return work;
 }
 
-CostModel::CostModel(const Cluster& cluster, const std::vector<ReductionProgram>& reductions)
-    : cluster_(cluster), net_(cluster, reductions) {
+CostModel::CostModel(const Cluster& cluster, const std::vector<ReductionProgram>& reductions,
+                     OverReplicas replicas)
+    : cluster_(cluster), net_(cluster, reductions), replicas_(std::move(replicas)) {
   for (const DeviceType& type : cluster_.types) {
     Rates& rates = rates_.emplace_back();
     for (const OpRate& rate : type.ops) {
@@ -100,16 +102,23 @@ Seconds CostModel::compute(int type, const Work& work, double fraction, Seconds*
   return !work.free && work.cut > 0 && fraction == 0 ? 0 : slope * fraction + base;
 }
 
+Seconds CostModel::gradient_all_reduce(Bytes bytes) const {
+  if (replicas_.piece.empty()) return net_.all_reduce(bytes);
+  // A whole gradient pays for its reduction over replicas with its update.
+  const double paid = *std::max_element(replicas_.piece.begin(), replicas_.piece.end());
+  return replicas_.fixed + bytes * std::max(0.0, replicas_.seconds_per_byte - paid);
+}
+
 Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer) const {
   if (bytes == 0) return 0;
+  const Seconds reduction = replicas_.piece.empty() ? 0 : bytes * replicas_.piece[type];
   // Reads parameter, gradient and state, writes parameter and state.
   const DeviceType& t = cluster_.types[type];
   const OpRate* rate = optimizer == Optimizer::adamw ? rates_[type].adamw : rates_[type].sgd;
-  if (rate == nullptr)
-    return t.overhead + bytes * (3 + 2 * state_factor(optimizer)) / t.memory_bandwidth;
-  return rate->overhead + (rate->memory_bandwidth > 0
-                               ? bytes * (3 + 2 * state_factor(optimizer)) / rate->memory_bandwidth
-                               : 0);
+  const Bytes moved = bytes * (3 + 2 * state_factor(optimizer));
+  if (rate == nullptr) return t.overhead + moved / t.memory_bandwidth + reduction;
+  return rate->overhead + (rate->memory_bandwidth > 0 ? moved / rate->memory_bandwidth : 0) +
+         reduction;
 }
 
 Seconds CostModel::per_step(int type, const Graph& graph) const {
@@ -230,7 +239,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
   auto communicate = [&](Seconds seconds, Seconds padded, double largest, bool gradient,
                          double part) {
     if (gradient && after_gradient)
-      seconds = std::max(0.0, seconds - model.net().all_reduce(0));
+      seconds = std::max(0.0, seconds - model.gradient_all_reduce(0));
     else
       new_stage();
     after_gradient = gradient;
@@ -282,13 +291,14 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
         cut_of(theory, step.value, step.from.is_shard() ? step.from : step.to), model.net());
     const bool pads = step.form == PieceForm::padded && has_forms(step.kind);
     double largest = shares.largest;
-    Seconds seconds = model.collective(step.kind, bytes, shares, step.form);
+    const bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
+    Seconds seconds = gradient ? model.gradient_all_reduce(bytes)
+                               : model.collective(step.kind, bytes, shares, step.form);
     communicate(seconds,
                 pads && largest > 0
                     ? (seconds - model.collective(step.kind, 0, shares, step.form)) / largest
                     : 0,
-                largest, step.kind == CollectiveKind::all_reduce && pure[step.value.index],
-                pure[step.value.index] ? gradient_part : 1);
+                largest, gradient, pure[step.value.index] ? gradient_part : 1);
   }
 }
 

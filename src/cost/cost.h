@@ -46,10 +46,20 @@ struct Work {
 };
 Work work_of(const Theory& theory, NodeId node, const Triple& triple);
 
+// What the gradients of a program cost where several replicas run it and sum them up too: seconds
+// of the reduction of a whole gradient over all ranks of all replicas, and per byte of a device's
+// piece over the replicas alone.
+struct OverReplicas {
+  Seconds fixed = 0;
+  double seconds_per_byte = 0;
+  std::vector<double> piece;  // [type] seconds per byte; empty: one replica
+};
+
 class CostModel {
  public:
   // `reductions`: programs that large all-reduces take (net/reduction.h).
-  explicit CostModel(const Cluster& cluster, const std::vector<ReductionProgram>& reductions = {});
+  explicit CostModel(const Cluster& cluster, const std::vector<ReductionProgram>& reductions = {},
+                     OverReplicas replicas = {});
   CostModel(const CostModel&) = delete;
   CostModel& operator=(const CostModel&) = delete;
 
@@ -62,7 +72,11 @@ class CostModel {
   // fraction.
   Seconds compute(int type, const Work& work, double fraction, Seconds* cut = nullptr,
                   Seconds* whole = nullptr) const;
-  // Seconds of the optimizer on `bytes` of local parameters.
+  // Seconds of an all-reduce of a gradient on its way to the optimizer: with replicas, what it adds
+  // to their reduction.
+  Seconds gradient_all_reduce(Bytes bytes) const;
+  // Seconds of the optimizer on `bytes` of local parameters, and of their gradients' reduction over
+  // replicas.
   Seconds update(int type, Bytes parameter_bytes, Optimizer optimizer) const;
   // Seconds of one collective on a tensor of `bytes` whose cut factor has the given shares. 0 for
   // slice and mask. Without a form: of the faster one.
@@ -85,6 +99,7 @@ class CostModel {
 
   Cluster cluster_;
   CollectiveModel net_;
+  OverReplicas replicas_;
   std::vector<Rates> rates_;  // [type]
 };
 

@@ -10,7 +10,8 @@
 // remaining backward passes; with `recompute` it keeps of a micro-batch only what came in, and
 // runs the forward pass again in front of the backward pass. When a stage is done it reduces its
 // gradients: within the stage as its program says, then over replicas and, for tied parameters,
-// over stages.
+// over stages. Where the plan has a reduction program for the devices of the stage in all replicas,
+// ranks and replicas are summed over at once (JointGradients).
 //
 // The loss is the mean over micro-batches, which are of equal size, and gradients are those of the
 // mean. That equals one device at the global batch if the model's loss is a mean over samples.
@@ -26,6 +27,7 @@
 #include "cluster/cluster.h"
 #include "cost/cost.h"
 #include "graph/stage.h"
+#include "net/reduction.h"
 
 namespace motley {
 
@@ -69,6 +71,23 @@ class PipelinePlan {
   std::unique_ptr<Stages> parts_;  // stable addresses: theories refer to graphs
   std::vector<std::unique_ptr<Theory>> theories_;
 };
+
+// The devices of a stage in all replicas, ascending.
+std::vector<int> devices_of(const PipelinePlan& plan, int stage);
+
+// Gradients that may be summed over the ranks and the replicas of a stage at once: in every replica
+// they come out whole by an all-reduce in the reduction, with views alone behind it. It can be left
+// out, since views are linear, and their terms summed over all devices of the stage (which a
+// reduction program of both axes does in three steps: inside a machine, across, inside).
+struct JointGradients {
+  std::vector<bool> gradient;           // [parameter of the stage]; none: there is one replica
+  std::vector<std::vector<int>> steps;  // [replica] of its program, the all-reduces left out
+  bool any() const;
+};
+JointGradients joint_gradients(const PipelinePlan& plan, int stage);
+// The same where they are: `reductions` has a program for the stage's devices in all replicas.
+JointGradients joint_gradients(const PipelinePlan& plan, int stage,
+                               const std::vector<ReductionProgram>& reductions, int cluster_size);
 
 // Micro-batches that a stage holds at most: its warm-up count, as far as there are that many.
 int in_flight(const ReplicaPlan& replica, int stage);

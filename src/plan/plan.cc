@@ -488,8 +488,9 @@ Plan parse_plan(const std::string& text, const std::string& name) {
                      fmt::format("is {}; this motley reads version {}", version, kPlanVersion));
   Plan plan;
   plan.engine = fields.text("engine");
-  if (plan.engine != "spmd" && plan.engine != "pipeline" && plan.engine != "grid")
-    throw fields.bad("engine", "is '" + plan.engine + "'; give spmd, pipeline or grid");
+  if (plan.engine != "spmd" && plan.engine != "pipeline" && plan.engine != "grid" &&
+      plan.engine != "virtual")
+    throw fields.bad("engine", "is '" + plan.engine + "'; give spmd, pipeline, grid or virtual");
   plan.model = fields.text("model");
   plan.batch = fields.integer("batch");
   if (plan.batch < 1) throw fields.bad("batch", "is not positive");

@@ -47,7 +47,8 @@ struct Plan {
   std::unique_ptr<PipelinePlan> pipeline;  // null: one SPMD program
 
   // What all-reduces do instead of the plain collective: over all devices, or those of a stage or
-  // of one rank in all replicas; of the same devices by ascending `from`.
+  // of one rank in all replicas, or of all ranks of a stage in all replicas (joint_gradients); of
+  // the same devices by ascending `from`.
   std::vector<ReductionProgram> reductions;
 
   // What the planner predicted. Informative only.

@@ -217,6 +217,70 @@ std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::G
   return programs;
 }
 
+ReductionProgram joint_reduction(const Cluster& cluster, const net::Groups& groups, Bytes bytes) {
+  std::vector<int> devices;
+  bool alike = true;
+  for (const std::vector<int>& members : groups) {
+    devices.insert(devices.end(), members.begin(), members.end());
+    alike = alike && members.size() == groups[0].size();
+  }
+  std::sort(devices.begin(), devices.end());
+  const net::Topology network(cluster);
+  // In simulation, of steps among ranks.
+  auto simulated = [&](const std::vector<ReductionStep>& steps, Bytes size) {
+    const ReductionProgram program{devices, steps, 0, 0, 0};
+    std::vector<ReductionStep> of_devices = steps;
+    for (ReductionStep& step : of_devices)
+      for (std::vector<int>& members : step.groups)
+        for (int& member : members) member = devices[member];
+    return seconds_of(of_devices, program, network, size);
+  };
+  std::vector<int> all(devices.size());
+  std::iota(all.begin(), all.end(), 0);
+  ReductionProgram best{devices, {{net::Collective::all_reduce, {all}}}, 0, 0, 0};
+  const CollectiveModel model(part_of(cluster, devices));
+  // Where the plain collective was measured, programs are as much faster as in simulation.
+  const Seconds plain_fixed = simulated(best.steps, 0),
+                plain_slope = (simulated(best.steps, kLarge) - plain_fixed) / kLarge;
+  best.fixed = model.plain_all_reduce(0);
+  best.seconds_per_byte = (model.plain_all_reduce(kLarge) - best.fixed) / kLarge;
+  const double fixed_scale = plain_fixed > 0 ? best.fixed / plain_fixed : 1,
+               slope_scale = plain_slope > 0 ? best.seconds_per_byte / plain_slope : 1;
+  auto offer = [&](ReductionProgram program) {
+    if (program.fixed + bytes * program.seconds_per_byte <
+        kGain * (best.fixed + bytes * best.seconds_per_byte))
+      best = std::move(program);
+  };
+  for (ReductionProgram& program : reductions_of(cluster, {devices})) {
+    program.from = 0;
+    offer(std::move(program));
+  }
+  if (alike && groups.size() > 1 && groups[0].size() > 1) {
+    auto rank_of = [&](int device) {
+      return static_cast<int>(std::lower_bound(devices.begin(), devices.end(), device) -
+                              devices.begin());
+    };
+    net::Groups inside(groups.size()), across(groups[0].size());
+    for (size_t g = 0; g < groups.size(); ++g)
+      for (size_t i = 0; i < groups[g].size(); ++i) {
+        inside[g].push_back(rank_of(groups[g][i]));
+        across[i].push_back(rank_of(groups[g][i]));
+      }
+    ReductionProgram program{devices,
+                             {{net::Collective::reduce_scatter, across},
+                              {net::Collective::all_reduce, inside},
+                              {net::Collective::all_gather, across}},
+                             0,
+                             0,
+                             0};
+    const Seconds fixed = simulated(program.steps, 0);
+    program.fixed = fixed * fixed_scale;
+    program.seconds_per_byte = (simulated(program.steps, kLarge) - fixed) / kLarge * slope_scale;
+    offer(std::move(program));
+  }
+  return best;
+}
+
 std::vector<int> devices_jointly(const Cluster& cluster, const std::vector<int>& axes,
                                  const std::vector<Reduction>& reductions) {
   const std::optional<Hierarchy> hierarchy = hierarchy_of(cluster);

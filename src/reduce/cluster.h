@@ -31,6 +31,12 @@ Seconds seconds_of(const std::vector<ReductionStep>& steps, const net::Topology&
 // measured, the program is taken to be as much faster as it is in simulation.
 std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::Groups& groups);
 
+// One all-reduce over the devices of all groups, of a tensor of `bytes` and so of every size: the
+// fastest of the plain collective as a program of one step, of what reductions_of says, and, where
+// the groups are of one size, of three steps over two axes: reduce-scatter among the i-th members
+// of all groups, all-reduce inside the groups, all-gather. REQUIRES: groups are disjoint.
+ReductionProgram joint_reduction(const Cluster& cluster, const net::Groups& groups, Bytes bytes);
+
 // The devices of a grid, numbered along its axes with the first axis most significant, in the
 // placement where the reductions, each by its best program of at most three steps, take the least
 // time together (place_jointly). Empty where the cluster's groups are not alike, or the axes are

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cluster/part.h"
 #include "core/rng.h"
 #include "net/collectives.h"
+#include "net/traffic.h"
 #include "reduce/best.h"
 
 namespace motley::reduce {
@@ -112,6 +114,85 @@ TEST(ClusterReductions, AxesArePlacedJointly) {
   EXPECT_EQ(three, (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}));
   EXPECT_TRUE(devices_jointly(cluster, {2, 3}, {{{0}, 1}}).empty());
   EXPECT_TRUE(devices_jointly(two_level({4, 2}, 1e9, 7e9), {2, 3}, {{{0}, 1}}).empty());
+}
+
+// What a ring takes in the cluster as its group sees it is what the rings of all groups at once
+// take in the simulator of the whole.
+TEST(ClusterReductions, SharedLinksCostWhatTheyDoTogether) {
+  Rng rng(11);
+  int shared = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    std::string yaml = "name: c\nlink: {bandwidth: 1 GB/s, latency: 10 us}\ngroups:\n";
+    std::vector<int> first = {0};
+    const int64_t nodes = rng.between(2, 4), per_node = rng.between(1, 4) * 2;
+    for (int64_t n = 0; n < nodes; ++n) {
+      const char* kind = rng.chance(0.5) ? "switch" : "bus";
+      yaml += fmt::format(
+          "  - {{name: n{}, {}link: {{kind: {}, bandwidth: {} GB/s, latency: 1 us}}, devices: "
+          "[{{type: T4, count: {}}}]}}\n",
+          n, rng.chance(0.3) ? "uplink: 3 GB/s, " : "", kind, rng.between(2, 20), per_node);
+      first.push_back(first.back() + static_cast<int>(per_node));
+    }
+    const Cluster cluster = parse_cluster(yaml, "c.yaml");
+    // As virtual devices take them: the i-th of every two, or of every node.
+    const int size = rng.chance(0.5) ? 2 : static_cast<int>(per_node);
+    net::Groups groups(size);
+    for (int d = 0; d < cluster.size(); ++d) groups[d % size].push_back(d);
+    const Cluster seen = shared_by(cluster, groups);
+    const net::Topology network(cluster);
+    auto together = [&](Bytes bytes) {
+      return net::collective_time(network, net::Collective::all_reduce, net::Algorithm::ring,
+                                  groups, bytes);
+    };
+    Seconds slowest = 0;
+    for (const std::vector<int>& group : groups) {
+      const net::Topology part(part_of(seen, group));
+      net::Groups all(1);
+      for (size_t i = 0; i < group.size(); ++i) all[0].push_back(static_cast<int>(i));
+      slowest = std::max(slowest, net::collective_time(part, net::Collective::all_reduce,
+                                                       net::Algorithm::ring, all, 1e9));
+    }
+    EXPECT_NEAR(slowest / together(1e9), 1, 1e-3) << yaml << size;
+    const net::Topology alone(part_of(cluster, groups[0]));
+    net::Groups one(1);
+    for (size_t i = 0; i < groups[0].size(); ++i) one[0].push_back(static_cast<int>(i));
+    shared += net::collective_time(alone, net::Collective::all_reduce, net::Algorithm::ring, one,
+                                   1e9) < 0.9 * slowest;
+  }
+  EXPECT_GT(shared, 50);
+  // Neighbours on a ring do not meet; those that reach across do.
+  const Cluster ring = parse_cluster(
+      "name: r\nlink: {kind: ring, bandwidth: 1 GB/s}\ndevices: [{type: T4, count: 8}]\n",
+      "r.yaml");
+  EXPECT_EQ(shared_by(ring, {{0, 1}, {2, 3}, {4, 5}, {6, 7}}).groups[0].link.bandwidth, 1e9);
+  EXPECT_EQ(shared_by(ring, {{0, 2}, {1, 3}}).groups[0].link.bandwidth, 0.5e9);
+  EXPECT_EQ(shared_by(ring, {{0, 7}, {5, 6}}).groups[0].link.bandwidth, 1e9);
+}
+
+// One reduction over the ranks and the replicas of virtual devices: three steps, the bytes of one
+// tensor between machines, however many devices they have; no slower than anything else offered.
+TEST(ClusterReductions, JointReductionsAreThreeStepsOverBothAxes) {
+  const Cluster cluster = two_level({4, 4, 2}, 1e9, 1e10);  // 5 virtual devices of 2
+  const net::Groups groups = {{0, 2, 4, 6, 8}, {1, 3, 5, 7, 9}};
+  const ReductionProgram joint = joint_reduction(cluster, groups, 1e8);
+  EXPECT_EQ(check(joint.steps, 10), "");
+  ASSERT_EQ(joint.steps.size(), 3u);
+  EXPECT_EQ(joint.from, 0);
+  std::vector<int> all(10);
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_EQ(joint.devices, all);
+  const CollectiveModel plain(cluster);
+  EXPECT_LT(joint.fixed + 1e8 * joint.seconds_per_byte, 0.97 * plain.plain_all_reduce(1e8));
+  const net::Topology network(cluster);
+  EXPECT_NEAR((joint.fixed + 1e8 * joint.seconds_per_byte) / seconds_of(joint.steps, network, 1e8),
+              1, 1e-3);
+  // Devices that are joined alike reduce on one ring.
+  const Cluster flat = flat_cluster({device_catalogue()[0]}, {4}, {LinkKind::switched, 1e9, 1e-5});
+  EXPECT_EQ(joint_reduction(flat, {{0, 2}, {1, 3}}, 1e8).steps.size(), 1u);
+  // Groups of different sizes, part of the devices.
+  const ReductionProgram part = joint_reduction(cluster, {{0, 4}, {1}, {8}}, 1e8);
+  EXPECT_EQ(part.devices, (std::vector<int>{0, 1, 4, 8}));
+  EXPECT_EQ(check(part.steps, 4), "");
 }
 
 TEST(ClusterReductions, WrongStepsAreRefused) {

@@ -47,6 +47,12 @@ class Simulator {
       : plan_(plan), pipeline_(*plan.pipeline), spans_(with_spans), topology_(plan.cluster) {
     sim_.devices.resize(plan.cluster.size());
     replicas_.resize(pipeline_.replicas.size());
+    for (int s = 0; s < pipeline_.stages(); ++s) {
+      net::Groups groups;
+      for (size_t r = 0; r < replicas_.size(); ++r) groups.push_back(planned(r, s).devices);
+      shared_.push_back(groups.size() > 1 ? shared_by(plan.cluster, groups) : plan.cluster);
+      joint_.push_back(joint_gradients(pipeline_, s, plan.reductions, plan.cluster.size()));
+    }
     for (size_t r = 0; r < replicas_.size(); ++r)
       for (int s = 0; s < pipeline_.stages(); ++s) replicas_[r].push_back(prepare(r, s));
     transfer_times();
@@ -86,7 +92,7 @@ class Simulator {
   Stage prepare(size_t r, int s) {
     const StagePlan& plan = planned(r, s);
     Stage stage;
-    stage.part = part_of(plan_.cluster, plan.devices);
+    stage.part = part_of(shared_[s], plan.devices);
     stage.model = std::make_unique<CostModel>(
         stage.part, programs_for(plan_.reductions, plan.devices, plan_.cluster.size()));
     stage.shares = std::make_unique<Shares>(plan.ratios);
@@ -275,8 +281,12 @@ class Simulator {
       for (int s = 0; s < stages; ++s) {
         Stage& stage = replicas_[r][s];
         std::vector<Seconds> now(stage.part.size(), 0);
-        walk(pipeline_.theory(s), planned(r, s).program, *stage.model, *stage.fractions,
-             stage.phases.reduction, static_cast<int>(planned(r, s).program.steps.size()), &now,
+        Program program = planned(r, s).program;
+        const std::vector<int>& left_out = joint_[s].steps[r];
+        for (auto step = left_out.rbegin(); step != left_out.rend(); ++step)
+          program.steps.erase(program.steps.begin() + *step);
+        walk(pipeline_.theory(s), program, *stage.model, *stage.fractions, stage.phases.reduction,
+             static_cast<int>(program.steps.size()), &now,
              [](int, Seconds, Seconds, const std::string&, WalkKind, NodeId) {});
         const Seconds most = *std::max_element(now.begin(), now.end());
         communicate(r, s, stage.free, stage.free + most, "reduce");
@@ -287,10 +297,15 @@ class Simulator {
       std::vector<net::PairMessage> ring, others;
       std::vector<Bytes> reduced(planned(0, s).devices.size(), 0);  // [rank]
       const auto& parameters = pipeline_.graph(s).parameters;
+      Bytes jointly = 0;
       for (size_t p = 0; p < parameters.size(); ++p) {
         if (!parameters[p].gradient.valid()) continue;
         const auto bytes =
             static_cast<Bytes>(pipeline_.graph(s).spec(parameters[p].gradient).bytes());
+        if (joint_[s].gradient[p]) {
+          jointly += bytes;
+          continue;
+        }
         std::vector<Holding> held;
         for (int r = 0; r < replicas; ++r) held.push_back(gradient_of(r, s, p));
         bool same = true;
@@ -308,6 +323,12 @@ class Simulator {
             if (q != r) add_messages(held[r], held[q], bytes, &others);
       }
       Seconds seconds = others.empty() ? 0 : net::messages_time(topology_, others);
+      if (jointly > 0) {
+        const std::vector<int> devices = devices_of(pipeline_, s);
+        seconds += CollectiveModel(part_of(plan_.cluster, devices),
+                                   programs_for(plan_.reductions, devices, plan_.cluster.size()))
+                       .all_reduce(jointly);
+      }
       Seconds by_programs = 0;
       for (size_t i = 0; i < reduced.size(); ++i) {
         std::vector<int> ranks;
@@ -402,6 +423,8 @@ class Simulator {
   const PipelinePlan& pipeline_;
   const bool spans_;
   net::Topology topology_;
+  std::vector<Cluster> shared_;        // [stage] as its replicas see it, all of them busy
+  std::vector<JointGradients> joint_;  // [stage]
   std::vector<std::vector<Stage>> replicas_;
   std::vector<Way> ways_;
   Simulation sim_;

@@ -2,7 +2,8 @@
 //
 // Every replica's stages take their passes in the order of their warm-up counts. A pass starts when
 // the stage is free and all it reads has come in; inside it the stage's devices walk through the
-// program (walk.h), and the slowest ends it. A transfer starts when the pass that makes it has
+// program (walk.h), and the slowest ends it; the replicas of a stage share what their collectives
+// cross. A transfer starts when the pass that makes it has
 // ended and the way from that stage to the other, each direction its own, is free; messages go from
 // rank to rank as the runtime sends them, and all replicas share the ports they cross. When a stage
 // is done it reduces within itself, over replicas once all of them are there, and for tied

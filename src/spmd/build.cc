@@ -473,10 +473,11 @@ void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare h
         if (restriction_ == Restriction::zero && kind == CollectiveKind::all_to_all) continue;
         Placement cut = source->second.is_shard() ? source->second : target->second;
         int64_t size = cut.is_shard() ? theory_.cut_size(g.top, cut) : 0;
-        cost = model_.collective(kind, bytes, fractions.profile(size, model_.net()));
         // Gradients are all-reduced together and share one latency.
         if (gradient && kind == CollectiveKind::all_reduce)
-          cost = std::max(0.0, cost - model_.net().all_reduce(0));
+          cost = std::max(0.0, model_.gradient_all_reduce(bytes) - model_.gradient_all_reduce(0));
+        else
+          cost = model_.collective(kind, bytes, fractions.profile(size, model_.net()));
         if (gradient_view_[table_class_[t]] && kind == CollectiveKind::all_reduce) cost *= exposed;
         if (gradient) cost *= part;
       }

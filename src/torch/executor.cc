@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -132,7 +133,17 @@ at::Tensor own_elements(const at::Tensor& tensor, bool last) {
 }  // namespace
 
 struct Executor::Instruction {
-  enum class Kind { source, call, rule, random, empty, convert, send, bucket } kind = Kind::call;
+  enum class Kind {
+    source,
+    call,
+    rule,
+    random,
+    empty,
+    convert,
+    keep,
+    send,
+    bucket
+  } kind = Kind::call;
   const Node* node = nullptr;
   NodeId id;
   const Operator* op = nullptr;
@@ -220,7 +231,11 @@ void Executor::compile() {
     dead[x.last].push_back(slot(x.value, x.placement));
   }
   for (const auto& [v, p] : accumulated(theory_, program_)) accumulated_.push_back(slot(v, p));
-  const std::vector<GradientMessage> messages = gradient_messages(theory_, program_);
+  const std::set<int> left_out(options_.left_out.begin(), options_.left_out.end());
+  std::vector<GradientMessage> messages = gradient_messages(theory_, program_);
+  for (GradientMessage& m : messages)
+    std::erase_if(m.steps, [&](int s) { return left_out.count(s) > 0; });
+  std::erase_if(messages, [](const GradientMessage& m) { return m.steps.empty(); });
   sent_.resize(messages.size());
   std::vector<int> message_of(end, -1);
   for (size_t m = 0; m < messages.size(); ++m)
@@ -249,7 +264,9 @@ void Executor::compile() {
     if (s == phases.reduction) reduction_ = instructions_.size();
     if (!step.is_compute()) {
       in.message = message_of[s];
-      in.kind = in.message >= 0 ? Instruction::Kind::bucket : Instruction::Kind::convert;
+      in.kind = left_out.count(s) ? Instruction::Kind::keep
+                : in.message >= 0 ? Instruction::Kind::bucket
+                                  : Instruction::Kind::convert;
       in.steps = {step};
       in.last = last_use(s);
       if (in.message >= 0) {
@@ -532,6 +549,9 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
     if (options_.before) options_.before(is_compute);
     if (in.kind == Instruction::Kind::convert) {
       convert(in);
+    } else if (in.kind == Instruction::Kind::keep) {
+      const Step& s = in.steps[0];
+      values_[slot(s.value, s.to)] = values_[slot(s.value, s.from)];
     } else if (sends) {
       send(in);
     } else if (in.kind == Instruction::Kind::bucket) {

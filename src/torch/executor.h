@@ -38,6 +38,9 @@ struct ExecutorOptions {
   std::function<void(bool compute)> before, after;
   // [node] The number that names the stream of a random node; empty: its own.
   std::vector<int> random_stream;
+  // All-reduces of the reduction that are left out: what they would sum is handed on as this rank's
+  // term (plan/pipeline.h, JointGradients).
+  std::vector<int> left_out;
   // Sees every local tensor as it is made.
   std::function<void(ValueId, Placement, const at::Tensor&)> observe;
 };

@@ -19,7 +19,14 @@ namespace motley {
 namespace {
 
 // Tags of messages; those of transfers are counted up from the last.
-enum Tag : int { kStageTag = 1, kReplicaTag, kExchangeTag, kWholeTag, kFirstTransferTag };
+enum Tag : int {
+  kStageTag = 1,
+  kReplicaTag,
+  kExchangeTag,
+  kWholeTag,
+  kJointTag,
+  kFirstTransferTag
+};
 
 constexpr int64_t kBucketBytes = int64_t{64} << 20;
 
@@ -44,6 +51,8 @@ class PipelineWorker final : public Worker {
     ExecutorOptions execution = options;
     for (NodeId id : pipeline_.parts().graphs[seat_.stage].node_of)
       execution.random_stream.push_back(id.index);
+    joint_ = joint_gradients(pipeline_, seat_.stage, plan.reductions, plan.cluster.size());
+    execution.left_out = joint_.steps[seat_.replica];
     executor_.emplace(theory(), mine.program, shares_[seat_.replica][seat_.stage], *stage_group_,
                       execution);
     for (int p : pipeline_.parts().parameter_of[seat_.stage]) parameters_.push_back(p);
@@ -346,9 +355,13 @@ class PipelineWorker final : public Worker {
   void reduce_over_replicas(std::vector<at::Tensor>& gradients) {
     const int replicas = static_cast<int>(pipeline_.replicas.size());
     if (replicas == 1) return;
-    std::vector<size_t> alike;
+    std::vector<size_t> alike, joint;
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) continue;
+      if (joint_.gradient[i]) {
+        joint.push_back(i);
+        continue;
+      }
       std::vector<Layout> layouts;
       for (int r = 0; r < replicas; ++r)
         layouts.push_back(stored_layout(r, seat_.stage, graph().parameters[i].value));
@@ -362,17 +375,25 @@ class PipelineWorker final : public Worker {
       gradients[i] = exchange(devices, layouts, std::vector<bool>(replicas, true), seat_.replica,
                               gradient_type(i), graph().parameters[i].value, gradients[i]);
     }
+    if (!joint.empty())
+      reduce_over(devices_of(pipeline_, seat_.stage), kJointTag, joint, gradients);
     if (alike.empty()) return;
     std::vector<int> ranks;
     for (int r = 0; r < replicas; ++r) ranks.push_back(stage(r, seat_.stage).devices[seat_.rank]);
-    const auto messages = subgroup(group_, ranks, kReplicaTag);
+    reduce_over(ranks, kReplicaTag, alike, gradients);
+  }
+
+  // Sums the gradients of `which` parameters over devices that hold equal pieces.
+  void reduce_over(const std::vector<int>& ranks, int tag, const std::vector<size_t>& which,
+                   std::vector<at::Tensor>& gradients) {
+    const auto messages = subgroup(group_, ranks, tag);
     const auto ring = reducing(*messages, programs_of(ranks));
-    for (size_t i = 0; i < alike.size();) {
+    for (size_t i = 0; i < which.size();) {
       std::vector<at::Tensor> flat;
       int64_t bytes = 0;
       size_t end = i;
-      for (; end < alike.size(); ++end) {
-        const at::Tensor& g = gradients[alike[end]];
+      for (; end < which.size(); ++end) {
+        const at::Tensor& g = gradients[which[end]];
         const int64_t more = static_cast<int64_t>(g.nbytes());
         if (end > i && (bytes + more > kBucketBytes || g.dtype() != flat[0].dtype())) break;
         bytes += more;
@@ -381,7 +402,7 @@ class PipelineWorker final : public Worker {
       at::Tensor bucket = flat.size() == 1 ? flat[0].clone() : at::cat(flat);
       ring->all_reduce(bucket);
       for (int64_t at = 0; i < end; ++i) {
-        at::Tensor& g = gradients[alike[i]];
+        at::Tensor& g = gradients[which[i]];
         const int64_t n = g.numel();
         g = bucket.narrow(0, at, n).reshape(g.sizes());
         at += n;
@@ -499,6 +520,7 @@ class PipelineWorker final : public Worker {
   bool working_ = false;
   Seat seat_;
   int64_t first_ = 0;  // micro-batches of earlier replicas
+  JointGradients joint_;
   std::unique_ptr<Communicator> stage_messages_, stage_group_;
   std::optional<Executor> executor_;
   std::vector<int> parameters_, buffers_;

@@ -7,9 +7,10 @@
 // the value that both hold (reshard.h).
 //
 // At the end of a step gradients, summed over the stage's micro-batches, are reduced as its program
-// says, then over replicas (a ring where all hold equal pieces, otherwise every replica sends the
-// others what they hold), then, for tied parameters, over the stages of the replica. All holders of
-// an element take its terms in the same order and so get the same bits.
+// says, then over replicas (or both at once, where the plan has a program for that; a ring where
+// all hold equal pieces, otherwise every replica sends the others what they hold), then, for tied
+// parameters, over the stages of the replica. All holders of an element take its terms in the same
+// order and so get the same bits.
 #pragma once
 
 #include <memory>
