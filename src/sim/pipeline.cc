@@ -97,6 +97,18 @@ class Simulator {
         stage.part, programs_for(plan_.reductions, plan.devices, plan_.cluster.size()));
     stage.shares = std::make_unique<Shares>(plan.ratios);
     stage.fractions = std::make_unique<Fractions>(stage.model->cluster(), *stage.shares);
+    std::vector<int> counts;
+    for (int k = 0; k < pipeline_.stages(); ++k)
+      counts.push_back(in_flight(pipeline_.replicas[r], k));
+    stage.order =
+        pipeline::strict_schedule("", counts, pipeline_.replicas[r].micro_batches).order[s];
+    for (size_t q = 0; q < r; ++q)
+      if (passes_alike(q, r, s, stage.part)) {
+        stage.phases = replicas_[q][s].phases;
+        stage.forward = replicas_[q][s].forward;
+        stage.backward = replicas_[q][s].backward;
+        return stage;
+      }
     stage.phases = phases_of(pipeline_.theory(s), plan.program);
     stage.forward = pass(stage, r, s, {{0, stage.phases.backward}});
     if (plan.recompute)
@@ -105,12 +117,20 @@ class Simulator {
                {{0, stage.phases.backward}, {stage.phases.backward, stage.phases.reduction}});
     else
       stage.backward = pass(stage, r, s, {{stage.phases.backward, stage.phases.reduction}});
-    std::vector<int> counts;
-    for (int k = 0; k < pipeline_.stages(); ++k)
-      counts.push_back(in_flight(pipeline_.replicas[r], k));
-    stage.order =
-        pipeline::strict_schedule("", counts, pipeline_.replicas[r].micro_batches).order[s];
     return stage;
+  }
+
+  // Whether replica r's passes of a stage take what those of replica q do.
+  bool passes_alike(size_t q, size_t r, int s, const Cluster& part) const {
+    const StagePlan &a = planned(q, s), &b = planned(r, s);
+    auto programs = [&](const StagePlan& stage) {
+      auto list = programs_for(plan_.reductions, stage.devices, plan_.cluster.size());
+      for (ReductionProgram& program : list) program.devices.clear();
+      return list;
+    };
+    return a.recompute == b.recompute && a.ratios == b.ratios &&
+           a.program.steps == b.program.steps && programs(a) == programs(b) &&
+           to_yaml(replicas_[q][s].part) == to_yaml(part);
   }
 
   Pass pass(const Stage& stage, size_t r, int s, const std::vector<std::pair<int, int>>& parts) {
