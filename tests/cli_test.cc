@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "core/file.h"
@@ -343,6 +344,71 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
   EXPECT_EQ(engines.size(), 4u);
   EXPECT_EQ(candidates[0]["simulated_step_s"].get<double>(), least);
   expect_mistake("plan " + model + " --fix pp=x" + where, "pp=x");
+}
+
+// Layers of a tiny model are measured on two workers, and a plan is made and run by them.
+TEST_F(Cli, CalibrateStages) {
+  write_file(path("two.yaml"), R"(
+name: two
+link: {bandwidth: 1 Gbps, latency: 100 us}
+devices: [{type: fast}, {type: slow}]
+device_types:
+  - {name: fast, like: cpu-core, flops: 20 GFLOPS, memory: 2 GiB, speed: 0.6}
+  - {name: slow, like: cpu-core, flops: 10 GFLOPS, memory: 2 GiB, speed: 0.3}
+)");
+  const std::string model = "mlp:layers=6,hidden=64,in=64,classes=64";
+  Outcome o = motley(fmt::format(
+      "calibrate --cluster {0} --emulate --stages --model {1} --batch 8 --micro-batch 4 -o {2} "
+      "--json",
+      path("two.yaml"), model, path("two.profile")));
+  ASSERT_EQ(o.code, 0) << o.err;
+  std::map<std::string, std::set<std::string>> shapes;  // by type
+  std::map<std::string, double> seconds;
+  const Json result = o.json();
+  for (const Json& stage : result["stages"]) {
+    const std::string type = stage["type"];
+    EXPECT_TRUE(shapes[type].insert(stage["shape"]).second);
+    EXPECT_EQ(stage["micro_batch"], 4);
+    EXPECT_GT(stage["forward_s"], 0);
+    EXPECT_GT(stage["backward_s"], 0);
+    seconds[type] += stage["forward_s"].get<double>() + stage["backward_s"].get<double>();
+  }
+  ASSERT_EQ(shapes.size(), 2U);
+  EXPECT_EQ(shapes["fast"], shapes["slow"]);
+  EXPECT_GE(shapes["fast"].size(), 2U);
+  EXPECT_LE(shapes["fast"].size(), 5U);  // equal layers once
+  EXPECT_GT(seconds["slow"], 1.3 * seconds["fast"]);
+
+  const std::string plan =
+      fmt::format("plan {} --cluster {} --batch 32 --micro-batch 4 --engine pipeline ", model,
+                  path("two.yaml"));
+  o = motley(
+      fmt::format("{} --profile {} -o {} --json", plan, path("two.profile"), path("two.json")));
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_GT(o.json()["predicted_step_s"], 0);
+  o = motley(fmt::format("run {} --steps 2 --json", path("two.json")));
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(o.json()["steps"].size(), 2U);
+
+  // A profile whose layers took a hundred times as long makes a slower plan.
+  const double before = parse_json(read_file(path("two.json")), "plan")["predicted"]["step_s"];
+  Json profile = parse_json(read_file(path("two.profile")), "profile");
+  for (Json& stage : profile["stages"])
+    for (const char* field : {"forward_s", "backward_s"})
+      stage[field] = 100 * stage[field].get<double>();
+  write_file(path("slower.profile"), profile.dump());
+  o = motley(fmt::format("{} --profile {} --json", plan, path("slower.profile")));
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_GT(o.json()["predicted_step_s"], 5 * before);
+
+  profile["stages"][0]["backward_s"] = -1;
+  write_file(path("bad.profile"), profile.dump());
+  expect_mistake(fmt::format("{} --profile {}", plan, path("bad.profile")),
+                 "stages[0]: field 'backward_s' is -1; give a number from 0");
+  expect_mistake(fmt::format("calibrate --cluster {} --emulate --stages -o {}", path("two.yaml"),
+                             path("x.profile")),
+                 "--stages without --model");
+  expect_mistake(plan + "--layers fine", "--layers");
 }
 
 }  // namespace

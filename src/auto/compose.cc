@@ -93,7 +93,7 @@ const DeviceGroups::Kind& DeviceGroups::of(const net::Groups& groups, size_t k,
 Workbench::Workbench(const Request& request, DeviceGroups* groups, Graph graph, int layers)
     : request_(request), groups_(*groups), cluster_(groups->whole()), graph_(std::move(graph)) {
   pipeline::LayerOptions options;
-  options.layers = layers;
+  options.layers = std::max(0, layers);
   layers_ = find_layers(graph_, options);
 }
 
@@ -163,6 +163,15 @@ void Workbench::plan_layers(const DeviceGroups::Kind& group, int micro_batches, 
   });
 }
 
+std::vector<const Theory*> Workbench::distinct_layers() {
+  std::vector<const Theory*> distinct;
+  std::set<int> kinds;
+  for (int l = 0; l < size(); ++l)
+    if (kinds.insert(kind_of(l)).second && piece(l).theory)
+      distinct.push_back(piece(l).theory.get());
+  return distinct;
+}
+
 Workbench::LayerCost Workbench::find_cost(const Theory* layer, const DeviceGroups::Kind& group,
                                           int micro_batches, bool lean) {
   LayerCost cost;
@@ -195,20 +204,42 @@ Workbench::LayerCost Workbench::find_cost(const Theory* layer, const DeviceGroup
     cost.held_inputs = std::max(cost.held_inputs, memory.held_inputs[t]);
     cost.workspace = std::max(cost.workspace, memory.peak[t] - memory.state[t] - memory.held[t]);
   }
+  if (group.cluster.size() > 1 || request_.measured.empty()) return cost;
+  const std::string shape = shape_of(theory.graph());
+  for (const ProfiledStage& m : request_.measured)
+    if (m.shape == shape && m.type == group.cluster.types[0].name) {
+      cost.seconds.forward = m.forward;
+      cost.seconds.backward = m.backward;
+      cost.held = std::max(cost.held, m.activation);
+    }
   return cost;
 }
 
-int Workbench::number_of(const Graph& graph) {
+namespace {
+
+Graph anonymous(const Graph& graph) {
   Graph plain = graph;
-  auto anonymous = [](auto& list) {
+  plain.model.clear();
+  const auto forget = [](auto& list) {
     for (auto& item : list) item.name.clear();
   };
-  anonymous(plain.parameters);
-  anonymous(plain.buffers);
-  anonymous(plain.inputs);
+  forget(plain.parameters);
+  forget(plain.buffers);
+  forget(plain.inputs);
   for (Node& node : plain.nodes)
     if (is_source(node) && node.op != "motley::constant") node.args = {std::string()};
-  return numbers_.try_emplace(to_text(plain), static_cast<int>(numbers_.size())).first->second;
+  return plain;
+}
+
+}  // namespace
+
+std::string shape_of(const Graph& graph) {
+  return fmt::format("{:016x}", fingerprint(anonymous(graph)));
+}
+
+int Workbench::number_of(const Graph& graph) {
+  return numbers_.try_emplace(to_text(anonymous(graph)), static_cast<int>(numbers_.size()))
+      .first->second;
 }
 
 const Workbench::Planned& Workbench::unlimited(const Theory& theory, int number,
@@ -636,6 +667,65 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
         return nullptr;
       }
   return plan;
+}
+
+LayerShapes::LayerShapes(const Request& request, const Cluster& cluster, const GraphOf& graph_of)
+    : groups_(cluster) {
+  std::set<std::string> known;
+  for (int64_t size : request.micro_batches) {
+    benches_.push_back(std::make_unique<Workbench>(request, &groups_, graph_of(size),
+                                                   std::max(0, request.layers)));
+    for (const Theory* theory : benches_.back()->distinct_layers()) {
+      const std::string shape = shape_of(theory->graph());
+      if (known.insert(shape).second) shapes.push_back({shape, size, theory});
+    }
+  }
+}
+
+Cluster corrected(const Cluster& cluster, const Request& request, const GraphOf& graph_of) {
+  std::set<int64_t> sizes;
+  for (const ProfiledStage& m : request.measured)
+    if (request.batch % m.micro_batch == 0) sizes.insert(m.micro_batch);
+  Request plain = request;  // by the model alone
+  plain.measured.clear();
+  DeviceGroups groups(cluster);
+  std::map<std::string, std::pair<Seconds, Seconds>> seconds;  // by type: measured, by the model
+  for (int64_t size : sizes) {
+    Workbench bench(plain, &groups, graph_of(size), std::max(0, request.layers));
+    std::vector<std::string> shapes(bench.size());
+    for (int l = 0; l < bench.size(); ++l)
+      if (const Theory* theory = bench.layer_theory(l)) shapes[l] = shape_of(theory->graph());
+    for (size_t t = 0; t < cluster.types.size(); ++t) {
+      int device = 0;
+      while (cluster.devices[device].type != static_cast<int>(t)) ++device;
+      const DeviceGroups::Kind& one = groups.of({device});
+      auto& [measured, modelled] = seconds[cluster.types[t].name];
+      for (int l = 0; l < bench.size(); ++l)
+        for (const ProfiledStage& m : request.measured) {
+          if (m.shape != shapes[l] || m.type != cluster.types[t].name) continue;
+          const auto& cost =
+              bench.layer_cost(l, one, static_cast<int>(request.batch / size), false);
+          measured += m.forward + m.backward;
+          modelled += cost.seconds.forward + cost.seconds.backward;
+        }
+    }
+  }
+  Cluster result = cluster;
+  for (DeviceType& type : result.types) {
+    const auto [measured, modelled] = seconds[type.name];
+    if (!(measured > 0 && modelled > 0)) continue;
+    const double slower = measured / modelled;
+    type.flops /= slower;
+    type.half_flops /= slower;
+    type.memory_bandwidth /= slower;
+    type.overhead *= slower;
+    for (OpRate& op : type.ops) {
+      op.overhead *= slower;
+      op.flops /= slower;
+      op.memory_bandwidth /= slower;
+    }
+  }
+  return result;
 }
 
 }  // namespace motley::planner

@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cluster/profile.h"
 #include "pipeline/layers.h"
 #include "plan/plan.h"
 #include "spmd/order.h"
@@ -25,6 +26,8 @@ namespace motley::planner {
 // The canonical graph of the model at a number of samples. Throws UserError if there is none.
 using GraphOf = std::function<Graph(int64_t samples)>;
 
+constexpr int kAutomaticLayers = -1;
+
 struct Request {
   std::string model;
   int64_t batch = 0;  // global
@@ -32,9 +35,11 @@ struct Request {
   bool memory_limit = true;
   bool recompute = true;               // stages may compute activations again where memory is short
   std::vector<int64_t> micro_batches;  // samples, those that may be tried; empty: all
-  int layers = 0;                      // of pipelines, about; 0: found
+  // Of pipelines, about; 0: the finest, up to 160; kAutomaticLayers: finer until nothing is gained.
+  int layers = 0;
   spmd::Limits limits;
   uint64_t seed = 0;
+  std::vector<ProfiledStage> measured;  // layers whose costs on one device are not the model's
   int threads = 0;  // that plan layers and stages; 0: one per core. The plan does not depend on it.
 };
 
@@ -103,6 +108,11 @@ class Workbench {
 
   // The stage of every node if layers are cut in front of `cuts` (ascending).
   std::vector<int> stages_of(const std::vector<int>& cuts) const;
+
+  // Of a layer's own graph; null: views alone, nothing to do.
+  const Theory* layer_theory(int layer) { return piece(layer).theory.get(); }
+  // The distinct layers that compute anything, by their theories.
+  std::vector<const Theory*> distinct_layers();
 
   // A layer by itself on a group of devices.
   struct LayerCost {
@@ -179,6 +189,31 @@ class Workbench {
   std::atomic<int> planned_ = 0;
   std::atomic<bool> was_limited_ = false;
 };
+
+// What calibrate and planning know a stage's graph by: 16 digits, equal where graphs are equal but
+// for names.
+std::string shape_of(const Graph& graph);
+
+// The layers of a model, as the pipeline engine cuts it at some micro-batch sizes, each distinct
+// one once: what `motley calibrate --stages` measures.
+struct LayerShapes {
+  struct Shape {
+    std::string shape;
+    int64_t micro_batch;
+    const Theory* theory;
+  };
+  LayerShapes(const Request& request, const Cluster& cluster, const GraphOf& graph_of);
+  std::vector<Shape> shapes;
+
+ private:
+  DeviceGroups groups_;
+  std::vector<std::unique_ptr<Workbench>> benches_;
+};
+
+// The cluster with device types as fast as request.measured says: the numbers of a type are scaled
+// so that the model's layers take it, together, what they were measured to. Types of which no layer
+// was measured stay as they are.
+Cluster corrected(const Cluster& cluster, const Request& request, const GraphOf& graph_of);
 
 // Seconds of a value of `bytes` from one group of devices to another, each receiver taking all of
 // it (`whole`) or its part.

@@ -14,9 +14,11 @@ namespace motley::planner {
 
 namespace {
 
-constexpr int kComposed = 6;        // plans that are planned stage by stage
-constexpr int kMicroBatches = 128;  // most of a step that are tried
-constexpr int kLayers = 160;        // at most, unless the model has fewer heavy operators
+constexpr int kComposed = 6;                // plans that are planned stage by stage
+constexpr int kMicroBatches = 128;          // most of a step that are tried
+constexpr int kLayers = 160;                // at most, unless the model has fewer heavy operators
+constexpr int kCoarsest = 8;                // layers that automatic granularity begins with
+constexpr double kGranularityGain = 0.002;  // of balance or time, for which finer layers are tried
 
 // The devices of a sub-cluster, node by node.
 struct Part {
@@ -72,7 +74,7 @@ class Engine {
         graph_of_(graph_of),
         groups_(cluster),
         parts_(parts_of(cluster)),
-        layers_(request.layers) {}
+        layers_(request.measured.empty() ? request.layers : std::max(0, request.layers)) {}
 
   EngineResult run() {
     const auto start = std::chrono::steady_clock::now();
@@ -127,15 +129,56 @@ class Engine {
 
   // False: neither this size nor a larger one fits.
   bool try_size(int64_t size) {
-    auto bench = std::make_unique<Workbench>(request_, &groups_, graph_of_(size), layers_);
-    Workbench& w = *bench;
-    benches_[size] = std::move(bench);
-    if (layers_ == 0 && w.size() > kLayers) {
+    std::unique_ptr<Workbench>& bench = benches_[size];
+    Graph graph = graph_of_(size);
+    if (layers_ == kAutomaticLayers) return find_granularity(size, std::move(graph));
+    bench = std::make_unique<Workbench>(request_, &groups_, std::move(graph), layers_);
+    if (layers_ == 0 && bench->size() > kLayers) {
       layers_ = kLayers;
-      benches_[size] = std::make_unique<Workbench>(request_, &groups_, w.graph(), layers_);
+      bench = std::make_unique<Workbench>(request_, &groups_, bench->graph(), layers_);
     }
-    if (!holds_activations(size, *benches_[size])) return false;
-    search(size, *benches_[size]);
+    if (!holds_activations(size, *bench)) return false;
+    keep(size, search(size, *bench));
+    return true;
+  }
+
+  // Automatic granularity (HAPT section 5.1): twice as many layers, until neither the load balance
+  // (Eq. 25) nor the time gains anything worth having; the best of these serves all micro-batch
+  // sizes. Where no plan fits, the finest decides.
+  bool find_granularity(int64_t size, Graph graph) {
+    std::vector<double> speed;
+    for (const Part& part : parts_) speed.push_back(cluster_.type_of(part.devices[0]).flops);
+    std::unique_ptr<Workbench>& bench = benches_[size];
+    const auto cut = [&](int layers) {
+      return std::make_unique<Workbench>(request_, &groups_, graph, layers);
+    };
+    bench = cut(0);
+    if (bench->size() > kLayers) bench = cut(kLayers);
+    const int finest = bench->size();
+    if (!holds_activations(size, *bench)) return false;
+    std::unique_ptr<Workbench> finest_bench = std::move(bench);
+    pipeline::SearchResult best;
+    double balance = 0;
+    for (int layers = std::max(kCoarsest, 2 * static_cast<int>(parts_.size()));; layers *= 2) {
+      auto next = layers < finest ? cut(layers) : std::move(finest_bench);
+      if (bench && layers < finest && next->size() <= bench->size()) continue;
+      pipeline::SearchResult found = search(size, *next);
+      const double found_balance = found.feasible ? pipeline::load_balance(found.best, speed) : 0;
+      const bool better = !bench || !best.feasible ||
+                          found.best.makespan < best.best.makespan * (1 - kGranularityGain) ||
+                          found_balance > balance + kGranularityGain;
+      const bool faster = !bench || (found.feasible &&
+                                     (!best.feasible || found.best.makespan < best.best.makespan));
+      if (faster) {
+        layers_ = layers < finest ? layers : finest;
+        bench = std::move(next);
+        best = std::move(found);
+        balance = found_balance;
+      }
+      if (!better || layers >= finest) break;
+    }
+    keep(size, std::move(best));
+    if (found_.empty()) layers_ = kAutomaticLayers;
     return true;
   }
 
@@ -172,7 +215,16 @@ class Engine {
     return devices;
   }
 
-  void search(int64_t size, Workbench& bench) {
+  void keep(int64_t size, pipeline::SearchResult found) {
+    if (!found.feasible) {
+      result_.reason = found.reason;
+      return;
+    }
+    stop_ = found.reason;
+    for (const pipeline::PipelinePlan& plan : found.pool) found_.push_back({size, plan});
+  }
+
+  pipeline::SearchResult search(int64_t size, Workbench& bench) {
     pipeline::SearchProblem problem;
     problem.layers = bench.size();
     problem.layer_class = bench.layers().class_of();
@@ -299,21 +351,16 @@ class Engine {
     options.any_order = parts_.size() <= 4;
     options.pool = 3;
     options.time_limit = std::min(20.0, request_.limits.time_limit_s);
-    const pipeline::SearchResult found = pipeline::search(problem, options);
-    if (!found.feasible) {
-      result_.reason = found.reason;
-      return;
-    }
-    stop_ = found.reason;
-    for (const pipeline::PipelinePlan& plan : found.pool) found_.push_back({size, plan});
+    return pipeline::search(problem, options);
   }
 
   void compose(const Found& found) {
     Composition composition;
     composition.micro_batch = found.micro_batch;
     std::string note =
-        fmt::format("micro-batches of {}, {} pipeline{}, stages of", found.micro_batch,
-                    found.plan.pipelines, found.plan.pipelines > 1 ? "s" : "");
+        fmt::format("micro-batches of {}, {} pipeline{}, {} layers in stages of", found.micro_batch,
+                    found.plan.pipelines, found.plan.pipelines > 1 ? "s" : "",
+                    benches_.at(found.micro_batch)->size());
     for (int k = 0; k < found.plan.pipelines; ++k) {
       ReplicaChoice replica;
       replica.micro_batches = found.plan.micro_batches;

@@ -2,7 +2,10 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <map>
+#include <memory>
 
+#include "auto/compose.h"
 #include "cli/commands.h"
 #include "cluster/profile.h"
 #include "core/error.h"
@@ -11,6 +14,7 @@
 #include "torch/emulate.h"
 #include "torch/launch.h"
 #include "torch/nccl.h"
+#include "torch/source.h"
 
 namespace motley {
 
@@ -19,9 +23,11 @@ namespace {
 struct CalibrateArgs {
   std::string cluster, output, device = "auto";
   std::vector<std::string> models;
+  std::vector<int64_t> micro_batches;
+  int layers = 0;
   int64_t batch = 8;
   int scale = 0;
-  bool emulate = false, json = false;
+  bool stages = false, emulate = false, json = false;
 
   // The command line of workers.
   std::vector<std::string> words(bool cuda) const {
@@ -35,6 +41,15 @@ struct CalibrateArgs {
     if (scale > 0) {
       list.push_back("--scale");
       list.push_back(std::to_string(scale));
+    }
+    if (stages) list.push_back("--stages");
+    for (int64_t size : micro_batches) {
+      list.push_back("--micro-batch");
+      list.push_back(std::to_string(size));
+    }
+    if (layers > 0) {
+      list.push_back("--layers");
+      list.push_back(std::to_string(layers));
     }
     if (emulate) list.push_back("--emulate");
     if (json) list.push_back("--json");
@@ -88,12 +103,30 @@ void report(const Profile& profile, const CalibrateArgs& args) {
                     format_bytes(r.bandwidth).c_str(), format_seconds(r.latency).c_str(),
                     g.fits[i].r2);
     }
+  Json stages = Json::array();
+  std::map<std::string, std::pair<int, Seconds>> layers;  // by device type
+  for (const ProfiledStage& s : profile.stages) {
+    stages.push_back({{"shape", s.shape},
+                      {"model", s.model},
+                      {"type", s.type},
+                      {"micro_batch", s.micro_batch},
+                      {"forward_s", s.forward},
+                      {"backward_s", s.backward},
+                      {"activation_bytes", s.activation}});
+    ++layers[s.type].first;
+    layers[s.type].second += s.forward + s.backward;
+  }
+  if (!args.json)
+    for (const auto& [type, sum] : layers)
+      std::printf("%-10s %d distinct layers, %s forward and backward in all\n", type.c_str(),
+                  sum.first, format_seconds(sum.second).c_str());
   if (args.json)
     print_json({{"profile", args.output},
                 {"emulated", profile.emulated},
                 {"seconds", profile.seconds},
                 {"devices", devices},
                 {"collectives", collectives},
+                {"stages", stages},
                 {"fit_r2", least}});
   else
     std::printf("written to %s after %s\n", args.output.c_str(),
@@ -109,6 +142,20 @@ void work(const CalibrateArgs& args, const Rendezvous& where) {
   set_threads(1);
   CalibrateOptions options;
   for (const std::string& model : args.models) options.steps.emplace_back(model, args.batch);
+  std::vector<std::unique_ptr<planner::LayerShapes>> shapes;
+  for (const std::string& model : args.models) {
+    if (!args.stages) break;
+    planner::Request request;
+    request.model = model;
+    request.micro_batches = args.micro_batches;
+    if (request.micro_batches.empty()) request.micro_batches = {args.batch};
+    request.layers = args.layers;
+    shapes.push_back(std::make_unique<planner::LayerShapes>(request, cluster, [&](int64_t samples) {
+      return std::move(load_graph(model, samples).graph);
+    }));
+    for (const auto& s : shapes.back()->shapes)
+      options.stages.push_back({s.shape, model, s.micro_batch, s.theory});
+  }
   std::unique_ptr<Communicator> group;
   std::string mode;
   const bool cuda = args.device == "cuda";
@@ -145,6 +192,8 @@ void work(const CalibrateArgs& args, const Rendezvous& where) {
 }
 
 void calibrate_command(CalibrateArgs args) {
+  if (args.stages && args.models.empty())
+    throw user_error("calibrate", "--stages without --model; give the model to be planned");
   const auto where = rendezvous_from_environment();
   const Cluster cluster = load_cluster(args.cluster, args.scale, "");
   if (args.emulate)
@@ -194,6 +243,14 @@ void add_calibrate_command(CLI::App& app) {
                       "of the zoo");
   command->add_option("--batch", args->batch, "Batch of --model on each device")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command->add_flag("--stages", args->stages,
+                    "Also measure the layers that pipelines of --model are made of");
+  command
+      ->add_option("--micro-batch", args->micro_batches,
+                   "With --stages: samples of a micro-batch; may be given again; default: --batch")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  command->add_option("--layers", args->layers, "With --stages: as for motley plan")
+      ->check(CLI::Range(1, 2000));
   command->add_flag("--emulate", args->emulate, "Emulate the cluster on this machine");
   command->add_option("--device", args->device, "cuda, cpu, or auto: CUDA if there are enough")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));

@@ -72,7 +72,8 @@ void add_plan_command(CLI::App& app) {
                                              recompute = "auto", virtual_devices = "auto";
     int scale = 0;
     int64_t batch = 0, micro_batch = 0;
-    int layers = 0, threads = 0;
+    std::string layers;
+    int threads = 0;
     double time_limit = 1e30;
     uint64_t seed = 0;
     bool json = false;
@@ -111,8 +112,9 @@ void add_plan_command(CLI::App& app) {
   command
       ->add_option(
           "--layers", args->layers,
-          "Pieces that the pipeline engine cuts the model into, about; default: at most 160")
-      ->check(CLI::Range(1, 2000));
+          "Pieces that the pipeline engine cuts the model into, about; auto: finer until neither "
+          "balance nor time gains; default: the finest, up to 160")
+      ->check(CLI::Range(1, 2000) | CLI::IsMember({"auto"}));
   command->add_option("--memory-limit", args->memory, "on: device memory is a hard limit")
       ->check(CLI::IsMember({"on", "off"}));
   command
@@ -134,7 +136,7 @@ void add_plan_command(CLI::App& app) {
   command->add_option("-o,--output", args->output, "Plan file to write");
   command->add_flag("--json", args->json, "Print one JSON object");
   command->callback([args] {
-    const Cluster cluster = load_cluster(args->cluster, args->scale, args->profile);
+    Cluster cluster = load_cluster(args->cluster, args->scale, args->profile);
     const bool captured = is_graph_file(args->model);
     GraphFile file;
     if (captured) file = load_graph_file(args->model);
@@ -156,6 +158,15 @@ void add_plan_command(CLI::App& app) {
       Graph graph = graph_in_f32(samples);
       return precision == DType::f32 ? graph : with_precision(graph, precision);
     };
+    planner::Request pipelines;
+    pipelines.model = args->model;
+    pipelines.batch = args->batch;
+    pipelines.layers = args->layers.empty()     ? 0
+                       : args->layers == "auto" ? planner::kAutomaticLayers
+                                                : std::stoi(args->layers);
+    pipelines.threads = args->threads;
+    if (!args->profile.empty()) pipelines.measured = load_profile(args->profile).stages;
+    if (!pipelines.measured.empty()) cluster = planner::corrected(cluster, pipelines, graph_of);
     spmd::PlanRequest request;
     request.model = args->model;
     request.batch = args->batch;
@@ -200,16 +211,11 @@ void add_plan_command(CLI::App& app) {
       result.feasible = false;
     }
     if (args->strategy.empty()) {
-      planner::Request pipelines;
-      pipelines.model = args->model;
-      pipelines.batch = args->batch;
       pipelines.optimizer = request.synthesis.optimizer;
       pipelines.memory_limit = request.synthesis.memory_limit;
       pipelines.recompute = request.synthesis.recompute;
       pipelines.limits = request.synthesis.limits;
       pipelines.seed = args->seed;
-      pipelines.layers = args->layers;
-      pipelines.threads = args->threads;
       if (args->micro_batch > 0)
         pipelines.micro_batches = {args->micro_batch};
       else if (captured && file.other_batch == 0)

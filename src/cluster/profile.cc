@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 namespace motley {
 
@@ -94,12 +95,21 @@ Json to_json(const Profile& profile) {
                              {"fit", to_json(g.fits[i])}});
     groups.push_back({{"path", g.path}, {"types", g.types}, {"collectives", collectives}});
   }
-  return {{"motley_profile", kProfileVersion},
-          {"cluster", profile.cluster},
-          {"emulated", profile.emulated},
-          {"seconds", profile.seconds},
-          {"devices", devices},
-          {"groups", groups}};
+  Json json = {{"motley_profile", kProfileVersion},
+               {"cluster", profile.cluster},
+               {"emulated", profile.emulated},
+               {"seconds", profile.seconds},
+               {"devices", devices},
+               {"groups", groups}};
+  for (const ProfiledStage& s : profile.stages)
+    json["stages"].push_back({{"shape", s.shape},
+                              {"model", s.model},
+                              {"type", s.type},
+                              {"micro_batch", s.micro_batch},
+                              {"forward_s", s.forward},
+                              {"backward_s", s.backward},
+                              {"activation_bytes", s.activation}});
+  return json;
 }
 
 Profile parse_profile(const std::string& text, const std::string& name) {
@@ -157,6 +167,26 @@ Profile parse_profile(const std::string& text, const std::string& name) {
     });
     profile.groups.push_back(std::move(g));
   });
+  std::set<std::pair<std::string, std::string>> known;
+  if (file.find("stages"))
+    each(file, "stages", [&](const Fields& stage) {
+      ProfiledStage s;
+      s.shape = stage.text("shape");
+      s.model = stage.text("model");
+      s.type = stage.text("type");
+      s.micro_batch = stage.integer("micro_batch");
+      if (s.micro_batch < 1)
+        throw stage.bad("micro_batch", fmt::format("is {}; give a positive number", s.micro_batch));
+      s.forward = not_negative(stage, "forward_s");
+      s.backward = not_negative(stage, "backward_s");
+      s.activation = not_negative(stage, "activation_bytes");
+      if (s.shape.empty()) throw stage.bad("shape", "is empty; give what calibrate wrote");
+      if (!known.emplace(s.shape, s.type).second)
+        throw stage.bad(
+            "shape",
+            fmt::format("is {} again for {}; give each shape once for each type", s.shape, s.type));
+      profile.stages.push_back(std::move(s));
+    });
   return profile;
 }
 

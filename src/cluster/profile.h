@@ -51,12 +51,23 @@ struct ProfiledGroup {
   std::vector<FitQuality> fits;  // [collective] size: bytes of the whole tensor
 };
 
+// A layer of a model's pipeline on one device, per micro-batch (motley calibrate --stages).
+struct ProfiledStage {
+  std::string shape;  // planner::shape_of() its graph
+  std::string model;  // for people
+  std::string type;   // of the device
+  int64_t micro_batch = 1;
+  Seconds forward = 0, backward = 0;
+  Bytes activation = 0;  // held between the two passes
+};
+
 struct Profile {
   std::string cluster;   // its name
   std::string emulated;  // how; empty: real devices
   std::vector<ProfiledDevice> devices;
   std::vector<ProfiledGroup> groups;
-  double seconds = 0;  // that measuring took
+  std::vector<ProfiledStage> stages;  // each shape once for each device type
+  double seconds = 0;                 // that measuring took
 };
 
 Json to_json(const Profile& profile);

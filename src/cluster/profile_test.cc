@@ -25,6 +25,8 @@ Profile example() {
   slow.type = "slow";
   slow.flops = 1e9;
   p.devices = {fast, slow};
+  p.stages = {{"0123", "mlp", "fast", 4, 1e-3, 2e-3, 1e4},
+              {"0123", "mlp", "slow", 4, 2e-3, 4e-3, 1e4}};
   p.groups = {{{}, {"fast", "slow"}, {{CollectiveForm::all_gather, 1e-3, 5e6}}, {fit}}};
   return p;
 }
@@ -94,6 +96,21 @@ TEST(Profile, MistakesAreNamed) {
   json = to_json(example());
   json["groups"][0]["collectives"][0]["fit"]["points"] = {1, 2};
   EXPECT_THAT(message_of(json.dump()), HasSubstr("points"));
+  const auto stage_with = [](const char* field, const Json& value) {
+    Json j = to_json(example());
+    j["stages"][1][field] = value;
+    return message_of(j.dump());
+  };
+  EXPECT_THAT(stage_with("forward_s", -1),
+              HasSubstr("p.yaml.stages[1]: field 'forward_s' is -1; give a number from 0"));
+  EXPECT_THAT(stage_with("backward_s", "x"), HasSubstr("p.yaml.stages[1]: field 'backward_s'"));
+  EXPECT_THAT(stage_with("backward_s", nullptr), HasSubstr("p.yaml.stages[1]: field 'backward_s'"));
+  EXPECT_THAT(stage_with("micro_batch", 0), HasSubstr("field 'micro_batch' is 0"));
+  EXPECT_THAT(stage_with("shape", ""), HasSubstr("field 'shape' is empty"));
+  EXPECT_THAT(stage_with("type", "fast"), HasSubstr("is 0123 again for fast"));
+  json = to_json(example());
+  json["stages"] = 7;
+  EXPECT_THAT(message_of(json.dump()), HasSubstr("p.yaml: field 'stages'"));
 }
 
 TEST(ScaledDown, KeepsKindsAndProportions) {

@@ -12,6 +12,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "cluster/part.h"
 #include "core/error.h"
@@ -441,6 +442,72 @@ void measure_step(const CalibrateOptions& options, ProfiledDevice* result) {
   result->ops.push_back(op);
 }
 
+// Parameters and floating inputs are small random numbers; integers are 0, which every table has.
+at::Tensor any_value(const TensorSpec& spec, at::Device device) {
+  const at::TensorOptions options = at::TensorOptions(device).dtype(to_torch(spec.dtype));
+  if (!at::isFloatingType(to_torch(spec.dtype))) return at::zeros(spec.shape, options);
+  return 0.02 * at::randn(spec.shape, options);
+}
+
+std::vector<ProfiledStage> measure_stages(const CalibrateOptions& options,
+                                          const std::string& type) {
+  constexpr int kLeastRuns = 3, kMostRuns = 9;
+  std::vector<ProfiledStage> result;
+  run_thread_group(1, [&](Communicator& self) {
+    // Padding goes by the CPU clock of the thread.
+    Watch watch(options.speed, options.device);
+    for (const StageShape& shape : options.stages) {
+      const Graph& graph = shape.theory->graph();
+      const Program program = phase_ordered(*shape.theory, alone(*shape.theory));
+      ExecutorOptions execution;
+      execution.device = options.device;
+      execution.after = [&](bool) { watch.worked(); };
+      Executor executor(*shape.theory, program, Shares({1.0}), self, execution);
+      std::set<const void*> sources;
+      const auto set = [&](ValueId v) {
+        const at::Tensor value = any_value(graph.spec(v), options.device);
+        sources.insert(value.storage().unsafeGetStorageImpl());
+        executor.set(v, value);
+      };
+      for (const Parameter& p : graph.parameters) set(p.value);
+      for (const Buffer& b : graph.buffers) set(b.value);
+      for (const Input& i : graph.inputs) set(i.value);
+      std::vector<double> forward, backward;
+      ProfiledStage stage{shape.shape, shape.model, type, shape.micro_batch};
+      const Seconds start = wall_clock(),
+                    budget = options.budget / static_cast<double>(options.stages.size());
+      for (int run = 0; run <= kLeastRuns || (run <= kMostRuns && wall_clock() - start < budget);
+           ++run) {
+        watch.begin();
+        const Seconds begun = watch.now();
+        Executor::Flight flight = executor.forward(run, 0);
+        const Seconds between = watch.now();
+        for (ValueId v : graph.outputs)
+          if (const Node& made = graph.node(graph.value(v).producer);
+              made.phase == Phase::forward && !is_source(made))
+            executor.take(&flight, v);
+        std::set<const void*> held = sources;
+        stage.activation = 0;
+        for (const at::Tensor& value : flight)
+          if (value.defined() && held.insert(value.storage().unsafeGetStorageImpl()).second)
+            stage.activation += static_cast<Bytes>(value.storage().nbytes());
+        const Seconds again = watch.now();
+        executor.backward(&flight, run, 0);
+        const Seconds end = watch.now();
+        executor.reduce(run);
+        watch.rest();
+        if (run == 0) continue;  // warming up
+        forward.push_back(between - begun);
+        backward.push_back(end - again);
+      }
+      stage.forward = median(forward);
+      stage.backward = median(backward);
+      result.push_back(stage);
+    }
+  });
+  return result;
+}
+
 ProfiledDevice measure_device(Communicator& group, const Cluster& cluster,
                               const CalibrateOptions& options,
                               const std::function<void(const std::string&)>& say) {
@@ -667,10 +734,17 @@ Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOp
     profile.groups.push_back(std::move(measured));
   });
   profile.devices = {measure_device(group, cluster, options, say)};
+  if (!options.stages.empty()) {
+    say(fmt::format("{} layers of pipelines", options.stages.size()));
+    profile.stages = measure_stages(options, profile.devices[0].type);
+    group.barrier();
+  }
 
   const std::vector<std::string> all = gather_texts(group, to_json(profile).dump(), options.device);
   if (group.rank() != 0) return profile;
   profile.devices.clear();
+  profile.stages.clear();
+  std::map<std::pair<std::string, std::string>, ProfiledStage> stages;  // by type and shape
   for (const DeviceType& type : cluster.types) {
     // The slowest member of a type stands for it.
     std::optional<ProfiledDevice> slowest;
@@ -678,11 +752,16 @@ Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOp
       if (cluster.type_of(r).name != type.name) continue;
       Profile theirs = parse_profile(all[r], fmt::format("the profile of rank {}", r));
       if (!slowest || theirs.devices[0].flops < slowest->flops) slowest = theirs.devices[0];
+      for (const ProfiledStage& s : theirs.stages) {
+        auto [it, fresh] = stages.try_emplace({s.type, s.shape}, s);
+        if (s.forward + s.backward > it->second.forward + it->second.backward) it->second = s;
+      }
       for (size_t g = 0; g < theirs.groups.size(); ++g)
         if (profile.groups[g].collectives.empty()) profile.groups[g] = theirs.groups[g];
     }
     if (slowest) profile.devices.push_back(*slowest);
   }
+  for (auto& [key, stage] : stages) profile.stages.push_back(std::move(stage));
   profile.seconds = wall_clock() - start;
   return profile;
 }

@@ -19,6 +19,10 @@
 // while it is measured, so that all share the machine as they do in training. On a CUDA device it
 // takes wall time between synchronisations.
 //
+// Stages. The layers of a model, cut as the pipeline engine cuts it, run forward and backward by
+// themselves; medians count, and the slowest device of a type. What a layer holds between its
+// passes is counted by storage, without parameters and inputs.
+//
 // Links. Every group of the cluster tree measures each form of collective against size; the slowest
 // member's median counts. Fitted is seconds = rounds * latency + traffic / bandwidth
 // (CollectiveRate).
@@ -31,9 +35,18 @@
 #include <vector>
 
 #include "cluster/profile.h"
+#include "shard/theory.h"
 #include "torch/communicator.h"
 
 namespace motley {
+
+// A layer of a pipeline whose passes are measured, on each device by itself. The theory outlives
+// the calibration.
+struct StageShape {
+  std::string shape, model;  // as ProfiledStage
+  int64_t micro_batch = 1;
+  const Theory* theory = nullptr;
+};
 
 struct CalibrateOptions {
   double speed = 0;  // padding of this worker; 0: a real device
@@ -41,6 +54,7 @@ struct CalibrateOptions {
   // Steps whose operators are measured (model, batch); empty: reference_steps().
   std::vector<std::pair<std::string, int64_t>> steps;
   Seconds budget = 24;  // for them; every step runs at least twice
+  std::vector<StageShape> stages;
   // A group of some ranks of the whole, in order, that meets under a name of its own; called by its
   // members alone.
   std::function<std::unique_ptr<Communicator>(const std::vector<int>& ranks,
