@@ -289,6 +289,25 @@ TEST_F(Cli, VirtualDevices) {
   expect_mistake(small + "hap-64 --virtual-devices 2 --engine spmd", "stands beside --engine");
 }
 
+// Replicas that divide experts are one stage group, whose program is searched.
+TEST_F(Cli, ExpertParallelGridsArePlans) {
+  const std::string what =
+      "plan bert-moe:layers=2,hidden=32,heads=4,experts=4,every=1,seq=8,vocab=64 --cluster "
+      "local-mixed-4 "
+      "--batch 8 --json -o " +
+      path("p.json") + " --fix pp=1,tp=1,mbs=1,";
+  for (const char* fix : {"dp=4,ep=4", "dp=2,cp=2,ep=2", "dp=4,ep=2"}) {
+    const Outcome plan = motley(what + fix);
+    ASSERT_EQ(plan.code, 0) << fix << ": " << plan.err;
+    const Json schedule = plan.json()["schedule"];
+    EXPECT_EQ(schedule["replicas"].size(), fix == std::string("dp=4,ep=4") ? 1u : 2u);
+    const Outcome verify = motley("verify --json " + path("p.json"));
+    ASSERT_EQ(verify.code, 0) << fix << ": " << verify.err;
+    EXPECT_TRUE(verify.json()["equivalent"].get<bool>());
+  }
+  EXPECT_EQ(motley(what + "dp=4,ep=3").code, 3);
+}
+
 // Plans of every engine are plans: planned, checked, simulated, verified and trained by.
 TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
   const std::string model = "gpt:layers=2,hidden=32,heads=4,seq=8,vocab=64",

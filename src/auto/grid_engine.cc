@@ -34,12 +34,17 @@ grid::Model model_of(const Workbench& bench, int64_t samples) {
     grid::Layer layer;
     layer.name = fmt::format("layer {}", l);
     int products = 0;
+    bool attends = false;
     for (NodeId id : layers[l].forward) {
       const Node& node = graph.node(id);
       const OpDef* op = find_op(node.op);
-      // Attention scores tell the heads.
-      if (node.op == "aten::_softmax" && graph.spec(node.outputs[0]).shape.size() == 4)
-        model.heads = static_cast<int>(graph.spec(node.outputs[0]).shape[1]);
+      // Attention scores tell the heads and the tokens, whose keys and values all others read.
+      if (node.op == "aten::_softmax" && graph.spec(node.outputs[0]).shape.size() == 4) {
+        const Shape& scores = graph.spec(node.outputs[0]).shape;
+        model.heads = static_cast<int>(scores[1]);
+        model.tokens = scores[2];
+        attends = true;
+      }
       Bytes bytes = 0;
       bool weights = false;
       for (ValueId v : graph.inputs_of(node)) {
@@ -54,9 +59,16 @@ grid::Model model_of(const Workbench& bench, int64_t samples) {
         if (!parameter[root.index]) continue;
         const TensorSpec& spec = graph.spec(root);
         weights = weights || spec.shape.size() > 1;
+        // Experts' weights are stacked: [expert, in, out].
+        const bool stacked = node.op == "aten::bmm" && spec.shape.size() == 3;
+        if (stacked) {
+          model.experts = static_cast<int>(spec.shape[0]);
+          layer.routed += static_cast<double>(graph.spec(node.outputs[0]).numel()) / n;
+        }
         if (!seen.insert(root).second) continue;
-        (spec.shape.size() > 1 ? layer.parameters : layer.parameters_whole) +=
-            static_cast<double>(spec.numel());
+        (stacked                 ? layer.expert_parameters
+         : spec.shape.size() > 1 ? layer.parameters
+                                 : layer.parameters_whole) += static_cast<double>(spec.numel());
       }
       for (ValueId v : node.outputs)
         if (v.valid()) bytes += static_cast<Bytes>(graph.spec(v).bytes());
@@ -74,21 +86,36 @@ grid::Model model_of(const Workbench& bench, int64_t samples) {
         l + 1 < layers.size() ? layers[l + 1].boundary / model.precision.activation / n : 1;
     layer.saved = layers[l].saved / n;
     layer.all_reduces = (products + 1) / 2;
+    if (attends) layer.key_values = 2 * layer.output;
     model.layers.push_back(layer);
   }
   return model;
 }
 
+// A stage's program is searched on all devices of its replica: on those of context parallelism it
+// may cut the sequence, on those of expert parallelism the experts, or whatever costs less.
+// Replicas that divide experts are one, with micro-batches as large as theirs together.
+int merged_replicas(const grid::Strategy& s) { return std::max(1, s.ep / s.cp); }
+
+// Micro-batches of the strategy that `merged` replicas from `first` on take.
+int taken_by(const grid::Strategy& s, int first, int merged) {
+  return std::accumulate(s.micro_batches.begin() + first, s.micro_batches.begin() + first + merged,
+                         0);
+}
+
 Composition composition_of(const grid::Strategy& s) {
   Composition composition;
-  composition.micro_batch = s.micro_batch;
-  for (int r = 0; r < s.dp; ++r) {
+  const int merged = merged_replicas(s);
+  composition.micro_batch = s.micro_batch * merged;
+  for (int r = 0; r < s.dp; r += merged) {
     ReplicaChoice replica;
-    replica.micro_batches = s.micro_batches[r];
+    replica.micro_batches = taken_by(s, r, merged) / merged;
     int first = 0;
     for (int p = 0; p < s.pp; ++p) {
       StageChoice stage{first, first + s.stages[p] - 1, {}, s.recompute != grid::Recompute::none};
-      for (int t = 0; t < s.tp; ++t) stage.devices.push_back(s.device(p, r, 0, t));
+      for (int k = r; k < r + merged; ++k)
+        for (int c = 0; c < s.cp; ++c)
+          for (int t = 0; t < s.tp; ++t) stage.devices.push_back(s.device(p, k, c, t));
       first += s.stages[p];
       replica.stages.push_back(std::move(stage));
     }
@@ -146,11 +173,19 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   for (const grid::Candidate& candidate : found.ranked) {
     if (composed >= kComposed) break;
     const grid::Strategy& s = candidate.strategy;
-    if (s.interleave > 1 || s.cp > 1 || s.ep > 1) continue;
+    if (s.interleave > 1) continue;
+    const int merged = merged_replicas(s);
+    bool even = s.dp % merged == 0 && (merged == 1 || s.ep % s.cp == 0);
+    for (int r = 0; even && r < s.dp; r += merged) even = taken_by(s, r, merged) % merged == 0;
+    if (!even) {
+      if (result.plans.empty())
+        result.reason = "replicas that divide experts cannot take whole micro-batches together";
+      continue;
+    }
     int64_t total = 0;
     for (int m : s.micro_batches) total += m;
     if (total * s.micro_batch != request.batch) continue;
-    Workbench& own = bench_of(s.micro_batch);
+    Workbench& own = bench_of(s.micro_batch * merged);
     if (own.size() != bench.size()) continue;
     Composition composition = composition_of(s);
     std::string reason;
