@@ -6,7 +6,7 @@ DistributedDataParallel train the same models on the same workers behind the sam
     ./dev bench measured --smoke      one cluster, judged on ranking and equality of losses only
 
 Every cluster is calibrated first (motley calibrate --emulate) and planned with that profile. A row of the CSV is one run:
-the median over its steps. Runs of all plans of a model alternate; while other processes take more than 0.3 core a run is
+the median over its steps after the first two, in which memory is touched for the first time. Runs of all plans of a model alternate; while other processes take more than 0.3 core a run is
 repeated, twice at most, and the quietest counts. Written to bench/results/DATE/: measured.csv, measured.svg (scatter),
 measured.txt (this output).
 """
@@ -26,6 +26,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+WARM = 2  # steps before those that count
 BUSY = 0.3  # cores of other processes above which a run is repeated
 
 CLUSTERS = {
@@ -144,13 +145,14 @@ class Bench:
         losses = {}
         for run in range(self.args.runs):
             for name, (plan, predicted, _) in plans.items():
-                steps = 1 + max(3, min(6, round(2 / predicted)))
+                steps = WARM + max(3, min(8, round(2 / predicted)))
                 report, foreign = self.quiet(
                     lambda: json.loads(self.motley("run", plan, "--steps", steps, "--emulate", "--json")))
                 losses[name] = [s["loss"] for s in report["steps"]]
-                self.row(cluster, model, name, run, predicted, report["median_step_s"], foreign, measured)
+                seconds = statistics.median([s["seconds"] for s in report["steps"]][WARM:])
+                self.row(cluster, model, name, run, predicted, seconds, foreign, measured)
         if not self.args.smoke:
-            jobs = [{"model": model, "args": MODELS[model][0], "batch": MODELS[model][1], "shares": shares, "steps": 3}
+            jobs = [{"model": model, "args": MODELS[model][0], "batch": MODELS[model][1], "shares": shares, "steps": 3, "warm": WARM}
                     for _ in range(self.args.runs) for shares in DDP.values()]
             path = self.tmp / "jobs.json"
             path.write_text(json.dumps(jobs))

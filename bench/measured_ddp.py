@@ -2,7 +2,7 @@
 
     motley emulate --cluster C -- /usr/bin/python3 measured_ddp.py JOBS.json
 
-JOBS.json: [{model, args, batch, shares: "even" | "proportional", steps}]. Rank 0 prints one JSON line a job:
+JOBS.json: [{model, args, batch, shares: "even" | "proportional", steps, warm}]. Rank 0 prints one JSON line a job:
 {"job": index, "seconds": [of each step after the first], "losses": [...]}.
 
 Speed is emulated as motley does it (src/torch/emulate.h): the worker sleeps after work until start + CPU time / speed, by
@@ -228,7 +228,8 @@ def run(job, padding, speeds):
     ddp = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     seconds, losses = [], []
-    for step in range(job["steps"] + 1):
+    warm = job.get("warm", 1)  # steps that do not count
+    for step in range(job["steps"] + warm):
         dist.barrier()
         padding.mark()
         start = time.monotonic()
@@ -240,7 +241,7 @@ def run(job, padding, speeds):
         padding.settle()
         took = torch.tensor([time.monotonic() - start])
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
-        if step > 0:
+        if step >= warm:
             seconds.append(took.item())
         losses.append(loss.item())
     return {"seconds": seconds, "losses": losses}

@@ -69,6 +69,37 @@ TEST(Reducing, UnequalGroupsToo) {
               6, 1);
 }
 
+TEST(Reducing, StartedSumsGoOnBesideOtherCollectives) {
+  const std::vector<ReductionProgram> programs = {
+      {{},
+       {{net::Collective::reduce_scatter, {{0, 1}, {2, 3}}},
+        {net::Collective::all_reduce, {{0, 2}, {1, 3}}},
+        {net::Collective::all_gather, {{0, 1}, {2, 3}}}},
+       1000,
+       0,
+       0}};
+  run_thread_group(4, [&](Communicator& group) {
+    const auto communicator = reducing(group, programs);
+    std::vector<at::Tensor> sums;
+    std::vector<std::unique_ptr<Message>> messages;
+    for (const int64_t elements : {4096L, 3L, 1001L, 50000L, 0L, 2000L}) {
+      sums.push_back(at::arange(elements, at::kLong) * (group.rank() + 1));
+      messages.push_back(communicator->start_all_reduce(sums.back()));
+    }
+    // The plain collectives and a program that is waited for at once.
+    at::Tensor largest = at::full({4096}, group.rank(), at::kDouble);
+    communicator->all_reduce(largest, Reduction::max);
+    EXPECT_EQ(largest.max().item<double>(), 3);
+    at::Tensor blocking = at::full({4096}, group.rank(), at::kLong);
+    communicator->all_reduce(blocking);
+    EXPECT_EQ(blocking[4095].item<int64_t>(), 6);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      if (messages[i]) messages[i]->wait();
+      EXPECT_TRUE(at::equal(sums[i], at::arange(sums[i].numel(), at::kLong) * 10)) << i;
+    }
+  });
+}
+
 TEST(Reducing, SmallTensorsAndMaximaTakeThePlainCollective) {
   // A program that would be wrong for maxima.
   const std::vector<ReductionProgram> programs = {

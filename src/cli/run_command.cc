@@ -42,9 +42,8 @@ Plan sound_plan(const RunOptions& options, int workers) {
     const Shares shares(plan.ratios);
     const Fractions fractions(plan.cluster, shares);
     plan.predicted_step_s =
-        cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step;
-    if (plan.reductions.empty())
-      plan.predicted_step_s -= hidden_seconds(*plan.theory, plan.program, cost, fractions);
+        cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step -
+        hidden_seconds(*plan.theory, plan.program, cost, fractions);
   }
   return plan;
 }

@@ -169,7 +169,8 @@ class Reader {
       const std::string field = fmt::format("{}[{}]", path, i);
       if (!list[i].IsMap() || !list[i]["op"])
         throw error(field, "has no op", "give {op: aten::mm, overhead: ..., flops: ...}");
-      allow(list[i], field, {"op", "overhead", "flops", "memory_bandwidth"});
+      allow(list[i], field,
+            {"op", "overhead", "flops", "memory_bandwidth", "cached", "uncached_bandwidth"});
       OpRate rate;
       rate.op = scalar(list[i]["op"], join(field, "op"));
       if (const YAML::Node x = list[i]["overhead"])
@@ -178,6 +179,10 @@ class Reader {
         rate.flops = positive(x, "flops", join(field, "flops"));
       if (const YAML::Node x = list[i]["memory_bandwidth"])
         rate.memory_bandwidth = positive(x, "bandwidth", join(field, "memory_bandwidth"));
+      if (const YAML::Node x = list[i]["cached"])
+        rate.cached = quantity(x, "bytes", join(field, "cached"));
+      if (const YAML::Node x = list[i]["uncached_bandwidth"])
+        rate.uncached_bandwidth = positive(x, "bandwidth", join(field, "uncached_bandwidth"));
       type->ops.push_back(rate);
     }
   }
@@ -423,6 +428,8 @@ std::string to_yaml(const Cluster& cluster) {
         put("overhead", rate.overhead);
         put("flops", rate.flops);
         put("memory_bandwidth", rate.memory_bandwidth);
+        put("cached", rate.cached);
+        put("uncached_bandwidth", rate.uncached_bandwidth);
         out << YAML::EndMap;
       }
       out << YAML::EndSeq;

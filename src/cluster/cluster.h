@@ -39,8 +39,10 @@ struct OpRate {
   std::string op;  // "aten::mm"; "motley::adamw" and "motley::sgd" update one parameter,
                    // "motley::step" is what a step takes besides, bytes being its inputs
   Seconds overhead = 0;
-  FlopsPerSecond flops = 0;             // 0: not limited by arithmetic
-  BytesPerSecond memory_bandwidth = 0;  // 0: not limited by memory
+  FlopsPerSecond flops = 0;               // 0: not limited by arithmetic
+  BytesPerSecond memory_bandwidth = 0;    // 0: not limited by memory
+  Bytes cached = 0;                       // bytes of a call beyond these move at ...
+  BytesPerSecond uncached_bandwidth = 0;  // ... (optimizers); 0: there is no such limit
   friend bool operator==(const OpRate&, const OpRate&) = default;
 };
 

@@ -23,6 +23,9 @@ double not_negative(const Fields& fields, const char* name) {
   if (!(x >= 0)) throw fields.bad(name, fmt::format("is {}; give a number from 0", x));
   return x;
 }
+double optional(const Fields& fields, const char* name) {
+  return fields.find(name) != nullptr ? not_negative(fields, name) : 0;
+}
 double positive(const Fields& fields, const char* name) {
   const double x = fields.number(name);
   if (!(x > 0)) throw fields.bad(name, fmt::format("is {}; give a number above 0", x));
@@ -77,6 +80,8 @@ Json to_json(const Profile& profile) {
                      {"overhead", op.rate.overhead},
                      {"flops", op.rate.flops},
                      {"memory_bandwidth", op.rate.memory_bandwidth},
+                     {"cached", op.rate.cached},
+                     {"uncached_bandwidth", op.rate.uncached_bandwidth},
                      {"fit", to_json(op.fit)}});
     devices.push_back({{"type", d.type},
                        {"flops", d.flops},
@@ -135,7 +140,8 @@ Profile parse_profile(const std::string& text, const std::string& name) {
     });
     each(device, "ops", [&](const Fields& op) {
       d.ops.push_back({{op.text("op"), not_negative(op, "overhead"), not_negative(op, "flops"),
-                        not_negative(op, "memory_bandwidth")},
+                        not_negative(op, "memory_bandwidth"), optional(op, "cached"),
+                        optional(op, "uncached_bandwidth")},
                        fit_of(op)});
     });
     profile.devices.push_back(std::move(d));

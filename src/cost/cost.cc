@@ -109,16 +109,22 @@ Seconds CostModel::gradient_all_reduce(Bytes bytes) const {
   return replicas_.fixed + bytes * std::max(0.0, replicas_.seconds_per_byte - paid);
 }
 
-Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer) const {
+Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer, Seconds* linear) const {
+  if (linear != nullptr) *linear = 0;
   if (bytes == 0) return 0;
   const Seconds reduction = replicas_.piece.empty() ? 0 : bytes * replicas_.piece[type];
   // Reads parameter, gradient and state, writes parameter and state.
   const DeviceType& t = cluster_.types[type];
   const OpRate* rate = optimizer == Optimizer::adamw ? rates_[type].adamw : rates_[type].sgd;
-  const Bytes moved = bytes * (3 + 2 * state_factor(optimizer));
-  if (rate == nullptr) return t.overhead + moved / t.memory_bandwidth + reduction;
-  return rate->overhead + (rate->memory_bandwidth > 0 ? moved / rate->memory_bandwidth : 0) +
-         reduction;
+  const Bytes touched = bytes * (3 + 2 * state_factor(optimizer));
+  Seconds all = t.overhead + touched / t.memory_bandwidth, beyond = 0;
+  if (rate != nullptr) {
+    all = rate->overhead + (rate->memory_bandwidth > 0 ? touched / rate->memory_bandwidth : 0);
+    if (rate->uncached_bandwidth > 0)
+      beyond = std::max(0.0, touched - rate->cached) / rate->uncached_bandwidth;
+  }
+  if (linear != nullptr) *linear = all + reduction;
+  return all + beyond + reduction;
 }
 
 Seconds CostModel::per_step(int type, const Graph& graph) const {
@@ -332,8 +338,13 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
       StageCost& stage = cost.stages.back();
       stage.compute[t] += s;
       cost.compute[t] += s;
-      (placement.is_shard() ? stage.cut : stage.whole)[t] +=
-          placement.is_shard() ? part * model.update(t, bytes, optimizer) : s;
+      if (placement.is_shard()) {
+        Seconds linear = 0;
+        model.update(t, bytes, optimizer, &linear);
+        stage.cut[t] += part * linear;
+      } else {
+        stage.whole[t] += s;
+      }
     }
   }
   for (int t = 0; t < types; ++t) {

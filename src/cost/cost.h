@@ -75,9 +75,11 @@ class CostModel {
   // Seconds of an all-reduce of a gradient on its way to the optimizer: with replicas, what it adds
   // to their reduction.
   Seconds gradient_all_reduce(Bytes bytes) const;
-  // Seconds of the optimizer on `bytes` of local parameters, and of their gradients' reduction over
-  // replicas.
-  Seconds update(int type, Bytes parameter_bytes, Optimizer optimizer) const;
+  // Seconds of the optimizer on one parameter of which `parameter_bytes` are local, and of its
+  // gradient's reduction over replicas. `linear`: what they would be if all of it were cached,
+  // which is linear in the bytes but for the overhead.
+  Seconds update(int type, Bytes parameter_bytes, Optimizer optimizer,
+                 Seconds* linear = nullptr) const;
   // Seconds of one collective on a tensor of `bytes` whose cut factor has the given shares. 0 for
   // slice and mask. Without a form: of the faster one.
   Seconds collective(CollectiveKind kind, Bytes bytes, const CollectiveModel::ShareProfile& shares,

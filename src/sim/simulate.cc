@@ -45,8 +45,7 @@ Simulation simulate(const Plan& plan, bool with_spans) {
     total += t.busy;
   }
   // What the executor sends beside the backward pass. The spans are of steps without it.
-  const Seconds hidden =
-      plan.reductions.empty() ? hidden_seconds(theory, plan.program, model, fractions) : 0;
+  const Seconds hidden = hidden_seconds(theory, plan.program, model, fractions);
   const Seconds comm = devices > 0 ? sim.devices[0].comm : 0;
   if (hidden != 0 && comm > 0) {
     sim.step -= hidden;

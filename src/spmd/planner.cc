@@ -114,10 +114,9 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
       options = restricted(*known, cluster, options);
     }
     const bool free = options.restriction == Restriction::none && options.ratios.empty();
-    // Keeps the better of the best so far and a new one. Reduction programs block, so that
-    // gradients do not travel beside the backward pass.
-    auto search = [&](const CostModel& costs, const std::vector<ReductionProgram>& programs) {
-      options.overlap = programs.empty();
+    options.overlap = true;
+    // Keeps the better of the best so far and a new one.
+    auto search = [&](const CostModel& costs) {
       Synthesis s = synthesize(theory, costs, options);
       s.solves += best.solves;
       s.states += best.states;
@@ -132,7 +131,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
       }
       return better;
     };
-    search(model, reductions);
+    search(model);
     if (request.parts && free)
       for (const std::vector<int>& devices : parts_of(cluster)) {
         const Cluster part = part_of(cluster, devices);
@@ -140,7 +139,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
             (best.cost.step - best.cost.comm) * flops_of(chosen) >= best.step() * flops_of(part))
           continue;
         std::vector<ReductionProgram> its_reductions = reductions_of(part);
-        if (search(CostModel(part, its_reductions), its_reductions)) {
+        if (search(CostModel(part, its_reductions))) {
           reductions = std::move(its_reductions);
           result.devices = devices;
         }
@@ -160,7 +159,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     if (free && rival.feasible && !(best.feasible && best.step() <= rival.step())) {
       options.ratios = rival.ratios;
       options.known = &rival;
-      if (search(plain, {})) {
+      if (search(plain)) {
         reductions.clear();
         result.devices.resize(cluster.size());
         std::iota(result.devices.begin(), result.devices.end(), 0);

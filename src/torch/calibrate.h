@@ -77,5 +77,8 @@ struct Sample {
 // The coefficients of `seconds = overhead + flops / rate + bytes / bandwidth` (see above) and how
 // well they explain the samples. REQUIRES: at least one sample.
 OpRate fit(const std::vector<Sample>& samples, FitQuality* quality);
+// The same by bytes alone, of which those beyond what a cache holds (the size of one of the
+// samples) move more slowly.
+OpRate fit_with_cache(const std::vector<Sample>& samples, FitQuality* quality);
 
 }  // namespace motley

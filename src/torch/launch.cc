@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -297,7 +298,13 @@ bool is_launched_worker() { return std::getenv(kReportVariable) != nullptr; }
 
 void set_threads(int threads) { at::set_num_threads(threads); }
 
+void keep_freed_memory() {
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+}
+
 void run_worker(const std::function<void()>& body) {
+  keep_freed_memory();
   if (!is_launched_worker()) return body();
   const int fd = std::atoi(std::getenv(kReportVariable));
   fcntl(fd, F_SETFD, FD_CLOEXEC);

@@ -43,6 +43,9 @@ const char* network_of_worker();
 
 // Threads of one operator in this process.
 void set_threads(int threads);
+// From now on this process keeps the memory that it frees, for the next step: pages that go back to
+// the system cost more to get again than an optimizer's pass over them.
+void keep_freed_memory();
 
 // Runs a worker's body. In a launched worker what it throws is reported to the launcher and the
 // process ends at once, without waiting for the group; elsewhere it is thrown on.

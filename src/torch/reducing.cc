@@ -1,8 +1,14 @@
 #include "torch/reducing.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <thread>
 
 #include "core/error.h"
 #include "torch/subgroup.h"
@@ -64,15 +70,29 @@ class Reducing final : public Communicator {
     }
   }
 
+  ~Reducing() override {
+    {
+      const std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
 
   void all_reduce(at::Tensor& tensor, Reduction reduction) override {
-    const double bytes =
-        static_cast<double>(tensor.numel()) * static_cast<double>(tensor.element_size());
-    for (size_t i = programs_.size(); i-- > 0 && reduction == Reduction::sum;)
-      if (bytes >= programs_[i].from) return run(programs_[i], tensor);
-    group_.all_reduce(tensor, reduction);
+    const Compiled* program = reduction == Reduction::sum ? program_for(tensor) : nullptr;
+    if (program != nullptr)
+      started(*program, tensor)->wait();
+    else
+      group_.all_reduce(tensor, reduction);
+  }
+  std::unique_ptr<Message> start_all_reduce(at::Tensor& tensor) override {
+    const Compiled* program = program_for(tensor);
+    if (program == nullptr) return group_.start_all_reduce(tensor);
+    return started(*program, tensor);
   }
   void all_gather(std::vector<at::Tensor>& pieces) override { group_.all_gather(pieces); }
   at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
@@ -109,6 +129,59 @@ class Reducing final : public Communicator {
     Bytes from = 0;
     std::vector<Part> steps;
   };
+
+  class Running final : public Message {
+   public:
+    explicit Running(std::future<void> end) : end_(std::move(end)) {}
+    ~Running() override {
+      if (end_.valid()) end_.wait();
+    }
+    void wait() override {
+      if (end_.valid()) end_.get();
+    }
+
+   private:
+    std::future<void> end_;
+  };
+
+  // Programs run on one thread, in the order in which they were started: their messages have the
+  // same tags.
+  std::unique_ptr<Message> started(const Compiled& program, at::Tensor& tensor) {
+    std::packaged_task<void()> task([this, &program, tensor]() mutable {
+      at::NoGradGuard no_grad;
+      run(program, tensor);
+    });
+    auto message = std::make_unique<Running>(task.get_future());
+    {
+      const std::lock_guard lock(mutex_);
+      if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+      tasks_.push_back(std::move(task));
+    }
+    changed_.notify_one();
+    return message;
+  }
+  void work() {
+    at::init_num_threads();
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return ending_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      std::packaged_task<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      lock.lock();
+    }
+  }
+
+  // nullptr: the group's own all-reduce.
+  const Compiled* program_for(const at::Tensor& tensor) const {
+    const double bytes =
+        static_cast<double>(tensor.numel()) * static_cast<double>(tensor.element_size());
+    for (size_t i = programs_.size(); i-- > 0;)
+      if (bytes >= programs_[i].from) return &programs_[i];
+    return nullptr;
+  }
 
   void run(const Compiled& program, at::Tensor& tensor) {
     at::Tensor flat = summable(tensor).reshape({-1});
@@ -202,6 +275,11 @@ class Reducing final : public Communicator {
 
   Communicator& group_;
   std::vector<Compiled> programs_;
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::deque<std::packaged_task<void()>> tasks_;
+  bool ending_ = false;
+  std::thread thread_;  // from the first program on
 };
 
 }  // namespace
