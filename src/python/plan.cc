@@ -171,7 +171,7 @@ void bind_plan(py::module_& m) {
       .def("__len__", [](const Cluster& c) { return c.size(); })
       .def("speed", [](const Cluster& c, int device) { return c.type_of(device).speed; })
       .def("device", [](const Cluster& c, int device) { return c.type_of(device).name; });
-  m.def("load_cluster", &load_cluster);
+  m.def("load_cluster", py::overload_cast<const std::string&>(&load_cluster));
   m.def("parse_cluster", &parse_cluster);
 
   py::class_<Planned>(m, "Planned")
