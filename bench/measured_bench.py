@@ -246,7 +246,7 @@ class Bench:
             writer.writerows(self.rows)
         (folder / "measured.svg").write_text(self.scatter())
         (folder / "measured.txt").write_text("\n".join(self.lines) + "\n")
-        print(f"written to {folder}")
+        return folder
 
     def scatter(self):
         points = [(p, m, model, plan, cluster) for (cluster, model), case in self.medians().items()
@@ -306,10 +306,12 @@ def main():
     bench.say(f"{machine}, {os.cpu_count()} cores, Linux {os.uname().release}")
     for name in args.clusters:
         bench.cluster(name)
+        if not args.smoke:
+            bench.write()  # what there is so far
     right, pairs = bench.judge()
     bench.say(f"{(time.monotonic() - start) / 60:.1f} minutes")
     if not args.smoke:
-        bench.write()
+        print(f"written to {bench.write()}")
         return
     # Other processes may disturb times; not losses, and not the ranking of plans that are far apart.
     if bench.worst_loss > 1e-3:
