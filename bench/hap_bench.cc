@@ -2,7 +2,8 @@
 // to 17 and 19, and how good the planner's answers are.
 //
 //   hap_bench [FOLDER [SECTION]...]   sections: models, heterogeneous, homogeneous, ablation,
-//                                     concurrent, experts, search, sweep; without one, all
+//                                     concurrent, experts, search, sweep, segments; without
+//                                     one, all
 //
 // Times are the event simulator's on the catalogue's devices. The batch grows with the devices as
 // in section 7.1, and 8 k devices are k of each of the 8 machines (of 4 machines 2 k). "HAP" is the
@@ -12,8 +13,9 @@
 // these figures). Searches are timed in processor time of their one thread, capture not counted.
 //
 // Writes FOLDER/hap.csv and FOLDER/hap-N.svg if a folder is given. The exit code is 1 if a model
-// has the wrong size, or a plan is slower than a baseline or not certified within 1%: in time with
-// overlap or, where that bound is loose, in HAP's own model, in which nothing overlaps ("apart").
+// has the wrong size, or a plan is slower than a baseline, slower with segments than without, or
+// not certified within 1%: in time with overlap or, where that bound is loose, in HAP's own model,
+// in which nothing overlaps ("apart").
 
 #include <fmt/format.h>
 
@@ -28,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "auto/segments.h"
 #include "cluster/part.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -622,6 +625,54 @@ void sweep(Bench* bench) {
                 missed[i], cases, 100 * worst[i]);
 }
 
+// ---- segments -----------------------------------------------------------------------------------
+
+// Where ratios of their own pay (section 5.2).
+void segments(Bench* bench) {
+  bench->figure("segments",
+                "Segments: seconds a step with one vector of ratios and with one for each");
+  std::printf("%-11s %-14s %5s %11s %11s %7s %9s   %s\n", "model", "cluster", "GPUs", "one", "best",
+              "gain", "segments", "tried");
+  const Cluster hap = load_cluster("hap-64");
+  const std::vector<std::pair<const char*, Cluster>> places = {
+      {"hap-64", some_of(hap, 1)},
+      {"hap-64", hap},
+      {"hap-a100-p100", load_cluster("hap-a100-p100")},
+      {"local-mixed-4", load_cluster("local-mixed-4")}};
+  for (const Benchmark& b : kBenchmarks)
+    for (const auto& [name, cluster] : places) {
+      const std::string model = spec_of(b, cluster.size());
+      const int64_t batch = b.batch * cluster.size();
+      const Graph graph = load_graph(model, batch).graph;
+      spmd::PlanRequest request = request_of(model, batch);
+      request.reductions = reduce::reductions_of_all;
+      request.synthesis.memory_limit = std::string(name) != "local-mixed-4";
+      spmd::PlanResult one = spmd::plan(graph, cluster, request);
+      if (!one.feasible) {
+        std::printf("%-11s %-14s %5d %s\n", b.name, name, cluster.size(), one.reason.c_str());
+        continue;
+      }
+      const Seconds before = simulate(one.plan).step;
+      std::vector<planner::Segmented> tried;
+      const spmd::PlanResult best = planner::plan_segments(std::move(one), graph, cluster, request,
+                                                           planner::parse_segments("auto"), &tried);
+      const Seconds after = simulate(best.plan).step;
+      bench->expect(after <= before, fmt::format("{} on {}: segments are slower", b.name, name));
+      bench->expect(check(best.plan, request.synthesis.memory_limit).empty(),
+                    fmt::format("{} on {}: the plan is not sound", b.name, name));
+      std::string list;
+      for (const planner::Segmented& s : tried)
+        list += fmt::format(
+            " {}: {}", s.what,
+            s.feasible ? fmt::format("{:+.2f}%", 100 * (s.simulated_s / before - 1)) : "none");
+      std::printf("%-11s %-14s %5d %11.5f %11.5f %6.2f%% %9d  %s\n", b.name, name, cluster.size(),
+                  before, after, 100 * (1 - after / before), best.plan.theory->segments(),
+                  list.c_str());
+      bench->row(b.name, cluster.size(), fmt::format("one on {}", name), before);
+      bench->row(b.name, cluster.size(), fmt::format("segments on {}", name), after);
+    }
+}
+
 int run(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   Bench bench(argc > 1 ? argv[1] : "");
@@ -645,6 +696,7 @@ int run(int argc, char** argv) {
   if (wanted("experts")) experts(&bench);
   if (wanted("search")) search_times(&bench);
   if (wanted("sweep")) sweep(&bench);
+  if (wanted("segments")) segments(&bench);
   if (bench.failures() > 0) std::printf("\n%d expectations failed\n", bench.failures());
   return bench.failures() > 0 ? 1 : 0;
 }

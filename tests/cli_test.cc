@@ -308,6 +308,29 @@ TEST_F(Cli, ExpertParallelGridsArePlans) {
   EXPECT_EQ(motley(what + "dp=4,ep=3").code, 3);
 }
 
+// Convolutions in proportion to speed, linear layers where the fast devices are.
+TEST_F(Cli, SegmentsPayWhereLayersDiffer) {
+  const std::string plan =
+      "plan --json vgg19:width=16,image=32,classes=10 --batch 64 --cluster local-mixed-4 --engine "
+      "spmd -o " +
+      path("s.json");
+  const Outcome one = motley(plan);
+  ASSERT_EQ(one.code, 0) << one.err;
+  const Outcome cut = motley(plan + " --segments auto");
+  ASSERT_EQ(cut.code, 0) << cut.err;
+  EXPECT_LT(cut.json()["predicted_step_s"].get<double>(),
+            0.98 * one.json()["predicted_step_s"].get<double>());
+  EXPECT_GE(cut.json()["segments"].size(), 2U);
+  EXPECT_GT(cut.json()["ratios"].size(), 1U);
+  EXPECT_EQ(cut.json()["ratios"][0].size(), 4U);
+  EXPECT_EQ(motley("check " + path("s.json")).code, 0);
+  expect_mistake("plan vgg19 --batch 64 --cluster local-mixed-4 --segments conv1_1,nosuch",
+                 "--segments names 'nosuch', which is no module");
+  expect_mistake("plan vgg19 --batch 64 --cluster local-mixed-4 --segments 0", "--segments is 0");
+  expect_mistake("plan vgg19 --batch 64 --cluster local-mixed-4 --segments 2 --engine pipeline",
+                 "--segments 2");
+}
+
 // Plans of every engine are plans: planned, checked, simulated, verified and trained by.
 TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
   const std::string model = "gpt:layers=2,hidden=32,heads=4,seq=8,vocab=64",

@@ -229,7 +229,7 @@ TEST(Pipeline, TrainsAsOneDevice) {
     one.optimizer = optimizer;
     one.cluster = flat_cluster({device_catalogue().back()}, {1}, {LinkKind::switched, 1e9, 1e-5});
     one.set_graph(canonicalize(capture(plan.model, plan.batch).graph));
-    one.ratios = {1};
+    one.ratios = {{1.}};
     for (size_t n = 0; n < one.graph->nodes.size(); ++n) {
       const auto& triples = one.theory->triples(NodeId(n));
       for (size_t t = 0; t < triples.size(); ++t)

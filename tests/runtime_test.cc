@@ -742,7 +742,8 @@ TEST(Overlap, MessagesAreReadyBeforeTheyAreNeededAndHideNoMoreThanThereIs) {
         const std::vector<bool> pure = pure_gradients(*plan.graph);
         std::vector<int> times_sent(steps.size());
         int last_ready = -1;
-        for (const GradientMessage& m : gradient_messages(theory, plan.program)) {
+        for (const GradientMessage& m :
+             gradient_messages(theory, plan.program, Shares(plan.ratios))) {
           EXPECT_GE(m.ready, last_ready);
           last_ready = m.ready;
           for (int s : m.steps) {

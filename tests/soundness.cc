@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <mutex>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/rng.h"
 #include "graph/canonical.h"
+#include "graph/segment.h"
 #include "spmd/build.h"
 #include "spmd/recompute.h"
 #include "spmd/sample.h"
@@ -137,31 +140,80 @@ std::vector<std::vector<double>> soundness_ratios(int devices, uint64_t seed) {
   return list;
 }
 
+std::vector<int> random_segments(const Graph& graph, int segments, Rng* rng) {
+  std::vector<int> segment(graph.nodes.size(), -1);
+  int now = static_cast<int>(rng->below(segments));
+  const double change = 0.02 + 0.2 * rng->uniform();
+  for (size_t n = 0; n < segment.size(); ++n) {
+    if (is_source(graph.nodes[n]) || graph.nodes[n].phase == Phase::backward) continue;
+    if (rng->chance(change)) now = static_cast<int>(rng->below(segments));
+    segment[n] = now;
+  }
+  segment = with_backward(graph, std::move(segment));
+  if (rng->chance(0.5))
+    for (int& s : segment)
+      if (rng->chance(0.05)) s = static_cast<int>(rng->below(segments));
+  return segment;
+}
+
+Ratios random_ratios(int segments, int devices, Rng* rng) {
+  Ratios all;
+  for (int s = 0; s < segments; ++s) {
+    if (s > 0 && rng->chance(0.2)) {
+      all.push_back(all[static_cast<size_t>(rng->below(s))]);
+      continue;
+    }
+    std::vector<double> ratios(devices);
+    double total = 0;
+    while (total == 0) {
+      for (double& r : ratios) r = rng->chance(0.25) ? 0 : 0.05 + rng->uniform();
+      total = std::accumulate(ratios.begin(), ratios.end(), 0.0);
+    }
+    for (double& r : ratios) r /= total;
+    all.push_back(std::move(ratios));
+  }
+  return all;
+}
+
 SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases,
                               const std::vector<int>& devices, int programs, uint64_t seed,
-                              bool verbose, Theory::Lookup lookup) {
+                              bool verbose, Theory::Lookup lookup, int segments) {
   SoundnessReport report;
   for (const SoundnessCase& c : cases) {
     ModelSpec spec = parse_model(c.model);
     auto module = materialize(spec, seed, DType::f64);
-    Graph graph = canonicalize(capture(c.model, c.batch, DType::f64).graph);
-    Theory theory(graph, lookup);
+    const Graph whole = canonicalize(capture(c.model, c.batch, DType::f64).graph);
     Feeds feeds{parameters_of(*module), buffers_of(*module),
                 random_inputs(*module, c.batch, seed + 1, DType::f64)};
     for (auto* map : {&feeds.parameters, &feeds.buffers})
       for (auto& [name, tensor] : *map) tensor = tensor.detach().clone();
     InterpretOptions interpret_options;
     interpret_options.kernels = random_kernels(seed, 0);
-    StepResult expected = interpret(graph, feeds, interpret_options);
     for (int n : devices) {
       DeviceType type = device_catalogue().back();
       CostModel model(flat_cluster({type}, {n}, {LinkKind::switched, 1e9, 1e-5}));
       auto ratios = soundness_ratios(n, seed + static_cast<uint64_t>(n));
       Rng rng(mix64(seed ^ static_cast<uint64_t>(n)) ^ std::hash<std::string>()(c.model));
-      spmd::Builder builder(theory, model, Optimizer::sgd);
       double worst_here = 0;
+      std::unique_ptr<Graph> cut;
+      std::unique_ptr<Theory> theory_of_cut;
+      std::unique_ptr<spmd::Builder> builder_of_cut;
+      StepResult expected;
       for (int i = 0; i < programs; ++i) {
-        Shares shares(ratios[i % ratios.size()]);
+        if (i == 0 || segments > 1) {
+          builder_of_cut.reset();
+          theory_of_cut.reset();
+          cut = std::make_unique<Graph>(
+              segments > 1 ? with_segments(whole, random_segments(whole, segments, &rng)) : whole);
+          theory_of_cut = std::make_unique<Theory>(*cut, lookup);
+          builder_of_cut = std::make_unique<spmd::Builder>(*theory_of_cut, model, Optimizer::sgd);
+          expected = interpret(*cut, feeds, interpret_options);
+        }
+        const Graph& graph = *cut;
+        const Theory& theory = *theory_of_cut;
+        spmd::Builder& builder = *builder_of_cut;
+        Shares shares(theory.segments() > 1 ? random_ratios(theory.segments(), n, &rng)
+                                            : Ratios{ratios[i % ratios.size()]});
         builder.price(Fractions(model.cluster(), shares));
         Program program = spmd::random_program(builder, &rng);
         // Every second one computes some of its blocks again in the backward pass.
@@ -173,7 +225,12 @@ SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases,
           program = spmd::recompute(theory, program, block, chosen);
           report.recomputing += program.steps.size() > before;
         }
-        auto problems = check(theory, program);
+        for (const Step& step : program.steps)
+          if (step.is_compute() && is_boundary(graph.node(step.node)))
+            report.exchanges +=
+                !moves_nothing(theory, step.node, theory.triples(step.node)[step.triple], shares);
+        auto problems = verify(graph);
+        if (problems.empty()) problems = check(theory, program);
         if (!problems.empty()) {
           ++report.rejected_by_checker;
           report.worst_case = c.model + ": " + problems[0];

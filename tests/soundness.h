@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/rng.h"
 #include "shard/program.h"
 #include "shard/theory.h"
 #include "torch/interpret.h"
@@ -35,14 +36,21 @@ std::vector<std::vector<double>> soundness_ratios(int devices, uint64_t seed);
 struct SoundnessReport {
   int programs = 0;
   int recomputing = 0;  // of them with blocks that are computed again
+  int exchanges = 0;    // boundaries in them that move pieces
   double worst = 0;
   std::string worst_case;
   int rejected_by_checker = 0;
 };
 
-// Runs `programs` random feasible programs of each model for each number of devices.
+// Runs `programs` random feasible programs of each model for each number of devices. With more than
+// one segment every program is of a graph cut at random, forward passes in runs of nodes and some
+// nodes anywhere, into at most so many, each with random ratios (zeros and equal ones among them).
 SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases,
                               const std::vector<int>& devices, int programs, uint64_t seed,
-                              bool verbose, Theory::Lookup lookup = find_op);
+                              bool verbose, Theory::Lookup lookup = find_op, int segments = 1);
+
+// A random segment below `segments` for every node; a random share for every segment and device.
+std::vector<int> random_segments(const Graph& graph, int segments, Rng* rng);
+Ratios random_ratios(int segments, int devices, Rng* rng);
 
 }  // namespace motley

@@ -104,6 +104,17 @@ const OpDef* wrong_lookup(const std::string& name) {
   return &wrong;
 }
 
+// Programs of graphs that are cut into segments at random, with random ratios for each.
+TEST(Soundness, RandomSegmentsEqualOneDevice) {
+  const SoundnessReport report =
+      run_soundness(soundness_cases(), {2, 3, 4}, 8, 11, false, find_op, 4);
+  EXPECT_EQ(report.programs, static_cast<int>(soundness_cases().size()) * 3 * 8);
+  EXPECT_EQ(report.rejected_by_checker, 0) << report.worst_case;
+  EXPECT_LT(report.worst, 1e-9) << report.worst_case;
+  EXPECT_GT(report.exchanges, 1000);
+  EXPECT_GT(report.recomputing, 50);
+}
+
 TEST(Soundness, CatchesEveryPlantedWrongRule) {
   for (const Planted& p : planted()) {
     now = &p;

@@ -271,7 +271,7 @@ Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model,
   if (!s.feasible) return planned;
   if (s.memory_price > 0) *memory_price = s.memory_price;
   planned.program = phase_ordered(theory, s.program);
-  planned.ratios = s.ratios;
+  planned.ratios = s.ratios[0];
   return planned;
 }
 

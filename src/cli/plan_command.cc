@@ -8,6 +8,7 @@
 
 #include "auto/bound.h"
 #include "auto/engines.h"
+#include "auto/segments.h"
 #include "cli/commands.h"
 #include "cluster/profile.h"
 #include "core/error.h"
@@ -67,9 +68,9 @@ planner::VirtualDevices read_virtual_devices(const std::string& text) {
 
 void add_plan_command(CLI::App& app) {
   struct Args {
-    std::string model, cluster, output, fix, engine = "auto", memory = "on", optimizer = "adamw",
-                                             strategy, profile, precision = "fp32",
-                                             recompute = "auto", virtual_devices = "auto";
+    std::string model, cluster, output, fix,
+        engine = "auto", memory = "on", optimizer = "adamw", strategy, profile, precision = "fp32",
+        recompute = "auto", virtual_devices = "auto", segments = "1";
     int scale = 0;
     int64_t batch = 0, micro_batch = 0;
     std::string layers;
@@ -103,6 +104,9 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--virtual-devices", args->virtual_devices,
                       "auto: also machines as single devices, with data parallelism inside; "
                       "machine, or devices of each: nothing else; off");
+  command->add_option("--segments", args->segments,
+                      "Parts of the model with shares of their own: how many, auto, or names of "
+                      "modules, such as features,classifier");
   command->add_option("--fix", args->fix,
                       "Choices of the grid, such as pp=4,dp=4,tp=1,mbs=1,layers=6/6/6/6");
   command
@@ -191,6 +195,15 @@ void add_plan_command(CLI::App& app) {
           "--virtual-devices {} stands beside --engine, --fix or --strategy; leave one "
           "of them out",
           args->virtual_devices);
+    const planner::SegmentRequest segments = planner::parse_segments(args->segments);
+    if (!segments.one() && (!args->strategy.empty() || !args->fix.empty() || forced ||
+                            args->engine == "pipeline" || args->engine == "grid"))
+      throw user_error(
+          "plan",
+          "--segments {} is of programs that are searched by the spmd engine; leave out "
+          "--strategy, --fix and other engines",
+          args->segments);
+    std::vector<planner::Segmented> tried;
     const bool all = args->engine == "auto" && args->strategy.empty() && !forced;
     const bool spmd_wanted =
         args->fix.empty() && !forced && (all || args->engine == "spmd" || args->engine == "auto");
@@ -200,7 +213,9 @@ void add_plan_command(CLI::App& app) {
       Graph graph = graph_of(args->batch);
       for (const std::string& op : Theory(graph).unknown_ops())
         spdlog::warn("{} is not in the op table: it runs replicated", op);
+      const Graph whole = segments.one() ? Graph() : graph;
       result = spmd::plan(std::move(graph), cluster, request);
+      result = plan_segments(std::move(result), whole, cluster, request, segments, &tried);
       if (result.feasible) {
         candidates.push_back({"spmd", result.reason, simulate(result.plan).step, result.search_s,
                               std::make_unique<Plan>(std::move(result.plan))});
@@ -294,6 +309,17 @@ void add_plan_command(CLI::App& app) {
         for (size_t i = 0; i < of_plan.size(); ++i) of_all[result.devices[i]] = of_plan[i];
         return of_all;
       };
+      Json ratios = Json::array();  // of several segments a list of each
+      if (spmd && plan.ratios.size() == 1)
+        ratios = spread(plan.ratios[0]);
+      else if (spmd)
+        for (const auto& of_segment : plan.ratios) ratios.push_back(spread(of_segment));
+      Json tries = Json::array();  // ways to cut the model into segments that were planned for
+      for (const planner::Segmented& s : tried)
+        tries.push_back({{"what", s.what},
+                         {"segments", s.segments},
+                         {"simulated_step_s", s.feasible ? Json(s.simulated_s) : Json()},
+                         {"search_s", s.search_s}});
       Json list = Json::array();
       for (const Candidate& c : candidates)
         list.push_back({{"engine", c.engine},
@@ -311,7 +337,8 @@ void add_plan_command(CLI::App& app) {
                   {"peak_memory_bytes", spread(plan.peak_memory_bytes)},
                   {"baselines", baselines},
                   {"candidates", list},
-                  {"ratios", spmd ? Json(spread(plan.ratios)) : Json()},
+                  {"ratios", spmd ? ratios : Json()},
+                  {"segments", tries},
                   {"schedule", spmd ? Json() : schedule_of(*plan.pipeline)},
                   {"stop_reason", spmd ? result.reason : best.note},
                   {"states", result.states},
@@ -345,6 +372,11 @@ void add_plan_command(CLI::App& app) {
       std::printf("  beside      %-16s %s (%.2fx)  %s\n", candidates[c].engine.c_str(),
                   format_seconds(candidates[c].simulated_s).c_str(),
                   candidates[c].simulated_s / best.simulated_s, candidates[c].note.c_str());
+    for (const planner::Segmented& s : tried)
+      std::printf("  tried       %s: %s\n", s.what.c_str(),
+                  s.feasible        ? (format_seconds(s.simulated_s) + " simulated").c_str()
+                  : s.segments == 1 ? "is one segment"
+                                    : "does not fit");
     for (const spmd::Baseline& b : result.baselines) {
       if (b.feasible)
         std::printf("  against     %-16s %s (%.2fx)\n", b.name.c_str(),

@@ -28,10 +28,10 @@ Work work_of(const Theory& theory, NodeId id, const Triple& triple) {
   const Graph& graph = theory.graph();
   const Node& node = graph.node(id);
   Work work;
-  work.cut = triple.cut;
+  work.cut = theory.cut(id, triple);
   const OpDef* op = find_op(node.op);
   work.op = op;
-  if (is_source(node) || (op && op->alias)) {
+  if (is_source(node) || is_boundary(node) || (op && op->alias)) {
     work.free = true;
     return work;
   }
@@ -72,7 +72,7 @@ Seconds CostModel::compute(int type, const Work& work, double fraction, Seconds*
                            Seconds* whole) const {
   Seconds slope = 0, base = 0;
   if (!work.free) {
-    if (work.cut == 0) fraction = 1;
+    if (work.cut.size == 0) fraction = 1;
     const DeviceType& t = cluster_.types[type];
     double rate = work.half ? t.half_flops : t.flops;
     const auto measured = rates_[type].ops.find(work.op);
@@ -95,11 +95,11 @@ Seconds CostModel::compute(int type, const Work& work, double fraction, Seconds*
         base += work.whole_bytes / t.memory_bandwidth;
       }
     }
-    if (work.cut == 0) base += slope, slope = 0;
+    if (work.cut.size == 0) base += slope, slope = 0;
   }
   if (cut) *cut = slope;
   if (whole) *whole = base;
-  return !work.free && work.cut > 0 && fraction == 0 ? 0 : slope * fraction + base;
+  return !work.free && work.cut.size > 0 && fraction == 0 ? 0 : slope * fraction + base;
 }
 
 Seconds CostModel::gradient_all_reduce(Bytes bytes) const {
@@ -162,25 +162,24 @@ Seconds CostModel::collective(CollectiveKind kind, Bytes bytes,
   return 0;
 }
 
-const std::vector<double>& Fractions::by_device(int64_t cut) const {
+const std::vector<double>& Fractions::by_device(Cut cut) const {
   auto [it, fresh] = by_device_.try_emplace(cut);
   if (fresh) {
     it->second.assign(shares_.devices(), 1.0);
-    if (cut > 0)
+    if (cut.size > 0)
       for (int d = 0; d < shares_.devices(); ++d)
-        it->second[d] = static_cast<double>(shares_.of(cut)[d]) / static_cast<double>(cut);
+        it->second[d] = static_cast<double>(shares_.of(cut)[d]) / static_cast<double>(cut.size);
   }
   return it->second;
 }
 
-const CollectiveModel::ShareProfile& Fractions::profile(int64_t cut,
-                                                        const CollectiveModel& net) const {
+const CollectiveModel::ShareProfile& Fractions::profile(Cut cut, const CollectiveModel& net) const {
   auto [it, fresh] = profile_.try_emplace(cut);
   if (fresh) it->second = net.profile(by_device(cut));
   return it->second;
 }
 
-const std::vector<double>& Fractions::by_type(int64_t cut) const {
+const std::vector<double>& Fractions::by_type(Cut cut) const {
   auto [it, fresh] = by_type_.try_emplace(cut);
   if (fresh) {
     it->second.assign(cluster_.types.size(), 0.0);
@@ -193,20 +192,41 @@ const std::vector<double>& Fractions::by_type(int64_t cut) const {
   return it->second;
 }
 
-namespace {
-
-int64_t cut_of(const Theory& theory, ValueId v, Placement p) {
-  return p.is_shard() ? theory.factors(v)[p.dim][p.factor] : 0;
+double Fractions::exchange(int64_t size, int from, int to, const CollectiveModel& net) const {
+  auto [it, fresh] = exchange_.try_emplace({Cut(size, from), to});
+  if (fresh) it->second = net.exchange(by_device({size, from}), by_device({size, to}));
+  return it->second;
 }
 
-}  // namespace
+bool moves_nothing(const Theory& theory, NodeId id, const Triple& triple, const Shares& shares) {
+  const Node& node = theory.graph().node(id);
+  if (!triple.in[0].is_shard()) return true;
+  return shares.of(theory.cut(theory.graph().inputs_of(node)[0], triple.in[0])) ==
+         shares.of(theory.cut(node.outputs[0], triple.out[0]));
+}
+
+Seconds inner_seconds(const Theory& theory, NodeId id, const Triple& triple, const CostModel& model,
+                      const Fractions& fractions) {
+  Seconds seconds = 0;
+  for (const InnerCollective& c : triple.collectives) {
+    const auto bytes = static_cast<Bytes>(c.bytes);
+    if (c.kind == InnerCollective::Kind::all_reduce) {
+      seconds += model.net().all_reduce(bytes);
+      continue;
+    }
+    const ValueId from = theory.graph().inputs_of(theory.graph().node(id))[0];
+    seconds += model.net().exchange(bytes, fractions.exchange(triple.cut, theory.segment(from),
+                                                              theory.segment(id), model.net()));
+  }
+  return seconds;
+}
 
 void choose_forms(const Theory& theory, Program* program, const CostModel& model,
                   const Fractions& fractions) {
   for (Step& step : program->steps) {
     if (step.is_compute() || !has_forms(step.kind)) continue;
     const Placement cut = step.from.is_shard() ? step.from : step.to;
-    const auto& shares = fractions.profile(cut_of(theory, step.value, cut), model.net());
+    const auto& shares = fractions.profile(theory.cut(step.value, cut), model.net());
     const auto bytes = static_cast<Bytes>(theory.graph().spec(step.value).bytes());
     auto seconds = [&](PieceForm form) { return model.collective(step.kind, bytes, shares, form); };
     step.form = seconds(PieceForm::grouped) < seconds(PieceForm::padded) ? PieceForm::grouped
@@ -226,10 +246,11 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
   const std::vector<bool> pure = pure_gradients(graph);
   ProgramCost& cost = *out;
   cost.compute.assign(types, 0);
+  cost.exchanged.assign(static_cast<size_t>(theory.segments()) * theory.segments(), 0);
   auto new_stage = [&] {
     StageCost stage;
     stage.compute.assign(types, 0);
-    stage.cut.assign(types, 0);
+    stage.cut.assign(static_cast<size_t>(theory.segments()) * types, 0);
     stage.whole.assign(types, 0);
     cost.stages.push_back(std::move(stage));
   };
@@ -242,8 +263,8 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
   std::vector<std::vector<Priced>> priced(theory.tables());
   bool after_gradient = false;
   // `padded`: seconds per unit of the largest share, of which `seconds` holds the present value.
-  auto communicate = [&](Seconds seconds, Seconds padded, double largest, bool gradient,
-                         double part) {
+  auto communicate = [&](Seconds seconds, Seconds padded, double largest, int segment,
+                         bool gradient, double part) {
     if (gradient && after_gradient)
       seconds = std::max(0.0, seconds - model.gradient_all_reduce(0));
     else
@@ -255,6 +276,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
     stage.comm += seconds;
     stage.comm_padded += padded;
     stage.comm_fixed += seconds - padded * largest;
+    stage.segment = segment;
     cost.comm += seconds;
   };
   for (int s = begin; s < end; ++s) {
@@ -277,14 +299,27 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
           price.whole.push_back(whole);
         }
       }
-      for (const InnerCollective& c : triple.collectives)
-        communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)), 0, 0, false, 1);
+      if (!triple.collectives.empty() && is_boundary(graph.node(step.node))) {
+        const Seconds seconds = inner_seconds(theory, step.node, triple, model, fractions);
+        const ValueId value = graph.inputs_of(graph.node(step.node))[0];
+        const int from = theory.segment(value), to = theory.segment(step.node);
+        const auto bytes = static_cast<Bytes>(graph.spec(value).bytes());
+        cost.exchanged[static_cast<size_t>(from) * theory.segments() + to] += bytes;
+        if (seconds > 0) {
+          communicate(seconds, 0, 0, from, false, 1);
+          cost.stages.back().comm_fixed -=
+              bytes * fractions.exchange(triple.cut, from, to, model.net());
+        }
+      } else {
+        for (const InnerCollective& c : triple.collectives)
+          communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)), 0, 0, 0, false, 1);
+      }
       if (price.free) continue;
       after_gradient = false;
       StageCost& stage = cost.stages.back();
       for (int t = 0; t < types; ++t) {
         stage.compute[t] += price.seconds[t];
-        stage.cut[t] += price.cut[t];
+        stage.cut[static_cast<size_t>(theory.segment(step.node)) * types + t] += price.cut[t];
         stage.whole[t] += price.whole[t];
         cost.compute[t] += price.seconds[t];
       }
@@ -294,7 +329,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
     Bytes bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
     // For all-to-all both cuts matter; they are close, and the one it starts from is used.
     const auto& shares = fractions.profile(
-        cut_of(theory, step.value, step.from.is_shard() ? step.from : step.to), model.net());
+        theory.cut(step.value, step.from.is_shard() ? step.from : step.to), model.net());
     const bool pads = step.form == PieceForm::padded && has_forms(step.kind);
     double largest = shares.largest;
     const bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
@@ -304,7 +339,8 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
                 pads && largest > 0
                     ? (seconds - model.collective(step.kind, 0, shares, step.form)) / largest
                     : 0,
-                largest, gradient, pure[step.value.index] ? gradient_part : 1);
+                largest, theory.segment(step.value), gradient,
+                pure[step.value.index] ? gradient_part : 1);
   }
 }
 
@@ -331,7 +367,7 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
   for (const Parameter& p : graph.parameters) {
     if (!p.gradient.valid()) continue;
     Placement placement = stored[p.value.index];
-    const auto& f = fractions.by_type(cut_of(theory, p.value, placement));
+    const auto& f = fractions.by_type(theory.cut(p.value, placement));
     Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
     for (int t = 0; t < types; ++t) {
       Seconds s = part * model.update(t, bytes * f[t], optimizer);
@@ -341,7 +377,7 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
       if (placement.is_shard()) {
         Seconds linear = 0;
         model.update(t, bytes, optimizer, &linear);
-        stage.cut[t] += part * linear;
+        stage.cut[static_cast<size_t>(theory.segment(p.value)) * types + t] += part * linear;
       } else {
         stage.whole[t] += s;
       }
@@ -359,7 +395,8 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
     cost.memory = memory_of(theory, program, fractions, types, optimizer);
   } else {
     const std::vector<Bytes> none(types, 0);
-    cost.memory.peak = cost.memory.state = cost.memory.cut = cost.memory.whole = none;
+    cost.memory.peak = cost.memory.state = cost.memory.whole = none;
+    cost.memory.cut.assign(static_cast<size_t>(theory.segments()) * types, 0);
   }
   return cost;
 }
@@ -381,7 +418,7 @@ PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const C
   std::vector<Seconds> update(model.types(), 0);
   for (const Parameter& p : theory.graph().parameters) {
     if (!p.gradient.valid()) continue;
-    const auto& f = fractions.by_type(cut_of(theory, p.value, stored[p.value.index]));
+    const auto& f = fractions.by_type(theory.cut(p.value, stored[p.value.index]));
     for (int t = 0; t < model.types(); ++t)
       update[t] += model.update(t, static_cast<Bytes>(theory.graph().spec(p.value).bytes()) * f[t],
                                 optimizer);
@@ -399,7 +436,9 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
   memory.held.assign(types, 0);
   memory.held_inputs.assign(types, 0);
   memory.sums.assign(types, 0);
-  Bytes state_cut = 0, state_whole = 0;
+  const auto segments = static_cast<size_t>(theory.segments());
+  std::vector<Bytes> state_cut(segments, 0);  // [segment]
+  Bytes state_whole = 0;
   const std::vector<Placement> stored = stored_placements(theory, program);
   std::vector<bool> persistent(graph.values.size());
   for (const Parameter& p : graph.parameters) {
@@ -407,19 +446,20 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
     if (p.gradient.valid()) persistent[p.gradient.index] = true;
     const Bytes bytes = state_bytes(graph, p, optimizer);
     Placement placement = stored[p.value.index];
-    (placement.is_shard() ? state_cut : state_whole) += bytes;
-    const auto& f = fractions.by_type(cut_of(theory, p.value, placement));
+    (placement.is_shard() ? state_cut[theory.segment(p.value)] : state_whole) += bytes;
+    const auto& f = fractions.by_type(theory.cut(p.value, placement));
     for (int t = 0; t < types; ++t) memory.state[t] += bytes * f[t];
   }
   // Gradients that the optimizer has in the type of their parameters, beside their own.
   std::vector<Bytes> converted(types, 0);
-  Bytes converted_cut = 0, converted_whole = 0;
+  std::vector<Bytes> converted_cut(segments, 0);
+  Bytes converted_whole = 0;
   for (const Parameter& p : graph.parameters) {
     if (!p.gradient.valid() || graph.spec(p.gradient).dtype == graph.spec(p.value).dtype) continue;
     const auto bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
     const Placement placement = stored[p.value.index];
-    (placement.is_shard() ? converted_cut : converted_whole) += bytes;
-    const auto& f = fractions.by_type(cut_of(theory, p.value, placement));
+    (placement.is_shard() ? converted_cut[theory.segment(p.value)] : converted_whole) += bytes;
+    const auto& f = fractions.by_type(theory.cut(p.value, placement));
     for (int t = 0; t < types; ++t) converted[t] += bytes * f[t];
   }
   // Aliases share the storage of what they view: the storage lives until its last alias dies.
@@ -435,7 +475,10 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
     if (step.is_compute()) {
       const Node& node = graph.node(step.node);
       const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
-      if (op && op->alias)
+      const bool passes = is_boundary(node) &&
+                          moves_nothing(theory, step.node, theory.triples(step.node)[step.triple],
+                                        fractions.shares());
+      if ((op && op->alias) || passes)
         shares_with(graph.inputs_of(node)[0], theory.triples(step.node)[step.triple].in[0]);
     } else if (step.kind == CollectiveKind::slice) {
       shares_with(step.value, step.from);
@@ -446,7 +489,7 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
   // What is made (positive) and freed (negative) before each step: local bytes by type, and whole
   // sizes cut and uncut.
   std::vector<Bytes> local(static_cast<size_t>(end + 2) * static_cast<size_t>(types)),
-      cut_bytes(end + 2), whole_bytes(end + 2);
+      cut_bytes(static_cast<size_t>(end + 2) * segments), whole_bytes(end + 2);
   const int boundary = phases ? phases_of(theory, program).backward : -1;
   std::vector<bool> input(graph.values.size());
   for (const Input& i : graph.inputs) input[i.value.index] = true;
@@ -457,7 +500,7 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
       const bool half = spec.dtype == DType::bf16 || spec.dtype == DType::f16;
       const Bytes bytes = static_cast<Bytes>(spec.bytes()) * (half ? 2 : 1) -
                           (persistent[v.index] ? static_cast<Bytes>(spec.bytes()) : 0);
-      const auto& f = fractions.by_type(cut_of(theory, v, p));
+      const auto& f = fractions.by_type(theory.cut(v, p));
       for (int t = 0; t < types; ++t) memory.sums[t] += bytes * f[t];
     }
   for (size_t h = 0; h < held.size(); ++h) {
@@ -465,7 +508,7 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
     const Held& x = held[h];
     if (x.last == end && persistent[x.value.index]) continue;  // counted as state
     Bytes bytes = static_cast<Bytes>(graph.spec(x.value).bytes());
-    const auto& f = fractions.by_type(cut_of(theory, x.value, x.placement));
+    const auto& f = fractions.by_type(theory.cut(x.value, x.placement));
     if (x.made < boundary && x.last >= boundary)
       for (int t = 0; t < types; ++t) memory.held[t] += bytes * f[t];
     if (x.made < boundary && input[x.value.index])
@@ -473,7 +516,10 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
     auto add = [&](int at, double sign) {
       for (int t = 0; t < types; ++t)
         local[static_cast<size_t>(at) * types + t] += sign * bytes * f[t];
-      (x.placement.is_shard() ? cut_bytes : whole_bytes)[at] += sign * bytes;
+      if (x.placement.is_shard())
+        cut_bytes[static_cast<size_t>(at) * segments + theory.segment(x.value)] += sign * bytes;
+      else
+        whole_bytes[at] += sign * bytes;
     };
     add(x.made, 1);
     add(x.last + 1, -1);
@@ -482,21 +528,28 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
     local[static_cast<size_t>(end) * types + t] += converted[t];
     local[static_cast<size_t>(end + 1) * types + t] -= converted[t];
   }
-  cut_bytes[end] += converted_cut, cut_bytes[end + 1] -= converted_cut;
+  for (size_t s = 0; s < segments; ++s) {
+    cut_bytes[static_cast<size_t>(end) * segments + s] += converted_cut[s];
+    cut_bytes[static_cast<size_t>(end + 1) * segments + s] -= converted_cut[s];
+  }
   whole_bytes[end] += converted_whole, whole_bytes[end + 1] -= converted_whole;
   memory.peak.assign(types, 0);
-  memory.cut.assign(types, state_cut);
+  memory.cut.assign(segments * types, 0);
+  for (size_t s = 0; s < segments; ++s)
+    for (int t = 0; t < types; ++t) memory.cut[s * types + t] = state_cut[s];
   memory.whole.assign(types, state_whole);
   std::vector<Bytes> now(types, 0);
-  Bytes cut = 0, whole = 0;
+  std::vector<Bytes> cut = state_cut;
+  Bytes whole = 0;
   for (int at = 0; at < end + 2; ++at) {
-    cut += cut_bytes[at];
+    for (size_t s = 0; s < segments; ++s)
+      cut[s] += cut_bytes[static_cast<size_t>(at) * segments + s];
     whole += whole_bytes[at];
     for (int t = 0; t < types; ++t) {
       now[t] += local[static_cast<size_t>(at) * types + t];
       if (now[t] <= memory.peak[t]) continue;
       memory.peak[t] = now[t];
-      memory.cut[t] = state_cut + cut;
+      for (size_t s = 0; s < segments; ++s) memory.cut[s * types + t] = cut[s];
       memory.whole[t] = state_whole + whole;
     }
   }

@@ -39,7 +39,7 @@ struct Work {
   Flops flops = 0;        // of the whole op
   Bytes cut_bytes = 0;    // of its sharded tensors, whole
   Bytes whole_bytes = 0;  // of its replicated and partial tensors
-  int64_t cut = 0;    // size of the factor that divides flops and cut_bytes; 0: nothing is divided
+  Cut cut;            // the factor that divides flops and cut_bytes; of size 0: nothing is divided
   bool half = false;  // 16-bit arithmetic
   bool free = false;  // an alias or a source: no time
   const OpDef* op = nullptr;  // nullptr: not in the op table
@@ -105,41 +105,57 @@ class CostModel {
   std::vector<Rates> rates_;  // [type]
 };
 
-// Largest piece of a factor among the devices of each type, as a fraction of the factor; and every
+// Largest piece of a cut among the devices of each type, as a fraction of its size; and every
 // device's.
 class Fractions {
  public:
   Fractions(const Cluster& cluster, const Shares& shares) : cluster_(cluster), shares_(shares) {}
-  // cut == 0: everything (1 for every type).
-  const std::vector<double>& by_type(int64_t cut) const;
-  const std::vector<double>& by_device(int64_t cut) const;
+  // Of nothing cut: everything (1 for every type).
+  const std::vector<double>& by_type(Cut cut) const;
+  const std::vector<double>& by_device(Cut cut) const;
   // Of by_device(cut), for the collectives of one network (always the same one).
-  const CollectiveModel::ShareProfile& profile(int64_t cut, const CollectiveModel& net) const;
+  const CollectiveModel::ShareProfile& profile(Cut cut, const CollectiveModel& net) const;
+  // Seconds per byte of an exchange between the shares of two segments, likewise.
+  double exchange(int64_t size, int from, int to, const CollectiveModel& net) const;
   const Shares& shares() const { return shares_; }
 
  private:
   const Cluster& cluster_;
   const Shares& shares_;
-  mutable std::map<int64_t, std::vector<double>> by_type_, by_device_;
-  mutable std::map<int64_t, CollectiveModel::ShareProfile> profile_;
+  mutable std::map<Cut, std::vector<double>> by_type_, by_device_;
+  mutable std::map<Cut, CollectiveModel::ShareProfile> profile_;
+  mutable std::map<std::pair<Cut, int>, double> exchange_;
 };
 
+// Whether a boundary between segments moves nothing: what it passes is not cut, or is cut in equal
+// pieces on both sides. REQUIRES: `node` is a boundary.
+bool moves_nothing(const Theory& theory, NodeId node, const Triple& triple, const Shares& shares);
+// Seconds of the collectives inside a node under one of its triples.
+Seconds inner_seconds(const Theory& theory, NodeId node, const Triple& triple,
+                      const CostModel& model, const Fractions& fractions);
+
 // One stage: a collective (none before the first) and the computation after it. With b the share of
-// a type and M the largest share, its times are linear near the shares they were computed for:
-//   comm = comm_fixed + comm_padded * M,   compute[type] = cut[type] * b[type] + whole[type]
+// a type in a segment and M the largest share, its times are linear near the shares they were
+// computed for:
+//   comm = comm_fixed + comm_padded * M,   compute[type] = sum over segments of cut * b +
+//   whole[type]
+// Of an exchange between segments comm_fixed is what it takes besides moving its bytes.
 struct StageCost {
   Seconds comm = 0;
   Seconds comm_fixed = 0, comm_padded = 0;
-  std::vector<Seconds> compute;     // [type]
-  std::vector<Seconds> cut, whole;  // [type]
+  std::vector<Seconds> compute;  // [type]
+  std::vector<Seconds> cut;      // [segment * types + type]
+  std::vector<Seconds> whole;    // [type]
+  int segment = 0;               // of M
 };
 
 struct MemoryCost {
   std::vector<Bytes> peak;  // [type]
   std::vector<Bytes>
       state;  // [type] of it parameters, gradients and optimizer state, there for the whole step
-  std::vector<Bytes> cut,
-      whole;  // [type] at the peak: bytes of cut tensors, uncut; bytes of the others
+  // At the peak of a type: bytes of cut tensors, uncut, [segment * types + type]; bytes of the
+  // others, [type].
+  std::vector<Bytes> cut, whole;
   // [type] Of a program that runs once per micro-batch: what one micro-batch holds between its
   // forward and its backward pass; of it what came in from outside (inputs); and gradients summed
   // in another placement than their parameter's, there for the whole step like `state`.
@@ -151,6 +167,9 @@ struct ProgramCost {
   Seconds comm = 0;              // of it in collectives
   std::vector<Seconds> compute;  // [type] busy seconds
   std::vector<StageCost> stages;
+  // [from * segments + to] bytes of the whole tensors cut on both sides of boundaries, whether or
+  // not anything moves at these shares.
+  std::vector<Bytes> exchanged;
   MemoryCost memory;
 };
 

@@ -8,14 +8,19 @@ namespace motley {
 
 namespace {
 
-bool is_collective(const Theory& theory, const Step& step) {
-  if (step.is_compute()) return !theory.triples(step.node)[step.triple].collectives.empty();
+bool is_collective(const Theory& theory, const Step& step, const Shares& shares) {
+  if (step.is_compute()) {
+    const Triple& triple = theory.triples(step.node)[step.triple];
+    return !triple.collectives.empty() && !(is_boundary(theory.graph().node(step.node)) &&
+                                            moves_nothing(theory, step.node, triple, shares));
+  }
   return step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask;
 }
 
 }  // namespace
 
-std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program) {
+std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program,
+                                               const Shares& shares) {
   const Graph& graph = theory.graph();
   const std::vector<bool> pure = pure_gradients(graph);
   const Phases phases = phases_of(theory, program);
@@ -36,7 +41,7 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
       made[{step.value, step.to}] = s;
       continue;
     }
-    if (is_collective(theory, step)) barrier = s;
+    if (is_collective(theory, step, shares)) barrier = s;
     if (step.is_compute()) {
       const Node& node = graph.node(step.node);
       const Triple& triple = theory.triples(step.node)[step.triple];
@@ -85,7 +90,8 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
 Seconds hidden_seconds(const Theory& theory, const Program& program, const CostModel& model,
                        const Fractions& fractions, ValueId* first) {
   if (first != nullptr) *first = {};
-  const std::vector<GradientMessage> messages = gradient_messages(theory, program);
+  const Shares& shares = fractions.shares();
+  const std::vector<GradientMessage> messages = gradient_messages(theory, program, shares);
   if (messages.empty() || model.net().devices() == 1) return 0;
   // Computation of each type since the last collective that is not a gradient's: messages that
   // start after another one begin anew.
@@ -126,7 +132,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
         settle();
         continue;
       }
-      if (is_collective(theory, step)) {
+      if (is_collective(theory, step, shares)) {
         now.assign(types, 0);
         busy = blocking = 0;
         waiting = false;

@@ -29,7 +29,9 @@ struct GradientMessage {
 
 // In the order in which they start. Every all-reduce of a pure gradient is in one message; those of
 // one message have one dtype and lie in one phase.
-std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program);
+// Boundaries between segments that move nothing at these shares delay no message.
+std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program,
+                                               const Shares& shares);
 
 // Seconds by which a step is shorter than cost_of(...).step. Slightly negative where many messages
 // pay latencies that one would not and nothing is there to hide them.

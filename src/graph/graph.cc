@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "graph/segment.h"
 
 namespace motley {
 
@@ -119,7 +120,7 @@ int64_t Graph::parameter_bytes() const {
   return bytes;
 }
 
-bool is_source(const Node& node) { return node.op.rfind("motley::", 0) == 0; }
+bool is_source(const Node& node) { return node.op.rfind("motley::", 0) == 0 && !is_boundary(node); }
 
 std::vector<std::string> verify(const Graph& graph) {
   std::vector<std::string> problems;
@@ -171,6 +172,7 @@ std::vector<std::string> verify(const Graph& graph) {
   }
   for (const Input& i : graph.inputs) exists(i.value, "input " + i.name);
   for (ValueId v : graph.outputs) exists(v, "an output");
+  if (problems.empty()) return check_segments(graph);
   return problems;
 }
 

@@ -10,6 +10,8 @@
 //   motley::parameter("name")   motley::buffer("name")   motley::input("name")
 //   motley::constant([...numbers...])
 //
+// and one node is between segments of a model (segment.h): motley::boundary(%7, 0, 1).
+//
 // Text form (to_text / parse_graph round-trip exactly), one node per line:
 //
 //   model gpt:layers=2

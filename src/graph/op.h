@@ -52,9 +52,13 @@ struct Signature {
                            // when such a label is cut they must be partial too
 };
 
-// A collective inside an operator's kernel.
+// A collective inside an operator.
 struct InnerCollective {
-  enum class Kind : uint8_t { all_reduce } kind = Kind::all_reduce;
+  enum class Kind : uint8_t {
+    all_reduce,
+    exchange,  // of a boundary (segment.h): pieces in the shares of one segment become those of
+               // another
+  } kind = Kind::all_reduce;
   int64_t bytes = 0;
 };
 

@@ -141,10 +141,45 @@ Seconds CollectiveModel::reduce_scatter(Bytes bytes, const ShareProfile& shares)
 Seconds CollectiveModel::all_to_all(Bytes bytes, const ShareProfile& shares) const {
   if (devices_ == 1) return 0;
   const CollectiveRate& r = rate(CollectiveForm::all_to_all);
+  return shares.exchange * bytes * (bandwidth_ / r.bandwidth) + exchange_latency();
+}
+
+Seconds CollectiveModel::exchange_latency() const {
   const double p = devices_;
   const double latencies =
       measured_[static_cast<size_t>(CollectiveForm::all_to_all)] ? p - 1 : std::ceil(std::log2(p));
-  return shares.exchange * bytes * (bandwidth_ / r.bandwidth) + latencies * r.latency;
+  return latencies * rate(CollectiveForm::all_to_all).latency;
+}
+
+std::vector<CollectiveModel::ExchangePort> CollectiveModel::exchange_ports() const {
+  std::vector<ExchangePort> result;
+  const double slowness = bandwidth_ / rate(CollectiveForm::all_to_all).bandwidth;
+  for (const Port& port : ports_)
+    result.push_back({port.first, port.count, slowness / port.bandwidth});
+  return result;
+}
+
+double CollectiveModel::exchange(const std::vector<double>& from,
+                                 const std::vector<double>& to) const {
+  if (devices_ == 1 || from == to) return 0;
+  std::vector<double> a(from.size() + 1, 0), b(to.size() + 1, 0);
+  for (size_t d = 0; d < from.size(); ++d) {
+    a[d + 1] = a[d] + from[d];
+    b[d + 1] = b[d] + to[d];
+  }
+  double worst = 0;
+  for (const ExchangePort& port : exchange_ports()) {
+    const int end = port.first + port.count;
+    const double stays =
+        std::max(0.0, std::min(a[end], b[end]) - std::max(a[port.first], b[port.first]));
+    const double held = a[end] - a[port.first], needed = b[end] - b[port.first];
+    worst = std::max(worst, (std::max(held, needed) - stays) * port.seconds_per_byte);
+  }
+  return worst;
+}
+
+Seconds CollectiveModel::exchange(Bytes bytes, double seconds_per_byte) const {
+  return seconds_per_byte > 0 ? seconds_per_byte * bytes + exchange_latency() : 0;
 }
 
 }  // namespace motley

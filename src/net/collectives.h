@@ -17,6 +17,11 @@
 //
 // An all-reduce that a reduction program (reduction.h) takes over costs what the program says.
 //
+// An exchange turns pieces in some shares into pieces of the same dimension in others (HAP section
+// 5.2). Devices hold intervals in device order, so a port sends what the devices below it held and
+// no longer need, and receives what they did not hold; the worst port, and the latencies of an
+// all-to-all. Nothing at all where the shares are equal.
+//
 // All-gather and reduce-scatter have a second form, grouped: a pipelined chain around the ring for
 // every shard, all chains at once, in chunks. What crosses a link is all shards but one, however
 // uneven they are; p-2 chunks fill the chains, and every chain pays to start:
@@ -59,6 +64,15 @@ class CollectiveModel {
     double chain = 0;   // of a grouped one: largest share of the tensor that crosses a link
   };
   ShareProfile profile(const std::vector<double>& shares) const;
+  // Seconds per byte of the whole tensor that an exchange between these shares takes, latencies
+  // apart.
+  double exchange(const std::vector<double>& from, const std::vector<double>& to) const;
+  // The devices below a port, and seconds per byte that crosses it in one direction of an exchange.
+  struct ExchangePort {
+    int first, count;
+    double seconds_per_byte;
+  };
+  std::vector<ExchangePort> exchange_ports() const;
 
   // `bytes`: size of the whole tensor.
   Seconds all_reduce(Bytes bytes) const;
@@ -68,6 +82,8 @@ class CollectiveModel {
   Seconds all_gather_grouped(Bytes bytes, const ShareProfile& shares) const;
   Seconds reduce_scatter_grouped(Bytes bytes, const ShareProfile& shares) const;
   Seconds all_to_all(Bytes bytes, const ShareProfile& shares) const;
+  // `seconds_per_byte`: exchange() of the shares.
+  Seconds exchange(Bytes bytes, double seconds_per_byte) const;
 
   // all_gather = fixed + slope * largest share, for the load-balancing LP; the same for
   // reduce_scatter.
@@ -83,6 +99,7 @@ class CollectiveModel {
   const CollectiveRate& rate(CollectiveForm form) const {
     return rates_[static_cast<size_t>(form)];
   }
+  Seconds exchange_latency() const;
   // p-1 rounds of the largest share.
   Seconds rounds(CollectiveForm form, Bytes bytes, const ShareProfile& shares) const;
   // A chain per share.

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "net/collectives.h"
 #include "net/fluid.h"
 #include "net/topology.h"
 #include "net/traffic.h"
@@ -53,6 +54,47 @@ std::vector<int> range(int first, int count, int stride = 1) {
   std::vector<int> devices(count);
   for (int i = 0; i < count; ++i) devices[i] = first + i * stride;
   return devices;
+}
+
+// ---- exchanges between shares ----
+
+// Row by row: what a port sends and receives when every row goes from the device that had it to the
+// one that needs it.
+TEST(Collectives, AnExchangeMovesWhatTheRowsSay) {
+  Rng rng(5);
+  for (int trial = 0; trial < 300; ++trial) {
+    std::vector<int> sizes(static_cast<size_t>(rng.between(1, 4)));
+    for (int& s : sizes) s = static_cast<int>(rng.between(1, 4));
+    if (sizes.size() == 1 && sizes[0] == 1) continue;
+    const Cluster cluster = nodes(sizes, 1e9 * (1 + rng.uniform()), nvswitch(3e9));
+    const CollectiveModel model(cluster);
+    const int64_t rows = rng.between(1, 40);
+    auto owners = [&] {
+      std::vector<int> owner(static_cast<size_t>(rows));
+      for (int& o : owner) o = static_cast<int>(rng.below(cluster.size()));
+      std::sort(owner.begin(), owner.end());
+      return owner;
+    };
+    const std::vector<int> from = owners(), to = trial % 10 == 0 ? from : owners();
+    std::vector<double> a(cluster.size(), 0), b(cluster.size(), 0);
+    for (size_t r = 0; r < from.size(); ++r) {
+      a[from[r]] += 1. / static_cast<double>(rows);
+      b[to[r]] += 1. / static_cast<double>(rows);
+    }
+    double worst = 0;
+    for (const auto& port : model.exchange_ports()) {
+      double out = 0, in = 0;
+      auto below = [&](int d) { return d >= port.first && d < port.first + port.count; };
+      for (size_t r = 0; r < from.size(); ++r) {
+        out += below(from[r]) && !below(to[r]);
+        in += !below(from[r]) && below(to[r]);
+      }
+      worst =
+          std::max(worst, std::max(out, in) / static_cast<double>(rows) * port.seconds_per_byte);
+    }
+    EXPECT_NEAR(model.exchange(a, b), worst, 1e-9 * worst + 1e-18);
+    EXPECT_EQ(model.exchange(1e6, model.exchange(a, a)), 0);
+  }
 }
 
 // ---- max-min fairness ----

@@ -69,6 +69,27 @@ std::vector<double> read_ratios(const Json& list, const std::string& name) {
   return ratios;
 }
 
+// Of one segment a list of numbers, of several a list of such lists.
+Json ratios_json(const Ratios& ratios) {
+  return ratios.size() == 1 ? Json(ratios[0]) : Json(ratios);
+}
+
+Ratios read_segment_ratios(const Json& list, int segments, const std::string& name) {
+  if (segments == 1) return {read_ratios(list, name)};
+  if (static_cast<int>(list.size()) != segments)
+    throw user_error("plan",
+                     "{}.ratios has {} entries; the graph has {} segments, give a list for each",
+                     name, list.size(), segments);
+  Ratios ratios;
+  for (int s = 0; s < segments; ++s) {
+    if (!list[s].is_array())
+      throw user_error("plan", "{}.ratios[{}] is {}; give the shares of all devices in segment {}",
+                       name, s, list[s].dump(), s);
+    ratios.push_back(read_ratios(list[s], fmt::format("{}.ratios[{}]", name, s)));
+  }
+  return ratios;
+}
+
 Json to_json(const PipelinePlan& pipeline) {
   Json j;
   j["schedule"] = pipeline.schedule;
@@ -283,6 +304,8 @@ std::vector<std::string> check_pipeline(const Plan& plan) {
   auto problem = [&](const std::string& text) { problems.push_back(text); };
   if (!plan.program.steps.empty() || !plan.ratios.empty())
     problem("a pipeline has no program or ratios of its own; its stages have");
+  if (segments_of(*plan.graph).count > 1)
+    problem("a pipeline has no segments; its stages have ratios of their own");
   if (pipeline.stage_of.size() != plan.graph->nodes.size() || pipeline.replicas.empty()) {
     problem("not every node has a stage, or there is no replica");
     return problems;
@@ -463,7 +486,7 @@ Json to_json(const Plan& plan) {
     if (!a.what.empty()) k["what"] = a.what;
     j["predicted"]["alternatives"].push_back(std::move(k));
   }
-  if (!plan.pipeline) j["ratios"] = plan.ratios;
+  if (!plan.pipeline) j["ratios"] = ratios_json(plan.ratios);
   if (!plan.reductions.empty()) {
     j["reductions"] = Json::array();
     for (const ReductionProgram& program : plan.reductions)
@@ -509,10 +532,11 @@ Plan parse_plan(const std::string& text, const std::string& name) {
         throw fields.bad(other, "stands beside a pipeline; its stages have their own");
     plan.pipeline = read_pipeline(*pipeline, *plan.graph, name + ": pipeline");
   } else {
-    plan.ratios = read_ratios(fields.array("ratios"), name);
-    if (static_cast<int>(plan.ratios.size()) != plan.cluster.size())
-      throw fields.bad("ratios", fmt::format("has {} numbers; the cluster has {} devices",
-                                             plan.ratios.size(), plan.cluster.size()));
+    plan.ratios = read_segment_ratios(fields.array("ratios"), plan.theory->segments(), name);
+    for (const std::vector<double>& ratios : plan.ratios)
+      if (static_cast<int>(ratios.size()) != plan.cluster.size())
+        throw fields.bad("ratios", fmt::format("has {} numbers; the cluster has {} devices",
+                                               ratios.size(), plan.cluster.size()));
     plan.program = read_program(*plan.theory, fields.array("program"), name + ": program");
   }
   if (fields.find("reductions")) {
@@ -566,8 +590,11 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit) {
   }
   Theory theory(*plan.graph);  // derived afresh: nothing of the planner is trusted
   problems = check(theory, plan.program);
-  if (static_cast<int>(plan.ratios.size()) != plan.cluster.size()) {
-    problems.push_back("there is not one ratio per device");
+  if (static_cast<int>(plan.ratios.size()) != theory.segments() ||
+      std::any_of(plan.ratios.begin(), plan.ratios.end(), [&](const auto& ratios) {
+        return static_cast<int>(ratios.size()) != plan.cluster.size();
+      })) {
+    problems.push_back("there is not one ratio per device and segment");
   } else if (problems.empty() && memory_limit) {
     Shares shares(plan.ratios);
     Fractions fractions(plan.cluster, shares);
@@ -594,6 +621,24 @@ const char* role_of(const Graph& graph, const std::vector<bool>& is_gradient, Va
   }
 }
 
+namespace {
+
+// "; features.0.weight to features.34.bias": the parameters of a segment.
+std::string describe_segment(const Theory& theory, int segment) {
+  const Parameter *first = nullptr, *last = nullptr;
+  Bytes bytes = 0;
+  for (const Parameter& p : theory.graph().parameters) {
+    if (theory.segment(p.value) != segment) continue;
+    if (first == nullptr) first = &p;
+    last = &p;
+    bytes += static_cast<Bytes>(theory.graph().spec(p.value).bytes());
+  }
+  if (first == nullptr) return "; no parameters";
+  return fmt::format("; {} to {}, {}", first->name, last->name, format_bytes(bytes));
+}
+
+}  // namespace
+
 std::string describe(const Plan& plan) {
   if (plan.pipeline) return describe_pipeline(plan);
   const Theory& theory = *plan.theory;
@@ -602,17 +647,21 @@ std::string describe(const Plan& plan) {
                                 plan.cluster.size(), plan.cluster.name, plan.batch);
   out += describe_precision(plan);
 
-  out += "  shares      ";
-  for (int d = 0; d < plan.cluster.size();) {
-    int n = 0;
-    double r = plan.ratios[d];
-    int type = plan.cluster.devices[d].type;
-    while (d < plan.cluster.size() && plan.cluster.devices[d].type == type && plan.ratios[d] == r)
-      ++d, ++n;
-    out += fmt::format("{}{} x {} {:.1f}%", n == d ? "" : ", ", n, plan.cluster.types[type].name,
-                       100 * r);
+  for (int s = 0; s < theory.segments(); ++s) {
+    const std::vector<double>& ratios = plan.ratios[s];
+    out += theory.segments() == 1 ? "  shares      " : fmt::format("  segment {:<3} ", s);
+    for (int d = 0; d < plan.cluster.size();) {
+      int n = 0;
+      double r = ratios[d];
+      int type = plan.cluster.devices[d].type;
+      while (d < plan.cluster.size() && plan.cluster.devices[d].type == type && ratios[d] == r)
+        ++d, ++n;
+      out += fmt::format("{}{} x {} {:.1f}%", n == d ? "" : ", ", n, plan.cluster.types[type].name,
+                         100 * r);
+    }
+    if (theory.segments() > 1) out += describe_segment(theory, s);
+    out += "\n";
   }
-  out += "\n";
 
   auto stored = stored_placements(theory, plan.program);
   std::map<std::string, std::pair<int, Bytes>> by_placement;
@@ -641,13 +690,17 @@ std::string describe(const Plan& plan) {
     int count = 0;
     Bytes bytes = 0;
   };
+  const Shares shares(plan.ratios);
   std::map<std::string, Sum> comm;
   const std::vector<bool> is_gradient = pure_gradients(graph);
   for (const Step& step : plan.program.steps) {
     if (step.is_compute()) {
       const Triple& triple = theory.triples(step.node)[step.triple];
+      const bool boundary = is_boundary(graph.node(step.node));
+      if (boundary && moves_nothing(theory, step.node, triple, shares)) continue;
       for (const InnerCollective& c : triple.collectives) {
-        Sum& sum = comm["all_reduce inside " + triple.kernel];
+        Sum& sum =
+            comm[boundary ? "exchange between segments" : "all_reduce inside " + triple.kernel];
         ++sum.count;
         sum.bytes += static_cast<Bytes>(c.bytes);
       }
@@ -676,7 +729,6 @@ std::string describe(const Plan& plan) {
 
   out += describe_reductions(plan);
 
-  Shares shares(plan.ratios);
   Fractions fractions(plan.cluster, shares);
   CostModel model(plan.cluster, plan.reductions);
   ProgramCost cost = cost_of(theory, plan.program, model, fractions, plan.optimizer);

@@ -40,7 +40,7 @@ struct Plan {
   // What the graph computes in (graph/precision.h); f32: the type of its parameters.
   DType precision = DType::f32;
   Cluster cluster;
-  std::vector<double> ratios;    // [device] share of every cut factor; sum 1. Pipelines: empty
+  Ratios ratios;  // [segment][device] share of every cut factor; sum 1 each. Pipelines: empty
   std::unique_ptr<Graph> graph;  // stable addresses: theory refers to graph
   std::unique_ptr<Theory> theory;
   Program program;                         // pipelines: empty

@@ -35,7 +35,7 @@ Plan sample() {
   plan.cluster = flat_cluster(
       {{"big", 4e12, 4e12, 1e9, 1e11, 1e-6, 0}, {"small", 1e12, 1e12, 1e9, 1e11, 1e-6, 0}}, {1, 2},
       {LinkKind::switched, 1e9, 1e-5});
-  plan.ratios = {0.5, 0.25, 0.25};
+  plan.ratios = {{0.5, 0.25, 0.25}};
   plan.set_graph(parse_graph(kGraph, "toy"));
   for (const char* line : {"node 0 motley::input  -> S(0)", "node 1 motley::parameter  -> R",
                            "node 2 aten::mm S(0), R -> S(0)", "node 3 aten::sum S(0) -> P",

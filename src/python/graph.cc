@@ -4,6 +4,7 @@
 #include "graph/canonical.h"
 #include "graph/file.h"
 #include "graph/op.h"
+#include "graph/segment.h"
 #include "python/bindings.h"
 #include "torch/capture.h"
 #include "torch/executor.h"
@@ -129,10 +130,12 @@ void bind_graph(py::module_& m) {
   m.def("refused_ops", &refused_ops);
   m.def("op_table", [] {
     py::list list;
-    for (const OpDef* op : all_ops())
+    for (const OpDef* op : all_ops()) {
+      if (std::string_view(op->name) == kBoundary) continue;
       list.append(py::dict(py::arg("name") = op->name, py::arg("cut") = op->signature != nullptr,
                            py::arg("rules") = op->extra != nullptr, py::arg("alias") = op->alias,
                            py::arg("random") = op->random));
+    }
     return list;
   });
 }

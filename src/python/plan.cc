@@ -203,7 +203,13 @@ void bind_plan(py::module_& m) {
           "samples", [](const Plan& p) { return p.pipeline ? p.pipeline->micro_batch : p.batch; })
       .def_property_readonly("stages",
                              [](const Plan& p) { return p.pipeline ? p.pipeline->stages() : 0; })
-      .def_readonly("ratios", &Plan::ratios)
+      // Of one segment a list, of several a list of lists.
+      .def_property_readonly("ratios",
+                             [](const Plan& p) -> py::object {
+                               if (p.ratios.empty()) return py::list();
+                               return p.ratios.size() == 1 ? py::cast(p.ratios[0])
+                                                           : py::cast(p.ratios);
+                             })
       .def_readonly("cluster", &Plan::cluster)
       .def_readonly("predicted_step_s", &Plan::predicted_step_s)
       .def_readonly("lower_bound_s", &Plan::lower_bound_s)

@@ -222,7 +222,8 @@ std::string device_section(const Plan& plan, const Simulation& simulation) {
     std::string seat_text, share;
     Seat seat;
     if (!plan.pipeline) {
-      share = fmt::format("{:.2f}%", 100 * plan.ratios[d]);
+      for (const std::vector<double>& ratios : plan.ratios)  // one for each segment
+        share += fmt::format("{}{:.2f}%", share.empty() ? "" : " / ", 100 * ratios[d]);
     } else if (plan.pipeline->seat(d, &seat)) {
       seat_text = fmt::format("replica {}, stage {}", seat.replica, seat.stage);
       share = fmt::format(

@@ -40,8 +40,8 @@ std::string placement_in_words(const Theory& theory, ValueId value, Placement pl
                      pieces);
 }
 
-void add_parameters(const Theory& theory, const Program& program, const std::vector<double>& ratios,
-                    int stage, std::vector<ParameterGroup>* out) {
+void add_parameters(const Theory& theory, const Program& program, const Ratios& ratios, int stage,
+                    std::vector<ParameterGroup>* out) {
   const Graph& graph = theory.graph();
   const auto stored = stored_placements(theory, program);
   std::map<std::tuple<std::string, std::string, Shape, std::string>, size_t> group;
@@ -51,7 +51,8 @@ void add_parameters(const Theory& theory, const Program& program, const std::vec
     int number = -1;
     numbered(p.name, &before, &number, &after);
     const TensorSpec& spec = graph.spec(p.value);
-    const std::string how = placement_in_words(theory, p.value, stored[p.value.index], ratios);
+    const std::string how =
+        placement_in_words(theory, p.value, stored[p.value.index], ratios[theory.segment(p.value)]);
     auto [it, fresh] =
         group.try_emplace({before, number < 0 ? "" : after + "#", spec.shape, how}, out->size());
     if (fresh) out->push_back({p.name, stage, 0, spec.shape, 0, how});
@@ -130,6 +131,15 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
                                                 : passes;
     if (step.is_compute()) {
       const Triple& triple = theory.triples(step.node)[step.triple];
+      if (is_boundary(graph.node(step.node))) {
+        const Seconds s = inner_seconds(theory, step.node, triple, model, fractions);
+        if (s == 0) continue;
+        const TensorSpec& spec = graph.spec(graph.node(step.node).outputs[0]);
+        add("exchange", to_string(spec), "two segments have other shares", count,
+            static_cast<Bytes>(spec.bytes()), s);
+        after_gradient = false;
+        continue;
+      }
       for (const InnerCollective& c : triple.collectives)
         add("all_reduce inside " + triple.kernel, graph.node(step.node).op,
             "the operator is cut along what it sums over", count, static_cast<Bytes>(c.bytes),
@@ -141,9 +151,7 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
     const Placement cut = step.from.is_shard() ? step.from : step.to;
     const auto bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
     Seconds seconds = model.collective(
-        step.kind, bytes,
-        fractions.profile(cut.is_shard() ? theory.cut_size(step.value, cut) : 0, model.net()),
-        step.form);
+        step.kind, bytes, fractions.profile(theory.cut(step.value, cut), model.net()), step.form);
     const bool pure = step.kind == CollectiveKind::all_reduce && gradient[step.value.index];
     if (pure && after_gradient) seconds = std::max(0.0, seconds - model.net().all_reduce(0));
     after_gradient = pure;
@@ -163,7 +171,7 @@ std::vector<ParameterGroup> parameter_groups(const Plan& plan) {
   }
   for (int s = 0; s < plan.pipeline->stages(); ++s) {
     const StagePlan& stage = plan.pipeline->replicas[0].stages[s];
-    add_parameters(plan.pipeline->theory(s), stage.program, stage.ratios, s, &groups);
+    add_parameters(plan.pipeline->theory(s), stage.program, {stage.ratios}, s, &groups);
   }
   return groups;
 }

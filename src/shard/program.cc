@@ -349,7 +349,8 @@ int64_t largest_all_reduce(const Theory& theory, const Program& program) {
   for (const Step& step : program.steps) {
     if (step.is_compute()) {
       for (const InnerCollective& c : theory.triples(step.node)[step.triple].collectives)
-        largest = std::max(largest, static_cast<int64_t>(c.bytes));
+        if (c.kind == InnerCollective::Kind::all_reduce)
+          largest = std::max(largest, static_cast<int64_t>(c.bytes));
     } else if (step.kind == CollectiveKind::all_reduce) {
       largest = std::max(largest, theory.graph().spec(step.value).bytes());
     }

@@ -40,14 +40,17 @@ std::vector<int64_t> divide(int64_t n, const std::vector<double>& ratios) {
   return pieces;
 }
 
-const std::vector<int64_t>& Shares::of(int64_t n) const {
-  auto [it, fresh] = pieces_.try_emplace(n);
-  if (fresh) it->second = divide(n, ratios_);
+const std::vector<int64_t>& Shares::of(Cut cut) const {
+  auto [it, fresh] = pieces_.try_emplace(cut);
+  if (fresh) {
+    MOTLEY_CHECK(cut.segment >= 0 && cut.segment < segments(), "segment {}", cut.segment);
+    it->second = divide(cut.size, ratios_[cut.segment]);
+  }
   return it->second;
 }
 
-int64_t Shares::begin(int64_t n, int device) const {
-  const auto& pieces = of(n);
+int64_t Shares::begin(Cut cut, int device) const {
+  const auto& pieces = of(cut);
   return std::accumulate(pieces.begin(), pieces.begin() + device, int64_t{0});
 }
 

@@ -77,7 +77,8 @@ bool locate(const Factors& factors, const std::vector<int>& labels, const std::v
 
 }  // namespace
 
-Theory::Theory(const Graph& graph, Lookup lookup) : graph_(graph), lookup_(lookup) {
+Theory::Theory(const Graph& graph, Lookup lookup)
+    : graph_(graph), lookup_(lookup), segments_(segments_of(graph)) {
   factors_.resize(graph.values.size());
   for (size_t v = 0; v < graph.values.size(); ++v)
     for (int64_t n : graph.values[v].spec.shape)
@@ -109,6 +110,7 @@ void Theory::classify() {
     first_tensor_.push_back(first);
     const bool source = is_source(node);
     key.assign(node.op).push_back('\0');
+    raw(segments_.of_node[n]);
     auto tensor = [&](ValueId v) {
       raw(v.valid());
       if (!v.valid()) return;
@@ -408,6 +410,8 @@ void Theory::derive() {
           else
             possible = false;
         }
+        if (possible && is_boundary(node))
+          t.collectives = {{InnerCollective::Kind::exchange, graph_.spec(outputs[0]).bytes()}};
         if (possible) add(t);
       }
     }
@@ -468,8 +472,8 @@ int64_t Theory::cut_size(ValueId value, Placement p) const {
 Shape Theory::local_shape(ValueId value, Placement p, const Shares& shares, int device) const {
   Shape shape = graph_.spec(value).shape;
   if (p.is_shard()) {
-    int64_t cut = cut_size(value, p);
-    shape[p.dim] = shape[p.dim] / cut * shares.of(cut)[device];
+    const Cut c = cut(value, p);
+    shape[p.dim] = shape[p.dim] / c.size * shares.of(c)[device];
   }
   return shape;
 }

@@ -7,6 +7,8 @@
 // an op's signature that may be cut gives one triple per atomic factor, each `linear` set one over
 // partial sums, each ExtraRule itself, and every op runs replicated.
 //
+// A boundary between segments keeps a value as it is; a cut one is exchanged between their shares.
+//
 // Cost: linear in the size of the graph; calls that look alike (same op, arguments, shapes and
 // factors) share one table.
 #pragma once
@@ -17,6 +19,7 @@
 
 #include "graph/graph.h"
 #include "graph/op.h"
+#include "graph/segment.h"
 #include "shard/shares.h"
 
 namespace motley {
@@ -57,11 +60,24 @@ class Theory {
   std::vector<Placement> placements(ValueId value) const;
   bool legal(ValueId value, Placement placement) const;
   const std::vector<Triple>& triples(NodeId node) const { return *triples_[node.index]; }
-  // Number of the triple table of a node: equal numbers, equal tables.
+  // Number of the triple table of a node: equal numbers, equal tables and segments.
   int table(NodeId node) const { return table_[node.index]; }
   int tables() const { return static_cast<int>(tables_.size()); }
   // Size of the factor that a placement cuts. REQUIRES: a legal shard.
   int64_t cut_size(ValueId value, Placement placement) const;
+  // What a legal placement cuts; of size 0 if nothing.
+  Cut cut(ValueId value, Placement placement) const {
+    return placement.is_shard()
+               ? Cut(factors_[value.index][placement.dim][placement.factor], segment(value))
+               : Cut();
+  }
+  // Of the work of a node under one of its triples.
+  Cut cut(NodeId node, const Triple& triple) const {
+    return triple.cut > 0 ? Cut(triple.cut, segment(node)) : Cut();
+  }
+  int segments() const { return segments_.count; }
+  int segment(ValueId value) const { return segments_.of_value[value.index]; }
+  int segment(NodeId node) const { return segments_.of_node[node.index]; }
   // Shape of the piece of a value that a device holds.
   Shape local_shape(ValueId value, Placement placement, const Shares& shares, int device) const;
   // Names of the ops that are not in the table and only run replicated, sorted.
@@ -71,7 +87,7 @@ class Theory {
   static bool conversion(Placement a, Placement b, CollectiveKind* kind);
 
  private:
-  // Nodes that look alike: same op, arguments and tensor specs, the same tensors repeated.
+  // Nodes that look alike: same op, arguments, segment and tensor specs, the same tensors repeated.
   // Signatures and extra rules depend on nothing else.
   struct Kind {
     Signature signature;
@@ -85,6 +101,7 @@ class Theory {
 
   const Graph& graph_;
   Lookup lookup_;
+  Segments segments_;
   std::vector<Kind> kinds_;
   std::vector<int> kind_;             // [node]
   std::vector<ValueId> tensors_;      // of all nodes: inputs, then outputs, invalid ones too

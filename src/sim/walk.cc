@@ -30,6 +30,13 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
     const Step& step = program.steps[i];
     if (step.is_compute()) {
       const Triple& triple = theory.triples(step.node)[step.triple];
+      if (is_boundary(graph.node(step.node))) {
+        if (const Seconds s = inner_seconds(theory, step.node, triple, model, fractions); s > 0) {
+          communicate(s, "exchange");
+          after_gradient = false;
+        }
+        continue;
+      }
       for (const InnerCollective& c : triple.collectives)
         communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)),
                     "all_reduce in " + triple.kernel);
@@ -42,10 +49,9 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
               WalkKind::compute, step.node);
     } else if (step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask) {
       const Placement cut = step.from.is_shard() ? step.from : step.to;
-      Seconds s = model.collective(
-          step.kind, static_cast<Bytes>(graph.spec(step.value).bytes()),
-          fractions.profile(cut.is_shard() ? theory.cut_size(step.value, cut) : 0, model.net()),
-          step.form);
+      Seconds s =
+          model.collective(step.kind, static_cast<Bytes>(graph.spec(step.value).bytes()),
+                           fractions.profile(theory.cut(step.value, cut), model.net()), step.form);
       const bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
       if (gradient && after_gradient) s = std::max(0.0, s - model.net().all_reduce(0));
       after_gradient = gradient;
@@ -62,8 +68,7 @@ void walk_optimizer(const Theory& theory, const Program& program, const CostMode
   for (const Parameter& p : graph.parameters) {
     if (!p.gradient.valid()) continue;
     const Placement placement = stored[p.value.index];
-    const auto& f =
-        fractions.by_device(placement.is_shard() ? theory.cut_size(p.value, placement) : 0);
+    const auto& f = fractions.by_device(theory.cut(p.value, placement));
     for (int d = 0; d < model.cluster().size(); ++d) {
       const Seconds s =
           model.update(model.cluster().devices[d].type,

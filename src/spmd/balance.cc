@@ -76,33 +76,37 @@ class LinearProgram {
 // Stages equal up to a factor: the greatest of their times is 1, `scale` is the sum of the factors.
 struct Merged {
   double scale = 0;
-  std::vector<double> sharded, replicated;
-  int segment = 0;
+  std::vector<double> sharded;  // [segment * types + type]
+  std::vector<double> replicated;
 };
+
+// [segment * types + type]
+std::vector<double> sharded_of(const Stage& stage, size_t segments, size_t types) {
+  if (stage.sharded.size() == segments * types) return stage.sharded;
+  std::vector<double> all(segments * types, 0);
+  std::copy(stage.sharded.begin(), stage.sharded.end(), all.begin() + stage.segment * types);
+  return all;
+}
 
 std::vector<Merged> merge(const BalanceProblem& problem, double share) {
   std::vector<Merged> merged;
   std::map<std::vector<int64_t>, size_t> known;
   for (const Stage& stage : problem.stages) {
     const size_t types = problem.devices.size();
+    const std::vector<double> sharded = sharded_of(stage, problem.sharded.size(), types);
     double unit = 0;
-    for (size_t j = 0; j < types; ++j) {
-      unit = std::max({unit, stage.sharded[j] * share, stage.replicated[j]});
-    }
+    for (double seconds : sharded) unit = std::max(unit, seconds * share);
+    for (double seconds : stage.replicated) unit = std::max(unit, seconds);
     if (unit == 0) continue;
     // Twelve digits: stages of equal layers differ by rounding only.
-    std::vector<int64_t> key{stage.segment};
-    for (size_t j = 0; j < types; ++j) {
-      key.push_back(std::llround(stage.sharded[j] * share / unit * 1e12));
-      key.push_back(std::llround(stage.replicated[j] / unit * 1e12));
-    }
+    std::vector<int64_t> key;
+    for (double seconds : sharded) key.push_back(std::llround(seconds * share / unit * 1e12));
+    for (double seconds : stage.replicated) key.push_back(std::llround(seconds / unit * 1e12));
     const auto [it, fresh] = known.try_emplace(std::move(key), merged.size());
     if (fresh) {
-      Merged m{0, {}, {}, stage.segment};
-      for (size_t j = 0; j < types; ++j) {
-        m.sharded.push_back(stage.sharded[j] * share / unit);
-        m.replicated.push_back(stage.replicated[j] / unit);
-      }
+      Merged m;
+      for (double seconds : sharded) m.sharded.push_back(seconds * share / unit);
+      for (double seconds : stage.replicated) m.replicated.push_back(seconds / unit);
       merged.push_back(std::move(m));
     }
     merged[it->second].scale += unit;
@@ -110,17 +114,40 @@ std::vector<Merged> merge(const BalanceProblem& problem, double share) {
   return merged;
 }
 
+// How much less of a tensor lies below a device in segment b than in segment a.
+double difference(const std::vector<double>& devices, const std::vector<double>& a,
+                  const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t j = 0; j < devices.size(); ++j) sum += devices[j] * (a[j] - b[j]);
+  return sum;
+}
+
 }  // namespace
 
 double step_seconds(const BalanceProblem& problem, const std::vector<std::vector<double>>& ratio) {
+  const size_t types = problem.devices.size();
   double sum = 0;
   for (const Stage& stage : problem.stages) {
     const std::vector<double>& b = ratio[stage.segment];
+    const std::vector<double> sharded = sharded_of(stage, ratio.size(), types);
     double longest = 0;
-    for (size_t j = 0; j < b.size(); ++j) {
-      longest = std::max(longest, stage.sharded[j] * b[j] + stage.replicated[j]);
+    for (size_t j = 0; j < types; ++j) {
+      double seconds = stage.replicated[j];
+      for (size_t s = 0; s < ratio.size(); ++s) seconds += sharded[s * types + j] * ratio[s][j];
+      longest = std::max(longest, seconds);
     }
     sum += stage.comm_fixed + stage.comm_padded * *std::max_element(b.begin(), b.end()) + longest;
+  }
+  for (const BalanceExchange& x : problem.exchanges) {
+    double worst = 0;
+    for (const BalancePort& port : problem.ports) {
+      const double first = difference(port.before, ratio[x.a], ratio[x.b]);
+      const double end = difference(port.until, ratio[x.a], ratio[x.b]);
+      const double out = std::max(0.0, end) + std::max(0.0, -first);
+      const double in = std::max(0.0, -end) + std::max(0.0, first);
+      worst = std::max(worst, std::max(out, in) * port.seconds_per_byte);
+    }
+    sum += x.bytes * worst;
   }
   return sum;
 }
@@ -137,7 +164,8 @@ Balance balance(const BalanceProblem& problem) {
   std::vector<double> padded(segments, 0);
   for (const Stage& stage : problem.stages) {
     MOTLEY_CHECK(stage.segment >= 0 && stage.segment < static_cast<int>(segments));
-    MOTLEY_CHECK(stage.sharded.size() == types && stage.replicated.size() == types);
+    MOTLEY_CHECK(stage.sharded.size() == types || stage.sharded.size() == segments * types);
+    MOTLEY_CHECK(stage.replicated.size() == types);
     padded[stage.segment] += stage.comm_padded;
   }
   // Columns are shares in units of the mean share, and stage times in units of the longest work of
@@ -171,8 +199,43 @@ Balance balance(const BalanceProblem& problem) {
       const int time = lp->column(stage.scale / unit);
       work->emplace_back();
       for (size_t j = 0; j < types; ++j) {
-        work->back().push_back(lp->row(stage.replicated[j], kClpInf,
-                                       {{time, 1}, {(*b)[stage.segment][j], -stage.sharded[j]}}));
+        std::vector<std::pair<int, double>> terms{{time, 1}};
+        for (size_t s = 0; s < segments; ++s)
+          terms.emplace_back((*b)[s][j], -stage.sharded[s * types + j]);
+        work->back().push_back(lp->row(stage.replicated[j], kClpInf, terms));
+      }
+    }
+    for (const BalanceExchange& x : problem.exchanges) {
+      if (elastic || problem.ports.empty()) break;
+      if (x.bytes == 0) continue;
+      double slowest = 0;
+      for (const BalancePort& port : problem.ports)
+        slowest = std::max(slowest, port.seconds_per_byte);
+      const int time = lp->column(x.bytes * slowest / unit);
+      // What lies below a device more in a than in b, and less; by what lies below it.
+      std::map<std::vector<double>, std::pair<int, int>> known;
+      const auto moved = [&](const std::vector<double>& devices) {
+        const auto [it, fresh] = known.try_emplace(devices);
+        if (!fresh) return it->second;
+        it->second = {lp->column(0), lp->column(0)};
+        std::vector<std::pair<int, double>> more{{it->second.first, 1}},
+            less{{it->second.second, 1}};
+        for (size_t j = 0; j < types; ++j) {
+          const double below = devices[j] * share;
+          more.emplace_back((*b)[x.a][j], -below);
+          more.emplace_back((*b)[x.b][j], below);
+          less.emplace_back((*b)[x.a][j], below);
+          less.emplace_back((*b)[x.b][j], -below);
+        }
+        lp->row(0, kClpInf, more);
+        lp->row(0, kClpInf, less);
+        return it->second;
+      };
+      for (const BalancePort& port : problem.ports) {
+        const auto first = moved(port.before), end = moved(port.until);
+        const double pace = port.seconds_per_byte / slowest;
+        lp->row(0, kClpInf, {{time, 1}, {end.first, -pace}, {first.second, -pace}});
+        lp->row(0, kClpInf, {{time, 1}, {end.second, -pace}, {first.first, -pace}});
       }
     }
     for (size_t j = 0; j < types; ++j) {

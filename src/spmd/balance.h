@@ -10,8 +10,15 @@
 //     subject to t_i >= a_ij b_j + r_ij,   sum_j n_j b_j = 1,   0 <= b_j <= M,
 //                sharded_j b_j + fixed_j <= capacity_j        bytes on each device of type j.
 //
-// Section 5.2 gives each segment of the model ratios of its own; a stage lies in one segment. The
-// segments are coupled by memory only, and solved in one program.
+// Section 5.2 gives each segment of the model ratios of its own. HAP puts an all-to-all at every
+// boundary and solves segments one by one; here segments are solved in one program, coupled by
+// memory, by stages that lie in several, and by what boundaries move: with A and B the shares of
+// two segments below device i (prefix sums), a port over devices [f, e) sends
+//
+//     (A_e - B_e)^+ + (B_f - A_f)^+
+//
+// of the tensor and receives the same with A and B exchanged, which is exact where what the port
+// held and what it needs meet, more where they do not, and convex: t >= it for every port.
 //
 // The dual of t_i >= a_ij b_j + r_ij is the weight of type j in stage i: how much of the stage type
 // j decides. Summed over stages and normalised, these are the weights with which the next program
@@ -29,9 +36,23 @@ namespace motley::spmd {
 
 struct Stage {
   double comm_fixed = 0, comm_padded = 0;  // seconds; seconds per unit of the largest share
-  std::vector<double> sharded;     // [type] a_j: seconds if one device did all of the sharded work
+  // a_j: seconds if one device did all of the sharded work, [type] of the stage's segment or
+  // [segment * types + type] of all.
+  std::vector<double> sharded;
   std::vector<double> replicated;  // [type] r_j: seconds
-  int segment = 0;
+  int segment = 0;                 // of M, and of `sharded` where that is of one segment
+};
+
+// What crosses a port between devices in one direction of an exchange between segments.
+struct BalancePort {
+  std::vector<double> before, until;  // [type] devices below the first, and below the end, of it
+  double seconds_per_byte = 0;
+};
+
+// Bytes of the tensors that boundaries between two segments pass, either way.
+struct BalanceExchange {
+  int a = 0, b = 0;
+  double bytes = 0;
 };
 
 struct BalanceProblem {
@@ -40,6 +61,8 @@ struct BalanceProblem {
   std::vector<std::vector<double>> sharded;  // [segment][type] bytes of a device holding all shards
   std::vector<double> fixed;                 // [type] bytes on every device
   std::vector<double> capacity;              // [type] bytes; may be infinite
+  std::vector<BalanceExchange> exchanges;
+  std::vector<BalancePort> ports;
 };
 
 struct Balance {

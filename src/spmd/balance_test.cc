@@ -41,6 +41,38 @@ BalanceProblem random_balance(uint64_t seed, int types, int segments, bool memor
   return problem;
 }
 
+// Stages in several segments and boundaries between them, on devices in random order behind ports
+// of one or several devices.
+void add_exchanges(uint64_t seed, BalanceProblem* problem) {
+  Rng rng(seed ^ 0x5e9);
+  const int types = static_cast<int>(problem->devices.size());
+  const int segments = static_cast<int>(problem->sharded.size());
+  for (Stage& stage : problem->stages) {
+    if (rng.chance(0.5)) continue;
+    std::vector<double> all;
+    for (int s = 0; s < segments; ++s)
+      for (int j = 0; j < types; ++j) all.push_back(rng.chance(0.3) ? 0 : 0.1 * rng.uniform());
+    stage.sharded = all;
+  }
+  std::vector<int> order;
+  for (int j = 0; j < types; ++j) order.insert(order.end(), problem->devices[j], j);
+  for (size_t i = order.size(); i > 1; --i)
+    std::swap(order[i - 1], order[static_cast<size_t>(rng.below(static_cast<int64_t>(i)))]);
+  for (size_t first = 0; first < order.size();) {
+    const size_t end = std::min(
+        order.size(), first + static_cast<size_t>(rng.chance(0.7) ? 1 : rng.between(2, 4)));
+    BalancePort port{std::vector<double>(types, 0), {}, 1e-10 * (1 + rng.uniform())};
+    for (size_t d = 0; d < first; ++d) ++port.before[order[d]];
+    port.until = port.before;
+    for (size_t d = first; d < end; ++d) ++port.until[order[d]];
+    problem->ports.push_back(std::move(port));
+    first = end;
+  }
+  for (int a = 0; a < segments; ++a)
+    for (int b = a + 1; b < segments; ++b)
+      if (rng.chance(0.8)) problem->exchanges.push_back({a, b, 3e8 * rng.uniform()});
+}
+
 bool fits(const BalanceProblem& problem, const std::vector<std::vector<double>>& ratio,
           double slack) {
   for (size_t j = 0; j < problem.devices.size(); ++j) {
@@ -95,10 +127,45 @@ TEST(Balance, EqualsTernarySearchOnTwoTypes) {
   EXPECT_GT(infeasible, 10);
 }
 
+// Two types, two segments: convex in both first shares, so nested ternary searches.
+TEST(Balance, EqualsNestedTernarySearchOnTwoSegments) {
+  int moving = 0, still = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(seed);
+    BalanceProblem problem = random_balance(seed, 2, 2, false);
+    add_exchanges(seed, &problem);
+    const Balance fast = balance(problem);
+    ASSERT_TRUE(fast.feasible);
+    const auto at = [&](double x, double y) {
+      const auto other = [&](double b) {
+        return std::max(0.0, (1 - problem.devices[0] * b) / problem.devices[1]);
+      };
+      return step_seconds(problem, {{x, other(x)}, {y, other(y)}});
+    };
+    const auto least = [&](const auto& time) {
+      double low = 0, high = 1.0 / problem.devices[0];
+      for (int i = 0; i < 100; ++i) {
+        const double a = low + (high - low) / 3, b = high - (high - low) / 3;
+        (time(a) <= time(b) ? high : low) = time(a) <= time(b) ? b : a;
+      }
+      return time((low + high) / 2);
+    };
+    const double slow = least([&](double x) { return least([&](double y) { return at(x, y); }); });
+    EXPECT_NEAR(fast.seconds, slow, 1e-6 * slow);
+    EXPECT_LE(fast.seconds, slow * (1 + 1e-9));
+    const bool differ = std::abs(fast.ratio[0][0] - fast.ratio[1][0]) > 1e-6;
+    moving += differ;
+    still += !differ && !problem.exchanges.empty();
+  }
+  EXPECT_GT(moving, 10);
+  EXPECT_GT(still, 10);
+}
+
 TEST(Balance, NoRandomPointIsBetter) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);
-    const BalanceProblem problem = random_balance(seed, 4, 3, seed % 2 == 1);
+    BalanceProblem problem = random_balance(seed, 4, 3, seed % 2 == 1);
+    if (seed % 4 < 2) add_exchanges(seed, &problem);
     const Balance best = balance(problem);
     if (!best.feasible) continue;
     EXPECT_TRUE(fits(problem, best.ratio, 1e-8));

@@ -153,6 +153,7 @@ void Builder::add_values() {
     // All that prices depend on: size, and per form its cut and where it may be converted.
     std::string key = std::to_string(graph.spec(cls.root).bytes());
     key += gradient_class_[c] ? 'g' : gradient_view_[c] ? 'v' : '|';
+    if (const int segment = theory_.segment(cls.root)) key += std::to_string(segment) + ",";
     auto has = [&](const Form& form, ValueId member) {
       const auto list = held(form);
       return std::any_of(list.begin(), list.end(),
@@ -327,9 +328,9 @@ void Builder::add_nodes() {
         std::erase_if(stored.choices,
                       [&](Placement p) { return form_of(v, p) < 0 || form_of(result, p) < 0; });
         stored.token = add_token(static_cast<int>(stored.choices.size()));
-        std::string key =
-            fmt::format("stored{}|{}|{}|{}", source.parameter >= 0 ? "p" : "b",
-                        graph.spec(v).bytes(), graph.spec(result).bytes(), forms_key(v));
+        std::string key = fmt::format("stored{}|{}|{}|{}|{}", source.parameter >= 0 ? "p" : "b",
+                                      graph.spec(v).bytes(), graph.spec(result).bytes(),
+                                      theory_.segment(v), forms_key(v));
         for (Placement p : stored.choices)
           key += fmt::format("{}:{},", to_string(p), p.is_shard() ? theory_.cut_size(v, p) : 0);
         int table = table_for(key, [&](OptionTable* t, OptionOrigin* origin) {
@@ -472,12 +473,12 @@ void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare h
           continue;
         if (restriction_ == Restriction::zero && kind == CollectiveKind::all_to_all) continue;
         Placement cut = source->second.is_shard() ? source->second : target->second;
-        int64_t size = cut.is_shard() ? theory_.cut_size(g.top, cut) : 0;
         // Gradients are all-reduced together and share one latency.
         if (gradient && kind == CollectiveKind::all_reduce)
           cost = std::max(0.0, model_.gradient_all_reduce(bytes) - model_.gradient_all_reduce(0));
         else
-          cost = model_.collective(kind, bytes, fractions.profile(size, model_.net()));
+          cost = model_.collective(kind, bytes,
+                                   fractions.profile(theory_.cut(g.top, cut), model_.net()));
         if (gradient_view_[table_class_[t]] && kind == CollectiveKind::all_reduce) cost *= exposed;
         if (gradient) cost *= part;
       }
@@ -495,7 +496,7 @@ void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare h
       if (source.parameter >= 0 && o.out.size() == 2) {
         const TensorSpec& spec = graph.spec(node.outputs[0]);
         Placement p = triple.out[0];
-        const auto& f = fractions.by_type(p.is_shard() ? theory_.cut_size(node.outputs[0], p) : 0);
+        const auto& f = fractions.by_type(theory_.cut(node.outputs[0], p));
         const Bytes state = state_bytes(graph, graph.parameters[source.parameter], optimizer_);
         for (int j = 0; j < problem_.types; ++j) {
           Bytes local = static_cast<Bytes>(spec.bytes()) * f[j];
@@ -504,9 +505,7 @@ void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare h
         }
         continue;
       }
-      o.comm = 0;
-      for (const InnerCollective& c : triple.collectives)
-        o.comm += model_.net().all_reduce(static_cast<Bytes>(c.bytes));
+      o.comm = inner_seconds(theory_, source.node, triple, model_, fractions);
       Work work = work_of(theory_, source.node, triple);
       const auto& f = fractions.by_type(work.cut);
       for (int j = 0; j < problem_.types; ++j) {
@@ -516,7 +515,7 @@ void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare h
           ValueId v = node.outputs[k];
           if (!v.valid() || !classes_[class_of_[v.index]].saved) continue;
           Placement p = triple.out[k];
-          double fraction = p.is_shard() ? fractions.by_type(theory_.cut_size(v, p))[j] : 1;
+          double fraction = p.is_shard() ? fractions.by_type(theory_.cut(v, p))[j] : 1;
           o.memory[j] += static_cast<Bytes>(graph.spec(v).bytes()) * fraction;
         }
       }

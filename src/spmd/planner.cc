@@ -157,7 +157,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
         if (s.feasible && (!rival.feasible || s.step() < rival.step())) rival = std::move(s);
       }
     if (free && rival.feasible && !(best.feasible && best.step() <= rival.step())) {
-      options.ratios = rival.ratios;
+      options.ratios = rival.ratios[0];
       options.known = &rival;
       if (search(plain)) {
         reductions.clear();

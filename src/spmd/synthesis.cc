@@ -52,16 +52,73 @@ constexpr double kWorthOverlapping = 0.02;
 // Tries of the secant method for the price of a byte.
 constexpr int kMemorySolves = 5, kHintedMemorySolves = 2;
 
-// The LP of section 5.1 for a program whose costs are known.
-BalanceProblem balance_problem(const ProgramCost& cost, const Cluster& cluster, bool memory_limit) {
+// The ports of a network that may be the slowest of an exchange. What a device gives away or takes
+// changes evenly along equal devices, so of equal ports in a row the first and the last are enough.
+std::vector<BalancePort> balance_ports(const CostModel& model) {
+  const Cluster& cluster = model.cluster();
+  const std::vector<CollectiveModel::ExchangePort> ports = model.net().exchange_ports();
+  auto like = [&](size_t p, size_t q, int distance) {
+    if (q >= ports.size() || ports[q].count != ports[p].count ||
+        ports[q].first != ports[p].first + distance ||
+        ports[q].seconds_per_byte != ports[p].seconds_per_byte)
+      return false;
+    const int type = cluster.devices[ports[p].first].type;
+    for (const auto& port : {ports[p], ports[q]})
+      for (int d = port.first; d < port.first + port.count; ++d)
+        if (cluster.devices[d].type != type) return false;
+    return true;
+  };
+  std::vector<BalancePort> result;
+  for (size_t p = 0; p < ports.size(); ++p) {
+    const int count = ports[p].count;
+    if (p > 0 && like(p, p - 1, -count) && like(p, p + 1, count)) continue;
+    BalancePort port;
+    port.seconds_per_byte = ports[p].seconds_per_byte;
+    port.before.assign(cluster.types.size(), 0);
+    for (int d = 0; d < ports[p].first; ++d) ++port.before[cluster.devices[d].type];
+    port.until = port.before;
+    for (int d = ports[p].first; d < ports[p].first + count; ++d)
+      ++port.until[cluster.devices[d].type];
+    result.push_back(std::move(port));
+  }
+  return result;
+}
+
+// The LP of section 5.1 for a program whose costs are known; `tied`: with the same ratios in all
+// segments.
+BalanceProblem balance_problem(const ProgramCost& cost, const CostModel& model, int segments,
+                               bool tied, bool memory_limit) {
+  const Cluster& cluster = model.cluster();
+  const auto types = static_cast<int64_t>(cluster.types.size());
   BalanceProblem lp;
   lp.devices = cluster.count_by_type();
   for (const StageCost& s : cost.stages)
-    lp.stages.push_back({s.comm_fixed, s.comm_padded, s.cut, s.whole, 0});
-  lp.sharded = {cost.memory.cut};
+    lp.stages.push_back({s.comm_fixed, s.comm_padded, s.cut, s.whole, s.segment});
+  for (int64_t s = 0; s < segments; ++s)
+    lp.sharded.emplace_back(cost.memory.cut.begin() + s * types,
+                            cost.memory.cut.begin() + (s + 1) * types);
   lp.fixed = cost.memory.whole;
   for (const DeviceType& t : cluster.types)
     lp.capacity.push_back(memory_limit ? t.memory : std::numeric_limits<double>::infinity());
+  if (tied) {
+    auto sum = [&](const std::vector<double>& by_segment) {
+      std::vector<double> all(types, 0);
+      for (size_t i = 0; i < by_segment.size(); ++i) all[i % types] += by_segment[i];
+      return all;
+    };
+    for (Stage& stage : lp.stages) {
+      stage.sharded = sum(stage.sharded);
+      stage.segment = 0;
+    }
+    lp.sharded = {sum(cost.memory.cut)};
+    return lp;
+  }
+  for (int a = 0; a < segments; ++a)
+    for (int b = a + 1; b < segments; ++b)
+      if (const Bytes bytes = cost.exchanged[a * segments + b] + cost.exchanged[b * segments + a];
+          bytes > 0)
+        lp.exchanges.push_back({a, b, bytes});
+  if (!lp.exchanges.empty()) lp.ports = balance_ports(model);
   return lp;
 }
 
@@ -102,7 +159,7 @@ class Search {
         options_(options),
         builder_(theory, model, options.optimizer, options.restriction) {
     // The order looks at which conversions exist; any shares will do for that.
-    Shares shares(even_ratios(model.cluster()));
+    Shares shares(everywhere(even_ratios(model.cluster())));
     builder_.price(Fractions(model.cluster(), shares));
     order_ = options.orders ? &options.orders->of(builder_.problem())
                             : &own_orders_.of(builder_.problem());
@@ -120,24 +177,28 @@ class Search {
       offer(*found_.back().program, options_.known->ratios);
     }
     if (!options_.ratios.empty()) {
-      round(options_.ratios, false);
+      round(everywhere(options_.ratios), false);
     } else {
-      for (const auto& from :
-           {proportional_ratios(model_.cluster()), even_ratios(model_.cluster())}) {
-        if (!seen_.empty() && close(from, seen_.front())) break;
-        std::vector<double> ratios = from;
-        weights_.compute.clear();
-        for (int i = 0; i < 6; ++i) {
-          const Seconds before = best_.cost.step;
-          std::vector<double> next = round(ratios, true);
-          if (next.empty() || close(next, ratios)) break;
-          // Converged but for the last digits of the shares.
-          if (i > 0 && before > 0 && best_.cost.step > before * (1 - kRoundGain)) break;
-          ratios = next;
-          if (std::find_if(seen_.begin(), seen_.end(),
-                           [&](const auto& r) { return close(r, ratios); }) != seen_.end())
-            break;
+      const std::vector<double> proportional = proportional_ratios(model_.cluster()),
+                                even = even_ratios(model_.cluster());
+      const int segments = theory_.segments();
+      tied_ = segments > 1;
+      for (const auto& from : {proportional, even}) {
+        if (!seen_.empty() && close(everywhere(from), seen_.front())) break;
+        alternate(everywhere(from), {});
+      }
+      tied_ = false;
+      if (segments > 1) {
+        if (best_.feasible) {
+          const Balance apart = balance_of(best_.cost, options_.memory_limit);
+          if (apart.feasible) alternate(by_device(apart.ratio), apart.weights);
         }
+        for (int s = 0; s < segments; ++s)
+          for (const bool mostly : {true, false}) {
+            Ratios from = everywhere(mostly ? proportional : even);
+            from[s] = mostly ? even : proportional;
+            alternate(std::move(from), {});
+          }
       }
     }
     if (!fits_plain_ && options_.memory_limit && no_program_.empty()) limit_memory();
@@ -167,42 +228,85 @@ class Search {
       if (std::abs(a[i] - b[i]) > 1e-4 * (a[i] + b[i])) return false;
     return true;
   }
+  static bool close(const Ratios& a, const Ratios& b) {
+    for (size_t s = 0; s < a.size(); ++s)
+      if (!close(a[s], b[s])) return false;
+    return true;
+  }
+
+  // The same ratios in all segments.
+  Ratios everywhere(const std::vector<double>& ratios) const {
+    return Ratios(theory_.segments(), ratios);
+  }
+
+  // Rounds until they repeat or gain nothing.
+  void alternate(Ratios ratios, Weights weights) {
+    weights_ = std::move(weights);
+    for (int i = 0; i < 6; ++i) {
+      const Seconds before = best_.cost.step;
+      Ratios next = round(ratios, true);
+      if (next.empty() || close(next, ratios)) break;
+      // Converged but for the last digits of the shares.
+      if (i > 0 && before > 0 && best_.cost.step > before * (1 - kRoundGain)) break;
+      ratios = next;
+      if (std::find_if(seen_.begin(), seen_.end(),
+                       [&](const auto& r) { return close(r, ratios); }) != seen_.end())
+        break;
+    }
+  }
+
+  // The ratios of a type in every segment, from the linear program.
+  Balance balance_of(const ProgramCost& cost, bool memory_limit) const {
+    Balance b = balance(balance_problem(cost, model_, theory_.segments(), tied_, memory_limit));
+    if (tied_ && b.feasible) b.ratio.resize(theory_.segments(), b.ratio[0]);
+    return b;
+  }
 
   double gap() const { return 1 - best_.lower_bound / best_.step(); }
 
   // Shares that divide well are not always those of the linear program, which knows no integers:
   // the best program with a little more for one type and less for another.
   void polish() {
-    const std::vector<int> count = model_.cluster().count_by_type();
-    const Program& program = *best_program_;
+    const int segments = theory_.segments();
     for (int a = 0; a < model_.types(); ++a)
       for (int b = a + 1; b < model_.types(); ++b) {
-        const std::vector<double> from = best_.ratios;
-        for (const double sign : {1.0, -1.0}) {
-          int idle = 0;
-          for (const double part : kPolish) {
-            if (idle == kPolishIdle) break;
-            std::vector<double> ratios = from;
-            for (size_t d = 0; d < ratios.size(); ++d) {
-              const int type = model_.cluster().devices[d].type;
-              if (type == a) ratios[d] += sign * part / count[a];
-              if (type == b) ratios[d] -= sign * part / count[b];
-            }
-            const Seconds before = best_.step();
-            if (*std::min_element(ratios.begin(), ratios.end()) >= 0) offer(program, ratios);
-            idle = best_.step() < before ? 0 : idle + 1;
-          }
-        }
+        polish(0, segments, a, b);
+        for (int s = 0; s < segments && segments > 1; ++s) polish(s, s + 1, a, b);
       }
+  }
+
+  // Shares of types a and b in the segments [first, end).
+  void polish(int first, int end, int a, int b) {
+    const std::vector<int> count = model_.cluster().count_by_type();
+    const Program& program = *best_program_;
+    const Ratios from = best_.ratios;
+    for (const double sign : {1.0, -1.0}) {
+      int idle = 0;
+      for (const double part : kPolish) {
+        if (idle == kPolishIdle) break;
+        Ratios all = from;
+        double least = 0;
+        for (int s = first; s < end; ++s)
+          for (size_t d = 0; d < all[s].size(); ++d) {
+            const int type = model_.cluster().devices[d].type;
+            if (type == a) all[s][d] += sign * part / count[a];
+            if (type == b) all[s][d] -= sign * part / count[b];
+            least = std::min(least, all[s][d]);
+          }
+        const Seconds before = best_.step();
+        if (least >= 0) offer(program, all);
+        idle = best_.step() < before ? 0 : idle + 1;
+      }
+    }
   }
 
   // Rounds at prices that know of the overlap.
   void hide() {
     if (best_.cost.comm < kWorthOverlapping * best_.cost.step) return;
     hidden_ = {kHiddenShare, first_};
-    std::vector<double> ratios = best_.ratios;
+    Ratios ratios = best_.ratios;
     for (int i = 0; i < 2; ++i) {
-      const std::vector<double> next = round(ratios, options_.ratios.empty(), byte_prices_);
+      const Ratios next = round(ratios, options_.ratios.empty(), byte_prices_);
       if (next.empty() || close(next, ratios)) break;
       ratios = next;
     }
@@ -246,14 +350,14 @@ class Search {
 
   struct Offer {
     const Program* program;  // of found_
-    std::vector<double> ratios;
+    Ratios ratios;
     ProgramCost cost;
     Seconds hidden;
     bool fits;
   };
 
   // Keeps the pair if it is feasible and the best so far.
-  const Offer& offer(const Program& program, const std::vector<double>& ratios) {
+  const Offer& offer(const Program& program, const Ratios& ratios) {
     for (const Offer& o : offers_)
       if (o.program == &program && o.ratios == ratios) return o;
     Shares shares(ratios);
@@ -332,7 +436,7 @@ class Search {
     return *found_.back().program;
   }
 
-  Solution solve(const std::vector<double>& ratios, const Weights& weights) {
+  Solution solve(const Ratios& ratios, const Weights& weights) {
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
     builder_.price(fractions, options_.micro_batches, hidden_);
@@ -354,19 +458,25 @@ class Search {
     return weights;
   }
 
-  std::vector<double> by_device(const std::vector<double>& by_type) const {
-    std::vector<double> ratios;
-    for (int d = 0; d < model_.cluster().size(); ++d)
-      ratios.push_back(std::max(0.0, by_type[model_.cluster().devices[d].type]));
-    double total = std::accumulate(ratios.begin(), ratios.end(), 0.0);
-    for (double& r : ratios) r /= total;
-    return ratios;
+  Ratios by_device(const std::vector<std::vector<double>>& by_type) const {
+    Ratios all;
+    for (const std::vector<double>& of_segment : by_type) {
+      std::vector<double> ratios;
+      for (int d = 0; d < model_.cluster().size(); ++d)
+        ratios.push_back(std::max(0.0, of_segment[model_.cluster().devices[d].type]));
+      double total = std::accumulate(ratios.begin(), ratios.end(), 0.0);
+      for (double& r : ratios) r /= total;
+      // Segments whose ratios differ by their last digits share them: then nothing moves.
+      for (const std::vector<double>& other : all)
+        if (close(ratios, other)) ratios = other;
+      all.push_back(std::move(ratios));
+    }
+    return all;
   }
 
   // One iteration: the best program at these ratios, then the best ratios for it. Returns the
   // latter (empty: no program).
-  std::vector<double> round(const std::vector<double>& ratios, bool rebalance,
-                            std::vector<double> memory_price = {}) {
+  Ratios round(const Ratios& ratios, bool rebalance, std::vector<double> memory_price = {}) {
     seen_.push_back(ratios);
     ++best_.rounds;
     if (weights_.compute.empty()) weights_ = slowest();
@@ -385,12 +495,11 @@ class Search {
     last_.fits = offered.fits;
     weights_ = deciding_weights(offered.cost);
     if (!rebalance) return ratios;
-    Balance b = balance(balance_problem(offered.cost, model_.cluster(), options_.memory_limit));
+    Balance b = balance_of(offered.cost, options_.memory_limit);
     // What does not fit may fit with blocks computed again.
-    if (!b.feasible && blocks_ > 0 && !dear_bytes)
-      b = balance(balance_problem(offered.cost, model_.cluster(), false));
+    if (!b.feasible && blocks_ > 0 && !dear_bytes) b = balance_of(offered.cost, false);
     if (!b.feasible) return {};
-    std::vector<double> next = by_device(b.ratio[0]);
+    Ratios next = by_device(b.ratio);
     const Offer& balanced = offer(program, next);
     last_.fits = last_.fits || balanced.fits;
     weights_ = b.weights.compute.empty() ? deciding_weights(balanced.cost) : b.weights;
@@ -402,8 +511,8 @@ class Search {
   // the programs on both sides of the limit cost the same.
   void limit_memory() {
     const Cluster& cluster = model_.cluster();
-    std::vector<double> ratios =
-        options_.ratios.empty() ? proportional_ratios(cluster) : options_.ratios;
+    Ratios ratios =
+        everywhere(options_.ratios.empty() ? proportional_ratios(cluster) : options_.ratios);
     double capacity = 0;
     for (const DeviceType& t : cluster.types) capacity = std::max(capacity, t.memory);
     Priced low = last_, high;
@@ -440,11 +549,11 @@ class Search {
     bool fits = false;
   };
 
-  Priced try_price(double price, std::vector<double>& ratios) {
+  Priced try_price(double price, Ratios& ratios) {
     const std::vector<double> prices(model_.types(), price);
     bool fits = false;
     for (int i = 0; i < 2; ++i) {
-      std::vector<double> next = round(ratios, options_.ratios.empty(), prices);
+      Ratios next = round(ratios, options_.ratios.empty(), prices);
       fits = fits || last_.fits;
       if (next.empty() || close(next, ratios)) break;
       ratios = next;
@@ -473,7 +582,7 @@ class Search {
   // program found on the way is kept.
   Seconds certify(HiddenShare hidden) {
     hidden_ = hidden;
-    const std::vector<double> ratios = best_.ratios;
+    const Ratios ratios = best_.ratios;
     const auto step = [&] { return hidden.share > 0 ? best_.step() : best_.cost.step; };
     Seconds bound = 0;
     // What rounds at these ratios have proven.
@@ -516,7 +625,7 @@ class Search {
 
   // A lower bound at some ratios, see HiddenShare.
   struct Proven {
-    std::vector<double> ratios;
+    Ratios ratios;
     HiddenShare hidden;
     Seconds bound;
   };
@@ -541,11 +650,12 @@ class Search {
   ValueId first_;                    // of the best pair, see hidden_seconds()
   std::vector<double> byte_prices_;  // that the limits ask for; empty: none
   Priced last_;                      // of the last round
-  std::vector<std::vector<double>> seen_;
+  std::vector<Ratios> seen_;
   Synthesis best_;
   const Program* best_program_ = nullptr;  // of found_
   std::string no_program_, lack_;
   double least_excess_ = 0;
+  bool tied_ = false;          // all segments have the same ratios
   bool fits_plain_ = false;    // a program fits with nothing computed again
   std::vector<int> block_of_;  // [node of the graph]
   int blocks_ = 0;

@@ -9,6 +9,11 @@
 // exceeds it is also tried with the cheapest blocks computed again, and programs are searched again
 // with a price per byte, found by the secant method on the dual.
 //
+// A graph of several segments (graph/segment.h) has ratios for each of them. Its rounds first keep
+// all segments to the same ratios, as if there were one; they go on from the best pair with ratios
+// of their own, and from proportional ratios in one segment and equal ones in the others, and the
+// reverse. So segments are no worse than one.
+//
 // Where gradients travel beside the backward pass (cost/overlap.h), pairs are compared by what is
 // left of the step, and a last round searches with gradients priced at what cannot be hidden.
 #pragma once
@@ -32,7 +37,7 @@ struct SynthesisOptions {
   bool memory_limit = true;
   bool recompute = true;       // where memory is short, blocks may be computed again (recompute.h)
   bool overlap = false;        // gradients travel beside the backward pass
-  std::vector<double> ratios;  // fixed ratios; empty: found
+  std::vector<double> ratios;  // fixed ratios, of all segments; empty: found
   bool polish = true;          // also try shares near those of the best pair
   const Synthesis* known = nullptr;  // a pair that the answer must not be worse than
   bool certify = true;               // false: lower bounds are what the search gives for nothing
@@ -48,10 +53,10 @@ struct Synthesis {
   bool feasible = false;
   std::string reason;  // infeasible: which device type lacks how much; else why the search stopped
   Program program;
-  std::vector<double> ratios;  // [device], sum 1
-  ProgramCost cost;            // of program at ratios, nothing hidden
-  Seconds hidden = 0;          // of it behind the backward pass, if `overlap`
-  Seconds lower_bound = 0;     // of cost.step - hidden, of any program at these ratios
+  Ratios ratios;            // [segment][device], sum 1 each
+  ProgramCost cost;         // of program at ratios, nothing hidden
+  Seconds hidden = 0;       // of it behind the backward pass, if `overlap`
+  Seconds lower_bound = 0;  // of cost.step - hidden, of any program at these ratios
   // Of cost.step, of any program at these ratios, if the overlap leaves a gap of more than 1%; else
   // 0.
   Seconds synchronised_bound = 0;

@@ -151,7 +151,7 @@ TEST(Synthesis, FasterDevicesGetMore) {
   // Links so fast that computation decides.
   PlanResult result = plan(load("mlp"), mixed(1, 1, 1e13), request);
   ASSERT_TRUE(result.feasible);
-  EXPECT_GT(result.plan.ratios[0], 0.5);
+  EXPECT_GT(result.plan.ratios[0][0], 0.5);
 }
 
 // Figure 4 of HAP: padded where shares are nearly even, grouped where one is large; the form of

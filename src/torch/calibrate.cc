@@ -261,7 +261,7 @@ class StepRunner {
  public:
   StepRunner(const std::string& model, int64_t batch, Watch& watch, Communicator& self,
              at::Device device)
-      : watch_(watch), shares_({1.0}) {
+      : watch_(watch), shares_(std::vector<double>{1.0}) {
     step_.graph = canonicalize(capture(model, batch).graph);
     step_.theory = std::make_unique<Theory>(step_.graph);
     step_.program = alone(*step_.theory);
@@ -429,7 +429,7 @@ void measure_step(const CalibrateOptions& options, ProfiledDevice* result) {
     plan.model = model;
     plan.batch = batch;
     plan.cluster = flat_cluster({type}, {1}, {LinkKind::switched, 1, 0});
-    plan.ratios = {1};
+    plan.ratios = {{1.}};
     plan.set_graph(canonicalize(capture(model, batch).graph));
     plan.program = alone(*plan.theory);
     const CostModel cost(plan.cluster);
@@ -477,7 +477,7 @@ std::vector<ProfiledStage> measure_stages(const CalibrateOptions& options,
       ExecutorOptions execution;
       execution.device = options.device;
       execution.after = [&](bool) { watch.worked(); };
-      Executor executor(*shape.theory, program, Shares({1.0}), self, execution);
+      Executor executor(*shape.theory, program, Shares(std::vector<double>{1.0}), self, execution);
       std::set<const void*> sources;
       const auto set = [&](ValueId v) {
         const at::Tensor value = any_value(graph.spec(v), options.device);

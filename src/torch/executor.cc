@@ -139,6 +139,7 @@ struct Executor::Instruction {
     rule,
     random,
     empty,
+    boundary,
     convert,
     keep,
     send,
@@ -160,6 +161,7 @@ struct Executor::Instruction {
   std::vector<Step> steps;            // conversions: one, or a bucket of all-reduces
   int message = -1;                   // send, bucket: which message of gradients
   bool last = false;                  // one conversion: its operand is not read again
+  bool passes = false;                // boundary: nothing moves
   std::vector<int> free;              // slots dead after this instruction
 };
 
@@ -190,9 +192,10 @@ Placement Executor::stored(ValueId source) const { return stored_[source.index];
 at::Tensor Executor::piece(ValueId value, Placement placement, const at::Tensor& whole) const {
   if (!placement.is_shard()) return whole;
   Factored f = factored(theory_, value, placement);
-  int64_t n = f.shape[f.axis];
+  const Cut cut = theory_.cut(value, placement);
   return whole.reshape(f.shape)
-      .narrow(f.axis, shares_.begin(n, communicator_.rank()), shares_.of(n)[communicator_.rank()])
+      .narrow(f.axis, shares_.begin(cut, communicator_.rank()),
+              shares_.of(cut)[communicator_.rank()])
       .reshape(local_shape(value, placement))
       .contiguous();
 }
@@ -232,7 +235,7 @@ void Executor::compile() {
   }
   for (const auto& [v, p] : accumulated(theory_, program_)) accumulated_.push_back(slot(v, p));
   const std::set<int> left_out(options_.left_out.begin(), options_.left_out.end());
-  std::vector<GradientMessage> messages = gradient_messages(theory_, program_);
+  std::vector<GradientMessage> messages = gradient_messages(theory_, program_, shares_);
   for (GradientMessage& m : messages)
     std::erase_if(m.steps, [&](int s) { return left_out.count(s) > 0; });
   std::erase_if(messages, [](const GradientMessage& m) { return m.steps.empty(); });
@@ -302,12 +305,16 @@ void Executor::compile() {
       in.result_shapes.push_back(v.valid() ? local_shape(v, triple.out[o]) : Shape{});
     }
     if (triple.cut > 0) {
-      in.length = shares_.of(triple.cut)[rank];
-      in.begin = shares_.begin(triple.cut, rank);
+      const Cut cut = theory_.cut(step.node, triple);
+      in.length = shares_.of(cut)[rank];
+      in.begin = shares_.begin(cut, rank);
     }
     in.placements = triple.out;
     if (is_source(node)) {
       in.kind = Instruction::Kind::source;
+    } else if (is_boundary(node)) {
+      in.kind = Instruction::Kind::boundary;
+      in.passes = moves_nothing(theory_, step.node, triple, shares_);
     } else if (!triple.kernel.empty()) {
       in.kind = Instruction::Kind::rule;
       in.rule = find_kernel(triple.kernel);
@@ -388,7 +395,7 @@ void Executor::convert(const Instruction& instruction) {
       break;
     case CollectiveKind::reduce_scatter: {
       Factored f = factored(theory_, step.value, step.to);
-      std::vector<int64_t> sizes = shares_.of(f.shape[f.axis]);
+      std::vector<int64_t> sizes = shares_.of(theory_.cut(step.value, step.to));
       std::vector<at::Tensor> pieces = from.reshape(f.shape).split_with_sizes(sizes, f.axis);
       for (at::Tensor& p : pieces) p = p.contiguous();
       to = step.form == PieceForm::grouped ? communicator_.reduce_scatter_grouped(pieces)
@@ -399,8 +406,8 @@ void Executor::convert(const Instruction& instruction) {
     case CollectiveKind::all_to_all: {
       Factored f = factored(theory_, step.value, step.from),
                g = factored(theory_, step.value, step.to);
-      const auto& from_sizes = shares_.of(f.shape[f.axis]);
-      const auto& to_sizes = shares_.of(g.shape[g.axis]);
+      const auto& from_sizes = shares_.of(theory_.cut(step.value, step.from));
+      const auto& to_sizes = shares_.of(theory_.cut(step.value, step.to));
       std::vector<int64_t> local = f.shape;
       local[f.axis] = from_sizes[rank];
       std::vector<at::Tensor> send = from.reshape(local).split_with_sizes(to_sizes, g.axis),
@@ -420,6 +427,38 @@ void Executor::convert(const Instruction& instruction) {
   values_[slot(step.value, step.to)] = to;
 }
 
+// Pieces in the shares of one segment become pieces in those of another: to every device what its
+// new piece has of this one's.
+at::Tensor Executor::exchange(const Instruction& in) {
+  const at::Tensor& from = values_[in.operands[0]];
+  if (in.passes) return from;
+  const Placement placement = in.placements[0];
+  const ValueId taken = in.node->outputs[0], given = theory_.graph().inputs_of(*in.node)[0];
+  const Factored f = factored(theory_, given, placement);
+  const Cut a = theory_.cut(given, placement), b = theory_.cut(taken, placement);
+  const int rank = communicator_.rank(), size = communicator_.size();
+  // Where the new piece of one device and the old one of another meet: from, length.
+  auto meet = [&](int giver, int taker) {
+    const int64_t begin = std::max(shares_.begin(a, giver), shares_.begin(b, taker));
+    const int64_t end = std::min(shares_.begin(a, giver) + shares_.of(a)[giver],
+                                 shares_.begin(b, taker) + shares_.of(b)[taker]);
+    return std::pair(begin, std::max<int64_t>(0, end - begin));
+  };
+  std::vector<int64_t> shape = f.shape;
+  shape[f.axis] = shares_.of(a)[rank];
+  const at::Tensor local = from.reshape(shape);
+  std::vector<at::Tensor> send, receive;
+  for (int r = 0; r < size; ++r) {
+    const auto [begin, length] = meet(rank, r);
+    send.push_back(
+        local.narrow(f.axis, length > 0 ? begin - shares_.begin(a, rank) : 0, length).contiguous());
+    shape[f.axis] = meet(r, rank).second;
+    receive.push_back(at::empty(shape, from.options()));
+  }
+  communicator_.all_to_all(send, receive);
+  return at::cat(receive, f.axis).reshape(in.result_shapes[0]);
+}
+
 at::Tensor Executor::gather(ValueId value, Placement placement, const at::Tensor& local,
                             PieceForm form) {
   if (placement.is_replicated()) return local;
@@ -429,7 +468,7 @@ at::Tensor Executor::gather(ValueId value, Placement placement, const at::Tensor
     return sum;
   }
   Factored f = factored(theory_, value, placement);
-  const auto& sizes = shares_.of(f.shape[f.axis]);
+  const auto& sizes = shares_.of(theory_.cut(value, placement));
   std::vector<at::Tensor> pieces;
   for (int r = 0; r < communicator_.size(); ++r) {
     std::vector<int64_t> shape = f.shape;
@@ -463,6 +502,8 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
       MOTLEY_CHECK(it != sources_.end(), "{} was not set", std::get<std::string>(in.node->args[0]));
       return {it->second};
     }
+    case Instruction::Kind::boundary:
+      return {exchange(in)};
     case Instruction::Kind::rule: {
       std::vector<at::Tensor> operands;
       for (int s : in.operands) operands.push_back(values_[s]);
@@ -546,7 +587,8 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
     const bool sends = in.kind == Instruction::Kind::send;
     if (sends && !overlap_) continue;
     bool is_compute = in.steps.empty() || sends;
-    if (options_.before) options_.before(is_compute);
+    const bool exchanges = in.kind == Instruction::Kind::boundary && !in.passes;
+    if (options_.before) options_.before(is_compute && !exchanges);
     if (in.kind == Instruction::Kind::convert) {
       convert(in);
     } else if (in.kind == Instruction::Kind::keep) {
@@ -586,7 +628,7 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
             options_.observe(in.node->outputs[o], in.placements[o], values_[in.results[o]]);
     }
     for (int s : in.free) values_[s].reset();
-    if (options_.after) options_.after(is_compute);
+    if (options_.after) options_.after(is_compute && !exchanges);
   }
 }
 

@@ -109,6 +109,7 @@ class Executor {
   std::vector<at::Tensor> gradients() const;
   void update_buffers();
   void convert(const Instruction& instruction);
+  at::Tensor exchange(const Instruction& instruction);
   void send(const Instruction& instruction);
   std::vector<at::Tensor> compute(const Instruction& instruction, int64_t step_number,
                                   int64_t micro_batch);

@@ -3,6 +3,7 @@
 #include <ATen/ops/tensor.h>
 
 #include "core/error.h"
+#include "graph/segment.h"
 #include "torch/dispatch.h"
 
 namespace motley {
@@ -56,6 +57,8 @@ StepResult interpret(const Graph& graph, const Feeds& feeds, const InterpretOpti
         results = {fed(feeds.inputs, "input", node, spec, options.device)};
       else
         results = {constant(node, spec, options.device)};
+    } else if (is_boundary(node)) {
+      results = {value(operands[0])};
     } else if (auto kernel = options.kernels.find(node.op); kernel != options.kernels.end()) {
       std::vector<at::Tensor> tensors;
       for (ValueId v : operands) tensors.push_back(value(v));

@@ -38,7 +38,7 @@ Layout layout_of(const Theory& theory, ValueId value, Placement placement, const
         (behind ? layout.inner : layout.outer) *= factors[d][k];
       }
     }
-  layout.pieces = shares.of(layout.size);
+  layout.pieces = shares.of(theory.cut(value, placement));
   return layout;
 }
 

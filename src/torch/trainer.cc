@@ -43,7 +43,10 @@ ModelSpec model_of(const Plan& plan) {
 // `compute`; with the type of the parameters that is the same graph, and nothing is rounded.
 Graph captured_graph(const Plan& plan, int64_t samples, DType dtype, DType compute) {
   Graph graph = canonicalize(capture(model_of(plan).text(), samples, dtype).graph);
-  return plan.precision == DType::f32 ? graph : with_precision(graph, compute);
+  if (plan.precision != DType::f32) graph = with_precision(graph, compute);
+  if (plan.theory->segments() == 1) return graph;
+  const std::vector<int> segments = original_segments(*plan.graph);
+  return segments.size() == graph.nodes.size() ? with_segments(graph, segments) : graph;
 }
 
 int64_t samples_of(const Plan& plan) {

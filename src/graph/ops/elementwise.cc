@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "graph/ops/builder.h"
+#include "graph/segment.h"
 
 namespace motley::ops {
 
@@ -251,6 +252,7 @@ const std::vector<OpDef>& elementwise_ops() {
       def("aten::where.self", selection),
       def("aten::xlogy.Tensor", plain),
       def("aten::zeros_like", linear_in_first),
+      def(kBoundary, linear_in_first),
   };
   return table;
 }
