@@ -684,7 +684,7 @@ void figures() {
     print("L=146", finest, finest.step);
   }
   std::printf(
-      "  Coarse layers cost less here than in the paper, since a stage may take two nodes and the "
+      "  Coarse layers cost less here than in the paper. Here a stage may take two nodes and the "
       "search is exact: eight layers\n  go 3/3/1/1 on pairs of nodes, which is nearly in "
       "proportion to their speed. Where a stage stays within a node, eight\n  layers on eight "
       "nodes "

@@ -308,29 +308,6 @@ TEST_F(Cli, ExpertParallelGridsArePlans) {
   EXPECT_EQ(motley(what + "dp=4,ep=3").code, 3);
 }
 
-// Convolutions in proportion to speed, linear layers where the fast devices are.
-TEST_F(Cli, SegmentsPayWhereLayersDiffer) {
-  const std::string plan =
-      "plan --json vgg19:width=16,image=32,classes=10 --batch 64 --cluster local-mixed-4 --engine "
-      "spmd -o " +
-      path("s.json");
-  const Outcome one = motley(plan);
-  ASSERT_EQ(one.code, 0) << one.err;
-  const Outcome cut = motley(plan + " --segments auto");
-  ASSERT_EQ(cut.code, 0) << cut.err;
-  EXPECT_LT(cut.json()["predicted_step_s"].get<double>(),
-            0.98 * one.json()["predicted_step_s"].get<double>());
-  EXPECT_GE(cut.json()["segments"].size(), 2U);
-  EXPECT_GT(cut.json()["ratios"].size(), 1U);
-  EXPECT_EQ(cut.json()["ratios"][0].size(), 4U);
-  EXPECT_EQ(motley("check " + path("s.json")).code, 0);
-  expect_mistake("plan vgg19 --batch 64 --cluster local-mixed-4 --segments conv1_1,nosuch",
-                 "--segments names 'nosuch', which is no module");
-  expect_mistake("plan vgg19 --batch 64 --cluster local-mixed-4 --segments 0", "--segments is 0");
-  expect_mistake("plan vgg19 --batch 64 --cluster local-mixed-4 --segments 2 --engine pipeline",
-                 "--segments 2");
-}
-
 // Plans of every engine are plans: planned, checked, simulated, verified and trained by.
 TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
   const std::string model = "gpt:layers=2,hidden=32,heads=4,seq=8,vocab=64",
@@ -340,7 +317,9 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
   Outcome reference = motley("run --json --steps 3 --lr 0.01 " + path("one.json"));
   ASSERT_EQ(reference.code, 0) << reference.err;
   for (const std::string& engine :
-       {std::string("--engine pipeline"), std::string("--fix pp=2,dp=1,tp=2,mbs=2")}) {
+       {std::string("--engine pipeline"), std::string("--fix pp=2,dp=1,tp=2,mbs=2"),
+        std::string("--fix pp=2,dp=1,tp=2,mbs=1,interleave=2"),
+        std::string("--fix pp=2,dp=1,tp=1,cp=2,mbs=2")}) {
     Outcome plan = motley("plan " + model + " " + engine + where + "-o " + path("p.json"));
     ASSERT_EQ(plan.code, 0) << plan.err;
     EXPECT_FALSE(plan.json()["schedule"].is_null());

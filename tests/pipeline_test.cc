@@ -9,8 +9,10 @@
 
 #include "cluster/part.h"
 #include "graph/canonical.h"
+#include "grid/schedule.h"
 #include "net/messages.h"
 #include "pipeline/layers.h"
+#include "pipeline/schedules.h"
 #include "pipeline/simulate.h"
 #include "random_pipeline.h"
 #include "sim/simulate.h"
@@ -101,6 +103,130 @@ TEST(Pipeline, RandomPlansEqualOneDevice) {
   EXPECT_GT(unequal, 3);
 }
 
+// Stages that share devices: any stages, groups that differ from replica to replica, values that
+// stay on their device, any warm-up count that does not wait for ever.
+TEST(Pipeline, SharedDevicesEqualOneDevice) {
+  int shared = 0, kept = 0, early = 0, unequal = 0;
+  for (size_t c = 0; c < cases().size(); ++c) {
+    RandomPipeline what = cases()[c];
+    what.shared = true;
+    Rng rng(900 + c);
+    for (int trial = 0; trial < 6; ++trial) {
+      const Plan plan = random_pipeline(what, &rng);
+      const std::vector<std::string> problems = check(plan, false);
+      ASSERT_TRUE(problems.empty()) << what.model << ": " << problems[0];
+      const Verification v = verify_plan(plan, DType::f64, 3 + trial);
+      EXPECT_LT(v.loss_error, 1e-9) << what.model << " trial " << trial;
+      EXPECT_LT(v.gradient_error, 1e-9)
+          << what.model << " trial " << trial << " at " << v.worst_parameter;
+      const ReplicaPlan& replica = plan.pipeline->replicas[0];
+      for (const auto& group : stage_groups(replica)) {
+        shared += group.size() > 1;
+        early += group.size() > 1 && replica.stages[group[0]].warm_up <
+                                         static_cast<int>(group.size()) * replica.micro_batches;
+      }
+      unequal += plan.pipeline->replicas.size() > 1 &&
+                 stage_groups(replica) != stage_groups(plan.pipeline->replicas[1]);
+      for (const Transfer& t : plan.pipeline->parts().transfers)
+        kept += replica.stages[t.from].devices == replica.stages[t.to].devices;
+    }
+  }
+  EXPECT_GT(shared, 20);
+  EXPECT_GT(kept, 20);
+  EXPECT_GT(early, 5);
+  EXPECT_GT(unequal, 2);
+}
+
+// The event simulator agrees with the recurrence of grid/schedule.h, which knows nothing of plans.
+TEST(Pipeline, InterleavedTimesAreThoseOfTheGrid) {
+  RandomPipeline what = {"gpt:layers=6,hidden=16,heads=4,seq=6,vocab=11", 2};
+  what.plain = true;
+  Rng rng(77);
+  int compared = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    Plan plan = random_pipeline(what, &rng);
+    PipelinePlan& pipeline = *plan.pipeline;
+    ReplicaPlan& replica = pipeline.replicas[0];
+    const int stages = pipeline.stages(), groups = stages / 2;
+    bool chain = stages == 4;
+    for (const Transfer& t : pipeline.parts().transfers)
+      chain = chain && std::abs(t.from - t.to) == 1;
+    if (!chain) continue;
+    replica.micro_batches = groups * static_cast<int>(1 + rng.below(3));
+    plan.batch = pipeline.micro_batch * replica.micro_batches;
+    const auto counts = pipeline::interleaved_counts(groups, 2, replica.micro_batches);
+    for (int s = 0; s < stages; ++s) {
+      replica.stages[s].devices = replica.stages[s % groups].devices;
+      replica.stages[s].warm_up = counts[s % groups];
+    }
+    ASSERT_TRUE(check(plan, false).empty()) << check(plan, false)[0];
+    grid::Pipeline p;
+    const net::Topology topology(plan.cluster);
+    for (int s = 0; s < stages; ++s) {
+      const StagePlan& stage = replica.stages[s];
+      const CostModel model(part_of(plan.cluster, stage.devices));
+      const Shares shares(stage.ratios);
+      const PhaseSeconds seconds =
+          phase_seconds(pipeline.theory(s), stage.program, model,
+                        Fractions(model.cluster(), shares), plan.optimizer);
+      p.forward.push_back(seconds.forward);
+      p.backward.push_back(seconds.backward);
+      if (s + 1 == stages) continue;
+      std::vector<net::PairMessage> down, up;
+      for (const Transfer& t : pipeline.parts().transfers) {
+        const net::PairMessage m = {replica.stages[t.from].devices[0],
+                                    replica.stages[t.to].devices[0],
+                                    static_cast<Bytes>(plan.graph->spec(t.value).bytes())};
+        if (t.from == s && t.to == s + 1) down.push_back(m);
+        if (t.from == s + 1 && t.to == s) up.push_back(m);
+      }
+      p.activation.push_back(net::messages_time(topology, down));
+      p.gradient.push_back(net::messages_time(topology, up));
+    }
+    const std::vector<Seconds> ends =
+        grid::simulate_interleaved(p, groups, replica.micro_batches, grid::Runtime::motley);
+    const Simulation simulation = simulate(plan, true);
+    for (int g = 0; g < groups; ++g) {
+      Seconds end = 0;
+      for (const Span& span : simulation.spans)
+        if (span.device == replica.stages[g].devices[0] && span.name.starts_with("backward"))
+          end = std::max(end, span.end);
+      EXPECT_NEAR(end, ends[g], 1e-9 * end);
+    }
+    ++compared;
+  }
+  EXPECT_GT(compared, 5);
+}
+
+// Stages that share devices are refused where they cannot be run, with one line that says why.
+TEST(Pipeline, SharingIsChecked) {
+  RandomPipeline what = {"mlp:layers=4,hidden=12,in=10,classes=7", 5};
+  what.plain = true;
+  Rng rng(3);
+  Plan plan = random_pipeline(what, &rng);
+  while (plan.pipeline->stages() != 4) plan = random_pipeline(what, &rng);
+  ReplicaPlan& replica = plan.pipeline->replicas[0];
+  replica.micro_batches = 4;
+  plan.batch = 4 * plan.pipeline->micro_batch;
+  auto set = [&](const std::vector<int>& of, const std::vector<int>& counts) {
+    for (int s = 0; s < 4; ++s) {
+      replica.stages[s].devices = {of[s]};
+      replica.stages[s].warm_up = counts[s];
+    }
+    const auto problems = check(plan, false);
+    return problems.empty() ? std::string() : problems[0];
+  };
+  EXPECT_EQ(set({0, 1, 0, 1}, {5, 3, 5, 3}), "");
+  EXPECT_EQ(in_flight(replica, 0), 4);  // two, two of stage 2, a third; a backward pass of stage 2
+  EXPECT_EQ(in_flight(replica, 2), 2);
+  EXPECT_NE(set({0, 1, 0, 1}, {1, 1, 1, 1}).find("wait for ever"), std::string::npos);
+  EXPECT_NE(set({0, 1, 0, 1}, {5, 3, 4, 3}).find("4 warm-up passes, and 5"), std::string::npos);
+  EXPECT_NE(set({0, 1, 2, 3}, {1, 2, 1, 1}).find("may not rise"), std::string::npos);
+  EXPECT_EQ(set({0, 1, 2, 0}, {8, 8, 8, 8}), "");
+  const Plan again = parse_plan(to_json(plan).dump(), "plan");
+  EXPECT_EQ(to_json(again).dump(), to_json(plan).dump());
+}
+
 // All-reduces inside stages and over replicas run the steps that the plan names: without the steps
 // the sums are missed.
 TEST(Pipeline, ReductionsInStepsEqualOneDevice) {
@@ -142,14 +268,15 @@ TEST(Pipeline, ReductionsInStepsEqualOneDevice) {
 }
 
 // Gradients that ranks and replicas sum at once: whatever else the programs of the replicas do with
-// them, and however unlike the replicas are.
+// them, however unlike the replicas are, and where stages share their devices.
 TEST(Pipeline, JointReductionsEqualOneDevice) {
-  int joint = 0, separate = 0, caught = 0;
+  int joint = 0, separate = 0, caught = 0, shared = 0;
   for (size_t c = 0; c < cases().size(); ++c) {
     RandomPipeline what = cases()[c];
     what.reductions = what.joint = true;
     Rng rng(900 + c);
-    for (int trial = 0; trial < 4; ++trial) {
+    for (int trial = 0; trial < 8; ++trial) {
+      what.shared = trial >= 4;
       const Plan plan = random_pipeline(what, &rng);
       const std::vector<std::string> problems = check(plan, false);
       ASSERT_TRUE(problems.empty()) << what.model << ": " << problems[0];
@@ -159,7 +286,10 @@ TEST(Pipeline, JointReductionsEqualOneDevice) {
         const JointGradients gradients =
             joint_gradients(pipeline, s, plan.reductions, plan.cluster.size());
         for (bool one : gradients.gradient) ++(one ? joint : separate);
-        if (gradients.any()) over_both.insert(devices_of(pipeline, s));
+        if (!gradients.any()) continue;
+        over_both.insert(devices_of(pipeline, s));
+        for (const auto& group : stage_groups(pipeline.replicas[0]))
+          shared += group.size() > 1 && std::count(group.begin(), group.end(), s) > 0;
       }
       const Verification v = verify_plan(plan, DType::f64, 3 + trial);
       EXPECT_LT(v.loss_error, 1e-9) << what.model << " trial " << trial;
@@ -176,6 +306,7 @@ TEST(Pipeline, JointReductionsEqualOneDevice) {
   EXPECT_GT(joint, 20);
   EXPECT_GT(separate, 20);
   EXPECT_GT(caught, 2);
+  EXPECT_GT(shared, 0);
 }
 
 TEST(Pipeline, FilesRoundTrip) {
@@ -333,13 +464,14 @@ TEST(Pipeline, SimulatedAsTheChainOfItsStages) {
 // A stage holds as many micro-batches as its warm-up count says, no more.
 TEST(Pipeline, HoldsAsManyMicroBatchesAsPlanned) {
   Rng rng(21);
-  for (int trial = 0; trial < 6; ++trial) {
-    const Plan plan = random_pipeline(cases()[3], &rng);
+  for (int trial = 0; trial < 12; ++trial) {
+    RandomPipeline what = cases()[3];
+    what.shared = trial % 2 == 1;
+    const Plan plan = random_pipeline(what, &rng);
     run_thread_group(plan.cluster.size(), [&](Communicator& group) {
       at::NoGradGuard no_grad;
       const auto worker = make_worker(plan, group, {});
-      Seat seat;
-      const bool works = plan.pipeline->seat(group.rank(), &seat);
+      const std::vector<Seat> seats = plan.pipeline->seats(group.rank());
       const auto all = materialize(parse_model(plan.model), 1);
       const TensorMap values = parameters_of(*all);
       for (size_t i = 0; i < worker->parameters().size(); ++i)
@@ -347,9 +479,16 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsPlanned) {
             i, worker->parameter_piece(
                    i, values.at(plan.graph->parameters[worker->parameters()[i]].name).detach()));
       worker->step(0, input_pieces(plan, *worker, random_inputs(*all, plan.batch, 2)));
-      if (!works) return;
+      if (seats.empty()) return;
+      const ReplicaPlan& replica = plan.pipeline->replicas[seats[0].replica];
+      if (seats.size() == 1) {
+        EXPECT_EQ(worker->most_in_flight(), in_flight(replica, seats[0].stage));
+        return;
+      }
+      // All forward passes of the group's warm-up hold something, and never more is held.
       EXPECT_EQ(worker->most_in_flight(),
-                in_flight(plan.pipeline->replicas[seat.replica], seat.stage));
+                std::min(replica.stages[seats[0].stage].warm_up,
+                         static_cast<int>(seats.size()) * replica.micro_batches));
     });
   }
 }

@@ -42,7 +42,8 @@ namespace {
 void add_reductions(Plan* plan, bool joint, Rng* rng) {
   const PipelinePlan& pipeline = *plan->pipeline;
   auto add = [&](const std::vector<int>& devices) {
-    if (devices.size() > 1)
+    // Stages that share their devices share the program.
+    if (devices.size() > 1 && programs_for(plan->reductions, devices, plan->cluster.size()).empty())
       plan->reductions.push_back(
           {devices, random_reduction(static_cast<int>(devices.size()), rng), 0, 0, 0});
   };
@@ -106,6 +107,24 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
     sizes.push_back(what.plain             ? 1
                     : alike && i >= stages ? sizes[i - stages]
                                            : static_cast<int>(1 + rng->below(3)));
+  // [replica][stage] its group: stages of one share their devices.
+  std::vector<std::vector<int>> group_of(replicas);
+  for (int r = 0; r < replicas; ++r) {
+    auto tied_twice = [&] {
+      for (const Tied& tied : pipeline.parts().tied)
+        for (int a : tied.stages)
+          for (int b : tied.stages)
+            if (a < b && group_of[r][a] == group_of[r][b]) return true;
+      return false;
+    };
+    do {
+      group_of[r].clear();
+      for (int s = 0; s < stages; ++s)
+        group_of[r].push_back(what.shared ? static_cast<int>(rng->below(s + 1)) : s);
+    } while (tied_twice());
+    if (alike && r > 0) group_of[r] = group_of[0];
+    for (int s = 0; s < stages; ++s) sizes[r * stages + s] = sizes[r * stages + group_of[r][s]];
+  }
   // One device is left out now and then.
   const int devices = std::accumulate(sizes.begin(), sizes.end(), static_cast<int>(rng->below(2)));
   std::vector<int> order(devices);
@@ -122,7 +141,12 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
     for (int s = 0; s < stages; ++s) {
       StagePlan stage;
       const bool copy = alike && r > 0;
-      for (int i = 0; i < sizes[r * stages + s]; ++i) stage.devices.push_back(order[next++]);
+      const auto first = std::find(group_of[r].begin(), group_of[r].end(), group_of[r][s]);
+      if (const auto g = static_cast<size_t>(first - group_of[r].begin());
+          g < replica.stages.size())
+        stage.devices = replica.stages[g].devices;
+      else
+        for (int i = 0; i < sizes[r * stages + s]; ++i) stage.devices.push_back(order[next++]);
       std::sort(stage.devices.begin(), stage.devices.end());
       double total = 0;
       for (size_t i = 0; i < stage.devices.size(); ++i) {
@@ -144,6 +168,16 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
         stage.program = phase_ordered(pipeline.theory(s), random_program(builder, rng));
       }
       replica.stages.push_back(std::move(stage));
+    }
+    if (const auto groups = stage_groups(replica); static_cast<int>(groups.size()) < stages) {
+      for (const auto& group : groups) {
+        const auto all = static_cast<int64_t>(group.size()) * replica.micro_batches;
+        const int warm = static_cast<int>(1 + rng->below(all));
+        for (int s : group) replica.stages[s].warm_up = warm;
+      }
+      // Too few can keep groups waiting for each other; all never do.
+      if (ticks_of(replica).empty())
+        for (StagePlan& stage : replica.stages) stage.warm_up = stages * replica.micro_batches;
     }
     pipeline.replicas.push_back(std::move(replica));
   }

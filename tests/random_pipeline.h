@@ -16,7 +16,8 @@ struct RandomPipeline {
   bool plain = false;  // one replica, one device per stage, nothing recomputed
   // Two or three replicas, and all-reduces in steps: in stages, and over replicas that are alike.
   bool reductions = false;
-  bool joint = false;  // of these also some over all ranks of a stage in all replicas
+  bool joint = false;   // of these also some over all ranks of a stage in all replicas
+  bool shared = false;  // stages may share their devices
 };
 
 // A sound plan, not one that would fit or be fast.

@@ -276,11 +276,12 @@ Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model,
 }
 
 Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
-                                         const DeviceGroups::Kind& group, int micro_batches,
-                                         int in_flight, bool recompute) {
+                                         const DeviceGroups::Kind& group, int laps,
+                                         int micro_batches, int in_flight, bool recompute) {
   Planned planned = unlimited(theory, number, group, micro_batches);
   if (!request_.memory_limit || !planned.feasible) return planned;
-  const Cluster& all = group.cluster;
+  Cluster all = group.cluster;
+  for (DeviceType& type : all.types) type.memory /= laps;
   // By type: what a program lacks, and what other micro-batches take.
   struct Room {
     Bytes lack = 0, others = 0;
@@ -414,13 +415,16 @@ void Workbench::add_reductions(const std::vector<std::vector<const DeviceGroups:
                                Plan* plan) {
   const PipelinePlan& pipeline = *plan->pipeline;
   for (size_t r = 0; r < pipeline.replicas.size(); ++r)
-    for (int s = 0; s < pipeline.stages(); ++s) {
-      const StagePlan& stage = pipeline.replicas[r].stages[s];
-      const auto largest =
-          static_cast<Bytes>(largest_all_reduce(pipeline.theory(s), stage.program));
-      for (ReductionProgram program : kinds[r][s]->reductions) {
+    for (const std::vector<int>& group : stage_groups(pipeline.replicas[r])) {
+      const std::vector<StagePlan>& stages = pipeline.replicas[r].stages;
+      Bytes largest = 0;
+      for (int s : group) {
+        const int64_t bytes = largest_all_reduce(pipeline.theory(s), stages[s].program);
+        largest = std::max(largest, static_cast<Bytes>(bytes));
+      }
+      for (ReductionProgram program : kinds[r][group[0]]->reductions) {
         if (program.from > largest) continue;
-        program.devices = stage.devices;
+        program.devices = stages[group[0]].devices;
         plan->reductions.push_back(std::move(program));
       }
     }
@@ -436,8 +440,14 @@ void Workbench::add_reductions(const std::vector<std::vector<const DeviceGroups:
     }
     if (!alike) continue;
     const auto bytes = static_cast<Bytes>(pipeline.graph(s).parameter_bytes());
+    // Stages that share their devices reduce alike.
+    auto known = [&](const ReductionProgram& program) {
+      return std::any_of(plan->reductions.begin(), plan->reductions.end(), [&](const auto& other) {
+        return other.devices == program.devices && other.from == program.from;
+      });
+    };
     for (ReductionProgram& program : reduce::reductions_of(cluster_, groups))
-      if (program.from <= bytes) plan->reductions.push_back(std::move(program));
+      if (program.from <= bytes && !known(program)) plan->reductions.push_back(std::move(program));
   }
 }
 
@@ -446,6 +456,29 @@ const ReductionProgram& Workbench::joint_reduction(const net::Groups& groups, By
   if (fresh) it->second = reduce::joint_reduction(cluster_, groups, bytes);
   return it->second;
 }
+
+namespace {
+
+// Gives stages that share their devices the warm-up counts of the interleaved schedule; why there
+// are none, if so.
+std::string interleave(const PipelinePlan& pipeline, ReplicaPlan* replica, int* laps) {
+  const auto groups = stage_groups(*replica);
+  if (groups.size() == replica->stages.size()) return "";
+  *laps = static_cast<int>(groups[0].size());
+  const std::vector<int> counts =
+      pipeline::interleaved_counts(static_cast<int>(groups.size()), *laps, replica->micro_batches);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (int s : groups[g]) replica->stages[s].warm_up = counts[g];
+    for (const Tied& tied : pipeline.parts().tied)
+      if (std::count_if(tied.stages.begin(), tied.stages.end(), [&](int s) {
+            return std::binary_search(groups[g].begin(), groups[g].end(), s);
+          }) > 1)
+        return "stages that share a parameter would share devices";
+  }
+  return ticks_of(*replica).empty() ? "interleaved stages would wait for each other for ever" : "";
+}
+
+}  // namespace
 
 std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const std::string& engine,
                                          std::string* reason) {
@@ -516,21 +549,25 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
     }
     result.replicas.push_back(std::move(replica));
   }
+  int laps = 1;  // stages on the same devices
+  for (ReplicaPlan& replica : result.replicas)
+    if (*reason = interleave(result, &replica, &laps); !reason->empty()) return nullptr;
   // What is found for one stage helps the next on a group of its kind; kinds are independent.
   parallel_for(static_cast<int>(chains.size()), request_.threads, [&](int c) {
     for (Task& task : chains[c]) {
       const ReplicaPlan& replica = result.replicas[task.replica];
-      const int s = task.stage, count = replica.micro_batches, usual = std::min(stages - s, count);
+      const int s = task.stage, count = replica.micro_batches,
+                usual = laps > 1 ? in_flight(replica, s) : std::min(stages - s, count);
       const bool recompute = replica.stages[s].recompute;
       const Theory& theory = result.theory(s);
       std::unique_lock lock(mutex_);
       auto [it, fresh] =
-          stages_.try_emplace({numbers[s], task.group->number, count, usual, recompute});
+          stages_.try_emplace({numbers[s], task.group->number, laps, count, usual, recompute});
       lock.unlock();
       if (fresh) {
-        it->second = plan_stage(theory, numbers[s], *task.group, count, usual, recompute);
+        it->second = plan_stage(theory, numbers[s], *task.group, laps, count, usual, recompute);
         if (!it->second.feasible && usual > 1)
-          it->second = plan_stage(theory, numbers[s], *task.group, count, 1, recompute);
+          it->second = plan_stage(theory, numbers[s], *task.group, laps, count, 1, recompute);
       }
       task.planned = &it->second;
       if (!it->second.feasible) break;
@@ -549,9 +586,14 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
 
   add_reductions(kinds, plan.get());
   const size_t separate = plan->reductions.size();
+  // Stages that share their devices share the program.
+  auto add_joint = [&](int s, std::vector<ReductionProgram>* to) {
+    const ReductionProgram* program = joint_of(s);
+    if (program && programs_for(*to, program->devices, cluster_.size()).empty())
+      to->push_back(*program);
+  };
   if (composition.joint)
-    for (int s = 0; s < stages; ++s)
-      if (const ReductionProgram* program = joint_of(s)) plan->reductions.push_back(*program);
+    for (int s = 0; s < stages; ++s) add_joint(s, &plan->reductions);
 
   // Each replica's times, and how many micro-batches its stages can hold.
   std::vector<pipeline::Pipeline> times(result.replicas.size());
@@ -612,8 +654,12 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   int held = 0;
   std::vector<std::vector<int>> best_counts;
   std::set<std::vector<int>> tried;
+  if (laps > 1) {
+    result.schedule = "interleaved";
+    best = simulate(*plan).step;
+  }
   for (const pipeline::ScheduleDef& def : pipeline::schedule_table()) {
-    if (def.counts == nullptr) continue;
+    if (def.counts == nullptr || laps > 1) continue;
     int sum = 0;
     std::vector<int> all;
     for (size_t r = 0; r < times.size(); ++r) {
@@ -637,7 +683,7 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       for (const StagePlan& stage : replica.stages) best_counts.back().push_back(stage.warm_up);
     }
   }
-  for (size_t r = 0; r < result.replicas.size(); ++r)
+  for (size_t r = 0; r < best_counts.size(); ++r)
     for (int s = 0; s < stages; ++s) result.replicas[r].stages[s].warm_up = best_counts[r][s];
   // Gradients summed over ranks and replicas at once, or not, whichever is faster.
   std::vector<ReductionProgram> others = plan->reductions;
@@ -645,9 +691,7 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
     others.resize(separate);
   else
     for (int s = 0; s < stages; ++s)
-      if (const ReductionProgram* program = joint_of(s);
-          program && joint_gradients(result, s).any())
-        others.push_back(*program);
+      if (joint_of(s) && joint_gradients(result, s).any()) add_joint(s, &others);
   if (others.size() != plan->reductions.size()) {
     std::swap(others, plan->reductions);
     const Seconds step = simulate(*plan).step;

@@ -50,7 +50,8 @@ struct StageChoice {
 };
 struct ReplicaChoice {
   int micro_batches = 1;
-  std::vector<StageChoice> stages;  // the same layers in every replica
+  // The same layers in every replica. Stages may share their devices, as many on all.
+  std::vector<StageChoice> stages;
 };
 struct Composition {
   int64_t micro_batch = 1;
@@ -160,8 +161,8 @@ class Workbench {
   // The best program of a graph on a group regardless of memory; of equal ones once.
   const Planned& unlimited(const Theory& theory, int number, const DeviceGroups::Kind& group,
                            int micro_batches);
-  // The best that fits with `in_flight` micro-batches.
-  Planned plan_stage(const Theory& theory, int number, const DeviceGroups::Kind& group,
+  // The best that fits with `in_flight` micro-batches into one part in `laps` of the memory.
+  Planned plan_stage(const Theory& theory, int number, const DeviceGroups::Kind& group, int laps,
                      int micro_batches, int in_flight, bool recompute);
 
   void add_reductions(const std::vector<std::vector<const DeviceGroups::Kind*>>& kinds, Plan* plan);
@@ -182,7 +183,7 @@ class Workbench {
   std::map<std::tuple<int, int, int>, std::vector<Planned>> limited_;
   std::map<int, double> memory_price_;  // by group
   std::map<net::Groups, ReductionProgram> joint_;
-  std::map<std::tuple<int, int, int, int, bool>, Planned> stages_;  // and in flight, recompute
+  std::map<std::tuple<int, int, int, int, int, bool>, Planned> stages_;  // and in flight, recompute
   std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
                       // their own, and so entries
   spmd::OrderMemo orders_;

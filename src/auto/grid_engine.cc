@@ -12,7 +12,7 @@ namespace motley::planner {
 
 namespace {
 
-constexpr int kComposed = 4;
+constexpr int kComposed = 4;  // of each: one stage a device, several
 constexpr int kLayers = 48;
 
 // The layers of a graph of `samples` as the grid sees them.
@@ -111,11 +111,11 @@ Composition composition_of(const grid::Strategy& s) {
     ReplicaChoice replica;
     replica.micro_batches = taken_by(s, r, merged) / merged;
     int first = 0;
-    for (int p = 0; p < s.pp; ++p) {
+    for (int p = 0; p < s.pp * s.interleave; ++p) {
       StageChoice stage{first, first + s.stages[p] - 1, {}, s.recompute != grid::Recompute::none};
       for (int k = r; k < r + merged; ++k)
         for (int c = 0; c < s.cp; ++c)
-          for (int t = 0; t < s.tp; ++t) stage.devices.push_back(s.device(p, k, c, t));
+          for (int t = 0; t < s.tp; ++t) stage.devices.push_back(s.device(p % s.pp, k, c, t));
       first += s.stages[p];
       replica.stages.push_back(std::move(stage));
     }
@@ -160,6 +160,8 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   options.fixed = fixed;
   options.memory = request.memory_limit;
   options.zero = {0};
+  options.interleave = {1, 2};
+  options.keep *= 2;
   options.recompute = {grid::Recompute::none};
   if (request.memory_limit && request.recompute) options.recompute.push_back(grid::Recompute::full);
   options.seed = request.seed;
@@ -167,13 +169,13 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   const grid::SearchResult found = grid::search(estimator, options);
   result.lower_bound = found.lower_bound;
   result.reason = found.ranked.empty() ? found.reason : found.stop_reason;
-  int composed = 0;
+  int composed[2] = {0, 0};
   std::vector<int> everywhere(cluster.size());
   std::iota(everywhere.begin(), everywhere.end(), 0);
   for (const grid::Candidate& candidate : found.ranked) {
-    if (composed >= kComposed) break;
     const grid::Strategy& s = candidate.strategy;
-    if (s.interleave > 1) continue;
+    int& tried = composed[s.interleave > 1];
+    if (tried >= kComposed) continue;
     const int merged = merged_replicas(s);
     bool even = s.dp % merged == 0 && (merged == 1 || s.ep % s.cp == 0);
     for (int r = 0; even && r < s.dp; r += merged) even = taken_by(s, r, merged) % merged == 0;
@@ -194,9 +196,10 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
       if (result.plans.empty()) result.reason = reason;
       continue;
     }
-    ++composed;
+    ++tried;
     std::unique_ptr<Plan> jointly;
-    if (!fixed.devices && place_jointly(cluster, {everywhere}, *plan, &composition))
+    if (!fixed.devices && s.interleave == 1 &&
+        place_jointly(cluster, {everywhere}, *plan, &composition))
       jointly = own.compose(composition, "grid", &reason);
     result.plans.push_back(std::move(plan));
     result.notes.push_back(grid::to_string(s));

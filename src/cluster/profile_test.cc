@@ -20,7 +20,7 @@ Profile example() {
   fast.type = "fast";
   fast.flops = 2e9, fast.half_flops = 3e9, fast.memory_bandwidth = 4e9, fast.overhead = 5e-6;
   fast.classes = {{"matmul", "f32", 1e-6, 2e9, fit}};
-  fast.ops = {{{"aten::mm", 1e-6, 2e9, 0}, fit}, {{"motley::sgd", 1e-6, 0, 1e9}, fit}};
+  fast.ops = {{{"aten::mm", 1e-6, 2e9, 0}, fit}, {{"motley::sgd", 1e-6, 0, 1e9, 2e6, 5e8}, fit}};
   ProfiledDevice slow = fast;
   slow.type = "slow";
   slow.flops = 1e9;

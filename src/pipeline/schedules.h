@@ -8,6 +8,8 @@
 //   h1f1b           N_i = N_{i+1} + ceil(1 + (cF + cB) / t_max)           (Eq. 11, stretched)
 //   h1f1b-table     N_i = N_{i+1} + 1, 2 or 3                             (Eq. 2)
 //
+//   interleaved     of groups of stages that share devices; not in the table: interleaved_counts
+//
 // Launch counts beyond the pipeline's in-flight limits are cut down to them; greedy and deadline
 // without limits hold at most what h1f1b would.
 #pragma once
@@ -51,6 +53,11 @@ std::vector<int> h_one_f_one_b_counts(const Pipeline& pipeline);
 std::vector<int> h_one_f_one_b_table_counts(const Pipeline& pipeline);
 Schedule greedy_schedule(const Pipeline& pipeline, int micro_batches);
 Schedule deadline_schedule(const Pipeline& pipeline, int micro_batches);
+
+// The forward passes that the g-th of `groups` groups of `laps` stages each takes before its first
+// backward pass (Narayanan et al. 2021, as Megatron-LM runs it): 2 (groups - g - 1) +
+// (laps - 1) groups + 1, all of them if there are no more micro-batches than groups.
+std::vector<int> interleaved_counts(int groups, int laps, int micro_batches);
 
 // What a schedule decided on the fly may hold: the limits, or h1f1b's counts.
 std::vector<int> dispatch_limits(const Pipeline& pipeline);

@@ -1,6 +1,7 @@
 #include "plan/pipeline.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -22,16 +23,17 @@ int PipelinePlan::micro_batches() const {
   return sum;
 }
 
-bool PipelinePlan::seat(int device, Seat* seat) const {
-  for (size_t r = 0; r < replicas.size(); ++r)
+std::vector<Seat> PipelinePlan::seats(int device) const {
+  std::vector<Seat> list;
+  for (size_t r = 0; r < replicas.size() && list.empty(); ++r)
     for (size_t s = 0; s < replicas[r].stages.size(); ++s) {
       const std::vector<int>& devices = replicas[r].stages[s].devices;
       auto it = std::lower_bound(devices.begin(), devices.end(), device);
       if (it == devices.end() || *it != device) continue;
-      *seat = {static_cast<int>(r), static_cast<int>(s), static_cast<int>(it - devices.begin())};
-      return true;
+      list.push_back(
+          {static_cast<int>(r), static_cast<int>(s), static_cast<int>(it - devices.begin())});
     }
-  return false;
+  return list;
 }
 
 std::vector<int> devices_of(const PipelinePlan& plan, int stage) {
@@ -45,6 +47,70 @@ std::vector<int> devices_of(const PipelinePlan& plan, int stage) {
 
 bool JointGradients::any() const {
   return std::find(gradient.begin(), gradient.end(), true) != gradient.end();
+}
+
+std::vector<std::vector<int>> stage_groups(const ReplicaPlan& replica) {
+  std::vector<std::vector<int>> groups;
+  std::map<int, size_t> group_of;  // by first device
+  for (size_t s = 0; s < replica.stages.size(); ++s) {
+    auto [it, fresh] = group_of.try_emplace(replica.stages[s].devices[0], groups.size());
+    if (fresh) groups.emplace_back();
+    groups[it->second].push_back(static_cast<int>(s));
+  }
+  return groups;
+}
+
+std::vector<Pass> passes_of(const ReplicaPlan& replica, const std::vector<int>& group, int groups) {
+  const int count = replica.micro_batches;
+  std::vector<Pass> forward, backward, order;
+  for (int block = 0; block < count; block += groups)
+    for (size_t k = 0; k < group.size(); ++k)
+      for (int m = block; m < std::min(block + groups, count); ++m) {
+        forward.push_back({group[k], m, false});
+        backward.push_back({group[group.size() - 1 - k], m, true});
+      }
+  const size_t warm_up =
+      std::min(static_cast<size_t>(replica.stages[group[0]].warm_up), forward.size());
+  order.assign(forward.begin(), forward.begin() + static_cast<std::ptrdiff_t>(warm_up));
+  for (size_t k = 0; k < backward.size(); ++k) {
+    order.push_back(backward[k]);
+    if (k + warm_up < forward.size()) order.push_back(forward[k + warm_up]);
+  }
+  return order;
+}
+
+Ticks ticks_of(const ReplicaPlan& replica) {
+  constexpr int kNever = std::numeric_limits<int>::max();
+  const int stages = static_cast<int>(replica.stages.size());
+  const auto groups = stage_groups(replica);
+  Ticks ticks(stages, std::vector<std::vector<int>>(
+                          2, std::vector<int>(static_cast<size_t>(replica.micro_batches), kNever)));
+  std::vector<std::vector<Pass>> orders;
+  for (const auto& group : groups)
+    orders.push_back(passes_of(replica, group, static_cast<int>(groups.size())));
+  std::vector<size_t> next(groups.size(), 0);
+  for (int now = 0;; ++now) {
+    bool moved = false, done = true;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (next[g] == orders[g].size()) continue;
+      done = false;
+      const Pass& pass = orders[g][next[g]];
+      const int m = pass.micro_batch;
+      int after = -1;  // the tick of what it reads
+      if (pass.backward) {
+        after = ticks[pass.stage][0][m];
+        if (pass.stage + 1 < stages) after = std::max(after, ticks[pass.stage + 1][1][m]);
+      } else if (pass.stage > 0) {
+        after = ticks[pass.stage - 1][0][m];
+      }
+      if (after >= now) continue;
+      ticks[pass.stage][pass.backward][m] = now;
+      ++next[g];
+      moved = true;
+    }
+    if (done) return ticks;
+    if (!moved) return {};
+  }
 }
 
 namespace {
@@ -79,6 +145,17 @@ LateSums late_sums(const Theory& theory, const Program& program) {
     late.step.push_back(it == origin.end() ? -1 : it->second);
   }
   return late;
+}
+
+// Calls visit(pass, micro-batches of every stage of the group in flight, the pass's own included).
+template <typename F>
+void follow(const ReplicaPlan& replica, const std::vector<int>& group, int groups, F visit) {
+  std::map<int, int> held;
+  for (const Pass& pass : passes_of(replica, group, groups)) {
+    if (!pass.backward) ++held[pass.stage];
+    visit(pass, held);
+    if (pass.backward) --held[pass.stage];
+  }
 }
 
 }  // namespace
@@ -129,22 +206,49 @@ JointGradients joint_gradients(const PipelinePlan& plan, int stage,
 }
 
 int in_flight(const ReplicaPlan& replica, int stage) {
+  const auto groups = stage_groups(replica);
+  for (const auto& group : groups) {
+    if (group.size() == 1 || !std::binary_search(group.begin(), group.end(), stage)) continue;
+    int most = 0;
+    follow(replica, group, static_cast<int>(groups.size()),
+           [&](const Pass&, std::map<int, int>& held) { most = std::max(most, held[stage]); });
+    return most;
+  }
   return std::min(replica.stages[stage].warm_up, replica.micro_batches);
 }
 
-std::vector<Bytes> stage_memory(const PipelinePlan& plan, int replica, int stage,
-                                const Cluster& sub_cluster, Optimizer optimizer) {
-  const StagePlan& s = plan.replicas[replica].stages[stage];
-  const Shares shares(s.ratios);
-  const Fractions fractions(sub_cluster, shares);
-  const MemoryCost memory =
-      memory_of(plan.theory(stage), s.program, fractions,
-                static_cast<int>(sub_cluster.types.size()), optimizer, /*phases=*/true);
-  const int others = in_flight(plan.replicas[replica], stage) - 1;
-  std::vector<Bytes> bytes;
-  for (size_t t = 0; t < memory.peak.size(); ++t)
-    bytes.push_back(memory.peak[t] + memory.sums[t] +
-                    others * (s.recompute ? memory.held_inputs[t] : memory.held[t]));
+std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
+                                const std::vector<int>& group, const Cluster& sub_cluster,
+                                Optimizer optimizer) {
+  const ReplicaPlan& of = plan.replicas[replica];
+  const int types = static_cast<int>(sub_cluster.types.size());
+  std::map<int, MemoryCost> memory;  // [stage]
+  std::vector<Bytes> bytes(types, 0);
+  for (int s : group) {
+    const Shares shares(of.stages[s].ratios);
+    const Fractions fractions(sub_cluster, shares);
+    memory[s] = memory_of(plan.theory(s), of.stages[s].program, fractions, types, optimizer, true);
+    for (int t = 0; t < types; ++t) bytes[t] += memory[s].state[t] + memory[s].sums[t];
+  }
+  // Beside what stays, a stage's pass needs what is above it at the stage's peak, and what other
+  // micro-batches hold.
+  std::vector<Bytes> most(types, 0);
+  auto take = [&](int stage, const std::map<int, int>& held) {
+    for (int t = 0; t < types; ++t) {
+      Bytes b = memory.at(stage).peak[t] - memory.at(stage).state[t];
+      for (const auto& [s, n] : held)
+        b += (n - (s == stage)) *
+             (of.stages[s].recompute ? memory.at(s).held_inputs[t] : memory.at(s).held[t]);
+      most[t] = std::max(most[t], b);
+    }
+  };
+  if (group.size() == 1) {
+    take(group[0], {{group[0], in_flight(of, group[0])}});
+  } else {
+    follow(of, group, static_cast<int>(stage_groups(of).size()),
+           [&](const Pass& pass, std::map<int, int>& held) { take(pass.stage, held); });
+  }
+  for (int t = 0; t < types; ++t) bytes[t] += most[t];
   return bytes;
 }
 
@@ -152,11 +256,11 @@ std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& clus
                                    Optimizer optimizer) {
   std::vector<Bytes> bytes(cluster.size(), 0);
   for (size_t r = 0; r < plan.replicas.size(); ++r)
-    for (int s = 0; s < plan.stages(); ++s) {
-      const std::vector<int>& devices = plan.replicas[r].stages[s].devices;
+    for (const auto& group : stage_groups(plan.replicas[r])) {
+      const std::vector<int>& devices = plan.replicas[r].stages[group[0]].devices;
       const Cluster part = part_of(cluster, devices);
       const std::vector<Bytes> by_type =
-          stage_memory(plan, static_cast<int>(r), s, part, optimizer);
+          group_memory(plan, static_cast<int>(r), group, part, optimizer);
       for (size_t i = 0; i < devices.size(); ++i) bytes[devices[i]] = by_type[part.devices[i].type];
     }
   return bytes;

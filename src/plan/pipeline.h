@@ -6,6 +6,13 @@
 // replica 0 the first; they need not be alike. Tensor x data x pipeline parallelism is a special
 // case, as are stages on unequal devices.
 //
+// Mostly a device has one stage. Stages of a replica may also share their devices, all of them
+// (interleaved, or virtual, stages; Narayanan et al. 2021, section 2.2): such stages form a group,
+// and take turns. With G groups in the replica, forward passes go in blocks of G micro-batches: the
+// block through the group's first stage, then through its second, and so on; backward passes in the
+// same blocks, the last stage first. The group runs `warm_up` forward passes, the same number in
+// all its stages, then a backward and a forward pass in turn, then the remaining backward passes.
+//
 // A stage runs `warm_up` forward passes, then a backward and a forward pass in turn, then the
 // remaining backward passes; with `recompute` it keeps of a micro-batch only what came in, and
 // runs the forward pass again in front of the backward pass. When a stage is done it reduces its
@@ -49,6 +56,12 @@ struct Seat {
   int replica = 0, stage = 0, rank = 0;
 };
 
+struct Pass {
+  int stage = 0, micro_batch = 0;
+  bool backward = false;
+  friend bool operator==(const Pass&, const Pass&) = default;
+};
+
 class PipelinePlan {
  public:
   std::string schedule;       // where the warm-up counts come from, for people
@@ -64,8 +77,8 @@ class PipelinePlan {
   const Stages& parts() const { return *parts_; }
   const Graph& graph(int stage) const { return parts_->graphs[stage].graph; }
   const Theory& theory(int stage) const { return *theories_[stage]; }
-  // What a device does; false: nothing.
-  bool seat(int device, Seat* seat) const;
+  // What a device does, by stage; empty: nothing.
+  std::vector<Seat> seats(int device) const;
 
  private:
   std::unique_ptr<Stages> parts_;  // stable addresses: theories refer to graphs
@@ -89,13 +102,27 @@ JointGradients joint_gradients(const PipelinePlan& plan, int stage);
 JointGradients joint_gradients(const PipelinePlan& plan, int stage,
                                const std::vector<ReductionProgram>& reductions, int cluster_size);
 
-// Micro-batches that a stage holds at most: its warm-up count, as far as there are that many.
+// The groups of stages that share their devices, by first stage; stages ascending.
+std::vector<std::vector<int>> stage_groups(const ReplicaPlan& replica);
+
+// The passes of one of these groups, in the order in which it takes them.
+std::vector<Pass> passes_of(const ReplicaPlan& replica, const std::vector<int>& group, int groups);
+
+// When a pass is taken if all last one tick and messages none: [stage][backward][micro-batch].
+// Empty if the groups wait for each other for ever. A pass comes after those it reads from, after
+// the one before it in its group, and a backward pass of the last stage after its forward pass.
+using Ticks = std::vector<std::vector<std::vector<int>>>;
+Ticks ticks_of(const ReplicaPlan& replica);
+
+// Micro-batches that a stage holds at most. Alone on its devices: its warm-up count, as far as
+// there are that many.
 int in_flight(const ReplicaPlan& replica, int stage);
 
-// Bytes on the fullest device of every type of the stage's sub-cluster: parameters, gradients,
-// optimizer, sums of gradients, and the micro-batches in flight.
-std::vector<Bytes> stage_memory(const PipelinePlan& plan, int replica, int stage,
-                                const Cluster& sub_cluster, Optimizer optimizer);
+// Bytes on the fullest device of every type of the sub-cluster of a group of stages: parameters,
+// gradients, optimizer, sums of gradients, and the micro-batches in flight.
+std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
+                                const std::vector<int>& group, const Cluster& sub_cluster,
+                                Optimizer optimizer);
 
 // [device] of the whole cluster; 0 for a device without a stage.
 std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& cluster,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <set>
@@ -36,6 +37,7 @@ std::string joined(const Json& list, const std::string& where) {
 }
 
 constexpr size_t kMaxAlternatives = 1000;
+constexpr int64_t kMaxPasses = int64_t{1} << 22;
 constexpr int64_t kMaxStages = 4096, kMaxMicroBatches = int64_t{1} << 20;
 
 Json program_lines(const Theory& theory, const Program& program) {
@@ -297,6 +299,43 @@ std::vector<std::string> check_reductions(const Plan& plan) {
   return problems;
 }
 
+// What keeps the groups of a replica from taking their passes. REQUIRES: stages have devices, and
+// share all of them or none.
+void check_order(const ReplicaPlan& replica, const PipelinePlan& fresh, const std::string& where,
+                 std::vector<std::string>* problems) {
+  const auto groups = stage_groups(replica);
+  const int stages = fresh.stages();
+  if (static_cast<int>(groups.size()) == stages) {
+    for (int s = 1; s < stages; ++s)
+      if (replica.stages[s].warm_up > replica.stages[s - 1].warm_up)
+        problems->push_back(
+            fmt::format("{}, stage {}: {} warm-up passes after {} of the stage before; they may "
+                        "not rise",
+                        where, s, replica.stages[s].warm_up, replica.stages[s - 1].warm_up));
+    return;
+  }
+  if (2 * int64_t{replica.micro_batches} * stages > kMaxPasses) {
+    problems->push_back(fmt::format(
+        "{}: {} micro-batches through {} stages that share devices; give at most {} passes", where,
+        replica.micro_batches, stages, kMaxPasses));
+    return;
+  }
+  for (const Tied& tied : fresh.parts().tied)
+    for (const auto& group : groups) {
+      std::vector<int> both;
+      std::set_intersection(group.begin(), group.end(), tied.stages.begin(), tied.stages.end(),
+                            std::back_inserter(both));
+      if (both.size() > 1)
+        problems->push_back(fmt::format(
+            "{}: stages {} share devices and a parameter; make them one stage or part them", where,
+            fmt::join(both, " and ")));
+    }
+  if (ticks_of(replica).empty())
+    problems->push_back(fmt::format(
+        "{}: with these warm-up passes, stages that share devices wait for ever; give more",
+        where));
+}
+
 // What is wrong with a pipeline, its memory apart.
 std::vector<std::string> check_pipeline(const Plan& plan) {
   const PipelinePlan& pipeline = *plan.pipeline;
@@ -321,7 +360,8 @@ std::vector<std::string> check_pipeline(const Plan& plan) {
   if (pipeline.micro_batch * pipeline.micro_batches() != plan.batch)
     problem(fmt::format("{} micro-batches of {} are not the batch of {}", pipeline.micro_batches(),
                         pipeline.micro_batch, plan.batch));
-  std::vector<bool> used(plan.cluster.size());
+  std::vector<const StagePlan*> used(plan.cluster.size(), nullptr);  // first stage of a device
+  std::vector<size_t> of_replica(plan.cluster.size());
   for (size_t r = 0; r < pipeline.replicas.size(); ++r) {
     const ReplicaPlan& replica = pipeline.replicas[r];
     if (replica.micro_batches < 1)
@@ -342,20 +382,24 @@ std::vector<std::string> check_pipeline(const Plan& plan) {
         const int d = stage.devices[i];
         if (d < 0 || d >= plan.cluster.size())
           here(fmt::format("device {} is not in the cluster", d));
-        else if (used[d])
-          here(fmt::format("device {} has another stage too", d));
-        else
-          used[d] = true;
+        else if (used[d] && (of_replica[d] != r || used[d]->devices != stage.devices))
+          here(fmt::format("device {} has another stage too, of other devices or another replica",
+                           d));
+        else if (used[d] && used[d]->warm_up != stage.warm_up)
+          here(fmt::format("{} warm-up passes, and {} of another stage on the same devices",
+                           stage.warm_up, used[d]->warm_up));
+        else if (!used[d])
+          used[d] = &stage, of_replica[d] = r;
         if (i > 0 && d <= stage.devices[i - 1]) here("its devices are not in ascending order");
       }
-      if (stage.warm_up < 1 || (s > 0 && stage.warm_up > replica.stages[s - 1].warm_up))
-        here(fmt::format("{} warm-up passes after {} of the stage before; they may not rise",
-                         stage.warm_up, s > 0 ? replica.stages[s - 1].warm_up : 1));
+      if (stage.warm_up < 1) here(fmt::format("{} warm-up passes; give at least 1", stage.warm_up));
       auto wrong = check(fresh.theory(s), stage.program);
       if (wrong.empty()) wrong = check_phases(fresh.theory(s), stage.program);
       for (const std::string& text : wrong) here(text);
     }
   }
+  for (size_t r = 0; r < pipeline.replicas.size() && problems.empty(); ++r)
+    check_order(pipeline.replicas[r], fresh, fmt::format("replica {}", r), &problems);
   return problems;
 }
 

@@ -33,6 +33,19 @@ std::string fact(const std::string& value, const std::string& what) {
                      escape(what));
 }
 
+// "replica 0, stage 1 + 3"; empty: no work.
+std::string seat_text(const Plan& plan, int device) {
+  if (!plan.pipeline) return "";
+  std::vector<int> stages;
+  int replica = 0;
+  for (const Seat& seat : plan.pipeline->seats(device)) {
+    replica = seat.replica;
+    stages.push_back(seat.stage);
+  }
+  if (stages.empty()) return "";
+  return fmt::format("replica {}, stage {}", replica, fmt::join(stages, " + "));
+}
+
 // Parts of a whole, as a bar.
 std::string bar(const std::vector<std::pair<const char*, double>>& parts, double whole,
                 const std::string& title) {
@@ -95,10 +108,8 @@ std::string draw_group(const Plan& plan, GroupId id, const std::vector<bool>& wo
   }
   for (int k = 0; group.children.empty() && k < std::min(group.device_count, kDrawnDevices); ++k) {
     const int d = group.first_device + k;
-    Seat seat;
     std::string what = fmt::format("device {}: {}", d, cluster.type_of(d).name);
-    if (plan.pipeline && plan.pipeline->seat(d, &seat))
-      what += fmt::format(", replica {}, stage {}", seat.replica, seat.stage);
+    if (const std::string seat = seat_text(plan, d); !seat.empty()) what += ", " + seat;
     out += fmt::format("<div class=\"device{}\" style=\"background:{}\" title=\"{}\"></div>",
                        works[d] ? "" : " off", type_colour(cluster.devices[d].type), escape(what));
   }
@@ -219,24 +230,19 @@ std::string device_section(const Plan& plan, const Simulation& simulation) {
            x.peak_memory == y.peak_memory;
   };
   for (int d = 0; d < plan.cluster.size(); ++d) {
-    std::string seat_text, share;
-    Seat seat;
-    if (!plan.pipeline) {
+    const std::string seat = plan.pipeline ? seat_text(plan, d) : "";
+    std::string share;
+    if (!plan.pipeline)
       for (const std::vector<double>& ratios : plan.ratios)  // one for each segment
         share += fmt::format("{}{:.2f}%", share.empty() ? "" : " / ", 100 * ratios[d]);
-    } else if (plan.pipeline->seat(d, &seat)) {
-      seat_text = fmt::format("replica {}, stage {}", seat.replica, seat.stage);
-      share = fmt::format(
-          "{:.2f}%",
-          100 * plan.pipeline->replicas[seat.replica].stages[seat.stage].ratios[seat.rank]);
-    } else {
-      seat_text = "none";
-    }
-    if (!lines.empty() && alike(lines.back().devices.back(), d) && lines.back().seat == seat_text &&
+    for (const Seat& s : plan.pipeline ? plan.pipeline->seats(d) : std::vector<Seat>())
+      share += fmt::format("{}{:.2f}%", share.empty() ? "" : " / ",
+                           100 * plan.pipeline->replicas[s.replica].stages[s.stage].ratios[s.rank]);
+    if (!lines.empty() && alike(lines.back().devices.back(), d) && lines.back().seat == seat &&
         lines.back().share == share)
       lines.back().devices.push_back(d);
     else
-      lines.push_back({{d}, seat_text, share});
+      lines.push_back({{d}, seat, share});
   }
   std::string out = "<h2>Devices</h2>\n";
   out += legend({{"var(--forward)", "computing"},

@@ -108,12 +108,13 @@ Json to_json(const Plan& plan, const std::vector<Lane>& lanes) {
         bars.push_back(x);
       last = to;
     }
-    Seat seat;
     std::string label = ranges(lane.devices);
     if (label.size() > 24) label = fmt::format("{}, …", label.substr(0, label.find(',', 12)));
     label = fmt::format("{} {}", plan.cluster.type_of(lane.devices[0]).name, label);
-    if (plan.pipeline && plan.pipeline->seat(lane.devices[0], &seat))
-      label += fmt::format(" · stage {}", seat.stage);
+    std::vector<int> stages;
+    if (plan.pipeline)
+      for (const Seat& seat : plan.pipeline->seats(lane.devices[0])) stages.push_back(seat.stage);
+    if (!stages.empty()) label += fmt::format(" · stage {}", fmt::join(stages, " + "));
     list.push_back({{"label", label}, {"bars", std::move(bars)}});
   }
   return {{"end", end}, {"names", std::move(names)}, {"lanes", std::move(list)}};

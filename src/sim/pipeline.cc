@@ -7,7 +7,6 @@
 
 #include "cluster/part.h"
 #include "core/error.h"
-#include "pipeline/schedule.h"
 
 namespace motley {
 
@@ -71,7 +70,7 @@ class Simulator {
     Seconds begin, end;
     WalkKind kind;
   };
-  struct Pass {
+  struct PassTime {
     Seconds seconds = 0;
     std::vector<Piece> work;
   };
@@ -81,11 +80,13 @@ class Simulator {
     std::unique_ptr<Shares> shares;
     std::unique_ptr<Fractions> fractions;
     Phases phases;
-    Pass forward, backward;
+    PassTime forward, backward;
+    int head = 0;  // first stage of its group, whose next three are the group's
     Seconds free = 0;
-    std::vector<pipeline::Task> order;
+    std::vector<Pass> order;
     size_t next = 0;
   };
+  Stage& group_of(int r, int s) { return replicas_[r][replicas_[r][s].head]; }
 
   const StagePlan& planned(size_t r, int s) const { return pipeline_.replicas[r].stages[s]; }
 
@@ -97,11 +98,13 @@ class Simulator {
         stage.part, programs_for(plan_.reductions, plan.devices, plan_.cluster.size()));
     stage.shares = std::make_unique<Shares>(plan.ratios);
     stage.fractions = std::make_unique<Fractions>(stage.model->cluster(), *stage.shares);
-    std::vector<int> counts;
-    for (int k = 0; k < pipeline_.stages(); ++k)
-      counts.push_back(in_flight(pipeline_.replicas[r], k));
-    stage.order =
-        pipeline::strict_schedule("", counts, pipeline_.replicas[r].micro_batches).order[s];
+    const auto groups = stage_groups(pipeline_.replicas[r]);
+    for (const auto& group : groups)
+      if (std::binary_search(group.begin(), group.end(), s)) {
+        stage.head = group[0];
+        if (s == group[0])
+          stage.order = passes_of(pipeline_.replicas[r], group, static_cast<int>(groups.size()));
+      }
     for (size_t q = 0; q < r; ++q)
       if (passes_alike(q, r, s, stage.part)) {
         stage.phases = replicas_[q][s].phases;
@@ -133,8 +136,9 @@ class Simulator {
            to_yaml(replicas_[q][s].part) == to_yaml(part);
   }
 
-  Pass pass(const Stage& stage, size_t r, int s, const std::vector<std::pair<int, int>>& parts) {
-    Pass result;
+  PassTime pass(const Stage& stage, size_t r, int s,
+                const std::vector<std::pair<int, int>>& parts) {
+    PassTime result;
     std::vector<Seconds> now(stage.part.size(), 0);
     for (auto [begin, end] : parts)
       walk(pipeline_.theory(s), planned(r, s).program, *stage.model, *stage.fractions, begin, end,
@@ -196,13 +200,15 @@ class Simulator {
     std::vector<std::vector<Arrival>> arrivals(ways_.size(), std::vector<Arrival>(count));
     std::vector<Seconds> way_free(ways_.size(), 0);
     std::vector<int> work;
-    for (int s = stages - 1; s >= 0; --s) work.push_back(s);
+    for (int s = stages - 1; s >= 0; --s)
+      if (replicas_[r][s].head == s) work.push_back(s);
     while (!work.empty()) {
-      const int s = work.back();
+      Stage& group = replicas_[r][work.back()];
       work.pop_back();
-      Stage& stage = replicas_[r][s];
-      while (stage.next < stage.order.size()) {
-        const pipeline::Task task = stage.order[stage.next];
+      while (group.next < group.order.size()) {
+        const Pass task = group.order[group.next];
+        const int s = task.stage;
+        const Stage& stage = replicas_[r][s];
         Arrival last;
         bool ready = true;
         for (size_t w = 0; w < ways_.size(); ++w) {
@@ -212,20 +218,20 @@ class Simulator {
           if (a.end > last.end) last = a;
         }
         if (!ready) break;
-        const Seconds start = std::max(stage.free, last.end);
-        waited(r, s, stage.free, start, last);
-        const Pass& pass = task.backward ? stage.backward : stage.forward;
+        const Seconds start = std::max(group.free, last.end);
+        waited(r, s, group.free, start, last);
+        const PassTime& pass = task.backward ? stage.backward : stage.forward;
         record(r, s, start, pass, task);
-        stage.free = start + pass.seconds;
-        ++stage.next;
+        group.free = start + pass.seconds;
+        ++group.next;
         for (size_t w = 0; w < ways_.size(); ++w) {
           if (ways_[w].from != s || ways_[w].made_backward != task.backward) continue;
           Arrival& a = arrivals[w][task.micro_batch];
-          a.begin = std::max(way_free[w], stage.free);
+          a.begin = std::max(way_free[w], group.free);
           a.end = way_free[w] = a.begin + ways_[w].seconds;
           for (int d : planned(r, ways_[w].to).devices) sim_.devices[d].comm += ways_[w].seconds;
           hidden_ += ways_[w].seconds * static_cast<double>(planned(r, ways_[w].to).devices.size());
-          work.push_back(ways_[w].to);
+          work.push_back(replicas_[r][ways_[w].to].head);
         }
       }
     }
@@ -254,7 +260,7 @@ class Simulator {
     }
   }
 
-  void record(int r, int s, Seconds start, const Pass& pass, pipeline::Task task) {
+  void record(int r, int s, Seconds start, const PassTime& pass, Pass task) {
     const std::vector<int>& devices = planned(r, s).devices;
     std::vector<Seconds> used(devices.size(), 0);
     for (const Piece& p : pass.work) {
@@ -265,8 +271,11 @@ class Simulator {
       if (p.kind == WalkKind::comm) t.exposed_comm += p.end - p.begin;
       used[p.rank] = std::max(used[p.rank], p.end);
     }
-    const std::string name =
-        fmt::format("{}{}", task.backward ? "backward " : "forward ", task.micro_batch);
+    const std::string name = fmt::format(
+        "{}{}{}", task.backward ? "backward " : "forward ", task.micro_batch,
+        group_of(r, s).order.size() > 2 * static_cast<size_t>(pipeline_.replicas[r].micro_batches)
+            ? fmt::format(" of stage {}", s)
+            : "");
     for (size_t i = 0; i < devices.size(); ++i) {
       sim_.devices[devices[i]].idle += pass.seconds - used[i];
       span(devices[i], start, start + pass.seconds, name, WalkKind::compute);
@@ -274,7 +283,7 @@ class Simulator {
   }
 
   void communicate(int r, int s, Seconds begin, Seconds end, const char* name) {
-    Stage& stage = replicas_[r][s];
+    Stage& stage = group_of(r, s);
     for (int d : planned(r, s).devices) {
       sim_.devices[d].idle += begin - stage.free;
       sim_.devices[d].comm += end - begin;
@@ -309,7 +318,8 @@ class Simulator {
              static_cast<int>(program.steps.size()), &now,
              [](int, Seconds, Seconds, const std::string&, WalkKind, NodeId) {});
         const Seconds most = *std::max_element(now.begin(), now.end());
-        communicate(r, s, stage.free, stage.free + most, "reduce");
+        const Seconds begin = group_of(r, s).free;
+        communicate(r, s, begin, begin + most, "reduce");
       }
     for (int s = 0; s < stages && replicas > 1; ++s) {
       // Equal pieces are reduced for all ranks together, by programs or on rings; the rest is
@@ -377,7 +387,7 @@ class Simulator {
       for (Bytes b : reduced) sent += 2.0 * (replicas - 1) * b;
       exchange(fmt::format("gradients over replicas, stage {}", s), 1, sent, seconds);
       Seconds begin = 0;
-      for (int r = 0; r < replicas; ++r) begin = std::max(begin, replicas_[r][s].free);
+      for (int r = 0; r < replicas; ++r) begin = std::max(begin, group_of(r, s).free);
       for (int r = 0; r < replicas; ++r)
         communicate(r, s, begin, begin + seconds, "reduce over replicas");
     }
@@ -402,7 +412,7 @@ class Simulator {
                sent, seconds);
       for (int r = 0; r < replicas; ++r) {
         Seconds begin = 0;
-        for (int s : tied.stages) begin = std::max(begin, replicas_[r][s].free);
+        for (int s : tied.stages) begin = std::max(begin, group_of(r, s).free);
         for (int s : tied.stages) communicate(r, s, begin, begin + seconds, "reduce tied");
       }
     }
@@ -415,7 +425,9 @@ class Simulator {
       for (int s = 0; s < pipeline_.stages(); ++s) {
         Stage& stage = replicas_[r][s];
         const std::vector<int>& devices = planned(r, s).devices;
-        std::vector<Seconds> now(stage.part.size(), stage.free);
+        // After that of the stage before it on these devices.
+        std::vector<Seconds> now;
+        for (int d : devices) now.push_back(std::max(group_of(r, s).free, end[d]));
         walk_optimizer(
             pipeline_.theory(s), planned(r, s).program, *stage.model, *stage.fractions,
             plan_.optimizer, &now,

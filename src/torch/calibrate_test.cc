@@ -46,6 +46,31 @@ TEST(Fit, FindsWhatMadeTheSamples) {
   }
 }
 
+TEST(Fit, FindsTheCacheOfAnOptimizer) {
+  Rng rng(3);
+  for (int i = 0; i < 50; ++i) {
+    std::vector<Sample> samples;
+    for (int k = 12; k <= 28; k += 2) {
+      Sample s;
+      s.bytes = std::pow(2., k);
+      samples.push_back(s);
+    }
+    const Bytes knee = samples[1 + rng.below(6)].bytes;
+    const bool slower = i % 3 > 0;
+    for (Sample& s : samples)
+      s.seconds = 2e-5 + 1e-10 * s.bytes + (slower ? 2e-10 : 0) * std::max(0.0, s.bytes - knee);
+    FitQuality quality;
+    const OpRate rate = fit_with_cache(samples, &quality);
+    EXPECT_NEAR(rate.overhead, 2e-5, 1e-8);
+    EXPECT_NEAR(rate.memory_bandwidth, 1e10, 1e7);
+    EXPECT_LT(quality.error, 1e-6);
+    if (slower) {
+      EXPECT_EQ(rate.cached, knee);
+      EXPECT_NEAR(rate.uncached_bandwidth, 5e9, 5e6);
+    }
+  }
+}
+
 // The slow twin: random steps away from the answer never do better.
 TEST(Fit, IsTheBestWithoutNegativeCoefficients) {
   Rng rng(2);

@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
+#include <list>
 #include <map>
 #include <optional>
 
 #include "core/error.h"
-#include "pipeline/schedule.h"
 #include "torch/dispatch.h"
 #include "torch/reducing.h"
 #include "torch/reshard.h"
@@ -42,58 +43,90 @@ class PipelineWorker final : public Worker {
     for (size_t r = 0; r < pipeline_.replicas.size(); ++r)
       for (const StagePlan& s : pipeline_.replicas[r].stages) shares_[r].emplace_back(s.ratios);
     find_owners();
-    working_ = pipeline_.seat(group.rank(), &seat_);
-    if (!working_) return;
-    for (int r = 0; r < seat_.replica; ++r) first_ += pipeline_.replicas[r].micro_batches;
-    const StagePlan& mine = stage(seat_.replica, seat_.stage);
-    stage_messages_ = subgroup(group, mine.devices, kStageTag);
-    stage_group_ = reducing(*stage_messages_, programs_of(mine.devices));
-    ExecutorOptions execution = options;
-    for (NodeId id : pipeline_.parts().graphs[seat_.stage].node_of)
-      execution.random_stream.push_back(id.index);
-    joint_ = joint_gradients(pipeline_, seat_.stage, plan.reductions, plan.cluster.size());
-    execution.left_out = joint_.steps[seat_.replica];
-    executor_.emplace(theory(), mine.program, shares_[seat_.replica][seat_.stage], *stage_group_,
-                      execution);
-    for (int p : pipeline_.parts().parameter_of[seat_.stage]) parameters_.push_back(p);
-    for (int b : pipeline_.parts().buffer_of[seat_.stage]) buffers_.push_back(b);
-    for (const Input& i : graph().inputs) {
-      const ValueId v = pipeline_.parts().graphs[seat_.stage].value_of[i.value.index];
-      if (is_source(plan.graph->node(plan.graph->value(v).producer))) inputs_.push_back(i);
+    const std::vector<Seat> seats = pipeline_.seats(group.rank());
+    if (seats.empty()) return;
+    replica_ = seats[0].replica;
+    rank_ = seats[0].rank;
+    for (int r = 0; r < replica_; ++r) first_ += pipeline_.replicas[r].micro_batches;
+    const std::vector<int>& devices = stage(replica_, seats[0].stage).devices;
+    stage_messages_ = subgroup(group, devices, kStageTag);
+    stage_group_ = reducing(*stage_messages_, programs_of(devices));
+    for (const Seat& seat : seats) {
+      locals_.push_back(std::make_unique<Local>(seat.stage));
+      Local& local = *locals_.back();
+      ExecutorOptions execution = options;
+      const StageGraph& part = pipeline_.parts().graphs[seat.stage];
+      for (NodeId id : part.node_of) execution.random_stream.push_back(id.index);
+      local.joint = joint_gradients(pipeline_, seat.stage, plan.reductions, plan.cluster.size());
+      execution.left_out = local.joint.steps[replica_];
+      local.executor.emplace(pipeline_.theory(seat.stage), stage(replica_, seat.stage).program,
+                             shares_[replica_][seat.stage], *stage_group_, execution);
+      const auto& p = pipeline_.parts().parameter_of[seat.stage];
+      for (size_t i = 0; i < p.size(); ++i) parameter_at_.push_back({p[i], &local, i});
+      const auto& b = pipeline_.parts().buffer_of[seat.stage];
+      for (size_t i = 0; i < b.size(); ++i) buffer_at_.push_back({b[i], &local, i});
+      for (const Input& i : part.graph.inputs)
+        if (is_source(plan.graph->node(plan.graph->value(part.value_of[i.value.index]).producer)))
+          local.inputs.push_back(i);
+      const auto& transfers = pipeline_.parts().transfers;
+      for (size_t k = 0; k < transfers.size(); ++k) {
+        if (transfers[k].from == seat.stage)
+          local.routes.emplace_back(*this, transfers[k], static_cast<int>(k), true);
+        if (transfers[k].to == seat.stage)
+          local.routes.emplace_back(*this, transfers[k], static_cast<int>(k), false);
+      }
     }
-    const auto& transfers = pipeline_.parts().transfers;
-    for (size_t k = 0; k < transfers.size(); ++k)
-      if (transfers[k].from == seat_.stage || transfers[k].to == seat_.stage)
-        routes_.emplace_back(*this, transfers[k], static_cast<int>(k));
-    std::vector<int> counts;
-    for (const StagePlan& s : replica().stages)
-      counts.push_back(std::min(s.warm_up, replica().micro_batches));
-    order_ = pipeline::strict_schedule(pipeline_.schedule, counts, replica().micro_batches)
-                 .order[seat_.stage];
-    deepest_ = *std::max_element(counts.begin(), counts.end());
+    // Stages of one worker share no parameter (plan.cc); buffers may be there twice.
+    const auto by_index = [](const Place& a, const Place& b) { return a.of_plan < b.of_plan; };
+    std::stable_sort(parameter_at_.begin(), parameter_at_.end(), by_index);
+    std::stable_sort(buffer_at_.begin(), buffer_at_.end(), by_index);
+    for (const Place& place : parameter_at_) parameters_.push_back(place.of_plan);
+    for (const Place& place : buffer_at_) buffers_.push_back(place.of_plan);
+    const auto groups = stage_groups(replica());
+    taken_before_.resize(pipeline_.stages());
+    for (const auto& stages : groups) {
+      const std::vector<Pass> order = passes_of(replica(), stages, static_cast<int>(groups.size()));
+      if (stages[0] == seats[0].stage) order_ = order;
+      // Micro-batches, of which backward passes come before the next forward pass.
+      std::vector<std::vector<int>> waiting(pipeline_.stages());
+      for (int s : stages)
+        taken_before_[s].resize(replica().micro_batches, replica().micro_batches);
+      for (const Pass& pass : order) {
+        if (pass.backward) {
+          waiting[pass.stage].push_back(pass.micro_batch);
+          continue;
+        }
+        for (int m : waiting[pass.stage]) taken_before_[pass.stage][m] = pass.micro_batch;
+        waiting[pass.stage].clear();
+      }
+    }
   }
 
   const std::vector<int>& parameters() const override { return parameters_; }
   const std::vector<int>& buffers() const override { return buffers_; }
   at::Tensor parameter_piece(size_t i, const at::Tensor& whole) const override {
-    return piece(graph().parameters[i].value, whole);
+    return piece(parameter_at_[i], parameter_value(i), whole);
   }
   at::Tensor buffer_piece(size_t i, const at::Tensor& whole) const override {
-    return piece(graph().buffers[i].value, whole);
+    return piece(buffer_at_[i], buffer_value(i), whole);
   }
   void set_parameter(size_t i, at::Tensor local) override {
-    executor_->set(graph().parameters[i].value, std::move(local));
+    parameter_at_[i].local->executor->set(parameter_value(i), std::move(local));
   }
   void set_buffer(size_t i, at::Tensor local) override {
-    executor_->set(graph().buffers[i].value, std::move(local));
+    buffer_at_[i].local->executor->set(buffer_value(i), std::move(local));
   }
-  at::Tensor buffer(size_t i) const override { return executor_->get(graph().buffers[i].value); }
+  at::Tensor buffer(size_t i) const override {
+    return buffer_at_[i].local->executor->get(buffer_value(i));
+  }
 
   Placement input_placement(size_t) const override { return Placement::replicated(); }
   at::Tensor input_piece(size_t, const at::Tensor& whole) const override { return whole; }
 
-  Part parameter_part(size_t i) const override { return part(graph().parameters[i].value); }
-  Part buffer_part(size_t i) const override { return part(graph().buffers[i].value); }
+  Part parameter_part(size_t i) const override {
+    return part(parameter_at_[i], parameter_value(i));
+  }
+  Part buffer_part(size_t i) const override { return part(buffer_at_[i], buffer_value(i)); }
 
   Result step(int64_t number, const std::vector<at::Tensor>& inputs) override {
     at::NoGradGuard no_grad;
@@ -102,11 +135,17 @@ class PipelineWorker final : public Worker {
     for (size_t i = 0; i < inputs.size(); ++i) batch[plan_.graph->inputs[i].name] = inputs[i];
     Result result;
     at::Tensor loss = at::zeros({1}, at::TensorOptions(device_).dtype(at::kDouble));
-    if (working_) {
+    if (working()) {
       run_passes(number, batch, loss);
-      result.gradients = executor_->reduce(number);
-      reduce_over_replicas(result.gradients);
-      reduce_tied(result.gradients);
+      // [stage of this worker][parameter of its graph]
+      std::vector<std::vector<at::Tensor>> gradients;
+      for (auto& local : locals_) gradients.push_back(local->executor->reduce(number));
+      for (size_t l = 0; l < locals_.size(); ++l) reduce_over_replicas(*locals_[l], gradients[l]);
+      reduce_tied(gradients);
+      for (const Place& place : parameter_at_)
+        for (size_t l = 0; l < locals_.size(); ++l)
+          if (place.local == locals_[l].get())
+            result.gradients.push_back(gradients[l][place.index]);
       const double part = 1.0 / pipeline_.micro_batches();
       for (at::Tensor& gradient : result.gradients)
         if (gradient.defined()) gradient = gradient * part;
@@ -118,8 +157,9 @@ class PipelineWorker final : public Worker {
 
   bool counts(size_t i) const override {
     const Owner& owner = owners_[parameters_[i]];
-    return seat_.replica == 0 && seat_.stage == owner.stage &&
-           (seat_.rank == 0 || executor_->stored(graph().parameters[i].value).is_shard());
+    const Local& local = *parameter_at_[i].local;
+    return replica_ == 0 && local.stage == owner.stage &&
+           (rank_ == 0 || local.executor->stored(parameter_value(i)).is_shard());
   }
 
   at::Tensor whole_parameter(int parameter, const at::Tensor& local, bool everywhere) override {
@@ -140,10 +180,10 @@ class PipelineWorker final : public Worker {
 
   // One value on its way between two stages of this replica, as this worker sees it.
   struct Route {
-    Route(PipelineWorker& w, const Transfer& t, int k)
+    Route(PipelineWorker& w, const Transfer& t, int k, bool out)
         : transfer(t),
-          sends(t.from == w.seat_.stage),
-          peers(w.stage(w.seat_.replica, sends ? t.to : t.from).devices),
+          sends(out),
+          peers(w.stage(w.replica_, sends ? t.to : t.from).devices),
           resharding(w.sent_layout(t), w.taken_layout(t)),
           tag(kFirstTransferTag + k * w.replica().micro_batches) {}
     Transfer transfer;
@@ -151,6 +191,21 @@ class PipelineWorker final : public Worker {
     std::vector<int> peers;  // devices of the other stage
     Resharding resharding;
     int tag;  // of micro-batch 0
+  };
+  // A stage of this worker.
+  struct Local {
+    explicit Local(int s) : stage(s) {}
+    int stage = 0;
+    std::optional<Executor> executor;
+    std::vector<Input> inputs;  // of the model, not of other stages
+    std::vector<Route> routes;
+    JointGradients joint;
+  };
+  // Where a parameter or buffer of the plan is.
+  struct Place {
+    int of_plan = 0;
+    Local* local = nullptr;
+    size_t index = 0;  // in the stage's graph
   };
   // A value that is coming in.
   struct Incoming {
@@ -166,29 +221,33 @@ class PipelineWorker final : public Worker {
     if (device_.is_cuda()) return {};
     return programs_for(plan_.reductions, devices, plan_.cluster.size());
   }
-  const ReplicaPlan& replica() const { return pipeline_.replicas[seat_.replica]; }
-  const Theory& theory() const { return pipeline_.theory(seat_.stage); }
-  const Graph& graph() const { return pipeline_.graph(seat_.stage); }
+  bool working() const { return !locals_.empty(); }
+  const ReplicaPlan& replica() const { return pipeline_.replicas[replica_]; }
+  const Graph& graph(const Local& local) const { return pipeline_.graph(local.stage); }
+  ValueId parameter_value(size_t i) const {
+    return graph(*parameter_at_[i].local).parameters[parameter_at_[i].index].value;
+  }
+  ValueId buffer_value(size_t i) const {
+    return graph(*buffer_at_[i].local).buffers[buffer_at_[i].index].value;
+  }
   at::TensorOptions options_of(const TensorSpec& spec) const {
     return at::TensorOptions(device_).dtype(to_torch(spec.dtype));
   }
-  at::Tensor piece(ValueId value, const at::Tensor& whole) const {
-    return executor_->piece(value, executor_->stored(value), whole);
+  static at::Tensor piece(const Place& place, ValueId value, const at::Tensor& whole) {
+    const Executor& executor = *place.local->executor;
+    return executor.piece(value, executor.stored(value), whole);
   }
-  Part part(ValueId source) const {
-    const int group = seat_.replica * pipeline_.stages() + seat_.stage;
-    return part_of(stored_layout(seat_.replica, seat_.stage, source), seat_.rank, group);
+  Part part(const Place& place, ValueId source) const {
+    const int s = place.local->stage, group = replica_ * pipeline_.stages() + s;
+    return part_of(stored_layout(replica_, s, source), rank_, group);
   }
 
   Layout sent_layout(const Transfer& t) const {
     const Theory& from = pipeline_.theory(t.from);
-    return layout_of(from, t.made,
-                     output_placement(from, stage(seat_.replica, t.from).program, t.made),
-                     shares_.at(seat_.replica)[t.from]);
+    return layout_of(from, t.made, output_placement(from, stage(replica_, t.from).program, t.made),
+                     shares_.at(replica_)[t.from]);
   }
-  Layout taken_layout(const Transfer& t) const {
-    return stored_layout(seat_.replica, t.to, t.taken);
-  }
+  Layout taken_layout(const Transfer& t) const { return stored_layout(replica_, t.to, t.taken); }
   Layout stored_layout(int r, int s, ValueId source) const {
     const Theory& theory = pipeline_.theory(s);
     return layout_of(theory, source, stored_placements(theory, stage(r, s).program)[source.index],
@@ -208,6 +267,12 @@ class PipelineWorker final : public Worker {
     }
   }
 
+  Local& of(int s) {
+    for (auto& local : locals_)
+      if (local->stage == s) return *local;
+    MOTLEY_CHECK(false, "stage {} is not of this worker", s);
+  }
+
   // What the waiting takes is not computation.
   void wait(std::vector<std::unique_ptr<Message>>& messages) {
     if (messages.empty()) return;
@@ -218,23 +283,25 @@ class PipelineWorker final : public Worker {
 
   // ---- passes
 
-  std::vector<Incoming> post(int m, bool backward) {
+  std::vector<Incoming> post(const Pass& pass) {
     std::vector<Incoming> list;
-    for (const Route& route : routes_) {
-      if (route.sends || route.transfer.backward != backward) continue;
+    const Local& local = of(pass.stage);
+    const Executor& executor = *local.executor;
+    for (const Route& route : local.routes) {
+      if (route.sends || route.transfer.backward != pass.backward) continue;
       Incoming in;
       in.route = &route;
-      const TensorSpec& spec = graph().spec(route.transfer.taken);
+      const TensorSpec& spec = graph(local).spec(route.transfer.taken);
       int64_t n = 1;
-      const Placement stored = executor_->stored(route.transfer.taken);
-      for (int64_t d : executor_->local_shape(route.transfer.taken, stored)) n *= d;
+      const Placement stored = executor.stored(route.transfer.taken);
+      for (int64_t d : executor.local_shape(route.transfer.taken, stored)) n *= d;
       in.flat = at::empty({n}, options_of(spec));
       for (size_t p = 0; p < route.peers.size(); ++p) {
-        const int64_t count = route.resharding.count(static_cast<int>(p), seat_.rank);
-        if (count == 0) continue;
+        const int64_t count = route.resharding.count(static_cast<int>(p), rank_);
+        if (count == 0 || route.peers[p] == group_.rank()) continue;
         // A message that is the whole piece goes where it belongs.
         at::Tensor part = count == n ? in.flat : at::empty({count}, options_of(spec));
-        in.messages.push_back(group_.receive(part, route.peers[p], route.tag + m));
+        in.messages.push_back(group_.receive(part, route.peers[p], route.tag + pass.micro_batch));
         in.parts.push_back({static_cast<int>(p), part});
       }
       list.push_back(std::move(in));
@@ -243,32 +310,52 @@ class PipelineWorker final : public Worker {
   }
 
   // Waits for what is coming in and makes it the executor's; returns it.
-  std::vector<std::pair<ValueId, at::Tensor>> take_in(std::vector<Incoming>& list) {
+  std::vector<std::pair<ValueId, at::Tensor>> take_in(const Pass& pass,
+                                                      std::vector<Incoming>& list) {
+    const Executor& executor = *of(pass.stage).executor;
     std::vector<std::pair<ValueId, at::Tensor>> taken;
     for (Incoming& in : list) {
       wait(in.messages);
+      // What another stage of this worker left here.
+      if (auto own = kept_.find(in.route->tag + pass.micro_batch); own != kept_.end()) {
+        in.route->resharding.insert(rank_, rank_, own->second, in.flat);
+        kept_.erase(own);
+      }
       for (auto& [p, part] : in.parts)
-        if (part.numel() != in.flat.numel())
-          in.route->resharding.insert(p, seat_.rank, part, in.flat);
+        if (part.numel() != in.flat.numel()) in.route->resharding.insert(p, rank_, part, in.flat);
       const ValueId v = in.route->transfer.taken;
-      taken.push_back({v, in.flat.view(executor_->local_shape(v, executor_->stored(v)))});
+      taken.push_back({v, in.flat.view(executor.local_shape(v, executor.stored(v)))});
     }
     list.clear();
     return taken;
   }
 
-  void send_out(Executor::Flight* flight, int m, bool backward,
-                std::vector<std::unique_ptr<Message>>* messages) {
+  // Messages that others take in a pass of theirs.
+  struct Outgoing {
+    int from = 0, to = 0;  // stages
+    int micro_batch = 0;
+    bool backward = false;  // made in a backward pass
+    std::vector<std::unique_ptr<Message>> messages;
+  };
+
+  void send_out(Executor::Flight* flight, const Pass& pass) {
+    Local& local = of(pass.stage);
     std::map<ValueId, at::Tensor> values;
-    for (const Route& route : routes_) {
-      if (!route.sends || made_backward(route.transfer) != backward) continue;
+    for (const Route& route : local.routes) {
+      if (!route.sends || made_backward(route.transfer) != pass.backward) continue;
       const ValueId v = route.transfer.made;
-      if (!values.count(v)) values[v] = executor_->take(flight, v);
-      for (size_t p = 0; p < route.peers.size(); ++p)
-        if (route.resharding.count(seat_.rank, static_cast<int>(p)) > 0)
-          messages->push_back(
-              group_.send(route.resharding.extract(seat_.rank, static_cast<int>(p), values[v]),
-                          route.peers[p], route.tag + m));
+      if (!values.count(v)) values[v] = local.executor->take(flight, v);
+      Outgoing out{pass.stage, route.transfer.to, pass.micro_batch, pass.backward, {}};
+      for (size_t p = 0; p < route.peers.size(); ++p) {
+        if (route.resharding.count(rank_, static_cast<int>(p)) == 0) continue;
+        const int tag = route.tag + pass.micro_batch;
+        at::Tensor part = route.resharding.extract(rank_, static_cast<int>(p), values[v]);
+        if (route.peers[p] == group_.rank())
+          kept_[tag] = std::move(part);
+        else
+          out.messages.push_back(group_.send(part, route.peers[p], tag));
+      }
+      if (!out.messages.empty()) going_.push_back(std::move(out));
     }
   }
   // The pass that makes a value; it may be sent to the other's backward pass all the same.
@@ -277,109 +364,118 @@ class PipelineWorker final : public Worker {
     return from.node(from.value(t.made).producer).phase == Phase::backward;
   }
 
-  void set_inputs(const TensorMap& batch, int m) {
-    for (const Input& input : inputs_) {
+  // Waits for what has arrived when a pass is taken. Of what a stage sends forward, its backward
+  // pass tells; of what it sends back, a forward pass that came through the other stage after that
+  // one's backward pass.
+  void arrived(const Pass& pass) {
+    for (auto out = going_.begin(); out != going_.end();) {
+      const bool known =
+          out->from == pass.stage &&
+          (pass.backward ? !out->backward && out->micro_batch <= pass.micro_batch
+                         : out->backward && out->to < out->from &&
+                               taken_before_[out->to][out->micro_batch] <= pass.micro_batch);
+      if (known) wait(out->messages);
+      out = known ? going_.erase(out) : std::next(out);
+    }
+  }
+
+  void set_inputs(const TensorMap& batch, Local& local, int m) {
+    for (const Input& input : local.inputs) {
       const at::Tensor& all = batch.at(input.name);
-      const int64_t rows = graph().spec(input.value).shape.at(0);
-      executor_->set(input.value,
-                     piece(input.value, all.narrow(0, (first_ + m) * rows, rows)).to(device_));
+      const int64_t rows = graph(local).spec(input.value).shape.at(0);
+      const at::Tensor part = all.narrow(0, (first_ + m) * rows, rows);
+      Executor& executor = *local.executor;
+      executor.set(input.value,
+                   executor.piece(input.value, executor.stored(input.value), part).to(device_));
     }
   }
 
   void run_passes(int64_t number, const TensorMap& batch, at::Tensor& loss) {
-    const int count = replica().micro_batches;
-    const bool again = stage(seat_.replica, seat_.stage).recompute;
-    std::map<int, Executor::Flight> flights;
-    std::map<int, std::vector<std::pair<ValueId, at::Tensor>>> kept;  // for recomputation
-    std::map<int, std::vector<Incoming>> coming[2];
-    std::map<int, std::vector<std::unique_ptr<Message>>> going[2];
-    int posted[2] = {0, 0};
-    auto post_until = [&](bool backward, int m) {
-      for (int& next = posted[backward]; next <= std::min(m, count - 1); ++next)
-        coming[backward][next] = post(next, backward);
-    };
-    auto arrived = [&](bool backward, int m) {
-      for (auto& list = going[backward]; !list.empty() && list.begin()->first <= m;
-           list.erase(list.begin()))
-        wait(list.begin()->second);
-    };
-    int next[2] = {0, 0};
-    for (const pipeline::Task& task : order_) {
-      const int m = task.micro_batch;
-      post_until(false, next[0] + kAhead - 1);
-      post_until(true, next[1] + kAhead - 1);
-      next[task.backward] = m + 1;
-      auto received = take_in(coming[task.backward][m]);
-      coming[task.backward].erase(m);
-      if (!task.backward) {
-        set_inputs(batch, m);
-        for (auto& [v, tensor] : received) executor_->set(v, tensor);
-        Executor::Flight flight = executor_->forward(number, first_ + m);
-        for (auto& [v, tensor] : received) executor_->unset(v);
-        send_out(&flight, m, false, &going[0][m]);
+    using Key = std::pair<int, int>;  // stage, micro-batch
+    std::map<Key, Executor::Flight> flights;
+    std::map<Key, std::vector<std::pair<ValueId, at::Tensor>>> kept;  // for recomputation
+    std::vector<Pass> ways[2];
+    for (const Pass& pass : order_) ways[pass.backward].push_back(pass);
+    std::deque<std::vector<Incoming>> coming[2];
+    size_t next[2] = {0, 0};
+    for (const Pass& pass : order_) {
+      const int m = pass.micro_batch;
+      const Key key = {pass.stage, m};
+      Local& local = of(pass.stage);
+      Executor& executor = *local.executor;
+      const bool again = stage(replica_, pass.stage).recompute;
+      for (int way : {0, 1})
+        while (coming[way].size() < kAhead && next[way] + coming[way].size() < ways[way].size())
+          coming[way].push_back(post(ways[way][next[way] + coming[way].size()]));
+      auto received = take_in(pass, coming[pass.backward].front());
+      coming[pass.backward].pop_front();
+      ++next[pass.backward];
+      if (!pass.backward) {
+        set_inputs(batch, local, m);
+        for (auto& [v, tensor] : received) executor.set(v, tensor);
+        Executor::Flight flight = executor.forward(number, first_ + m);
+        for (auto& [v, tensor] : received) executor.unset(v);
+        send_out(&flight, pass);
         if (again)
-          kept[m] = std::move(received);
+          kept[key] = std::move(received);
         else
-          flights[m] = std::move(flight);
-        most_in_flight_ =
-            std::max(most_in_flight_, static_cast<int>(again ? kept.size() : flights.size()));
-        // Forward passes this far behind have had their backward pass on every earlier stage.
-        arrived(true, m - deepest_);
+          flights[key] = std::move(flight);
+        most_in_flight_ = std::max(most_in_flight_, static_cast<int>(kept.size() + flights.size()));
       } else {
         if (again) {
-          set_inputs(batch, m);
-          for (auto& [v, tensor] : kept[m]) executor_->set(v, tensor);
-          flights[m] = executor_->forward(number, first_ + m, /*again=*/true);
-          for (auto& [v, tensor] : kept[m]) executor_->unset(v);
-          kept.erase(m);
+          set_inputs(batch, local, m);
+          for (auto& [v, tensor] : kept[key]) executor.set(v, tensor);
+          flights[key] = executor.forward(number, first_ + m, /*again=*/true);
+          for (auto& [v, tensor] : kept[key]) executor.unset(v);
+          kept.erase(key);
         }
-        for (auto& [v, tensor] : received) executor_->set(v, tensor);
-        Executor::Flight& flight = flights[m];
-        executor_->backward(&flight, number, first_ + m);
-        for (auto& [v, tensor] : received) executor_->unset(v);
-        if (graph().loss.valid()) {
-          const Executor::Loss part = executor_->loss(flight);
-          if (part.partial || seat_.rank == 0) loss += part.value.to(at::kDouble);
+        for (auto& [v, tensor] : received) executor.set(v, tensor);
+        Executor::Flight& flight = flights[key];
+        executor.backward(&flight, number, first_ + m);
+        for (auto& [v, tensor] : received) executor.unset(v);
+        if (graph(local).loss.valid()) {
+          const Executor::Loss part = executor.loss(flight);
+          if (part.partial || rank_ == 0) loss += part.value.to(at::kDouble);
         }
-        send_out(&flight, m, true, &going[1][m]);
-        flights.erase(m);
-        arrived(false, m);
+        send_out(&flight, pass);
+        flights.erase(key);
       }
+      arrived(pass);
     }
-    arrived(false, count);
-    arrived(true, count);
+    for (Outgoing& out : going_) wait(out.messages);
+    going_.clear();
   }
 
   // ---- gradients
 
-  void reduce_over_replicas(std::vector<at::Tensor>& gradients) {
+  void reduce_over_replicas(const Local& local, std::vector<at::Tensor>& gradients) {
     const int replicas = static_cast<int>(pipeline_.replicas.size());
     if (replicas == 1) return;
     std::vector<size_t> alike, joint;
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) continue;
-      if (joint_.gradient[i]) {
+      if (local.joint.gradient[i]) {
         joint.push_back(i);
         continue;
       }
       std::vector<Layout> layouts;
       for (int r = 0; r < replicas; ++r)
-        layouts.push_back(stored_layout(r, seat_.stage, graph().parameters[i].value));
+        layouts.push_back(stored_layout(r, local.stage, graph(local).parameters[i].value));
       if (std::all_of(layouts.begin(), layouts.end(),
                       [&](const Layout& l) { return l == layouts[0]; })) {
         alike.push_back(i);
         continue;
       }
       std::vector<const std::vector<int>*> devices;
-      for (int r = 0; r < replicas; ++r) devices.push_back(&stage(r, seat_.stage).devices);
-      gradients[i] = exchange(devices, layouts, std::vector<bool>(replicas, true), seat_.replica,
-                              gradient_type(i), graph().parameters[i].value, gradients[i]);
+      for (int r = 0; r < replicas; ++r) devices.push_back(&stage(r, local.stage).devices);
+      gradients[i] = exchange(local, i, devices, layouts, std::vector<bool>(replicas, true),
+                              replica_, gradients[i]);
     }
     if (!joint.empty())
-      reduce_over(devices_of(pipeline_, seat_.stage), kJointTag, joint, gradients);
+      reduce_over(devices_of(pipeline_, local.stage), kJointTag, joint, gradients);
     if (alike.empty()) return;
     std::vector<int> ranks;
-    for (int r = 0; r < replicas; ++r) ranks.push_back(stage(r, seat_.stage).devices[seat_.rank]);
+    for (int r = 0; r < replicas; ++r) ranks.push_back(stage(r, local.stage).devices[rank_]);
     reduce_over(ranks, kReplicaTag, alike, gradients);
   }
 
@@ -410,11 +506,18 @@ class PipelineWorker final : public Worker {
     }
   }
 
-  void reduce_tied(std::vector<at::Tensor>& gradients) {
+  void reduce_tied(std::vector<std::vector<at::Tensor>>& gradients) {
     for (const Tied& tied : pipeline_.parts().tied) {
-      auto mine = std::find(tied.stages.begin(), tied.stages.end(), seat_.stage);
+      // At most one stage of this worker is among them.
+      size_t l = 0;
+      auto mine = tied.stages.end();
+      for (; l < locals_.size(); ++l) {
+        mine = std::find(tied.stages.begin(), tied.stages.end(), locals_[l]->stage);
+        if (mine != tied.stages.end()) break;
+      }
       if (mine == tied.stages.end() || !plan_.graph->parameters[tied.parameter].gradient.valid())
         continue;
+      const Local& local = *locals_[l];
       std::vector<const std::vector<int>*> devices;
       std::vector<Layout> layouts;
       std::vector<bool> has;
@@ -423,27 +526,31 @@ class PipelineWorker final : public Worker {
         const auto& held = pipeline_.parts().parameter_of[s];
         const size_t i = std::find(held.begin(), held.end(), tied.parameter) - held.begin();
         const Parameter& parameter = pipeline_.graph(s).parameters[i];
-        devices.push_back(&stage(seat_.replica, s).devices);
-        layouts.push_back(stored_layout(seat_.replica, s, parameter.value));
+        devices.push_back(&stage(replica_, s).devices);
+        layouts.push_back(stored_layout(replica_, s, parameter.value));
         has.push_back(parameter.gradient.valid());
-        if (s == seat_.stage) own = i;
+        if (s == local.stage) own = i;
       }
-      gradients[own] = exchange(devices, layouts, has, static_cast<int>(mine - tied.stages.begin()),
-                                gradient_type(own), graph().parameters[own].value, gradients[own]);
+      gradients[l][own] = exchange(local, own, devices, layouts, has,
+                                   static_cast<int>(mine - tied.stages.begin()), gradients[l][own]);
     }
   }
 
-  // The type in which the gradient of this stage's i-th parameter is summed over groups.
-  at::TensorOptions gradient_type(size_t i) const {
-    const int of_plan = pipeline_.parts().parameter_of[seat_.stage][i];
+  // The type in which the gradient of a stage's i-th parameter is summed over groups.
+  at::TensorOptions gradient_type(const Local& local, size_t i) const {
+    const int of_plan = pipeline_.parts().parameter_of[local.stage][i];
     return options_of(plan_.graph->spec(plan_.graph->parameters[of_plan].gradient));
   }
 
-  // The sum of what several groups hold of a parameter's gradient, in the pieces of `mine`; terms
-  // in the order of the groups. Groups that have no term take part as receivers.
-  at::Tensor exchange(const std::vector<const std::vector<int>*>& devices,
+  // The sum of what several groups hold of the gradient of the i-th parameter of stage `home`, in
+  // the pieces of `mine`; terms in the order of the groups. Groups that have no term take part as
+  // receivers.
+  at::Tensor exchange(const Local& home, size_t i,
+                      const std::vector<const std::vector<int>*>& devices,
                       const std::vector<Layout>& layouts, const std::vector<bool>& has, int mine,
-                      const at::TensorOptions& type, ValueId parameter, at::Tensor local) {
+                      at::Tensor local) {
+    const at::TensorOptions type = gradient_type(home, i);
+    const ValueId parameter = graph(home).parameters[i].value;
     const int groups = static_cast<int>(devices.size());
     std::vector<std::unique_ptr<Message>> messages;
     struct Part {
@@ -457,7 +564,7 @@ class PipelineWorker final : public Worker {
       if (has[g]) {
         const Resharding in(layouts[g], layouts[mine]);
         for (int s = 0; s < layouts[g].ranks; ++s)
-          if (const int64_t n = in.count(s, seat_.rank); n > 0) {
+          if (const int64_t n = in.count(s, rank_); n > 0) {
             at::Tensor part = at::empty({n}, type);
             messages.push_back(group_.receive(part, (*devices[g])[s], kExchangeTag));
             parts.push_back({g, s, part});
@@ -466,9 +573,9 @@ class PipelineWorker final : public Worker {
       if (has[mine]) {
         const Resharding out(layouts[mine], layouts[g]);
         for (int r = 0; r < layouts[g].ranks; ++r)
-          if (out.count(seat_.rank, r) > 0)
+          if (out.count(rank_, r) > 0)
             messages.push_back(
-                group_.send(out.extract(seat_.rank, r, local), (*devices[g])[r], kExchangeTag));
+                group_.send(out.extract(rank_, r, local), (*devices[g])[r], kExchangeTag));
       }
     }
     wait(messages);
@@ -480,21 +587,23 @@ class PipelineWorker final : public Worker {
         term = local.reshape({-1});
       } else {
         const Resharding in(layouts[g], layouts[mine]);
-        term = at::empty({layouts[mine].numel(seat_.rank)}, type);
+        term = at::empty({layouts[mine].numel(rank_)}, type);
         for (const Part& part : parts)
-          if (part.group == g) in.insert(part.sender, seat_.rank, part.tensor, term);
+          if (part.group == g) in.insert(part.sender, rank_, part.tensor, term);
       }
       total = total.defined() ? total + term : term.clone();
     }
-    return total.reshape(executor_->local_shape(parameter, executor_->stored(parameter)));
+    const Executor& executor = *home.executor;
+    return total.reshape(executor.local_shape(parameter, executor.stored(parameter)));
   }
 
   at::Tensor whole(const Owner& owner, const at::Tensor& local, bool everywhere) {
     if (owner.stage < 0) return {};
     const std::vector<int>& devices = stage(0, owner.stage).devices;
-    const bool holds = working_ && seat_.replica == 0 && seat_.stage == owner.stage;
     at::Tensor tensor;
-    if (holds) tensor = executor_->gather(owner.value, executor_->stored(owner.value), local);
+    for (const auto& l : locals_)
+      if (replica_ == 0 && l->stage == owner.stage)
+        tensor = l->executor->gather(owner.value, l->executor->stored(owner.value), local);
     std::vector<std::unique_ptr<Message>> messages;
     for (int r = 0; r < (everywhere ? group_.size() : 1); ++r) {
       if (std::binary_search(devices.begin(), devices.end(), r)) continue;
@@ -517,17 +626,18 @@ class PipelineWorker final : public Worker {
   std::map<int, std::vector<Shares>> shares_;         // [replica][stage]
   std::vector<Owner> owners_, buffer_owners_;         // [parameter], [buffer] of the plan's graph
   std::function<void(bool compute)> before_, after_;  // as in ExecutorOptions
-  bool working_ = false;
-  Seat seat_;
-  int64_t first_ = 0;  // micro-batches of earlier replicas
-  JointGradients joint_;
+  int replica_ = 0, rank_ = 0;                        // rank: among the devices of its stages
+  int64_t first_ = 0;                                 // micro-batches of earlier replicas
   std::unique_ptr<Communicator> stage_messages_, stage_group_;
-  std::optional<Executor> executor_;
+  std::vector<std::unique_ptr<Local>> locals_;  // by stage
   std::vector<int> parameters_, buffers_;
-  std::vector<Input> inputs_;  // of the model, not of other stages
-  std::vector<Route> routes_;
-  std::vector<pipeline::Task> order_;
-  int deepest_ = 1, most_in_flight_ = 0;
+  std::vector<Place> parameter_at_, buffer_at_;
+  std::vector<Pass> order_;
+  // [stage][micro-batch] the first forward pass that the stage takes after a backward pass.
+  std::vector<std::vector<int>> taken_before_;
+  std::list<Outgoing> going_;
+  std::map<int, at::Tensor> kept_;  // by tag: from one stage of this worker to another
+  int most_in_flight_ = 0;
 };
 
 }  // namespace

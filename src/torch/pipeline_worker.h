@@ -1,6 +1,7 @@
-// One worker of a pipeline plan (plan/pipeline.h): a rank of a stage of a replica, or none.
+// One worker of a pipeline plan (plan/pipeline.h): a rank of a stage of a replica, of several
+// stages that share their devices, or none.
 //
-// The worker takes its stage's passes in the strict order of the warm-up counts. Messages travel
+// The worker takes its stages' passes in the order of the plan. Messages travel
 // while it computes: receives are posted kAhead passes before they are needed and waited for when
 // they are, sends are posted as soon as their tensor is there and waited for when the other side's
 // progress shows that they have arrived. Between stages each rank sends each other rank the part of
