@@ -416,8 +416,11 @@ class Distributed:
                 file = {"model": self.state_dict(), "steps": self._steps}
                 if self.optimizer is not None:
                     file["optimizer"] = self.optimizer_state_dict()
-                torch.save(file, f"{path}.part")
-                os.replace(f"{path}.part", path)
+                target = os.path.realpath(path)
+                beside = target if os.path.exists(target) and not os.path.isfile(target) else f"{target}.part"
+                torch.save(file, beside)  # into a device or a pipe as it is; never replaces one
+                if beside != target:
+                    os.replace(beside, target)
             except (OSError, RuntimeError) as error:
                 problem = f"[distribute] {path} cannot be written: {str(error).splitlines()[0]}; give a file in a folder that exists"
         problem = _send_text(self._group, problem)

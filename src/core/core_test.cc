@@ -1,5 +1,7 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -60,6 +62,28 @@ TEST(File, WritesWholeFilesOnly) {
   EXPECT_THAT(message_of([&] { read_file(path); }), HasSubstr("No such file"));
   EXPECT_THAT(message_of([] { write_file("/nonexistent/x", ""); }), HasSubstr("cannot write"));
   EXPECT_THAT(message_of([] { read_file("/tmp"); }), HasSubstr("not a regular file"));
+  EXPECT_THAT(message_of([] { write_file("/tmp", ""); }), HasSubstr("is a folder"));
+}
+
+TEST(File, ReplacesRegularFilesOnly) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / fmt::format("motley_links_{}", getpid());
+  fs::create_directory(folder);
+  fs::create_symlink("target", folder / "link");
+  write_file(folder / "link", "first");
+  write_file(folder / "link", "second");
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_EQ(read_file(folder / "target"), "second");
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  write_file(pipe, "through");
+  char text[8] = {};
+  EXPECT_EQ(read(reader, text, 7), 7);
+  EXPECT_STREQ(text, "through");
+  close(reader);
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  fs::remove_all(folder);
 }
 
 TEST(Json, BoundsDepthAndNamesPlace) {

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 namespace motley {
 
@@ -25,20 +27,39 @@ std::string read_file(const std::string& path, size_t max_bytes) {
   return content;
 }
 
+namespace {
+
+bool write_all(const std::string& path, const std::string& content) {
+  std::FILE* f = std::fopen(path.c_str(), "wb");
+  if (!f) return false;
+  const bool written = std::fwrite(content.data(), 1, content.size(), f) == content.size();
+  return std::fclose(f) == 0 && written;
+}
+
+}  // namespace
+
 void write_file(const std::string& path, const std::string& content) {
-  std::string temporary = fmt::format("{}.tmp{}", path, getpid());
-  std::FILE* f = std::fopen(temporary.c_str(), "wb");
-  if (!f)
-    throw user_error("file", "{}: cannot write: {}; name a folder that exists and is writable",
-                     path, std::strerror(errno));
-  bool ok = std::fwrite(content.data(), 1, content.size(), f) == content.size();
-  ok = (std::fclose(f) == 0) && ok;
-  ok = ok && std::rename(temporary.c_str(), path.c_str()) == 0;
-  if (!ok) {
-    std::string why = std::strerror(errno);
-    std::remove(temporary.c_str());
-    throw user_error("file", "{}: cannot write: {}", path, why);
+  struct stat info {};
+  const bool exists = stat(path.c_str(), &info) == 0;
+  if (exists && S_ISDIR(info.st_mode))
+    throw user_error("file", "{}: cannot write: is a folder; name a file in it", path);
+  std::error_code none;
+  const bool link = std::filesystem::is_symlink(path, none);
+  bool written;
+  std::string temporary;
+  if (exists ? !S_ISREG(info.st_mode) : link) {
+    written = write_all(path, content);
+  } else {
+    const std::string target = link ? std::filesystem::canonical(path, none).string() : path;
+    temporary = fmt::format("{}.tmp{}", target, getpid());
+    written = write_all(temporary, content) && std::rename(temporary.c_str(), target.c_str()) == 0;
   }
+  if (written) return;
+  const std::string why = std::strerror(errno);
+  if (!temporary.empty()) std::remove(temporary.c_str());
+  throw user_error("file",
+                   "{}: cannot write: {}; name a file in a folder that exists and is writable",
+                   path, why);
 }
 
 Json parse_json(const std::string& text, const std::string& name, int max_depth) {

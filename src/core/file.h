@@ -15,8 +15,9 @@ using Json = nlohmann::ordered_json;
 // `max_bytes`.
 std::string read_file(const std::string& path, size_t max_bytes = size_t{1} << 30);
 
-// Writes to a temporary file beside `path`, then renames it over. Throws UserError where the folder
-// cannot be written.
+// Writes to a temporary file beside `path`, then renames it over; symbolic links are followed, and
+// what is not a regular file (a device, a pipe) is written to as it is, never replaced. Throws
+// UserError where `path` cannot be written.
 void write_file(const std::string& path, const std::string& content);
 
 // Parses JSON nested at most `max_depth` deep. Throws UserError with `name` and the byte where it

@@ -493,10 +493,12 @@ class Imports(unittest.TestCase):
             for name in os.listdir(package):
                 if name.endswith(".py"):
                     os.symlink(os.path.join(package, name), f"{folder}/motley/{name}")
-            build = ["c++", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o"]
+            source = f"{folder}/empty.cc"
+            open(source, "w").close()
+            build = ["c++", "-shared", "-fPIC", source, "-o"]
             subprocess.run([*build, f"{folder}/libtorch_gone.so"], check=True)
             extension = f"{folder}/motley/{os.path.basename(motley._motley.__file__)}"
-            subprocess.run([*build, extension, "-x", "none", "-Wl,--no-as-needed", f"-L{folder}", "-ltorch_gone"], check=True)
+            subprocess.run([*build, extension, "-Wl,--no-as-needed", f"-L{folder}", "-ltorch_gone"], check=True)
             os.remove(f"{folder}/libtorch_gone.so")
             text = self.failure(f"import sys; sys.path.insert(0, {folder!r})")
         self.assertIn("libtorch_gone.so: cannot open shared object file", text)
