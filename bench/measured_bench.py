@@ -6,9 +6,10 @@ DistributedDataParallel train the same models on the same workers behind the sam
     ./dev bench measured --smoke      one cluster, judged on ranking and equality of losses only
 
 Every cluster is calibrated first (motley calibrate --emulate) and planned with that profile. A row of the CSV is one run:
-the median over its steps after the first two, in which memory is touched for the first time. Runs of all plans of a model alternate; while other processes take more than 0.3 core a run is
-repeated, twice at most, and the quietest counts. Written to bench/results/DATE/: measured.csv, measured.svg (scatter),
-measured.txt (this output).
+the median over its steps after the first three to fifteen (about five seconds), in which memory is touched for the first time
+and the emulation learns how long undisturbed work takes (docs/emulation.md). Runs of all plans of a model alternate; while
+other processes take more than 0.3 core a run is repeated, twice at most, and the quietest counts. Written to
+bench/results/DATE/: measured.csv, measured.svg (scatter), measured.txt (this output).
 """
 import argparse
 import csv
@@ -26,7 +27,6 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-WARM = 2  # steps before those that count
 BUSY = 0.3  # cores of other processes above which a run is repeated
 
 CLUSTERS = {
@@ -71,6 +71,11 @@ def cluster_yaml(name):
     lines += [f"  - {{name: core-{s}, like: cpu-core, flops: {60 * s:g} GFLOPS, memory: 3 GiB, memory_bandwidth: "
               f"{8 * s:g} GB/s, overhead: {4 / s:g} us, speed: {s}}}" for s in speeds]
     return "\n".join(lines) + "\n"
+
+
+def warm_steps(step_s):
+    """Steps before those that count."""
+    return max(3, min(15, round(5 / step_s)))
 
 
 class Load:
@@ -145,15 +150,16 @@ class Bench:
         losses = {}
         for run in range(self.args.runs):
             for name, (plan, predicted, _) in plans.items():
-                steps = WARM + (3 if self.args.smoke else max(3, min(8, round(2 / predicted))))
+                warm = 2 if self.args.smoke else warm_steps(predicted)
+                steps = warm + (3 if self.args.smoke else max(3, min(8, round(2 / predicted))))
                 report, foreign = self.quiet(
                     lambda: json.loads(self.motley("run", plan, "--steps", steps, "--emulate", "--json")))
                 losses[name] = [s["loss"] for s in report["steps"]]
-                seconds = statistics.median([s["seconds"] for s in report["steps"]][WARM:])
+                seconds = statistics.median([s["seconds"] for s in report["steps"]][warm:])
                 self.row(cluster, model, name, run, predicted, seconds, foreign, measured)
         if not self.args.smoke:
-            jobs = [{"model": model, "args": MODELS[model][0], "batch": MODELS[model][1], "shares": shares, "steps": 3, "warm": WARM}
-                    for _ in range(self.args.runs) for shares in DDP.values()]
+            jobs = [{"model": model, "args": MODELS[model][0], "batch": MODELS[model][1], "shares": shares, "steps": 3,
+                     "warm": warm_steps(plans["dp-cp"][1])} for _ in range(self.args.runs) for shares in DDP.values()]
             path = self.tmp / "jobs.json"
             path.write_text(json.dumps(jobs))
             out, foreign = self.quiet(lambda: self.motley(

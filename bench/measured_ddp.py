@@ -6,7 +6,8 @@ JOBS.json: [{model, args, batch, shares: "even" | "proportional", steps, warm}].
 {"job": index, "seconds": [of each step after the first], "losses": [...]}.
 
 Speed is emulated as motley does it (src/torch/emulate.h): the worker sleeps after work until start + CPU time / speed, by
-the CPU clock of its thread, and what it slept too long is carried over, up to 5 ms. motley pads after every operator;
+the CPU clock of its thread, the least that the same work took in any step, and what it slept too long is carried over, up
+to 5 ms. motley pads after every operator;
 here it is after every leaf module, forward and backward, and at the end of the backward pass and of the update.
 A bucket of gradients may leave before the sleep of the module that filled it, and DistributedDataParallel overlaps
 communication with the rest of the backward pass: both are to its advantage.
@@ -27,26 +28,36 @@ MAX_DEBT, WORTH_A_SLEEP = 5e-3, 1e-3
 
 class Padding:
     def __init__(self, speed):
-        self.speed, self.owed = speed, 0.0
+        self.speed, self.owed, self.least = speed, 0.0, {}
         ctypes.CDLL(None).prctl(29, 1)  # PR_SET_TIMERSLACK
         self.mark()
 
     def mark(self):
         self.wall, self.cpu = time.monotonic(), time.thread_time()
 
-    def account(self):
+    def account(self, work=None):
         wall, cpu = self.wall, self.cpu
         self.mark()
-        self.owed = max(-MAX_DEBT, self.owed + (self.cpu - cpu) / self.speed - (self.wall - wall))
+        worked = self.cpu - cpu
+        if work is not None:
+            if work not in self.least:  # the first time
+                self.least[work] = worked
+                return
+            worked = self.least[work] = min(worked, self.least[work])
+        self.owed = max(-MAX_DEBT, self.owed + worked / self.speed - (self.wall - wall))
 
-    def work_done(self, *_, least=WORTH_A_SLEEP):
-        self.account()
+    def work_done(self, work, least=WORTH_A_SLEEP):
+        self.account(work)
         if self.owed >= least:
             time.sleep(self.owed)
             self.account()
 
-    def settle(self):
-        self.work_done(least=0)
+    def after(self, *work):
+        """A hook that says that this work is done."""
+        return lambda *_: self.work_done(work)
+
+    def settle(self, *work):
+        self.work_done(work, least=0)
 
 
 class Mlp(nn.Module):
@@ -215,16 +226,17 @@ def pieces(total, speeds, shares):
     return sizes
 
 
-def run(job, padding, speeds):
+def run(job, speeds):
     rank, world = dist.get_rank(), dist.get_world_size()
+    padding = Padding(speeds[rank])
     model = build(job["model"], job["args"])
     sizes = pieces(job["batch"], speeds, job["shares"])
     mine = model.batch(max(sizes[rank], 1))
     weight = sizes[rank] * world / job["batch"]  # DistributedDataParallel averages over the workers
     for module in model.modules():
         if not list(module.children()):
-            module.register_forward_hook(padding.work_done)
-            module.register_full_backward_hook(padding.work_done)
+            module.register_forward_hook(padding.after("forward", module))
+            module.register_full_backward_hook(padding.after("backward", module))
     ddp = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     seconds, losses = [], []
@@ -236,9 +248,9 @@ def run(job, padding, speeds):
         optimizer.zero_grad()
         loss = ddp(*mine) * weight
         loss.backward()
-        padding.settle()
+        padding.settle("backward", model)
         optimizer.step()
-        padding.settle()
+        padding.settle("step", model)
         took = torch.tensor([time.monotonic() - start])
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
         if step >= warm:
@@ -247,15 +259,27 @@ def run(job, padding, speeds):
     return {"seconds": seconds, "losses": losses}
 
 
+def prepare_memory(megabytes=600):
+    """As motley's workers do (src/torch/launch.h): freed memory is kept, and there is enough of it before the first step."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.memset.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], [ctypes.c_void_p])
+    for option, value in ((-4, 0), (-8, 1), (-1, 2**31 - 1)):  # M_MMAP_MAX, M_ARENA_MAX, M_TRIM_THRESHOLD
+        libc.mallopt(option, value)
+    block = libc.malloc(ctypes.c_size_t(megabytes << 20))
+    libc.memset(block, 1, megabytes << 20)
+    libc.free(block)
+
+
 def main():
     torch.set_num_threads(1)
+    prepare_memory()
     jobs = json.load(open(sys.argv[1]))
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     speeds = [float(s) for s in os.environ["MOTLEY_SPEEDS"].split(",")]
-    padding = Padding(speeds[rank])
     for index, job in enumerate(jobs):
-        result = run(job, padding, speeds)
+        result = run(job, speeds)
         if rank == 0:
             print(json.dumps({"job": index, **result}), flush=True)
     dist.barrier()

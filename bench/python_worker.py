@@ -56,8 +56,7 @@ def ddp(cluster, jobs):
                 times.append(took.item())
             row = {"model": job["model"], "run": number, "motley": statistics.median(times[1:])}
             for shares in ("even", "proportional"):
-                padding = measured_ddp.Padding(speeds[rank])
-                result = measured_ddp.run({**job, "shares": shares}, padding, speeds)
+                result = measured_ddp.run({**job, "shares": shares}, speeds)
                 row["ddp-" + shares] = statistics.median(result["seconds"])
             if rank == 0:
                 print("REPORT" + json.dumps(row), flush=True)

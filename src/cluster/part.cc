@@ -1,6 +1,8 @@
 #include "cluster/part.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "core/error.h"
 
@@ -58,12 +60,16 @@ class Part {
       copy.children.clear();
       copy.first_device = static_cast<int>(first);
       copy.device_count = static_cast<int>(last - first);
-      if (copy.device_count != g.device_count) copy.measured.clear();
     }
     for (GroupId child : children) add(child, mine, 0);
-    if (!children.empty()) return;
-    for (size_t i = first; i < last; ++i)
-      to_.devices.push_back({type_[from_.devices[devices_[i]].type], mine});
+    if (children.empty())
+      for (size_t i = first; i < last; ++i)
+        to_.devices.push_back({type_[from_.devices[devices_[i]].type], mine});
+    Group& made = to_.groups[mine.index];
+    if (made.device_count == g.device_count || made.measured.empty()) return;
+    const double faster = slowest_port(to_, mine) / slowest_port(from_, id);
+    for (CollectiveRate& rate : made.measured)
+      if (std::isfinite(faster)) rate.bandwidth *= faster;
   }
 
   const Cluster& from_;
@@ -73,6 +79,30 @@ class Part {
 };
 
 }  // namespace
+
+std::vector<Port> ports_of(const Cluster& cluster, GroupId id) {
+  std::vector<Port> ports;
+  const Group& group = cluster.groups[id.index];
+  const int members =
+      group.children.empty() ? group.device_count : static_cast<int>(group.children.size());
+  // A bus carries the traffic of every member in both directions.
+  const double part = group.link.kind == LinkKind::bus ? 1 / (2. * members) : 1;
+  for (int d = 0; d < group.device_count && group.children.empty() && members > 1; ++d)
+    ports.push_back({group.first_device + d, 1, part * group.link.bandwidth});
+  for (GroupId below : group.children) {
+    const Group& child = cluster.groups[below.index];
+    const BytesPerSecond bandwidth = child.uplink > 0 ? child.uplink : group.link.bandwidth;
+    if (members > 1) ports.push_back({child.first_device, child.device_count, part * bandwidth});
+    for (const Port& port : ports_of(cluster, below)) ports.push_back(port);
+  }
+  return ports;
+}
+
+BytesPerSecond slowest_port(const Cluster& cluster, GroupId id) {
+  BytesPerSecond least = std::numeric_limits<double>::infinity();
+  for (const Port& port : ports_of(cluster, id)) least = std::min(least, port.bandwidth);
+  return least;
+}
 
 Cluster shared_by(const Cluster& cluster, const std::vector<std::vector<int>>& groups) {
   Cluster shared = cluster;

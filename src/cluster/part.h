@@ -1,4 +1,4 @@
-// Part of a cluster: some devices, with what of the tree joins them.
+// Parts of a cluster: the ports of a group, and some devices with what of the tree joins them.
 #pragma once
 
 #include <vector>
@@ -7,9 +7,21 @@
 
 namespace motley {
 
+// A port of a switch, or what a device or group has of a shared medium.
+struct Port {
+  int first = 0, count = 0;      // devices below it
+  BytesPerSecond bandwidth = 0;  // in one direction, while all members of the medium send
+};
+// The ports inside a group, at all levels: what a ring through its devices crosses. By the links'
+// own numbers, not the measured ones.
+std::vector<Port> ports_of(const Cluster& cluster, GroupId group);
+// The least bandwidth of them; infinite where there are none.
+BytesPerSecond slowest_port(const Cluster& cluster, GroupId group);
+
 // Groups without any of the devices are left out, and a group of a single group is that group, with
-// its port on the outside. Types are those in use, in the cluster's order; measured rates stay with
-// groups that keep all their devices. REQUIRES: devices ascending, at least one.
+// its port on the outside. Types are those in use, in the cluster's order. A group that loses
+// devices keeps its measured rates, the bandwidths in proportion to its slowest port.
+// REQUIRES: devices ascending, at least one.
 Cluster part_of(const Cluster& cluster, const std::vector<int>& devices);
 
 // The cluster as each of several groups of devices sees it while all communicate at the same time:

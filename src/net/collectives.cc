@@ -22,27 +22,10 @@ CollectiveModel::CollectiveModel(const Cluster& cluster,
     rates_.fill({CollectiveForm::all_reduce, 0, bandwidth_});
     return;
   }
-  for (size_t g = 0; g < cluster.groups.size(); ++g) {
-    const Group& group = cluster.groups[g];
-    int members =
-        group.children.empty() ? group.device_count : static_cast<int>(group.children.size());
-    if (members > 1) latency_ = std::max(latency_, group.link.latency);
-    if (group.children.empty()) {
-      if (members < 2) continue;
-      // A bus carries the traffic of every device in both directions.
-      double port = group.link.kind == LinkKind::bus ? group.link.bandwidth / (2. * members)
-                                                     : group.link.bandwidth;
-      for (int d = 0; d < group.device_count; ++d)
-        ports_.push_back({group.first_device + d, 1, port});
-    } else {
-      for (GroupId id : group.children) {
-        const Group& child = cluster.groups[id.index];
-        double port = child.uplink > 0 ? child.uplink : group.link.bandwidth;
-        if (group.link.kind == LinkKind::bus) port /= 2. * members;
-        if (members > 1) ports_.push_back({child.first_device, child.device_count, port});
-      }
-    }
-  }
+  for (const Group& group : cluster.groups)
+    if (group.children.size() > 1 || (group.children.empty() && group.device_count > 1))
+      latency_ = std::max(latency_, group.link.latency);
+  ports_ = ports_of(cluster, GroupId(0));
   for (const Port& port : ports_) bandwidth_ = std::min(bandwidth_, port.bandwidth);
   rates_.fill({CollectiveForm::all_reduce, latency_, bandwidth_});
   for (const CollectiveRate& rate : cluster.groups[0].measured) {

@@ -37,6 +37,7 @@
 #include <vector>
 
 #include "cluster/cluster.h"
+#include "cluster/part.h"
 #include "core/units.h"
 #include "net/reduction.h"
 
@@ -92,10 +93,6 @@ class CollectiveModel {
   int devices() const { return devices_; }
 
  private:
-  struct Port {
-    int first, count;          // devices below it
-    BytesPerSecond bandwidth;  // one direction
-  };
   const CollectiveRate& rate(CollectiveForm form) const {
     return rates_[static_cast<size_t>(form)];
   }

@@ -236,6 +236,38 @@ TEST(Topology, LatencyAddsTheGroupsCrossed) {
   EXPECT_DOUBLE_EQ(net.latency(0, 2), 40e-6);
 }
 
+TEST(Topology, LinksAreNoFasterThanMessagesWereMeasured) {
+  // Two nodes of two devices; inside ports of 10 GB/s, between them 2 GB/s and 1 GB/s.
+  Cluster c = nodes({2, 2}, 8 * kGB, nvswitch(10 * kGB, 1e-6), {2 * kGB, 1 * kGB});
+  c.groups[1].measured = {{CollectiveForm::broadcast, 50e-6, 4 * kGB},
+                          {CollectiveForm::all_reduce, 90e-6, 3 * kGB}};
+  c.groups[2].measured = {{CollectiveForm::broadcast, 0, 12 * kGB}};
+  c.groups[0].measured = {{CollectiveForm::broadcast, 70e-6, 0.5 * kGB}};
+  const Topology t(c);
+  EXPECT_DOUBLE_EQ(t.latency(0, 1), 50e-6);
+  EXPECT_DOUBLE_EQ(t.latency(2, 3), 1e-6);
+  for (const NetworkLink& link : t.links()) {
+    const bool first = link.name.starts_with("device 0") || link.name.starts_with("device 1");
+    const double expected = link.name.starts_with("device")    ? (first ? 4 : 10)
+                            : link.name.starts_with("node[0]") ? 1
+                                                               : 0.5;
+    EXPECT_DOUBLE_EQ(link.bandwidth, expected * kGB) << link.name;
+  }
+}
+
+TEST(Collectives, APartOfAMeasuredGroupTakesItsRounds) {
+  Cluster c = nodes({2, 2, 2}, 8 * kGB, nvswitch(10 * kGB), {2 * kGB, 1 * kGB, 4 * kGB});
+  c.groups[0].measured = {{CollectiveForm::all_reduce, 1e-3, 0.5 * kGB}};
+  // Without the slowest port, and with it.
+  const CollectiveModel fast(part_of(c, {0, 1, 4})), slow(part_of(c, {0, 2, 4}));
+  EXPECT_DOUBLE_EQ(fast.ring_bandwidth(), 1 * kGB);
+  EXPECT_DOUBLE_EQ(slow.ring_bandwidth(), 0.5 * kGB);
+  EXPECT_DOUBLE_EQ(slow.latency_of_ring(), 1e-3);
+  EXPECT_NEAR(slow.all_reduce(3e6), 4 * (1e-3 + 1e6 / (0.5 * kGB)), 1e-9);
+  // One node of two is not what was measured.
+  EXPECT_DOUBLE_EQ(CollectiveModel(part_of(c, {0, 1})).ring_bandwidth(), 10 * kGB);
+}
+
 TEST(Topology, BandwidthIntoARangeIsItsPort) {
   Topology net(nodes({2, 3}, 8, nvswitch(270), {0, 4}));
   EXPECT_EQ(net.bandwidth_into(0, 2), 8);

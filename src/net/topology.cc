@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cluster/part.h"
 #include "core/error.h"
 
 namespace motley::net {
@@ -39,6 +40,13 @@ Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
     links_.push_back({std::move(name), bandwidth});
     return static_cast<int>(links_.size()) - 1;
   };
+  // Where the chains of broadcasts were measured, messages are as slow: [group]
+  std::vector<double> reached(cluster.groups.size(), 1);
+  for (size_t g = 0; g < cluster.groups.size(); ++g)
+    for (const CollectiveRate& rate : cluster.groups[g].measured)
+      if (rate.form == CollectiveForm::broadcast)
+        reached[g] =
+            std::min(1., rate.bandwidth / slowest_port(cluster, GroupId(static_cast<int64_t>(g))));
   auto attach = [&](int node, int group, BytesPerSecond uplink, const std::string& name) {
     const Link& shared = cluster.groups[group - devices_].link;
     parent_[node] = group;
@@ -47,6 +55,7 @@ Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
     BytesPerSecond port = uplink > 0                          ? uplink
                           : shared.kind == LinkKind::switched ? shared.bandwidth
                                                               : 0;
+    port *= reached[group - devices_];
     if (port > 0) {
       up_[node] = link(name + " up", port);
       down_[node] = link(name + " down", port);
@@ -58,6 +67,9 @@ Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
     int node = devices_ + static_cast<int>(g);
     kind_[node] = group.link.kind;
     latency_[node] = group.link.latency;
+    for (const CollectiveRate& rate : group.measured)
+      if (rate.form == CollectiveForm::broadcast && group.children.empty())
+        latency_[node] = std::max(latency_[node], rate.latency);
     first_[node] = group.first_device;
     count_[node] = group.device_count;
     if (group.parent.valid()) {
@@ -78,12 +90,12 @@ Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
     int node = devices_ + static_cast<int>(g);
     const Link& shared = cluster.groups[g].link;
     if (shared.kind == LinkKind::bus) {
-      medium_[node] = link(names[g] + " bus", shared.bandwidth);
+      medium_[node] = link(names[g] + " bus", reached[g] * shared.bandwidth);
     } else if (shared.kind == LinkKind::ring && children_[node] > 1) {
       medium_[node] = static_cast<int>(links_.size());
       for (const char* way : {"cw", "ccw"})
         for (int hop = 0; hop < children_[node]; ++hop)
-          link(fmt::format("{} hop {} {}", names[g], hop, way), shared.bandwidth);
+          link(fmt::format("{} hop {} {}", names[g], hop, way), reached[g] * shared.bandwidth);
     }
   }
 }

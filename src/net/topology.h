@@ -18,6 +18,10 @@
 // Latency of a path: the sum of the latencies of the groups it crosses, once for each side it
 // climbs or descends and once for the group it passes.
 //
+// Where broadcasts of a group, chains of messages, were measured to be slower than its slowest
+// port, its links are as slow as they are, and a group of devices has their latency if it is
+// larger.
+//
 // Cost: building is linear in devices + groups; a path costs its length.
 #pragma once
 

@@ -13,6 +13,7 @@
 #include "torch/dispatch.h"
 #include "torch/emulate.h"
 #include "torch/gloo.h"
+#include "torch/launch.h"
 #include "torch/nccl.h"
 
 namespace motley::python {
@@ -37,6 +38,7 @@ class WorkerGroup {
       device_ = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
       group_ = join_nccl(*where, index);
     } else {
+      keep_freed_memory();  // as in the workers of motley run
       std::unique_ptr<ProcessCommunicator> processes = join_group(*where);
       sockets_ = processes.get();
       group_ = std::move(processes);
@@ -68,13 +70,20 @@ class LocalWorker {
   LocalWorker(std::shared_ptr<Plan> plan, std::shared_ptr<WorkerGroup> group, uint64_t seed,
               double speed)
       : plan_(std::move(plan)), group_(std::move(group)) {
-    if (speed > 0) padding_.emplace(speed);
+    const auto rank = static_cast<size_t>((*group_)->rank());
+    if (speed > 0) {
+      padding_.emplace(speed);
+      if (rank < plan_->peak_memory_bytes.size())
+        reserve_memory(2 * plan_->peak_memory_bytes[rank]);
+    }
     ExecutorOptions options;
     options.seed = seed;
     options.device = group_->device();
     if (padding_) {
       options.before = [this](bool compute) { padding_->before(compute); };
-      options.after = [this](bool compute) { padding_->after(compute); };
+      options.after = [this](bool compute, const void* instruction) {
+        padding_->after(compute, instruction);
+      };
     }
     worker_ = make_worker(*plan_, **group_, options);
     const Graph& graph = *plan_->graph;
@@ -154,7 +163,7 @@ class LocalWorker {
     if (padding_) padding_->before(compute);
   }
   void after(bool compute) {
-    if (padding_) padding_->after(compute);
+    if (padding_) padding_->after(compute, this);  // the optimizer's step
   }
 
  private:

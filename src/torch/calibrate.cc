@@ -140,8 +140,12 @@ class Watch {
     if (device_.is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(device_.index());
     return wall_clock();
   }
-  void worked() {
-    if (padding_) padding_->after(true);
+  void worked(const void* work = nullptr) {
+    if (padding_) padding_->after(true, work);
+  }
+  // Of repeated measurements of the same work: an emulated device takes the least (emulate.h).
+  double typical(const std::vector<double>& times) const {
+    return speed_ > 0 ? *std::min_element(times.begin(), times.end()) : median(times);
   }
   void rest() {
     if (padding_) padding_->before(false);
@@ -170,7 +174,7 @@ Seconds seconds_per_call(Watch& watch, Seconds budget, F call) {
     watch.worked();
   }
   watch.rest();
-  return median(times);
+  return watch.typical(times);
 }
 
 // ---- Devices
@@ -279,9 +283,9 @@ class StepRunner {
     options.observe = [this](ValueId v, Placement, const at::Tensor&) {
       node_ = step_.graph.value(v).producer.index;
     };
-    options.after = [this](bool) {
+    options.after = [this](bool, const void* instruction) {
       if (node_ >= 0 && keep_) step_.seconds[node_].push_back(watch_.now() - begun_);
-      watch_.worked();
+      watch_.worked(instruction);
     };
     executor_ = std::make_unique<Executor>(*step_.theory, step_.program, shares_, self, options);
     const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0);
@@ -316,12 +320,12 @@ class StepRunner {
 
 void measure_ops(const CalibrateOptions& options, ProfiledDevice* result) {
   run_thread_group(1, [&](Communicator& self) {
-    // Padding goes by the CPU clock of the thread.
-    Watch own(options.speed, options.device);
     std::map<std::string, std::vector<Sample>> samples;
     std::vector<std::pair<std::vector<Work>, Seconds>> whole;  // of every step: calls and time
     const auto steps = options.steps.empty() ? reference_steps() : options.steps;
     for (const auto& [model, batch] : steps) {
+      // Padding goes by the CPU clock of the thread.
+      Watch own(options.speed, options.device);
       StepRunner runner(model, batch, own, self, options.device);
       const Seconds start = wall_clock();
       runner.run(false);
@@ -334,12 +338,12 @@ void measure_ops(const CalibrateOptions& options, ProfiledDevice* result) {
         walls.push_back(wall_clock() - begun);
       }
       const MeasuredStep& step = runner.measured();
-      whole.emplace_back(step.work, median(walls));
+      whole.emplace_back(step.work, own.typical(walls));
       for (size_t n = 0; n < step.seconds.size(); ++n)
         if (!step.seconds[n].empty() && step.work[n].op != nullptr && !step.work[n].free)
           samples[step.work[n].op->name].push_back(
               {step.work[n].flops, step.work[n].cut_bytes + step.work[n].whole_bytes,
-               median(step.seconds[n])});
+               own.typical(step.seconds[n])});
     }
     std::map<std::string, OpRate> rates;
     for (const auto& [name, list] : samples) {
@@ -400,7 +404,7 @@ void measure_optimizer(Communicator& group, Watch& watch, at::Device device, con
       watch.worked();
     }
     watch.rest();
-    const Seconds all = median(times);
+    const Seconds all = watch.typical(times);
     samples.push_back(
         {0, 4. * static_cast<double>(size.numel) * (3 + 2 * state_factor(kind)), all / size.count});
   }
@@ -476,7 +480,7 @@ std::vector<ProfiledStage> measure_stages(const CalibrateOptions& options,
       const Program program = phase_ordered(*shape.theory, alone(*shape.theory));
       ExecutorOptions execution;
       execution.device = options.device;
-      execution.after = [&](bool) { watch.worked(); };
+      execution.after = [&](bool, const void*) { watch.worked(); };
       Executor executor(*shape.theory, program, Shares(std::vector<double>{1.0}), self, execution);
       std::set<const void*> sources;
       const auto set = [&](ValueId v) {
@@ -515,8 +519,8 @@ std::vector<ProfiledStage> measure_stages(const CalibrateOptions& options,
         forward.push_back(between - begun);
         backward.push_back(end - again);
       }
-      stage.forward = median(forward);
-      stage.backward = median(backward);
+      stage.forward = watch.typical(forward);
+      stage.backward = watch.typical(backward);
       result.push_back(stage);
     }
   });

@@ -15,12 +15,12 @@
 // and launch are measured against size and dtype: they give DeviceType's own numbers, which stand
 // for the operators that no reference model has.
 //
-// On an emulated device (emulate.h) a call takes its CPU time / speed, and the device is padded
-// while it is measured, so that all share the machine as they do in training. On a CUDA device it
-// takes wall time between synchronisations.
+// On an emulated device (emulate.h) a call takes the least of its CPU times / speed, and the device
+// is padded while it is measured, so that all share the machine as they do in training. On other
+// devices it takes the median of wall times, on CUDA between synchronisations.
 //
 // Stages. The layers of a model, cut as the pipeline engine cuts it, run forward and backward by
-// themselves; medians count, and the slowest device of a type. What a layer holds between its
+// themselves; the slowest device of a type counts. What a layer holds between its
 // passes is counted by storage, without parameters and inputs.
 //
 // Links. Every group of the cluster tree measures each form of collective against size; the slowest

@@ -50,10 +50,16 @@ void Padding::mark() {
   cpu_ = cpu_clock();
 }
 
-void Padding::account() {
+void Padding::account(const void* work) {
   const Seconds wall = wall_, cpu = cpu_;
   mark();
-  owed_ = std::max(-kMaxDebt, owed_ + (cpu_ - cpu) / speed_ - (wall_ - wall));
+  Seconds worked = cpu_ - cpu;
+  if (work != nullptr) {
+    const auto [known, first] = least_.try_emplace(work, worked);
+    if (first) return;
+    worked = known->second = std::min(known->second, worked);
+  }
+  owed_ = std::max(-kMaxDebt, owed_ + worked / speed_ - (wall_ - wall));
 }
 
 void Padding::sleep() {
@@ -72,9 +78,9 @@ void Padding::before(bool compute) {
   sleep();
 }
 
-void Padding::after(bool compute) {
+void Padding::after(bool compute, const void* work) {
   if (!compute) return mark();
-  account();
+  account(work);
   if (owed_ >= kWorthASleep) sleep();
 }
 
@@ -162,7 +168,7 @@ Measured measure(Communicator& group, double speed) {
   at::NoGradGuard no_grad;
   Padding padding(speed);
   // Seconds of one call of `op` on the emulated device, over about `budget` seconds.
-  auto seconds_per_call = [&](Seconds budget, auto op) {
+  auto seconds_per_call = [&](const char* name, Seconds budget, auto op) {
     op();
     group.barrier();
     padding.after(false);
@@ -170,7 +176,7 @@ Measured measure(Communicator& group, double speed) {
     int calls = 0;
     while (calls < 3 || wall_clock() - start < budget) {
       op();
-      padding.after(true);
+      padding.after(true, name);
       ++calls;
     }
     padding.before(false);
@@ -179,13 +185,13 @@ Measured measure(Communicator& group, double speed) {
     return seconds;
   };
   const at::Tensor tiny = at::ones({8});
-  result.overhead = seconds_per_call(0.2, [&] { at::add(tiny, tiny); });
+  result.overhead = seconds_per_call("launch", 0.2, [&] { at::add(tiny, tiny); });
   const at::Tensor a = at::ones({256, 256}), b = at::ones({256, 1024});
-  result.flops = 2. * 256 * 256 * 1024 / seconds_per_call(0.5, [&] { at::mm(a, b); });
+  result.flops = 2. * 256 * 256 * 1024 / seconds_per_call("product", 0.5, [&] { at::mm(a, b); });
   // A mix of what models do besides products, in multiples of the tensor's bytes.
   const at::Tensor x = at::randn({256, 512}), w = at::ones({512});
   const double bytes = 4. * 256 * 512;
-  const Seconds mix = seconds_per_call(0.5, [&] {
+  const Seconds mix = seconds_per_call("mix", 0.5, [&] {
     at::add(x, x);  // reads one or two, writes one
     at::mul(x, x);
     at::gelu(x);
@@ -250,7 +256,7 @@ double fit_to_model(Communicator& group, double speed, const std::string& model,
   Padding padding(speed);
   InterpretOptions options;
   options.kernels = random_kernels(0, 0);
-  options.observe = [&](ValueId, const at::Tensor&) { padding.after(true); };
+  options.observe = [&](ValueId v, const at::Tensor&) { padding.after(true, &graph.value(v)); };
   std::vector<Seconds> times;
   for (int i = 0; i < 4; ++i) {
     group.barrier();

@@ -1,10 +1,14 @@
 // Emulation of a mixed cluster on one machine, with real training underneath.
 //
 // Speed. A device of speed s (DeviceType::speed, a share of one core of this machine) sleeps after
-// its work until start + cpu_time / s, by the CPU clock of its thread. Very small ops are padded
+// its work until start + cpu_time / s, by the CPU clock of its thread. Work that is repeated takes
+// 1 / s of the least CPU time that it ever took: what else runs on the machine, and on its host,
+// makes a core up to a quarter slower for seconds, and is no part of the emulated device. The first
+// time it is not padded, since the system finds memory for it then. Very small ops are padded
 // together, since sleeps shorter than the timer can do would be too long; sleeping too long, or
 // being descheduled, is carried over as debt of at most 5 ms. No privileges are needed, and the
-// share holds within a percent or two as long as the speeds sum up to less than the cores.
+// share holds within a percent or two as long as the speeds sum up to less than the cores and none
+// is more than about 0.8.
 //
 // Links. SO_MAX_PACING_RATE on the socket to each peer. A ring crosses every port once in each
 // direction, so it runs at the bandwidth of the slowest port between the two devices; when all
@@ -20,6 +24,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "cluster/cluster.h"
@@ -29,21 +34,23 @@
 namespace motley {
 
 // The padding of one device. before() and after() go around every instruction, as
-// ExecutorOptions::before and after; `compute` is false for what is not padded.
+// ExecutorOptions::before and after; `compute` is false for what is not padded. `work` names what
+// was done since the last call, the same whenever it is repeated; null: nothing that is repeated.
 class Padding {
  public:
   explicit Padding(double speed);
   void before(bool compute);
-  void after(bool compute);
+  void after(bool compute, const void* work = nullptr);
 
  private:
-  void account();  // since the mark
+  void account(const void* work = nullptr);  // since the mark
   void sleep();
   void mark();
 
   double speed_;
   Seconds owed_ = 0;  // sleep still to be done; negative: slept too long
   Seconds wall_ = 0, cpu_ = 0;
+  std::unordered_map<const void*, Seconds> least_;  // CPU time of repeated work
 };
 
 // Bandwidth of the connection between two devices; infinite if nothing limits it.

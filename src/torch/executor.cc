@@ -628,7 +628,7 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
             options_.observe(in.node->outputs[o], in.placements[o], values_[in.results[o]]);
     }
     for (int s : in.free) values_[s].reset();
-    if (options_.after) options_.after(is_compute && !exchanges);
+    if (options_.after) options_.after(is_compute && !exchanges, &in);
   }
 }
 

@@ -35,7 +35,8 @@ struct ExecutorOptions {
   uint64_t seed = 0;  // of random operators
   // Called around every instruction: emulation of slower devices, tracing. `compute` is false for
   // collectives.
-  std::function<void(bool compute)> before, after;
+  std::function<void(bool compute)> before;
+  std::function<void(bool compute, const void* instruction)> after;
   // [node] The number that names the stream of a random node; empty: its own.
   std::vector<int> random_stream;
   // All-reduces of the reduction that are left out: what they would sum is handed on as this rank's

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -30,6 +31,8 @@ constexpr const char* kReportVariable = "MOTLEY_REPORT_FD";
 constexpr const char* kNetworkVariable = "MOTLEY_NETWORK";
 // How long to wait for the cause when a worker only complains of a lost peer.
 constexpr std::chrono::milliseconds kGrace{2000};
+
+bool memory_is_kept = false;
 
 volatile std::sig_atomic_t caught_signal = 0;
 void catch_signal(int signal) { caught_signal = signal; }
@@ -299,8 +302,21 @@ bool is_launched_worker() { return std::getenv(kReportVariable) != nullptr; }
 void set_threads(int threads) { at::set_num_threads(threads); }
 
 void keep_freed_memory() {
+  memory_is_kept = true;
   mallopt(M_MMAP_MAX, 0);
+  mallopt(M_ARENA_MAX, 1);
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+}
+
+void reserve_memory(Bytes bytes) {
+  const auto free = static_cast<Bytes>(sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE));
+  if (!memory_is_kept || !(bytes >= 1)) return;
+  const auto size = static_cast<size_t>(std::min(bytes, free / 4));
+  // Ones: malloc and zeros would become calloc, which does not touch fresh pages.
+  void* block = std::malloc(size);
+  if (block != nullptr) std::memset(block, 1, size);
+  asm volatile("" : : "r"(block) : "memory");
+  std::free(block);
 }
 
 void run_worker(const std::function<void()>& body) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/units.h"
 #include "testbed/network.h"
 
 namespace motley {
@@ -43,9 +44,12 @@ const char* network_of_worker();
 
 // Threads of one operator in this process.
 void set_threads(int threads);
-// From now on this process keeps the memory that it frees, for the next step: pages that go back to
-// the system cost more to get again than an optimizer's pass over them.
+// From now on this process keeps the memory that it frees, for the next step and whichever thread:
+// pages that go back to the system cost more to get again than an optimizer's pass over them.
 void keep_freed_memory();
+// Then also: makes that much memory the process's own, at most a quarter of what is free. On an
+// emulated device the time in which the system finds pages would be padded like work.
+void reserve_memory(Bytes bytes);
 
 // Runs a worker's body. In a launched worker what it throws is reported to the launcher and the
 // process ends at once, without waiting for the group; elsewhere it is thrown on.

@@ -278,7 +278,7 @@ class PipelineWorker final : public Worker {
     if (messages.empty()) return;
     if (before_) before_(false);
     for (auto& message : messages) message->wait();
-    if (after_) after_(false);
+    if (after_) after_(false, nullptr);
   }
 
   // ---- passes
@@ -623,11 +623,12 @@ class PipelineWorker final : public Worker {
   const PipelinePlan& pipeline_;
   Communicator& group_;
   at::Device device_;
-  std::map<int, std::vector<Shares>> shares_;         // [replica][stage]
-  std::vector<Owner> owners_, buffer_owners_;         // [parameter], [buffer] of the plan's graph
-  std::function<void(bool compute)> before_, after_;  // as in ExecutorOptions
-  int replica_ = 0, rank_ = 0;                        // rank: among the devices of its stages
-  int64_t first_ = 0;                                 // micro-batches of earlier replicas
+  std::map<int, std::vector<Shares>> shares_;  // [replica][stage]
+  std::vector<Owner> owners_, buffer_owners_;  // [parameter], [buffer] of the plan's graph
+  std::function<void(bool compute)> before_;   // as in ExecutorOptions
+  std::function<void(bool compute, const void* instruction)> after_;
+  int replica_ = 0, rank_ = 0;  // rank: among the devices of its stages
+  int64_t first_ = 0;           // micro-batches of earlier replicas
   std::unique_ptr<Communicator> stage_messages_, stage_group_;
   std::vector<std::unique_ptr<Local>> locals_;  // by stage
   std::vector<int> parameters_, buffers_;

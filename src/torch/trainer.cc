@@ -20,6 +20,7 @@
 #include "torch/dispatch.h"
 #include "torch/eager.h"
 #include "torch/executor.h"
+#include "torch/launch.h"
 #include "torch/source.h"
 #include "torch/worker.h"
 
@@ -102,8 +103,13 @@ struct Trainer::Impl {
     execution.device = options.device;
     if (padding) {
       execution.before = [this](bool compute) { padding->before(compute); };
-      execution.after = [this](bool compute) { padding->after(compute); };
+      execution.after = [this](bool compute, const void* instruction) {
+        padding->after(compute, instruction);
+      };
     }
+    const auto rank = static_cast<size_t>(group.rank());
+    if (padding && rank < plan.peak_memory_bytes.size())
+      reserve_memory(2 * plan.peak_memory_bytes[rank]);
     worker = make_worker(plan, group, execution);
 
     const Graph& graph = *plan.graph;
@@ -207,7 +213,7 @@ struct Trainer::Impl {
     }
     if (!parameters.empty()) optimizer->step();
     if (padding) {
-      padding->after(true);
+      padding->after(true, optimizer.get());
       padding->before(false);
     }
     report.seconds = since(start);
