@@ -234,9 +234,9 @@ TEST_F(Cli, PlansOfGraphFilesNeedNoLibtorch) {
 // numbered anew by what the plan's own programs send, and the simulator chooses.
 TEST_F(Cli, AxesOfGridsArePlacedJointly) {
   for (const char* what : {"mlp:layers=6,hidden=4096,in=4096 --batch 64 --cluster amp-v100x16 "
-                           "--engine grid --fix pp=1,dp=4,tp=4",
+                           "--engine grid --fix pp=1,dp=4,tp=4,zero=0",
                            "gpt:layers=4,hidden=1024,heads=16,seq=64 --batch 16 "
-                           "--cluster amp-v100x16 --engine grid --fix pp=1,dp=4,tp=4"}) {
+                           "--cluster amp-v100x16 --engine grid --fix pp=1,dp=4,tp=4,zero=0"}) {
     const Outcome plan = motley(std::string("plan --json ") + what + " -o " + path("j.json"));
     ASSERT_EQ(plan.code, 0) << plan.err;
     const Json candidates = plan.json()["candidates"];

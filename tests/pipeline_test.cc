@@ -1,4 +1,6 @@
 // Pipeline plans as a whole: soundness of random ones by running, files, training, hostile input.
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -18,6 +20,7 @@
 #include "sim/simulate.h"
 #include "torch/capture.h"
 #include "torch/eager.h"
+#include "torch/module.h"
 #include "torch/pipeline_worker.h"
 #include "torch/trainer.h"
 
@@ -75,6 +78,38 @@ TEST(Pipeline, BackwardStaysWithForward) {
     for (const Tied& tied : stages.tied)
       EXPECT_EQ(tied.stages, (std::vector<int>{0, stage})) << model;
   }
+}
+
+// A stage of the first replica, on one device: its phases, and what it and the next send each
+// other.
+struct ChainStage {
+  PhaseSeconds seconds;
+  Seconds down = 0, up = 0;
+};
+std::vector<ChainStage> chain_of(const Plan& plan) {
+  const PipelinePlan& pipeline = *plan.pipeline;
+  const ReplicaPlan& replica = pipeline.replicas[0];
+  const net::Topology topology(plan.cluster);
+  std::vector<ChainStage> chain;
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const StagePlan& stage = replica.stages[s];
+    const CostModel model(part_of(plan.cluster, stage.devices));
+    const Shares shares(stage.ratios);
+    ChainStage& of = chain.emplace_back();
+    of.seconds = phase_seconds(pipeline.theory(s), stage.program, model,
+                               Fractions(model.cluster(), shares), plan.optimizer);
+    std::vector<net::PairMessage> down, up;
+    for (const Transfer& t : pipeline.parts().transfers) {
+      const net::PairMessage m = {replica.stages[t.from].devices[0],
+                                  replica.stages[t.to].devices[0],
+                                  static_cast<Bytes>(plan.graph->spec(t.value).bytes())};
+      if (t.from == s && t.to == s + 1) down.push_back(m);
+      if (t.from == s + 1 && t.to == s) up.push_back(m);
+    }
+    of.down = net::messages_time(topology, down);
+    of.up = net::messages_time(topology, up);
+  }
+  return chain;
 }
 
 TEST(Pipeline, RandomPlansEqualOneDevice) {
@@ -161,28 +196,14 @@ TEST(Pipeline, InterleavedTimesAreThoseOfTheGrid) {
     }
     ASSERT_TRUE(check(plan, false).empty()) << check(plan, false)[0];
     grid::Pipeline p;
-    const net::Topology topology(plan.cluster);
-    for (int s = 0; s < stages; ++s) {
-      const StagePlan& stage = replica.stages[s];
-      const CostModel model(part_of(plan.cluster, stage.devices));
-      const Shares shares(stage.ratios);
-      const PhaseSeconds seconds =
-          phase_seconds(pipeline.theory(s), stage.program, model,
-                        Fractions(model.cluster(), shares), plan.optimizer);
-      p.forward.push_back(seconds.forward);
-      p.backward.push_back(seconds.backward);
-      if (s + 1 == stages) continue;
-      std::vector<net::PairMessage> down, up;
-      for (const Transfer& t : pipeline.parts().transfers) {
-        const net::PairMessage m = {replica.stages[t.from].devices[0],
-                                    replica.stages[t.to].devices[0],
-                                    static_cast<Bytes>(plan.graph->spec(t.value).bytes())};
-        if (t.from == s && t.to == s + 1) down.push_back(m);
-        if (t.from == s + 1 && t.to == s) up.push_back(m);
-      }
-      p.activation.push_back(net::messages_time(topology, down));
-      p.gradient.push_back(net::messages_time(topology, up));
+    for (const ChainStage& stage : chain_of(plan)) {
+      p.forward.push_back(stage.seconds.forward);
+      p.backward.push_back(stage.seconds.backward);
+      p.activation.push_back(stage.down);
+      p.gradient.push_back(stage.up);
     }
+    p.activation.pop_back();
+    p.gradient.pop_back();
     const std::vector<Seconds> ends =
         grid::simulate_interleaved(p, groups, replica.micro_batches, grid::Runtime::motley);
     const Simulation simulation = simulate(plan, true);
@@ -309,6 +330,48 @@ TEST(Pipeline, JointReductionsEqualOneDevice) {
   EXPECT_GT(shared, 0);
 }
 
+// Replicas that divide optimizer state and gradients: every level in any mixture over stages, any
+// shares, tensor parallelism inside, tied parameters, unlike replicas, stages that share devices.
+TEST(Pipeline, DividedStateEqualsOneDevice) {
+  int first = 0, second = 0, tied = 0, whole = 0, uneven = 0, cut = 0;
+  for (size_t c = 0; c < cases().size(); ++c) {
+    RandomPipeline what = cases()[c];
+    what.zero = true;
+    Rng rng(1300 + c);
+    for (int trial = 0; trial < 8; ++trial) {
+      what.shared = trial >= 5;
+      const Plan plan = random_pipeline(what, &rng);
+      const std::vector<std::string> problems = check(plan, false);
+      ASSERT_TRUE(problems.empty()) << what.model << ": " << problems[0];
+      EXPECT_EQ(parse_plan(to_json(plan).dump(), "plan").pipeline->zero, plan.pipeline->zero);
+      const Verification v = verify_plan(plan, DType::f64, 3 + trial);
+      EXPECT_LT(v.loss_error, 1e-9) << what.model << " trial " << trial;
+      EXPECT_LT(v.gradient_error, 1e-9)
+          << what.model << " trial " << trial << " at " << v.worst_parameter;
+      const PipelinePlan& pipeline = *plan.pipeline;
+      for (int s = 0; s < pipeline.stages(); ++s) {
+        const DividedState divided = divided_state(pipeline, s);
+        const StagePlan& stage = pipeline.replicas[0].stages[s];
+        const auto stored = stored_placements(pipeline.theory(s), stage.program);
+        for (size_t i = 0; i < divided.optimizer.size(); ++i) {
+          whole += !divided.optimizer[i];
+          if (!divided.optimizer[i]) continue;
+          ++(pipeline.level(s) == 1 ? first : second);
+          tied += divided.tied[i];
+          uneven += divided.shares[0] != divided.shares[1];
+          cut += stored[pipeline.graph(s).parameters[i].value.index].is_shard();
+        }
+      }
+    }
+  }
+  EXPECT_GT(first, 100);
+  EXPECT_GT(second, 50);
+  EXPECT_GT(tied, 3);
+  EXPECT_GT(whole, 50);
+  EXPECT_GT(uneven, 100);
+  EXPECT_GT(cut, 50);
+}
+
 TEST(Pipeline, FilesRoundTrip) {
   Rng rng(5);
   for (const RandomPipeline& c : cases()) {
@@ -402,6 +465,177 @@ TEST(Pipeline, TrainsAsOneDevice) {
   }
 }
 
+// Several clipped steps of both optimizers are those of replicas that keep everything, in double
+// precision; either goes on from the other's checkpoint.
+TEST(Pipeline, DividedStateTrainsAsWhole) {
+  const DefaultDType default_type(DType::f64);
+  RandomPipeline what = cases()[0];
+  what.zero = true;
+  what.dtype = DType::f64;
+  Rng rng(19);
+  std::set<int> levels;
+  for (int trial = 0; trial < 8; ++trial) {
+    Plan plan = random_pipeline(what, &rng);
+    plan.optimizer = trial % 2 == 0 ? Optimizer::adamw : Optimizer::sgd;
+    Plan whole = parse_plan(to_json(plan).dump(), "plan");
+    whole.pipeline->zero.clear();
+    bool any = false;
+    for (int s = 0; s < plan.pipeline->stages(); ++s) {
+      if (divided_state(*plan.pipeline, s).any()) levels.insert(plan.pipeline->level(s));
+      any = any || divided_state(*plan.pipeline, s).any();
+    }
+    if (!any) continue;
+    const std::string folder =
+        (std::filesystem::temp_directory_path() / "motley_divided_test").string();
+    TrainOptions options;
+    options.seed = 4;
+    options.clip = 0.5;
+    std::vector<double> expected_norms;
+    std::map<std::string, at::Tensor> expected_parameters;
+    const auto expected = losses(whole, options, 4, &expected_parameters, &expected_norms);
+    options.checkpoint = folder;
+    for (const bool divided_first : {true, false}) {
+      std::filesystem::remove_all(folder);
+      std::vector<double> norms;
+      std::map<std::string, at::Tensor> parameters;
+      auto got = losses(divided_first ? plan : whole, options, 2, nullptr, &norms);
+      const auto rest = losses(divided_first ? whole : plan, options, 2, &parameters, &norms);
+      got.insert(got.end(), rest.begin(), rest.end());
+      ASSERT_EQ(got.size(), 4u);
+      for (int i = 0; i < 4; ++i) {
+        EXPECT_NEAR(got[i], expected[i], 1e-9 * expected[i]) << i;
+        EXPECT_NEAR(norms[i], expected_norms[i], 1e-9 * expected_norms[i]) << i;
+      }
+      for (const auto& [name, tensor] : expected_parameters)
+        EXPECT_LT((parameters.at(name) - tensor).abs().max().item<double>(), 1e-9) << name;
+    }
+    std::filesystem::remove_all(folder);
+  }
+  EXPECT_EQ(levels, (std::set<int>{1, 2}));
+}
+
+// What a thread has allocated, and the most it had at once; others may free it.
+class Counted final : public c10::MemoryReportingInfoBase {
+ public:
+  // Versions of libtorch differ in which of these they call.
+  void reportMemoryUsage(void* at, int64_t size, int64_t, int64_t, c10::Device) { add(at, size); }
+  void reportMemoryUsage(void* at, int64_t size, size_t, size_t, c10::Device) { add(at, size); }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t most() const { return most_; }
+  void start() { most_ = held_; }
+
+ private:
+  void add(void* at, int64_t size) {
+    const std::lock_guard lock(mutex_);
+    const auto [owner, fresh] = owner_.try_emplace(at, this);
+    owner->second->held_ += size;
+    owner->second->most_ = std::max(owner->second->most_, owner->second->held_);
+    if (size < 0) owner_.erase(owner);
+  }
+  static std::mutex mutex_;
+  static std::map<void*, Counted*> owner_;
+  int64_t held_ = 0, most_ = 0;
+};
+std::mutex Counted::mutex_;
+std::map<void*, Counted*> Counted::owner_;
+
+// The most memory that devices hold in a step falls by what the account of the plan says.
+TEST(Pipeline, DividedStateIsNotHeld) {
+  RandomPipeline what = {"mlp:layers=16,hidden=64,in=64,classes=64", 1024};
+  what.plain = true;
+  Rng rng(23);
+  Plan plan = random_pipeline(what, &rng);
+  while (plan.pipeline->stages() != 1) plan = random_pipeline(what, &rng);
+  plan.optimizer = Optimizer::adamw;
+  PipelinePlan& pipeline = *plan.pipeline;
+  pipeline.replicas[0].stages[0].devices = {0};
+  pipeline.replicas[0].micro_batches = 2;
+  pipeline.replicas[0].stages[0].warm_up = 1;  // so that most is held beside the first's sums
+  pipeline.replicas.push_back(pipeline.replicas[0]);
+  pipeline.replicas[1].stages[0].devices = {1};
+  plan.batch = 4 * pipeline.micro_batch;
+  plan.cluster = flat_cluster({device_catalogue().back()}, {2}, {LinkKind::switched, 1e9, 1e-5});
+  std::map<int, std::vector<double>> planned, measured;  // [level][device]
+  for (int level : {0, 1, 2}) {
+    pipeline.zero = {{level, {3, 1}}};
+    ASSERT_TRUE(check(plan, false).empty()) << check(plan, false)[0];
+    planned[level] = pipeline_memory(pipeline, plan.cluster, plan.optimizer);
+    measured[level].resize(2);
+    const auto counts = {std::make_shared<Counted>(), std::make_shared<Counted>()};
+    run_thread_group(2, [&](Communicator& group) {
+      const auto counted = counts.begin()[group.rank()];
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counted);
+      Trainer trainer(plan, group, {});
+      trainer.step();
+      counted->start();
+      trainer.step();
+      measured[level][group.rank()] = static_cast<double>(counted->most());
+    });
+  }
+  const auto parameters = static_cast<double>(pipeline.graph(0).parameter_bytes());
+  for (int device : {0, 1})
+    for (int level : {1, 2}) {
+      const double saved = planned[level - 1][device] - planned[level][device];
+      EXPECT_GT(saved, 0) << level;
+      EXPECT_NEAR(measured[level - 1][device] - measured[level][device], saved, 0.1 * parameters)
+          << "device " << device << " level " << level;
+    }
+}
+
+TEST(Pipeline, DivisionsAreChecked) {
+  RandomPipeline what = cases()[3];
+  what.zero = true;
+  Rng rng(29);
+  Plan plan = random_pipeline(what, &rng);
+  while (plan.pipeline->stages() < 2) plan = random_pipeline(what, &rng);
+  PipelinePlan& pipeline = *plan.pipeline;
+  auto problem = [&](const std::vector<Division>& zero) {
+    pipeline.zero = zero;
+    const auto problems = check(plan, false);
+    return problems.empty() ? std::string() : problems[0];
+  };
+  std::vector<Division> good(pipeline.stages(), {1, {}});
+  EXPECT_EQ(problem(good), "");
+  EXPECT_NE(problem({{1, {}}}).find("zero has 1 entries"), std::string::npos);
+  auto bad = good;
+  bad[0].level = 3;
+  EXPECT_NE(problem(bad).find("zero level 3; give 0, 1 or 2"), std::string::npos);
+  bad[0] = {1, {1}};
+  EXPECT_NE(problem(bad).find("not one share per replica"), std::string::npos);
+  bad[0] = {1, std::vector<double>(pipeline.replicas.size(), 0)};
+  EXPECT_NE(problem(bad).find("not one share per replica"), std::string::npos);
+  bad[0] = {2, {}};
+  pipeline.replicas[1].micro_batches = pipeline.replicas[0].micro_batches + 1;
+  plan.batch = pipeline.micro_batch * pipeline.micro_batches();
+  EXPECT_NE(problem(bad).find("meet in every backward pass"), std::string::npos);
+  EXPECT_EQ(problem(good), "");
+  Json json = to_json(plan);
+  auto refused = [&](const Json& zero) {
+    json["pipeline"]["zero"] = zero;
+    try {
+      parse_plan(json.dump(), "p.json");
+    } catch (const UserError& e) {
+      return std::string(e.what());
+    }
+    return std::string("taken");
+  };
+  Json list = Json::array();
+  for (size_t s = 0; s < pipeline.zero.size(); ++s) list.push_back({{"level", 1}});
+  EXPECT_EQ(refused(list), "taken");
+  auto changed = [&](const Json& one) {
+    Json other = list;
+    other[0] = one;
+    return refused(other);
+  };
+  EXPECT_NE(changed({{"level", 3}}).find("parameters are cut by the programs of stages"),
+            std::string::npos);
+  EXPECT_NE(changed({{"level", -1}}).find("give 0, 1 or 2"), std::string::npos);
+  EXPECT_NE(changed({{"level", 1}, {"shares", {1}}}).find("has 1 numbers"), std::string::npos);
+  EXPECT_NE(changed({{"level", 1}, {"shares", {1, -1}}}).find("of at least 0"), std::string::npos);
+  EXPECT_NE(refused(Json::array()).find("has 0 entries"), std::string::npos);
+  EXPECT_NE(refused(1), "taken");
+}
+
 // One device per stage and a chain of transfers: the event simulator is that of pipeline/.
 TEST(Pipeline, SimulatedAsTheChainOfItsStages) {
   Rng rng(41);
@@ -428,29 +662,13 @@ TEST(Pipeline, SimulatedAsTheChainOfItsStages) {
     const ReplicaPlan& replica = pipeline.replicas[0];
     pipeline::Pipeline chain;
     std::vector<int> counts;
-    const net::Topology topology(plan.cluster);
-    std::vector<Seconds> update;
-    for (int s = 0; s < pipeline.stages(); ++s) {
-      const StagePlan& stage = replica.stages[s];
-      const CostModel model(part_of(plan.cluster, stage.devices));
-      const Shares shares(stage.ratios);
-      const PhaseSeconds seconds =
-          phase_seconds(pipeline.theory(s), stage.program, model,
-                        Fractions(model.cluster(), shares), plan.optimizer);
-      chain.stages.push_back({seconds.forward, seconds.backward});
-      chain.epilogue.push_back(seconds.reduction + seconds.update);
-      counts.push_back(in_flight(replica, s));
-      if (s + 1 == pipeline.stages()) continue;
-      std::vector<net::PairMessage> down, up;
-      for (const Transfer& t : pipeline.parts().transfers) {
-        const auto bytes = static_cast<Bytes>(plan.graph->spec(t.value).bytes());
-        const net::PairMessage m = {replica.stages[t.from].devices[0],
-                                    replica.stages[t.to].devices[0], bytes};
-        if (t.from == s && t.to == s + 1) down.push_back(m);
-        if (t.from == s + 1 && t.to == s) up.push_back(m);
-      }
-      chain.links.push_back({net::messages_time(topology, down), net::messages_time(topology, up)});
+    for (const ChainStage& stage : chain_of(plan)) {
+      counts.push_back(in_flight(replica, static_cast<int>(chain.stages.size())));
+      chain.stages.push_back({stage.seconds.forward, stage.seconds.backward});
+      chain.epilogue.push_back(stage.seconds.reduction + stage.seconds.update);
+      chain.links.push_back({stage.down, stage.up});
     }
+    chain.links.pop_back();
     const auto timeline =
         pipeline::simulate(chain, pipeline::strict_schedule("", counts, replica.micro_batches));
     const Simulation simulation = simulate(plan, true);
@@ -497,7 +715,9 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsPlanned) {
 // is refused with one line; nothing crashes.
 TEST(Pipeline, HostileFilesAreRefusedInOneLine) {
   Rng rng(31);
-  const Plan plan = random_pipeline(cases()[3], &rng);
+  Plan plan = random_pipeline(cases()[3], &rng);
+  plan.pipeline->zero.assign(plan.pipeline->stages(),
+                             {1, std::vector<double>(plan.pipeline->replicas.size(), 0.5)});
   const Json good = to_json(plan);
   int refused = 0, unsound = 0;
   auto judge = [&](const Json& json) {

@@ -65,6 +65,27 @@ void add_reductions(Plan* plan, bool joint, Rng* rng) {
   }
 }
 
+// Any levels and shares. Replicas that meet in every backward pass take the same passes.
+void add_divisions(PipelinePlan* pipeline, bool alike, Rng* rng) {
+  bool meet = false;
+  for (int s = 0; s < pipeline->stages(); ++s) {
+    Division division;
+    division.level = static_cast<int>(rng->below(alike ? 3 : 2));
+    meet = meet || division.level == 2;
+    if (rng->chance(0.5))
+      for (size_t r = 0; r < pipeline->replicas.size(); ++r)
+        division.shares.push_back(r > 0 && rng->chance(0.3) ? 0 : 0.2 + rng->uniform());
+    pipeline->zero.push_back(std::move(division));
+  }
+  const ReplicaPlan& first = pipeline->replicas[0];
+  for (ReplicaPlan& replica : pipeline->replicas) {
+    if (!meet) break;
+    replica.micro_batches = first.micro_batches;
+    for (int s = 0; s < pipeline->stages(); ++s)
+      replica.stages[s].warm_up = first.stages[s].warm_up;
+  }
+}
+
 }  // namespace
 
 Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
@@ -100,7 +121,8 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
   }
   pipeline.cut(graph, stages, "random pipeline");
 
-  const int replicas = what.plain ? 1 : static_cast<int>((what.reductions ? 2 : 1) + rng->below(2));
+  const bool several = what.reductions || what.zero;
+  const int replicas = what.plain ? 1 : static_cast<int>((several ? 2 : 1) + rng->below(2));
   const bool alike = rng->chance(0.5);
   std::vector<int> sizes;
   for (int i = 0; i < replicas * stages; ++i)
@@ -181,6 +203,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
     }
     pipeline.replicas.push_back(std::move(replica));
   }
+  if (what.zero) add_divisions(&pipeline, alike, rng);
   plan.batch = pipeline.micro_batch * pipeline.micro_batches();
   if (what.reductions) add_reductions(&plan, what.joint, rng);
   return plan;

@@ -18,6 +18,7 @@ struct RandomPipeline {
   bool reductions = false;
   bool joint = false;   // of these also some over all ranks of a stage in all replicas
   bool shared = false;  // stages may share their devices
+  bool zero = false;    // two or three replicas that divide the state of parameters
 };
 
 // A sound plan, not one that would fit or be fast.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <numeric>
 
 #include "auto/engines.h"
 #include "graph/canonical.h"
@@ -106,6 +107,41 @@ TEST(MeasuredStages, OfOtherModelsChangeNothing) {
   planner::Request request = request_of(kModel);
   request.measured = {{"0123456789abcdef", "other", "second", 4, 1, 1, 0}};
   EXPECT_EQ(to_yaml(planner::corrected(cluster, request, graphs_of(kModel))), to_yaml(cluster));
+}
+
+// Two pipelines, each of two stages on a node of its own: what crosses the nodes are gradients over
+// replicas. Numbered jointly with what stages send inside, replicas share nodes.
+TEST(JointPlacement, PipelinesWithReplicasGain) {
+  const std::string model = "mlp:layers=6,hidden=2048,in=2048";
+  const Cluster cluster = load_cluster("amp-v100x16");
+  planner::Request request;
+  request.model = model;
+  request.batch = 64;
+  planner::DeviceGroups groups(cluster);
+  planner::Workbench bench(request, &groups, graphs_of(model)(16), 0);
+  const int half = bench.size() / 2;
+  planner::Composition composition;
+  composition.micro_batch = 16;
+  for (int r = 0; r < 2; ++r) {
+    planner::ReplicaChoice replica;
+    replica.micro_batches = 2;
+    for (int s = 0; s < 2; ++s) {
+      planner::StageChoice stage{s * half, s == 0 ? half - 1 : bench.size() - 1, {}, false};
+      for (int i = 0; i < 4; ++i) stage.devices.push_back(8 * r + 4 * s + i);
+      replica.stages.push_back(std::move(stage));
+    }
+    composition.replicas.push_back(std::move(replica));
+  }
+  std::string reason;
+  const auto before = bench.compose(composition, "pipeline", &reason);
+  ASSERT_TRUE(before) << reason;
+  std::vector<int> all(cluster.size());
+  std::iota(all.begin(), all.end(), 0);
+  ASSERT_TRUE(planner::place_jointly(cluster, {all}, *before, &composition));
+  const auto after = bench.compose(composition, "pipeline", &reason);
+  ASSERT_TRUE(after) << reason;
+  EXPECT_TRUE(check(*after).empty());
+  EXPECT_LT(after->predicted_step_s, 0.9 * before->predicted_step_s);
 }
 
 // "micro-batches of 4, 1 pipeline, 25 layers in stages of 17x1 8x1": 25.

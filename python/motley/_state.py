@@ -311,13 +311,13 @@ class Peers:
             part = self._parts(rank, held)[kind].get(name)
             if part is None:
                 continue
-            outer, size, inner, begin, length, group = part
-            if length == size:
+            outer, size, inner, _, _, group, _, count = part
+            if count == outer * size * inner:
                 return {rank: part}
-            if length > 0:
+            if count > 0:
                 groups.setdefault(group, {})[rank] = part
             for cover in groups.values():
-                if sum(p[4] for p in cover.values()) == next(iter(cover.values()))[1]:
+                if sum(p[7] for p in cover.values()) == outer * size * inner:
                     return cover
         return {}
 
@@ -360,14 +360,20 @@ class Peers:
     def _put(result, covers, rank, kind, name, shape, values):
         """Puts a worker's piece where it belongs."""
         cover = covers[kind, name]
-        outer, size, inner, begin, length, _ = cover[rank]
+        outer, size, inner, begin, length, _, first, count = cover[rank]
         for key, value in values:
-            if isinstance(value, torch.Tensor) and length != size and value.numel() == outer * length * inner and (
+            if isinstance(value, torch.Tensor) and count != outer * size * inner and value.numel() == count and (
                 value.dim() > 0 or kind != "state"
             ):
                 old = result.get((kind, name), {}).get(key) if kind == "state" else result.get((kind, name))
                 whole = torch.empty(shape, dtype=value.dtype) if old is None else old
-                whole.view(outer, size, inner).narrow(1, begin, length).copy_(value.reshape(outer, length, inner))
+                piece = whole.view(outer, size, inner).narrow(1, begin, length)
+                if count == outer * length * inner:
+                    piece.copy_(value.reshape(outer, length, inner))
+                else:
+                    flat = piece.reshape(-1)
+                    flat[first : first + count] = value.reshape(-1)
+                    piece.copy_(flat.view(outer, length, inner))
                 value = whole
             if kind == "state":
                 result.setdefault((kind, name), {}).setdefault(key, value)

@@ -277,25 +277,41 @@ Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model,
 
 Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
                                          const DeviceGroups::Kind& group, int laps,
-                                         int micro_batches, int in_flight, bool recompute) {
+                                         int micro_batches, int in_flight, bool recompute,
+                                         const Divided& divided) {
   Planned planned = unlimited(theory, number, group, micro_batches);
   if (!request_.memory_limit || !planned.feasible) return planned;
   Cluster all = group.cluster;
   for (DeviceType& type : all.types) type.memory /= laps;
-  // By type: what a program lacks, and what other micro-batches take.
+  // As if the pieces of all replicas were alike.
+  Kept kept;
+  kept.share = divided.share;
+  for (const Parameter& p : theory.graph().parameters) {
+    if (divided.level > 0) kept.optimizer.push_back(p.gradient.valid());
+    if (divided.level > 1) kept.gradient.push_back(p.gradient.valid());
+  }
+  // By type: what a program lacks, what other micro-batches take, and what is not there because
+  // replicas divide it.
   struct Room {
-    Bytes lack = 0, others = 0;
+    Bytes lack = 0, others = 0, divided = 0;
   };
   auto room_of = [&](const Planned& p) {
     const Shares shares(p.ratios);
-    const MemoryCost memory = memory_of(theory, p.program, Fractions(all, shares),
-                                        group.model.types(), request_.optimizer, true);
+    const Fractions fractions(all, shares);
+    auto memory_with = [&](const Kept& what) {
+      return memory_of(theory, p.program, fractions, group.model.types(), request_.optimizer, true,
+                       what);
+    };
+    const MemoryCost memory = memory_with(kept);
     std::vector<Room> rooms;
     for (size_t t = 0; t < all.types.size(); ++t) {
       const Bytes others =
           memory.sums[t] + (in_flight - 1) * (recompute ? memory.held_inputs[t] : memory.held[t]);
-      rooms.push_back({memory.peak[t] + others - all.types[t].memory, others});
+      rooms.push_back({memory.peak[t] + others - all.types[t].memory, others, 0});
     }
+    if (divided.level == 0) return rooms;
+    const MemoryCost whole = memory_with({});
+    for (size_t t = 0; t < rooms.size(); ++t) rooms[t].divided = whole.peak[t] - memory.peak[t];
     return rooms;
   };
   auto fits = [](const std::vector<Room>& rooms) {
@@ -315,12 +331,14 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
   for (int attempt = 1; attempt < kAttempts; ++attempt) {
     const std::vector<Room> rooms = room_of(planned);
     for (size_t t = 0; t < all.types.size(); ++t) {
+      const Bytes most = all.types[t].memory + rooms[t].divided;
+      if (attempt == 1) room.types[t].memory = most;
       if (rooms[t].lack <= 0) continue;
       planned.reason = fmt::format("{} lacks {}", all.types[t].name, format_bytes(rooms[t].lack));
-      room.types[t].memory = std::max(
-          0.3 * room.types[t].memory,
-          std::min(attempt > 1 ? room.types[t].memory - rooms[t].lack : all.types[t].memory,
-                   all.types[t].memory - rooms[t].others));
+      room.types[t].memory =
+          std::max(0.3 * room.types[t].memory,
+                   std::min(attempt > 1 ? room.types[t].memory - rooms[t].lack : most,
+                            most - rooms[t].others));
     }
     planned = plan(theory, CostModel(room, group.reductions, group.replicas), micro_batches, true,
                    &memory_price);
@@ -478,6 +496,53 @@ std::string interleave(const PipelinePlan& pipeline, ReplicaPlan* replica, int* 
   return ticks_of(*replica).empty() ? "interleaved stages would wait for each other for ever" : "";
 }
 
+// [replica] Shares of something of `size` bytes such that the least room left is as large as it can
+// be.
+std::vector<double> shares_by_room(const std::vector<Bytes>& room, Bytes size) {
+  std::vector<double> shares(room.size(), 1.0 / static_cast<double>(room.size()));
+  if (size <= 0) return shares;
+  const auto [least, most] = std::minmax_element(room.begin(), room.end());
+  Bytes low = *least - size, high = *most;  // what is left
+  for (int i = 0; i < 60; ++i) {
+    const Bytes left = (low + high) / 2;
+    Bytes sum = 0;
+    for (Bytes r : room) sum += std::max(0.0, r - left);
+    (sum > size ? low : high) = left;
+  }
+  double sum = 0;
+  for (size_t r = 0; r < room.size(); ++r) sum += shares[r] = std::max(0.0, room[r] - low);
+  for (double& share : shares) share /= sum;
+  return shares;
+}
+
+// Gives every stage whose replicas have devices of unlike memories the shares that leave most room.
+void divide_by_room(const Cluster& cluster, Optimizer optimizer, PipelinePlan* pipeline) {
+  const auto replicas = pipeline->replicas.size();
+  for (int s = 0; s < pipeline->stages(); ++s) {
+    Division& division = pipeline->zero[s];
+    const std::vector<int> devices = devices_of(*pipeline, s);
+    if (std::all_of(devices.begin(), devices.end(), [&](int d) {
+          return cluster.type_of(d).memory == cluster.type_of(devices[0]).memory;
+        }))
+      continue;
+    // The memory of all but the first replica if that has everything, and the other way round.
+    division.shares.assign(replicas, 0);
+    division.shares[0] = 1;
+    const std::vector<Bytes> first = pipeline_memory(*pipeline, cluster, optimizer);
+    std::swap(division.shares[0], division.shares[1]);
+    const std::vector<Bytes> second = pipeline_memory(*pipeline, cluster, optimizer);
+    std::vector<Bytes> room(replicas, std::numeric_limits<double>::infinity());
+    Bytes size = 0;
+    for (size_t r = 0; r < replicas; ++r)
+      for (int d : pipeline->replicas[r].stages[s].devices) {
+        const Bytes without = r == 0 ? second[d] : first[d];
+        room[r] = std::min(room[r], cluster.type_of(d).memory - without);
+        if (r == 0) size = std::max(size, first[d] - without);
+      }
+    division.shares = shares_by_room(room, size);
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const std::string& engine,
@@ -552,6 +617,23 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   int laps = 1;  // stages on the same devices
   for (ReplicaPlan& replica : result.replicas)
     if (*reason = interleave(result, &replica, &laps); !reason->empty()) return nullptr;
+  const bool divides = composition.zero > 0 && result.replicas.size() > 1;
+  if (divides) result.zero.assign(stages, {composition.zero, {}});
+  if (divides && composition.zero > 1)
+    for (const ReplicaPlan& replica : result.replicas)
+      if (replica.micro_batches != result.replicas[0].micro_batches) {
+        *reason = "replicas that divide gradients cannot take unequal numbers of micro-batches";
+        return nullptr;
+      }
+  // Shares of devices of unlike memories follow from what is planned; until then they are free.
+  auto divided_of = [&](int s) {
+    if (!divides) return Divided{};
+    const std::vector<int> devices = devices_of(result, s);
+    const bool alike = std::all_of(devices.begin(), devices.end(), [&](int d) {
+      return cluster_.type_of(d).memory == cluster_.type_of(devices[0]).memory;
+    });
+    return Divided{composition.zero, alike ? 1 / static_cast<double>(result.replicas.size()) : 0};
+  };
   // What is found for one stage helps the next on a group of its kind; kinds are independent.
   parallel_for(static_cast<int>(chains.size()), request_.threads, [&](int c) {
     for (Task& task : chains[c]) {
@@ -560,14 +642,17 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
                 usual = laps > 1 ? in_flight(replica, s) : std::min(stages - s, count);
       const bool recompute = replica.stages[s].recompute;
       const Theory& theory = result.theory(s);
+      const Divided divided = divided_of(s);
       std::unique_lock lock(mutex_);
-      auto [it, fresh] =
-          stages_.try_emplace({numbers[s], task.group->number, laps, count, usual, recompute});
+      auto [it, fresh] = stages_.try_emplace(
+          {numbers[s], task.group->number, laps, count, usual, recompute, divided});
       lock.unlock();
       if (fresh) {
-        it->second = plan_stage(theory, numbers[s], *task.group, laps, count, usual, recompute);
+        it->second =
+            plan_stage(theory, numbers[s], *task.group, laps, count, usual, recompute, divided);
         if (!it->second.feasible && usual > 1)
-          it->second = plan_stage(theory, numbers[s], *task.group, laps, count, 1, recompute);
+          it->second =
+              plan_stage(theory, numbers[s], *task.group, laps, count, 1, recompute, divided);
       }
       task.planned = &it->second;
       if (!it->second.feasible) break;
@@ -584,6 +669,8 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       stage.ratios = task.planned->ratios;
     }
 
+  if (divides) divide_by_room(cluster_, request_.optimizer, &result);
+  const std::vector<DividedState> state = divided_states(result);
   add_reductions(kinds, plan.get());
   const size_t separate = plan->reductions.size();
   // Stages that share their devices share the program.
@@ -611,8 +698,9 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       p.epilogue.push_back(seconds.reduction + seconds.update);
       int limit = composition.replicas[r].micro_batches;
       if (request_.memory_limit) {
-        const MemoryCost memory = memory_of(result.theory(s), stage.program, fractions,
-                                            model.types(), request_.optimizer, true);
+        const MemoryCost memory =
+            memory_of(result.theory(s), stage.program, fractions, model.types(), request_.optimizer,
+                      true, state[s].kept(static_cast<int>(r)));
         for (int t = 0; t < model.types(); ++t) {
           const Bytes one = memory.peak[t] + memory.sums[t],
                       more = stage.recompute ? memory.held_inputs[t] : memory.held[t],
@@ -653,7 +741,7 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   Seconds best = std::numeric_limits<double>::infinity();
   int held = 0;
   std::vector<std::vector<int>> best_counts;
-  std::set<std::vector<int>> tried;
+  std::set<std::vector<std::vector<int>>> tried;
   if (laps > 1) {
     result.schedule = "interleaved";
     best = simulate(*plan).step;
@@ -661,16 +749,21 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   for (const pipeline::ScheduleDef& def : pipeline::schedule_table()) {
     if (def.counts == nullptr || laps > 1) continue;
     int sum = 0;
-    std::vector<int> all;
-    for (size_t r = 0; r < times.size(); ++r) {
-      const auto counts =
-          pipeline::within_limits(times[r], def.counts(times[r]), result.replicas[r].micro_batches);
-      for (int s = 0; s < stages; ++s) {
-        result.replicas[r].stages[s].warm_up = counts[s];
-        sum += counts[s];
-      }
-      all.insert(all.end(), counts.begin(), counts.end());
+    std::vector<std::vector<int>> all;  // [replica]
+    for (size_t r = 0; r < times.size(); ++r)
+      all.push_back(pipeline::within_limits(times[r], def.counts(times[r]),
+                                            result.replicas[r].micro_batches));
+    // Replicas that meet in every backward pass take passes in the same order.
+    for (int s = 0; s < stages && divides && composition.zero > 1; ++s) {
+      int least = all[0][s];
+      for (const std::vector<int>& counts : all) least = std::min(least, counts[s]);
+      for (std::vector<int>& counts : all) counts[s] = least;
     }
+    for (size_t r = 0; r < times.size(); ++r)
+      for (int s = 0; s < stages; ++s) {
+        result.replicas[r].stages[s].warm_up = all[r][s];
+        sum += all[r][s];
+      }
     if (!tried.insert(all).second) continue;
     const Seconds step = simulate(*plan).step;
     if (step > best * (1 + 1e-9) || (step > best * (1 - 1e-9) && sum >= held)) continue;
@@ -699,6 +792,17 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       best = step;
     else
       std::swap(others, plan->reductions);
+  }
+  if (composition.zero == 0 && composition.try_zero && result.replicas.size() > 1) {
+    others = plan->reductions;
+    if (!composition.joint) plan->reductions.resize(separate);
+    result.zero.assign(stages, {1, {}});
+    if (const Seconds step = simulate(*plan).step; step < best * (1 - 1e-9)) {
+      best = step;
+    } else {
+      result.zero.clear();
+      std::swap(others, plan->reductions);
+    }
   }
   plan->predicted_step_s = best;
   plan->peak_memory_bytes = pipeline_memory(result, cluster_, request_.optimizer);

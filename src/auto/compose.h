@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <compare>
 #include <functional>
 #include <map>
 #include <memory>
@@ -59,6 +60,10 @@ struct Composition {
   // Programs are searched for gradients that are reduced over ranks and replicas at once. Plans of
   // other compositions reduce them so where that is faster.
   bool joint = false;
+  // The level at which replicas divide the state of parameters (plan/pipeline.h), in shares by the
+  // room that their devices have. With `try_zero` level 1 where that is faster than 0.
+  int zero = 0;
+  bool try_zero = false;
 };
 
 // Groups of devices as clusters of their own, each kind once: groups that look alike are one.
@@ -161,9 +166,15 @@ class Workbench {
   // The best program of a graph on a group regardless of memory; of equal ones once.
   const Planned& unlimited(const Theory& theory, int number, const DeviceGroups::Kind& group,
                            int micro_batches);
+  // What replicas divide at a level, and the share of it that one keeps.
+  struct Divided {
+    int level = 0;
+    double share = 1;
+    auto operator<=>(const Divided&) const = default;
+  };
   // The best that fits with `in_flight` micro-batches into one part in `laps` of the memory.
   Planned plan_stage(const Theory& theory, int number, const DeviceGroups::Kind& group, int laps,
-                     int micro_batches, int in_flight, bool recompute);
+                     int micro_batches, int in_flight, bool recompute, const Divided& divided);
 
   void add_reductions(const std::vector<std::vector<const DeviceGroups::Kind*>>& kinds, Plan* plan);
   // The reduction over all devices of a stage with such groups, of tensors of `bytes` in all.
@@ -183,7 +194,8 @@ class Workbench {
   std::map<std::tuple<int, int, int>, std::vector<Planned>> limited_;
   std::map<int, double> memory_price_;  // by group
   std::map<net::Groups, ReductionProgram> joint_;
-  std::map<std::tuple<int, int, int, int, int, bool>, Planned> stages_;  // and in flight, recompute
+  // And in flight, recompute, divided.
+  std::map<std::tuple<int, int, int, int, int, bool, Divided>, Planned> stages_;
   std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
                       // their own, and so entries
   spmd::OrderMemo orders_;

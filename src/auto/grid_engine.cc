@@ -13,7 +13,9 @@ namespace motley::planner {
 namespace {
 
 constexpr int kComposed = 4;  // of each: one stage a device, several
+constexpr int kParted = 2;    // of each, besides: with context or expert parallelism
 constexpr int kLayers = 48;
+constexpr int kContext[] = {2, 4, 8};
 
 // The layers of a graph of `samples` as the grid sees them.
 grid::Model model_of(const Workbench& bench, int64_t samples) {
@@ -132,6 +134,11 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   EngineResult result;
   result.engine = "grid";
   grid::Fixed fixed = fixed_choices;
+  if (fixed.zero && *fixed.zero > 2)
+    throw user_error("grid",
+                     "fixed choice zero={}: replicas divide optimizer state (1) and gradients (2); "
+                     "parameters are cut inside of stages, where that is best, as with dp=1",
+                     *fixed.zero);
   if (!fixed.micro_batch && request.micro_batches.size() == 1)
     fixed.micro_batch = static_cast<int>(request.micro_batches[0]);
   // The layers do not depend on the micro-batch, up to its size.
@@ -153,15 +160,22 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   };
   Workbench& bench = bench_of(samples);
   const grid::Model model = model_of(bench, samples);
-  const grid::Estimator estimator(model, cluster,
-                                  grid::default_calibration(cluster, model.precision));
+  grid::Calibration calibration = grid::default_calibration(cluster, model.precision);
+  calibration.context = calibration.fragmentation = 0;  // plans are judged by what they hold
+  const grid::Estimator estimator(model, cluster, calibration);
   grid::SearchOptions options;
   options.global_batch = static_cast<int>(request.batch);
   options.fixed = fixed;
   options.memory = request.memory_limit;
   options.zero = {0};
+  if (request.memory_limit) options.zero = {0, 1, 2};
+  options.least_zero = true;
   options.interleave = {1, 2};
-  options.keep *= 2;
+  for (int cp : kContext)
+    if (cp <= cluster.size() && model.tokens % cp == 0) options.cp.push_back(cp);
+  for (int ep = 2; ep <= std::min(model.experts, cluster.size()); ++ep)
+    if (model.experts % ep == 0) options.ep.push_back(ep);
+  options.keep *= 4;
   options.recompute = {grid::Recompute::none};
   if (request.memory_limit && request.recompute) options.recompute.push_back(grid::Recompute::full);
   options.seed = request.seed;
@@ -169,13 +183,16 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   const grid::SearchResult found = grid::search(estimator, options);
   result.lower_bound = found.lower_bound;
   result.reason = found.ranked.empty() ? found.reason : found.stop_reason;
-  int composed[2] = {0, 0};
+  int composed[2][2] = {};
+  std::set<std::string> seen;
   std::vector<int> everywhere(cluster.size());
   std::iota(everywhere.begin(), everywhere.end(), 0);
   for (const grid::Candidate& candidate : found.ranked) {
-    const grid::Strategy& s = candidate.strategy;
-    int& tried = composed[s.interleave > 1];
-    if (tried >= kComposed) continue;
+    grid::Strategy s = candidate.strategy;
+    s.zero = 0;
+    const bool parts = s.cp > 1 || s.ep > 1;
+    int& tried = composed[s.interleave > 1][parts];
+    if (tried >= (parts ? kParted : kComposed)) continue;
     const int merged = merged_replicas(s);
     bool even = s.dp % merged == 0 && (merged == 1 || s.ep % s.cp == 0);
     for (int r = 0; even && r < s.dp; r += merged) even = taken_by(s, r, merged) % merged == 0;
@@ -187,11 +204,30 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
     int64_t total = 0;
     for (int m : s.micro_batches) total += m;
     if (total * s.micro_batch != request.batch) continue;
+    // The same devices in the same stages are the same plan.
+    grid::Strategy group = s;
+    group.tp *= s.cp * merged;
+    group.dp /= merged;
+    group.micro_batch *= merged;
+    group.cp = group.ep = 1;
+    group.micro_batches.clear();
+    for (int r = 0; r < s.dp; r += merged)
+      group.micro_batches.push_back(taken_by(s, r, merged) / merged);
+    if (!seen.insert(
+                 fmt::format("{} {}", grid::to_string(group), fmt::join(group.micro_batches, " ")))
+             .second)
+      continue;
     Workbench& own = bench_of(s.micro_batch * merged);
     if (own.size() != bench.size()) continue;
     Composition composition = composition_of(s);
+    // The least level at which it fits.
+    const bool any = !fixed.zero && composition.replicas.size() > 1;
+    const int least = fixed.zero.value_or(0), most = any && request.memory_limit ? 2 : least;
+    composition.try_zero = any;
     std::string reason;
-    auto plan = own.compose(composition, "grid", &reason);
+    std::unique_ptr<Plan> plan;
+    for (composition.zero = least; composition.zero <= most; ++composition.zero)
+      if ((plan = own.compose(composition, "grid", &reason))) break;
     if (!plan) {
       if (result.plans.empty()) result.reason = reason;
       continue;
@@ -201,11 +237,15 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
     if (!fixed.devices && s.interleave == 1 &&
         place_jointly(cluster, {everywhere}, *plan, &composition))
       jointly = own.compose(composition, "grid", &reason);
+    auto note = [&](const Plan& made) {
+      s.zero = made.pipeline->level(0);
+      return grid::to_string(s);
+    };
+    result.notes.push_back(note(*plan));
     result.plans.push_back(std::move(plan));
-    result.notes.push_back(grid::to_string(s));
     if (!jointly) continue;
+    result.notes.push_back(note(*jointly) + " placed jointly");
     result.plans.push_back(std::move(jointly));
-    result.notes.push_back(grid::to_string(s) + " placed jointly");
   }
   rank(&result);
   if (!result.plans.empty()) result.reason = found.stop_reason;

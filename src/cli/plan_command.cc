@@ -44,8 +44,10 @@ Json schedule_of(const PipelinePlan& pipeline) {
                         {"recompute", s.recompute}});
     replicas.push_back({{"micro_batches", replica.micro_batches}, {"stages", stages}});
   }
-  return {
+  Json schedule = {
       {"kind", pipeline.schedule}, {"micro_batch", pipeline.micro_batch}, {"replicas", replicas}};
+  for (const Division& division : pipeline.zero) schedule["zero"].push_back(division.level);
+  return schedule;
 }
 
 planner::VirtualDevices read_virtual_devices(const std::string& text) {

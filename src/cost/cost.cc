@@ -428,7 +428,7 @@ PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const C
 }
 
 MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
-                     int types, Optimizer optimizer, bool phases) {
+                     int types, Optimizer optimizer, bool phases, const Kept& kept) {
   const Graph& graph = theory.graph();
   std::vector<Held> held = lifetimes(theory, program);
   MemoryCost memory;
@@ -441,10 +441,24 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
   Bytes state_whole = 0;
   const std::vector<Placement> stored = stored_placements(theory, program);
   std::vector<bool> persistent(graph.values.size());
-  for (const Parameter& p : graph.parameters) {
+  auto is_half = [](const TensorSpec& spec) {
+    return spec.dtype == DType::bf16 || spec.dtype == DType::f16;
+  };
+  const bool every_pass = !kept.gradient.empty();
+  for (size_t i = 0; i < graph.parameters.size(); ++i) {
+    const Parameter& p = graph.parameters[i];
     persistent[p.value.index] = true;
-    if (p.gradient.valid()) persistent[p.gradient.index] = true;
-    const Bytes bytes = state_bytes(graph, p, optimizer);
+    Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
+    if (p.gradient.valid()) {
+      const TensorSpec& gradient = graph.spec(p.gradient);
+      // A divided gradient is there whole from where the backward pass makes it; its sum has 32
+      // bits.
+      const bool divided = kept.of_gradient(i) < 1;
+      persistent[p.gradient.index] = !divided;
+      bytes *= 1 + state_factor(optimizer) * kept.of_optimizer(i);
+      bytes += static_cast<Bytes>(gradient.bytes()) * kept.of_gradient(i) *
+               (divided && is_half(gradient) ? 2 : 1);
+    }
     Placement placement = stored[p.value.index];
     (placement.is_shard() ? state_cut[theory.segment(p.value)] : state_whole) += bytes;
     const auto& f = fractions.by_type(theory.cut(p.value, placement));
@@ -454,9 +468,10 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
   std::vector<Bytes> converted(types, 0);
   std::vector<Bytes> converted_cut(segments, 0);
   Bytes converted_whole = 0;
-  for (const Parameter& p : graph.parameters) {
+  for (size_t i = 0; i < graph.parameters.size(); ++i) {
+    const Parameter& p = graph.parameters[i];
     if (!p.gradient.valid() || graph.spec(p.gradient).dtype == graph.spec(p.value).dtype) continue;
-    const auto bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
+    const Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes()) * kept.of_optimizer(i);
     const Placement placement = stored[p.value.index];
     (placement.is_shard() ? converted_cut[theory.segment(p.value)] : converted_whole) += bytes;
     const auto& f = fractions.by_type(theory.cut(p.value, placement));
@@ -493,16 +508,26 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
   const int boundary = phases ? phases_of(theory, program).backward : -1;
   std::vector<bool> input(graph.values.size());
   for (const Input& i : graph.inputs) input[i.value.index] = true;
-  if (phases)
+  // Sums of 16-bit gradients have 32 bits.
+  auto add_sum = [&](ValueId v, Placement p, Bytes bytes) {
+    const auto& f = fractions.by_type(theory.cut(v, p));
+    for (int t = 0; t < types; ++t) memory.sums[t] += bytes * f[t];
+  };
+  if (phases && !every_pass)
     for (const auto& [v, p] : accumulated(theory, program)) {
-      // Sums of 16-bit gradients have 32 bits.
       const TensorSpec& spec = graph.spec(v);
-      const bool half = spec.dtype == DType::bf16 || spec.dtype == DType::f16;
-      const Bytes bytes = static_cast<Bytes>(spec.bytes()) * (half ? 2 : 1) -
-                          (persistent[v.index] ? static_cast<Bytes>(spec.bytes()) : 0);
-      const auto& f = fractions.by_type(theory.cut(v, p));
-      for (int t = 0; t < types; ++t) memory.sums[t] += bytes * f[t];
+      add_sum(v, p,
+              static_cast<Bytes>(spec.bytes()) * (is_half(spec) ? 2 : 1) -
+                  (persistent[v.index] ? static_cast<Bytes>(spec.bytes()) : 0));
     }
+  // Reduced in every pass, they are summed in the placement of their parameters.
+  for (size_t i = 0; phases && every_pass && i < graph.parameters.size(); ++i) {
+    const Parameter& p = graph.parameters[i];
+    if (p.gradient.valid() && kept.of_gradient(i) == 1)
+      add_sum(p.value, stored[p.value.index],
+              static_cast<Bytes>(graph.spec(p.gradient).bytes()) *
+                  (is_half(graph.spec(p.gradient)) ? 2 : 1));
+  }
   for (size_t h = 0; h < held.size(); ++h) {
     if (storage[h] != static_cast<int>(h)) continue;
     const Held& x = held[h];

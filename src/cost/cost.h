@@ -191,11 +191,26 @@ PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const C
 void choose_forms(const Theory& theory, Program* program, const CostModel& model,
                   const Fractions& fractions);
 
+// What a device keeps where replicas divide the state of parameters (ZeRO; plan/pipeline.h): of its
+// piece's optimizer state and sum of gradients a share.
+struct Kept {
+  std::vector<bool> optimizer;  // [parameter] its optimizer state is divided; empty: none is
+  std::vector<bool> gradient;   // [parameter] its sum of gradients too; empty: gradients are summed
+                                // whole and reduced once, otherwise all are reduced in every pass
+  double share = 1;
+  double of_optimizer(size_t parameter) const {
+    return optimizer.empty() || !optimizer[parameter] ? 1 : share;
+  }
+  double of_gradient(size_t parameter) const {
+    return gradient.empty() || !gradient[parameter] ? 1 : share;
+  }
+};
+
 // Bytes that each device type holds at its peak: parameters, gradients and optimizer state for the
 // whole step, and activations by liveness; aliases of one tensor count once. While the optimizer
 // runs, gradients of another type than their parameter (mixed precision) are there in both. With
 // `phases` also what a micro-batch holds between its passes.
 MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
-                     int types, Optimizer optimizer, bool phases = false);
+                     int types, Optimizer optimizer, bool phases = false, const Kept& kept = {});
 
 }  // namespace motley

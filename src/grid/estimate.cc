@@ -171,18 +171,22 @@ Mesh Estimator::mesh(const Strategy& s) const {
   const int groups = s.pp * s.dp;
   mesh.type.assign(groups, 0);
   mesh.memory.assign(s.pp, std::numeric_limits<double>::infinity());
+  mesh.mean_memory.assign(s.pp, 0);
   mesh.tensor.resize(groups);
   mesh.context.resize(groups);
   mesh.data.resize(s.pp);
   for (int g = 0; g < groups; ++g) {
     int slowest = -1;
+    Bytes least = std::numeric_limits<double>::infinity();
     for (int k = 0; k < s.cp * s.tp; ++k) {
       const int d = s.devices[static_cast<size_t>(g) * s.cp * s.tp + k];
       const int type = cluster_.devices[d].type;
-      mesh.memory[g / s.dp] = std::min(mesh.memory[g / s.dp], cluster_.types[type].memory);
+      least = std::min(least, cluster_.types[type].memory);
       if (slowest < 0 || rates_[type].memory < rates_[slowest].memory) slowest = type;
     }
     mesh.type[g] = slowest;
+    mesh.memory[g / s.dp] = std::min(mesh.memory[g / s.dp], least);
+    mesh.mean_memory[g / s.dp] += least / s.dp;
   }
 
   // Rings of one kind all run at once. fill(g, k) lists the devices of ring k of a group.
@@ -396,6 +400,14 @@ double Estimator::in_flight(int range, const Strategy& s) const {
   return static_cast<double>(warm) / s.interleave;
 }
 
+namespace {
+
+// motley's own runtime reduces divided gradients in every backward pass: they are whole in one
+// only.
+bool reduces_in_passes(const Strategy& s) { return s.zero == 2 && s.runtime == Runtime::motley; }
+
+}  // namespace
+
 Estimate Estimator::estimate(const Strategy& s, const Mesh& mesh) const {
   return run(s, mesh, false);
 }
@@ -457,6 +469,11 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
         pipeline.backward[r] =
             beside ? std::max(pipeline.backward[r], gather) : pipeline.backward[r] + gather;
       }
+      if (reduces_in_passes(s)) {  // half of an all-reduce, which nothing hides
+        const Mesh::Ring& ring = mesh.data[r % s.pp];
+        pipeline.backward[r] +=
+            (weights[r] * precision.reduced * ring.seconds_per_byte + ring.latency) / 2;
+      }
       if (r + 1 < ranges) {
         for (bool gradient : {false, true})
           (gradient ? pipeline.gradient : pipeline.activation)
@@ -513,10 +530,11 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
     Seconds reduce = 0;
     if (ring.size > 1) {
       // ZeRO splits the all-reduce in a reduce-scatter of gradients and an all-gather of weights.
-      const Bytes sent = s.zero == 0   ? precision.reduced
-                         : s.zero <= 2 ? (precision.reduced + precision.weight) / 2
-                                       : precision.reduced / 2;
-      reduce = held * sent * ring.seconds_per_byte + ring.latency;
+      const Bytes sent = s.zero == 0            ? precision.reduced
+                         : reduces_in_passes(s) ? precision.weight / 2
+                         : s.zero <= 2          ? (precision.reduced + precision.weight) / 2
+                                                : precision.reduced / 2;
+      reduce = held * sent * ring.seconds_per_byte + ring.latency / (reduces_in_passes(s) ? 2 : 1);
     }
     reduced = std::max(reduced, ready[stage] + reduce);
     const Bytes touched = precision.weight + precision.gradient + precision.optimizer;
@@ -531,10 +549,10 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
   for (int stage = 0; stage < s.pp; ++stage) {
     const Bytes used = stage_memory(stage, s);
     e.memory.push_back(used);
-    if (used > mesh.memory[stage] && e.fits) {
+    if (const Bytes limit = memory_limit(stage, s, mesh); used > limit && e.fits) {
       e.fits = false;
       e.reason = fmt::format("stage {} needs {}, {} more than its device has", stage,
-                             format_bytes(used), format_bytes(used - mesh.memory[stage]));
+                             format_bytes(used), format_bytes(used - limit));
     }
   }
   return e;
@@ -545,10 +563,15 @@ Bytes Estimator::stage_memory(int stage, const Strategy& s) const {
   for (size_t r = 0; r < s.stages.size(); ++r) first[r + 1] = first[r] + s.stages[r];
   Bytes used = calibration_.context, transient = 0;
   for (size_t r = stage; r < s.stages.size(); r += s.pp) {
+    const Bytes activation = activation_bytes(first[r], first[r + 1], s);
     used += state_bytes(first[r], first[r + 1], s) +
-            (1 + calibration_.fragmentation) * in_flight(static_cast<int>(r), s) *
-                activation_bytes(first[r], first[r + 1], s);
+            (1 + calibration_.fragmentation) * in_flight(static_cast<int>(r), s) * activation;
     transient = std::max(transient, transient_bytes(first[r], first[r + 1], s));
+    // At the end of a backward pass its gradients are there in the place of its activations.
+    if (reduces_in_passes(s))
+      transient =
+          std::max(transient,
+                   parameters(first[r], first[r + 1], s) * model_.precision.gradient - activation);
   }
   return used + transient;
 }

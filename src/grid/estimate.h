@@ -42,12 +42,13 @@ struct Mesh {
     Seconds latency = 0;          // of one all-reduce
   };
   int pp = 1, dp = 1, tp = 1, cp = 1;
-  std::vector<int> type;      // [stage * dp + replica] slowest type of the group
-  std::vector<Bytes> memory;  // [stage] least among its devices
-  std::vector<Ring> tensor;   // [stage * dp + replica] worst of its context ranks
-  std::vector<Ring> context;  // [stage * dp + replica]
-  std::vector<Ring> data;     // [stage] worst of its tensor ranks, over dp * cp
-  Ring tied;                  // between the first and the last stage
+  std::vector<int> type;           // [stage * dp + replica] slowest type of the group
+  std::vector<Bytes> memory;       // [stage] least among its devices
+  std::vector<Bytes> mean_memory;  // [stage] mean over replicas of the least among their devices
+  std::vector<Ring> tensor;        // [stage * dp + replica] worst of its context ranks
+  std::vector<Ring> context;       // [stage * dp + replica]
+  std::vector<Ring> data;          // [stage] worst of its tensor ranks, over dp * cp
+  Ring tied;                       // between the first and the last stage
   std::vector<double> message_seconds_per_byte;  // [boundary * dp + replica], of all a stage sends
   std::vector<Seconds> message_latency;
   // Boundary pp - 1 leads from the last stage back to the first (interleaved schedules).
@@ -99,6 +100,12 @@ class Estimator {
   // How many micro-batches a range holds at most.
   double in_flight(int range, const Strategy& strategy) const;
   Bytes stage_memory(int stage, const Strategy& strategy) const;
+  // What a stage's device may take, on average: where motley's runtime divides state, replicas with
+  // more memory take more of it.
+  static Bytes memory_limit(int stage, const Strategy& strategy, const Mesh& mesh) {
+    const bool shared = strategy.zero > 0 && strategy.runtime == Runtime::motley;
+    return (shared ? mesh.mean_memory : mesh.memory)[stage];
+  }
 
   // The step is never shorter, whatever the schedule waits for: for pruning.
   Seconds lower_bound(const Strategy& strategy, const Mesh& mesh) const;

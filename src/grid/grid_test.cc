@@ -382,6 +382,32 @@ TEST(Estimate, MemoryCountsWhatZeroAndRecomputationSave) {
   EXPECT_THAT(big.reason, HasSubstr("more than its device has"));
 }
 
+// Of the ZeRO stages only the least that fits is ranked.
+TEST(Search, LeastZeroIsTheFirstThatFits) {
+  const Cluster cluster = load_cluster("amp-t4x16");
+  const Estimator e = estimator_of(small_gpt(24), cluster);
+  SearchOptions options = options_of(128, "recompute=none");
+  options.zero = {0, 1, 2};
+  options.least_zero = true;
+  options.keep = 1000;
+  int divided = 0;
+  std::set<std::string> seen;
+  for (const Candidate& c : search(e, options).ranked) {
+    Strategy s = c.strategy;
+    s.zero = 0;
+    s.stages.clear();
+    EXPECT_TRUE(seen.insert(to_string(s)).second) << to_string(c.strategy);
+    if (c.strategy.zero == 0) continue;
+    s.zero = c.strategy.zero - 1;
+    s.stages = c.strategy.stages;
+    const Mesh mesh = e.mesh(s);
+    EXPECT_FALSE(assign(e, mesh, true, &s, nullptr) && e.estimate(s, mesh).fits)
+        << to_string(c.strategy);
+    ++divided;
+  }
+  EXPECT_GT(divided, 0);
+}
+
 TEST(Strategy, MistakesAreNamed) {
   auto message = [](auto&& run) {
     try {

@@ -193,9 +193,9 @@ bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy*
       const double held = estimator.in_flight(range, *s);
       for (int l = 0; l < layers; ++l) row[l] = state[l] + held * activation[l];
       problem.memory.push_back(std::move(row));
-      problem.limit.push_back(
-          (mesh.memory[range % s->pp] - estimator.calibration().context - transient) /
-          s->interleave);
+      problem.limit.push_back((Estimator::memory_limit(range % s->pp, *s, mesh) -
+                               estimator.calibration().context - transient) /
+                              s->interleave);
     }
   }
   const Assignment a = assign_layers(problem);
@@ -300,8 +300,8 @@ struct Option {
   Seconds bound = 0;
 };
 
-// What can be said before anything is placed: perfect balance, tensor-parallel all-reduces at the
-// fastest link's pace, no other communication, no optimizer. The
+// What can be said before anything is placed: perfect balance, what tensor and context parallelism
+// send at the fastest link's pace, no other communication, no optimizer. The
 // work of a layer is its time on the fastest type; a type's speed is the most work per second it
 // does in any layer.
 Seconds first_bound(const Estimator& estimator, const Strategy& s, int global_batch) {
@@ -310,10 +310,10 @@ Seconds first_bound(const Estimator& estimator, const Strategy& s, int global_ba
   std::vector<double> most(types, 0.0);
   Seconds work = 0;
   std::vector<Seconds> time(types);
-  const Mesh::Ring ring = estimator.best_ring(s.tp);
+  const Mesh::Ring ring = estimator.best_ring(s.tp), context = estimator.best_ring(s.cp);
   for (int l = 0; l < layers; ++l) {
     for (int type = 0; type < types; ++type) {
-      const LayerTimes::Time t = estimator.layer_time(l, type, s, ring, {});
+      const LayerTimes::Time t = estimator.layer_time(l, type, s, ring, context);
       time[type] = t.forward + t.backward;
     }
     const Seconds least = *std::min_element(time.begin(), time.end());
@@ -490,6 +490,7 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
   std::string tightest;
   std::map<std::tuple<int, int, int>, std::vector<std::pair<std::vector<int>, Mesh>>> meshes;
   Seconds lowest_open = std::numeric_limits<double>::infinity();
+  std::optional<Strategy> fitting;  // before anything is placed, of ZeRO stage 0
   for (Option& o : open) {
     if (o.bound >= cutoff()) {
       result.stop_reason = "bound";
@@ -503,6 +504,9 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
     }
     result.lower_bound = std::min(result.lower_bound, o.bound);
     Strategy& s = o.strategy;
+    Strategy plain = s;
+    plain.zero = 0;
+    if (options.least_zero && fitting && *fitting == plain) continue;
     auto [slot, fresh] = meshes.try_emplace({s.pp, s.dp, s.tp * 4096 + s.cp});
     if (fresh) {
       std::vector<std::vector<int>> placements;
@@ -529,8 +533,15 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
         ++result.counters.infeasible;
         continue;
       }
+      if (s.zero == 2 && options.runtime == Runtime::motley &&
+          !std::equal(c.strategy.micro_batches.begin() + 1, c.strategy.micro_batches.end(),
+                      c.strategy.micro_batches.begin())) {
+        ++result.counters.infeasible;  // its replicas meet in every backward pass
+        continue;
+      }
       if (placed_bound(estimator, c.strategy, mesh) >= cutoff()) {
         ++result.counters.bounded;
+        fitting = plain;
         continue;
       }
       if (fixed.stages) {
@@ -545,6 +556,7 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
           std::min(cutoff(),
                    best ? best->estimate.step : std::numeric_limits<double>::infinity())) {
         ++result.counters.bounded;
+        fitting = plain;
         continue;
       }
       c.estimate = estimator.estimate(c.strategy, mesh);
@@ -556,6 +568,7 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
       }
       if (!best || c.estimate.step < best->estimate.step) best = std::move(c);
     }
+    if (best) fitting = plain;
     if (!best || best->estimate.step >= cutoff()) continue;
     ranked.insert(std::upper_bound(ranked.begin(), ranked.end(), *best, faster), *best);
     if (static_cast<int>(ranked.size()) > options.keep) ranked.pop_back();

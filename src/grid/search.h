@@ -35,6 +35,7 @@ struct SearchOptions {
   Fixed fixed;
   bool memory = true;              // strategies must fit
   std::vector<int> zero = {0, 1};  // stages tried
+  bool least_zero = false;         // of those, in order, only up to the first that fits
   std::vector<Recompute> recompute = {Recompute::none, Recompute::full};
   std::vector<int> interleave = {1};
   std::vector<int> cp = {1}, ep = {1};

@@ -49,6 +49,80 @@ bool JointGradients::any() const {
   return std::find(gradient.begin(), gradient.end(), true) != gradient.end();
 }
 
+bool DividedState::any() const {
+  return std::find(optimizer.begin(), optimizer.end(), true) != optimizer.end();
+}
+
+namespace {
+
+// [parameter of the stage] Whether all replicas hold it in the same pieces.
+std::vector<bool> alike_in_replicas(const PipelinePlan& plan, int stage) {
+  const Theory& theory = plan.theory(stage);
+  const auto& parameters = plan.graph(stage).parameters;
+  const StagePlan& first = plan.replicas[0].stages[stage];
+  const std::vector<Placement> stored = stored_placements(theory, first.program);
+  const Shares shares(first.ratios);
+  std::vector<bool> alike(parameters.size(), true);
+  for (size_t r = 1; r < plan.replicas.size(); ++r) {
+    const StagePlan& other = plan.replicas[r].stages[stage];
+    if (other.devices.size() != first.devices.size()) return std::vector<bool>(alike.size(), false);
+    if (other.program.steps == first.program.steps && other.ratios == first.ratios) continue;
+    const std::vector<Placement> placed = stored_placements(theory, other.program);
+    const Shares theirs(other.ratios);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const ValueId v = parameters[i].value;
+      const Placement p = stored[v.index];
+      alike[i] = alike[i] && placed[v.index] == p &&
+                 (!p.is_shard() || shares.of(theory.cut(v, p)) == theirs.of(theory.cut(v, p)));
+    }
+  }
+  return alike;
+}
+
+}  // namespace
+
+DividedState divided_state(const PipelinePlan& plan, int stage) {
+  DividedState divided;
+  const auto replicas = plan.replicas.size();
+  divided.shares.assign(replicas, 1.0 / static_cast<double>(replicas));
+  if (plan.level(stage) == 0 || replicas == 1) return divided;
+  if (const std::vector<double>& shares = plan.zero[stage].shares; !shares.empty()) {
+    double sum = 0;
+    for (double share : shares) sum += share;
+    for (size_t r = 0; r < replicas; ++r) divided.shares[r] = shares[r] / sum;
+  }
+  divided.optimizer = alike_in_replicas(plan, stage);
+  const auto& parameters = plan.graph(stage).parameters;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    divided.optimizer[i] = divided.optimizer[i] && parameters[i].gradient.valid();
+  divided.tied.assign(parameters.size(), false);
+  const auto& of_plan = plan.parts().parameter_of[stage];
+  for (const Tied& t : plan.parts().tied) {
+    const auto it = std::find(of_plan.begin(), of_plan.end(), t.parameter);
+    if (it == of_plan.end()) continue;
+    const auto i = static_cast<size_t>(it - of_plan.begin());
+    divided.tied[i] = true;
+    for (int s : t.stages) {
+      const auto& theirs = plan.parts().parameter_of[s];
+      const auto k = std::find(theirs.begin(), theirs.end(), t.parameter) - theirs.begin();
+      divided.optimizer[i] = divided.optimizer[i] && plan.level(s) > 0 &&
+                             alike_in_replicas(plan, s)[k] &&
+                             plan.graph(s).parameters[k].gradient.valid();
+    }
+  }
+  if (plan.level(stage) < 2) return divided;
+  divided.gradient = divided.optimizer;
+  for (size_t i = 0; i < divided.tied.size(); ++i)
+    divided.gradient[i] = divided.gradient[i] && !divided.tied[i];
+  return divided;
+}
+
+std::vector<DividedState> divided_states(const PipelinePlan& plan) {
+  std::vector<DividedState> list;
+  for (int s = 0; s < plan.stages(); ++s) list.push_back(divided_state(plan, s));
+  return list;
+}
+
 std::vector<std::vector<int>> stage_groups(const ReplicaPlan& replica) {
   std::vector<std::vector<int>> groups;
   std::map<int, size_t> group_of;  // by first device
@@ -196,7 +270,7 @@ JointGradients joint_gradients(const PipelinePlan& plan, int stage,
   bool ranks = false;
   for (const ReplicaPlan& replica : plan.replicas)
     ranks = ranks || replica.stages[stage].devices.size() > 1;
-  if (ranks && plan.replicas.size() > 1 &&
+  if (ranks && plan.replicas.size() > 1 && plan.level(stage) == 0 &&
       !programs_for(reductions, devices_of(plan, stage), cluster_size).empty())
     return joint_gradients(plan, stage);
   JointGradients none;
@@ -219,7 +293,7 @@ int in_flight(const ReplicaPlan& replica, int stage) {
 
 std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
                                 const std::vector<int>& group, const Cluster& sub_cluster,
-                                Optimizer optimizer) {
+                                Optimizer optimizer, const std::vector<DividedState>& divided) {
   const ReplicaPlan& of = plan.replicas[replica];
   const int types = static_cast<int>(sub_cluster.types.size());
   std::map<int, MemoryCost> memory;  // [stage]
@@ -227,7 +301,8 @@ std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
   for (int s : group) {
     const Shares shares(of.stages[s].ratios);
     const Fractions fractions(sub_cluster, shares);
-    memory[s] = memory_of(plan.theory(s), of.stages[s].program, fractions, types, optimizer, true);
+    memory[s] = memory_of(plan.theory(s), of.stages[s].program, fractions, types, optimizer, true,
+                          divided[s].kept(replica));
     for (int t = 0; t < types; ++t) bytes[t] += memory[s].state[t] + memory[s].sums[t];
   }
   // Beside what stays, a stage's pass needs what is above it at the stage's peak, and what other
@@ -255,12 +330,13 @@ std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
 std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& cluster,
                                    Optimizer optimizer) {
   std::vector<Bytes> bytes(cluster.size(), 0);
+  const std::vector<DividedState> divided = divided_states(plan);
   for (size_t r = 0; r < plan.replicas.size(); ++r)
     for (const auto& group : stage_groups(plan.replicas[r])) {
       const std::vector<int>& devices = plan.replicas[r].stages[group[0]].devices;
       const Cluster part = part_of(cluster, devices);
       const std::vector<Bytes> by_type =
-          group_memory(plan, static_cast<int>(r), group, part, optimizer);
+          group_memory(plan, static_cast<int>(r), group, part, optimizer, divided);
       for (size_t i = 0; i < devices.size(); ++i) bytes[devices[i]] = by_type[part.devices[i].type];
     }
   return bytes;

@@ -51,6 +51,13 @@ struct ReplicaPlan {
   std::vector<StagePlan> stages;
 };
 
+// How the replicas of a stage divide the state of its parameters.
+struct Division {
+  int level = 0;               // 0, 1 or 2
+  std::vector<double> shares;  // [replica]; empty: equal
+  friend bool operator==(const Division&, const Division&) = default;
+};
+
 // A replica, a stage of it, and a rank among its devices.
 struct Seat {
   int replica = 0, stage = 0, rank = 0;
@@ -68,12 +75,14 @@ class PipelinePlan {
   int64_t micro_batch = 1;    // samples
   std::vector<int> stage_of;  // [node] of the plan's graph
   std::vector<ReplicaPlan> replicas;
+  std::vector<Division> zero;  // [stage]; empty: nothing is divided
 
   // Cuts the graph by stage_of. Throws UserError that starts with `where`.
   void cut(const Graph& graph, int stages, const std::string& where);
 
   int stages() const { return static_cast<int>(theories_.size()); }
   int micro_batches() const;  // of all replicas
+  int level(int stage) const { return zero.empty() ? 0 : zero[stage].level; }
   const Stages& parts() const { return *parts_; }
   const Graph& graph(int stage) const { return parts_->graphs[stage].graph; }
   const Theory& theory(int stage) const { return *theories_[stage]; }
@@ -98,9 +107,21 @@ struct JointGradients {
   bool any() const;
 };
 JointGradients joint_gradients(const PipelinePlan& plan, int stage);
-// The same where they are: `reductions` has a program for the stage's devices in all replicas.
+// The same where they are: `reductions` has a program for the stage's devices in all replicas,
+// which divide nothing.
 JointGradients joint_gradients(const PipelinePlan& plan, int stage,
                                const std::vector<ReductionProgram>& reductions, int cluster_size);
+
+// What the replicas of a stage divide: parameters with a gradient whose pieces are alike in all.
+struct DividedState {
+  std::vector<bool> optimizer, gradient;  // as in Kept
+  std::vector<bool> tied;                 // [parameter] of those: other stages hold it too
+  std::vector<double> shares;             // [replica] sum 1
+  bool any() const;
+  Kept kept(int replica) const { return {optimizer, gradient, shares[replica]}; }
+};
+DividedState divided_state(const PipelinePlan& plan, int stage);
+std::vector<DividedState> divided_states(const PipelinePlan& plan);  // [stage]
 
 // The groups of stages that share their devices, by first stage; stages ascending.
 std::vector<std::vector<int>> stage_groups(const ReplicaPlan& replica);
@@ -119,10 +140,11 @@ Ticks ticks_of(const ReplicaPlan& replica);
 int in_flight(const ReplicaPlan& replica, int stage);
 
 // Bytes on the fullest device of every type of the sub-cluster of a group of stages: parameters,
-// gradients, optimizer, sums of gradients, and the micro-batches in flight.
+// gradients, optimizer, sums of gradients, and the micro-batches in flight. `divided`: of every
+// stage.
 std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
                                 const std::vector<int>& group, const Cluster& sub_cluster,
-                                Optimizer optimizer);
+                                Optimizer optimizer, const std::vector<DividedState>& divided);
 
 // [device] of the whole cluster; 0 for a device without a stage.
 std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& cluster,

@@ -118,7 +118,42 @@ Json to_json(const PipelinePlan& pipeline) {
     replicas.push_back({{"micro_batches", replica.micro_batches}, {"stages", std::move(stages)}});
   }
   j["replicas"] = std::move(replicas);
+  for (const Division& division : pipeline.zero) {
+    Json k = {{"level", division.level}};
+    if (!division.shares.empty()) k["shares"] = division.shares;
+    j["zero"].push_back(std::move(k));
+  }
   return j;
+}
+
+// [stage] How replicas divide the state of parameters.
+std::vector<Division> read_divisions(const Json& list, int stages, size_t replicas,
+                                     const std::string& name) {
+  std::vector<Division> divisions;
+  if (static_cast<int>(list.size()) != stages)
+    throw user_error("plan", "{}.zero has {} entries; the pipeline has {} stages", name,
+                     list.size(), stages);
+  for (int s = 0; s < stages; ++s) {
+    const std::string where = fmt::format("{}.zero[{}]", name, s);
+    Fields fields(list[s], "plan", where);
+    Division division;
+    const int64_t level = fields.integer("level");
+    if (level == 3)
+      throw fields.bad("level",
+                       "is 3; replicas divide optimizer state (1) and gradients (2), parameters "
+                       "are cut by the programs of stages");
+    if (level < 0 || level > 2)
+      throw fields.bad("level", fmt::format("is {}; give 0, 1 or 2", level));
+    division.level = static_cast<int>(level);
+    if (fields.find("shares")) {
+      division.shares = read_ratios(fields.array("shares"), where + ".shares");
+      if (division.shares.size() != replicas)
+        throw fields.bad("shares", fmt::format("has {} numbers; the pipeline has {} replicas",
+                                               division.shares.size(), replicas));
+    }
+    divisions.push_back(std::move(division));
+  }
+  return divisions;
 }
 
 std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Graph& graph,
@@ -194,6 +229,8 @@ std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Graph& graph
     }
     pipeline->replicas.push_back(std::move(replica));
   }
+  if (fields.find("zero"))
+    pipeline->zero = read_divisions(fields.array("zero"), stages, pipeline->replicas.size(), name);
   return pipeline;
 }
 
@@ -336,6 +373,52 @@ void check_order(const ReplicaPlan& replica, const PipelinePlan& fresh, const st
         where));
 }
 
+// What keeps the replicas of stages from dividing the state of parameters. REQUIRES: replicas have
+// as many stages as the pipeline.
+void check_divisions(const PipelinePlan& pipeline, std::vector<std::string>* problems) {
+  if (pipeline.zero.empty()) return;
+  if (static_cast<int>(pipeline.zero.size()) != pipeline.stages()) {
+    problems->push_back(fmt::format("zero has {} entries; the pipeline has {} stages",
+                                    pipeline.zero.size(), pipeline.stages()));
+    return;
+  }
+  bool meet = false;  // in every backward pass
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const Division& division = pipeline.zero[s];
+    if (division.level < 0 || division.level > 2)
+      problems->push_back(
+          fmt::format("stage {}: zero level {}; give 0, 1 or 2", s, division.level));
+    meet = meet || division.level == 2;
+    double sum = 0;
+    bool bad = false;
+    for (double share : division.shares) {
+      bad = bad || !(share >= 0) || !std::isfinite(share);
+      sum += share;
+    }
+    if (!division.shares.empty() &&
+        (division.shares.size() != pipeline.replicas.size() || bad || !(sum > 0)))
+      problems->push_back(fmt::format(
+          "stage {}: zero has not one share per replica, numbers of at least 0 of which "
+          "one is more",
+          s));
+  }
+  if (!meet) return;
+  const ReplicaPlan& first = pipeline.replicas[0];
+  for (size_t r = 1; r < pipeline.replicas.size(); ++r) {
+    const ReplicaPlan& replica = pipeline.replicas[r];
+    bool same = replica.micro_batches == first.micro_batches &&
+                stage_groups(replica) == stage_groups(first);
+    for (int s = 0; s < pipeline.stages(); ++s)
+      same = same && replica.stages[s].warm_up == first.stages[s].warm_up;
+    if (!same)
+      problems->push_back(
+          fmt::format("zero level 2, at which replicas meet in every backward pass, and replica {} "
+                      "takes others than replica 0; give them as many micro-batches and the same "
+                      "warm-up passes, or level 1",
+                      r));
+  }
+}
+
 // What is wrong with a pipeline, its memory apart.
 std::vector<std::string> check_pipeline(const Plan& plan) {
   const PipelinePlan& pipeline = *plan.pipeline;
@@ -400,6 +483,7 @@ std::vector<std::string> check_pipeline(const Plan& plan) {
   }
   for (size_t r = 0; r < pipeline.replicas.size() && problems.empty(); ++r)
     check_order(pipeline.replicas[r], fresh, fmt::format("replica {}", r), &problems);
+  if (problems.empty()) check_divisions(pipeline, &problems);
   return problems;
 }
 
@@ -502,6 +586,21 @@ std::string describe_pipeline(const Plan& plan) {
   for (const Tied& tied : pipeline.parts().tied)
     out += fmt::format("  tied        {} in stages {}\n",
                        plan.graph->parameters[tied.parameter].name, fmt::join(tied.stages, ", "));
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const DividedState divided = divided_state(pipeline, s);
+    if (!divided.any()) continue;
+    Bytes bytes = 0;
+    const auto& parameters = pipeline.graph(s).parameters;
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (divided.optimizer[i])
+        bytes += static_cast<Bytes>(pipeline.graph(s).spec(parameters[i].value).bytes());
+    std::vector<std::string> shares;
+    for (double share : divided.shares) shares.push_back(fmt::format("{:.0f}%", 100 * share));
+    out += fmt::format("  zero        stage {} level {}: replicas divide the {} of {}, {}\n", s,
+                       pipeline.level(s),
+                       pipeline.level(s) == 1 ? "optimizer state" : "optimizer state and gradients",
+                       format_bytes(bytes), fmt::join(shares, " "));
+  }
   std::vector<int> counts;
   for (const StagePlan& stage : pipeline.replicas[0].stages) counts.push_back(stage.warm_up);
   out += describe_reductions(plan);

@@ -108,12 +108,12 @@ class LocalWorker {
            : kind == "buffer"  ? worker_->buffer_piece(i, whole.detach())
                                : worker_->input_piece(i, whole.detach());
   }
-  // (outer, size, inner, begin, length, group); see Part.
-  std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int> part(const std::string& kind,
-                                                                    const std::string& name) const {
+  // (outer, size, inner, begin, length, group, first, count); see Part.
+  std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int, int64_t, int64_t> part(
+      const std::string& kind, const std::string& name) const {
     const size_t i = find(kind, name);
     const Part p = kind == "parameter" ? worker_->parameter_part(i) : worker_->buffer_part(i);
-    return {p.outer, p.size, p.inner, p.begin, p.length, p.group};
+    return {p.outer, p.size, p.inner, p.begin, p.length, p.group, p.first, p.count};
   }
   std::string input_placement(const std::string& name) const {
     return to_string(worker_->input_placement(find("input", name)));
@@ -124,7 +124,7 @@ class LocalWorker {
   void set(const std::string& kind, const std::string& name, const at::Tensor& local) {
     const size_t i = find(kind, name);
     if (kind == "parameter")
-      worker_->set_parameter(i, local.detach());
+      worker_->set_parameter(i, local);
     else
       worker_->set_buffer(i, local.detach());
   }

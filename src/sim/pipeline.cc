@@ -52,8 +52,10 @@ class Simulator {
       shared_.push_back(groups.size() > 1 ? shared_by(plan.cluster, groups) : plan.cluster);
       joint_.push_back(joint_gradients(pipeline_, s, plan.reductions, plan.cluster.size()));
     }
+    divided_ = divided_states(pipeline_);
     for (size_t r = 0; r < replicas_.size(); ++r)
       for (int s = 0; s < pipeline_.stages(); ++s) replicas_[r].push_back(prepare(r, s));
+    meet();
     transfer_times();
   }
 
@@ -114,13 +116,82 @@ class Simulator {
       }
     stage.phases = phases_of(pipeline_.theory(s), plan.program);
     stage.forward = pass(stage, r, s, {{0, stage.phases.backward}});
-    if (plan.recompute)
-      stage.backward =
-          pass(stage, r, s,
-               {{0, stage.phases.backward}, {stage.phases.backward, stage.phases.reduction}});
-    else
-      stage.backward = pass(stage, r, s, {{stage.phases.backward, stage.phases.reduction}});
+    std::vector<std::pair<int, int>> parts = {{stage.phases.backward, stage.phases.reduction}};
+    if (plan.recompute) parts.insert(parts.begin(), {0, stage.phases.backward});
+    if (!in_every_pass(s)) {
+      stage.backward = pass(stage, r, s, parts);
+      return stage;
+    }
+    parts.push_back({stage.phases.reduction, static_cast<int>(plan.program.steps.size())});
+    stage.backward = pass(stage, r, s, parts);
+    const Seconds begin = stage.backward.seconds,
+                  end = begin + around(s, divided_bytes(s, divided_[s].gradient, true));
+    for (int i = 0; i < stage.part.size() && end > begin; ++i)
+      stage.backward.work.push_back({i, begin, end, WalkKind::comm});
+    stage.backward.seconds = end;
     return stage;
+  }
+
+  // Whether the replicas of a stage reduce gradients in every backward pass.
+  bool in_every_pass(int s) const { return !divided_[s].gradient.empty(); }
+
+  // Replicas that meet in every backward pass are as slow in each as the slowest.
+  void meet() {
+    bool meets = false;
+    for (int s = 0; s < pipeline_.stages(); ++s) meets = meets || in_every_pass(s);
+    for (int s = 0; s < pipeline_.stages() && meets; ++s) {
+      Seconds forward = 0, backward = 0;
+      for (const auto& stages : replicas_) {
+        forward = std::max(forward, stages[s].forward.seconds);
+        backward = std::max(backward, stages[s].backward.seconds);
+      }
+      for (auto& stages : replicas_) {
+        stages[s].forward.seconds = forward;
+        stages[s].backward.seconds = backward;
+      }
+    }
+  }
+
+  // [rank] Bytes of a replica's pieces of some parameters of a stage, or of their gradients.
+  // REQUIRES: the pieces of all replicas are alike.
+  std::vector<Bytes> divided_bytes(int s, const std::vector<bool>& which, bool gradients) const {
+    const StagePlan& plan = planned(0, s);
+    const Theory& theory = pipeline_.theory(s);
+    const Shares shares(plan.ratios);
+    const std::vector<Placement> stored = stored_placements(theory, plan.program);
+    std::vector<Bytes> bytes(plan.devices.size(), 0);
+    const auto& parameters = pipeline_.graph(s).parameters;
+    for (size_t i = 0; i < which.size(); ++i) {
+      if (!which[i]) continue;
+      const Parameter& p = parameters[i];
+      const auto all =
+          static_cast<Bytes>(pipeline_.graph(s).spec(gradients ? p.gradient : p.value).bytes());
+      const Placement placement = stored[p.value.index];
+      const Cut cut = theory.cut(p.value, placement);
+      for (size_t d = 0; d < bytes.size(); ++d)
+        bytes[d] += placement.is_shard() ? all * static_cast<double>(shares.of(cut)[d]) /
+                                               static_cast<double>(cut.size)
+                                         : all;
+    }
+    return bytes;
+  }
+
+  // Seconds of a reduce-scatter or all-gather over the replicas of a stage: rings, all ranks' at
+  // the same time, on which a round takes as long as the largest part.
+  Seconds around(int s, const std::vector<Bytes>& by_rank) const {
+    const auto replicas = replicas_.size();
+    const std::vector<double>& shares = divided_[s].shares;
+    const double largest = *std::max_element(shares.begin(), shares.end()),
+                 rounds = static_cast<double>(replicas) - 1;
+    std::vector<net::PairMessage> ring;
+    Seconds latency = 0;
+    for (size_t i = 0; i < by_rank.size(); ++i)
+      for (size_t r = 0; r < replicas && by_rank[i] > 0; ++r) {
+        const int from = planned(r, s).devices[i], to = planned((r + 1) % replicas, s).devices[i];
+        ring.push_back({from, to, rounds * largest * by_rank[i]});
+        latency = std::max(latency, topology_.latency(from, to));
+      }
+    return ring.empty() ? 0 : net::messages_time(topology_, ring) + (rounds - 1) * latency;
   }
 
   // Whether replica r's passes of a stage take what those of replica q do.
@@ -308,6 +379,7 @@ class Simulator {
     const int stages = pipeline_.stages(), replicas = static_cast<int>(replicas_.size());
     for (int r = 0; r < replicas; ++r)
       for (int s = 0; s < stages; ++s) {
+        if (in_every_pass(s)) continue;
         Stage& stage = replicas_[r][s];
         std::vector<Seconds> now(stage.part.size(), 0);
         Program program = planned(r, s).program;
@@ -325,6 +397,7 @@ class Simulator {
       // Equal pieces are reduced for all ranks together, by programs or on rings; the rest is
       // exchanged.
       std::vector<net::PairMessage> ring, others;
+      std::vector<bool> scattered = divided_[s].optimizer;          // once a step, on rings
       std::vector<Bytes> reduced(planned(0, s).devices.size(), 0);  // [rank]
       const auto& parameters = pipeline_.graph(s).parameters;
       Bytes jointly = 0;
@@ -336,8 +409,27 @@ class Simulator {
           jointly += bytes;
           continue;
         }
+        if (in_every_pass(s) && divided_[s].gradient[p]) {
+          scattered[p] = false;
+          continue;
+        }
         std::vector<Holding> held;
         for (int r = 0; r < replicas; ++r) held.push_back(gradient_of(r, s, p));
+        if (!scattered.empty() && scattered[p]) {
+          if (!divided_[s].tied[p]) continue;
+          // Of tied ones every part goes straight to its owner.
+          scattered[p] = false;
+          std::vector<bool> one(parameters.size(), false);
+          one[p] = true;
+          const std::vector<Bytes> by_rank = divided_bytes(s, one, true);
+          for (size_t i = 0; i < by_rank.size(); ++i)
+            for (int r = 0; r < replicas; ++r)
+              for (int q = 0; q < replicas; ++q)
+                if (q != r)
+                  others.push_back({planned(r, s).devices[i], planned(q, s).devices[i],
+                                    by_rank[i] * divided_[s].shares[q]});
+          continue;
+        }
         bool same = true;
         for (int r = 1; r < replicas; ++r) same = same && alike(held[0], held[r]);
         if (same) {
@@ -353,6 +445,8 @@ class Simulator {
             if (q != r) add_messages(held[r], held[q], bytes, &others);
       }
       Seconds seconds = others.empty() ? 0 : net::messages_time(topology_, others);
+      const std::vector<Bytes> parts = divided_bytes(s, scattered, true);
+      seconds += around(s, parts);
       if (jointly > 0) {
         const std::vector<int> devices = devices_of(pipeline_, s);
         seconds += CollectiveModel(part_of(plan_.cluster, devices),
@@ -385,6 +479,14 @@ class Simulator {
       Bytes sent = 0;
       for (const net::PairMessage& m : others) sent += m.bytes;
       for (Bytes b : reduced) sent += 2.0 * (replicas - 1) * b;
+      for (Bytes b : parts) sent += (replicas - 1) * b;
+      if (in_every_pass(s)) {
+        const std::vector<Bytes> each = divided_bytes(s, divided_[s].gradient, true);
+        Bytes all = 0;
+        for (Bytes b : each) all += (replicas - 1) * b;
+        exchange(fmt::format("gradients over replicas in a backward pass, stage {}", s),
+                 pipeline_.replicas[0].micro_batches, all, around(s, each));
+      }
       exchange(fmt::format("gradients over replicas, stage {}", s), 1, sent, seconds);
       Seconds begin = 0;
       for (int r = 0; r < replicas; ++r) begin = std::max(begin, group_of(r, s).free);
@@ -434,9 +536,30 @@ class Simulator {
             [&](int d, Seconds from, Seconds to, const std::string& name, WalkKind kind, NodeId) {
               sim_.devices[devices[d]].busy += to - from;
               span(devices[d], from, to, name, kind);
-            });
+            },
+            divided_[s].kept(static_cast<int>(r)));
         for (size_t i = 0; i < devices.size(); ++i) end[devices[i]] = now[i];
       }
+    // Replicas that stepped parts of parameters gather them.
+    for (int s = 0; s < pipeline_.stages(); ++s) {
+      if (!divided_[s].any()) continue;
+      const std::vector<Bytes> by_rank = divided_bytes(s, divided_[s].optimizer, false);
+      const Seconds seconds = around(s, by_rank);
+      Bytes sent = 0;
+      for (Bytes b : by_rank) sent += static_cast<double>(replicas_.size() - 1) * b;
+      exchange(fmt::format("parameters over replicas, stage {}", s), 1, sent, seconds);
+      const std::vector<int> devices = devices_of(pipeline_, s);
+      Seconds begin = 0;
+      for (int d : devices) begin = std::max(begin, end[d]);
+      for (int d : devices) {
+        sim_.devices[d].idle += begin - end[d];
+        sim_.devices[d].comm += seconds;
+        sim_.devices[d].exposed_comm += seconds;
+        span(d, end[d], begin, "wait", WalkKind::wait);
+        span(d, begin, begin + seconds, "gather parameters", WalkKind::comm);
+        end[d] = begin + seconds;
+      }
+    }
     sim_.step = *std::max_element(end.begin(), end.end());
     Seconds busiest = 0, total = 0, comm = 0;
     for (int d = 0; d < plan_.cluster.size(); ++d) {
@@ -457,6 +580,7 @@ class Simulator {
   net::Topology topology_;
   std::vector<Cluster> shared_;        // [stage] as its replicas see it, all of them busy
   std::vector<JointGradients> joint_;  // [stage]
+  std::vector<DividedState> divided_;  // [stage]
   std::vector<std::vector<Stage>> replicas_;
   std::vector<Way> ways_;
   Simulation sim_;

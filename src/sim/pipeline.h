@@ -7,7 +7,9 @@
 // ended and the way from that stage to the other, each direction its own, is free; messages go from
 // rank to rank as the runtime sends them, and all replicas share the ports they cross. When a stage
 // is done it reduces within itself, over replicas once all of them are there, and for tied
-// parameters over stages; then its optimizer runs.
+// parameters over stages; then its optimizer runs, and replicas that divided its work gather the
+// parameters. Where replicas reduce gradients in every backward pass, all passes take as long as in
+// the slowest replica.
 #pragma once
 
 #include "net/messages.h"

@@ -62,17 +62,17 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
 
 void walk_optimizer(const Theory& theory, const Program& program, const CostModel& model,
                     const Fractions& fractions, Optimizer optimizer, std::vector<Seconds>* now,
-                    const WalkSink& sink) {
+                    const WalkSink& sink, const Kept& kept) {
   const Graph& graph = theory.graph();
   const std::vector<Placement> stored = stored_placements(theory, program);
-  for (const Parameter& p : graph.parameters) {
+  for (size_t i = 0; i < graph.parameters.size(); ++i) {
+    const Parameter& p = graph.parameters[i];
     if (!p.gradient.valid()) continue;
+    const Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes()) * kept.of_optimizer(i);
     const Placement placement = stored[p.value.index];
     const auto& f = fractions.by_device(theory.cut(p.value, placement));
     for (int d = 0; d < model.cluster().size(); ++d) {
-      const Seconds s =
-          model.update(model.cluster().devices[d].type,
-                       static_cast<Bytes>(graph.spec(p.value).bytes()) * f[d], optimizer);
+      const Seconds s = model.update(model.cluster().devices[d].type, bytes * f[d], optimizer);
       if (s <= 0) continue;
       sink(d, (*now)[d], (*now)[d] + s, "optimizer", WalkKind::compute, {});
       (*now)[d] += s;

@@ -22,9 +22,9 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
           const Fractions& fractions, int begin, int end, std::vector<Seconds>* now,
           const WalkSink& sink);
 
-// The optimizer on every device's pieces.
+// The optimizer on every device's pieces, as far as it keeps their state.
 void walk_optimizer(const Theory& theory, const Program& program, const CostModel& model,
                     const Fractions& fractions, Optimizer optimizer, std::vector<Seconds>* now,
-                    const WalkSink& sink);
+                    const WalkSink& sink, const Kept& kept = {});
 
 }  // namespace motley

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <list>
 #include <map>
+#include <numeric>
 #include <optional>
 
 #include "core/error.h"
@@ -58,6 +59,9 @@ class PipelineWorker final : public Worker {
       const StageGraph& part = pipeline_.parts().graphs[seat.stage];
       for (NodeId id : part.node_of) execution.random_stream.push_back(id.index);
       local.joint = joint_gradients(pipeline_, seat.stage, plan.reductions, plan.cluster.size());
+      local.divided = divided_state(pipeline_, seat.stage);
+      local.whole.resize(part.graph.parameters.size());
+      local.sums.resize(part.graph.parameters.size());
       execution.left_out = local.joint.steps[replica_];
       local.executor.emplace(pipeline_.theory(seat.stage), stage(replica_, seat.stage).program,
                              shares_[replica_][seat.stage], *stage_group_, execution);
@@ -105,13 +109,31 @@ class PipelineWorker final : public Worker {
   const std::vector<int>& parameters() const override { return parameters_; }
   const std::vector<int>& buffers() const override { return buffers_; }
   at::Tensor parameter_piece(size_t i, const at::Tensor& whole) const override {
-    return piece(parameter_at_[i], parameter_value(i), whole);
+    const Place& place = parameter_at_[i];
+    const at::Tensor local = piece(place, parameter_value(i), whole);
+    return divides(place) ? own_part(*place.local, local) : local;
   }
   at::Tensor buffer_piece(size_t i, const at::Tensor& whole) const override {
     return piece(buffer_at_[i], buffer_value(i), whole);
   }
   void set_parameter(size_t i, at::Tensor local) override {
-    parameter_at_[i].local->executor->set(parameter_value(i), std::move(local));
+    const Place& place = parameter_at_[i];
+    Executor& executor = *place.local->executor;
+    if (!divides(place)) {
+      executor.set(parameter_value(i), local.detach());
+      return;
+    }
+    // The part lives on in the piece.
+    at::NoGradGuard no_grad;
+    at::Tensor& whole = place.local->whole[place.index];
+    if (!whole.defined()) {
+      const ValueId v = parameter_value(i);
+      whole = at::zeros(executor.local_shape(v, executor.stored(v)), local.options());
+      executor.set(v, whole);
+    }
+    at::Tensor part = own_part(*place.local, whole);
+    part.copy_(local);
+    local.set_data(part);
   }
   void set_buffer(size_t i, at::Tensor local) override {
     buffer_at_[i].local->executor->set(buffer_value(i), std::move(local));
@@ -124,7 +146,15 @@ class PipelineWorker final : public Worker {
   at::Tensor input_piece(size_t, const at::Tensor& whole) const override { return whole; }
 
   Part parameter_part(size_t i) const override {
-    return part(parameter_at_[i], parameter_value(i));
+    const Place& place = parameter_at_[i];
+    Part result = part(place, parameter_value(i));
+    if (!divides(place)) return result;
+    const int replicas = static_cast<int>(pipeline_.replicas.size());
+    const std::vector<int64_t> parts = parts_of(*place.local, result.count);
+    result.group = replicas * pipeline_.stages() + place.local->stage;
+    result.first = std::accumulate(parts.begin(), parts.begin() + replica_, int64_t{0});
+    result.count = parts[replica_];
+    return result;
   }
   Part buffer_part(size_t i) const override { return part(buffer_at_[i], buffer_value(i)); }
 
@@ -136,12 +166,16 @@ class PipelineWorker final : public Worker {
     Result result;
     at::Tensor loss = at::zeros({1}, at::TensorOptions(device_).dtype(at::kDouble));
     if (working()) {
+      for (auto& local : locals_) gather_parameters(*local);
       run_passes(number, batch, loss);
       // [stage of this worker][parameter of its graph]
       std::vector<std::vector<at::Tensor>> gradients;
-      for (auto& local : locals_) gradients.push_back(local->executor->reduce(number));
+      for (auto& local : locals_)
+        gradients.push_back(in_every_pass(*local) ? take_sums(*local)
+                                                  : local->executor->reduce(number));
       for (size_t l = 0; l < locals_.size(); ++l) reduce_over_replicas(*locals_[l], gradients[l]);
       reduce_tied(gradients);
+      for (size_t l = 0; l < locals_.size(); ++l) scatter_tied(*locals_[l], gradients[l]);
       for (const Place& place : parameter_at_)
         for (size_t l = 0; l < locals_.size(); ++l)
           if (place.local == locals_[l].get())
@@ -158,12 +192,12 @@ class PipelineWorker final : public Worker {
   bool counts(size_t i) const override {
     const Owner& owner = owners_[parameters_[i]];
     const Local& local = *parameter_at_[i].local;
-    return replica_ == 0 && local.stage == owner.stage &&
+    return (replica_ == 0 || divides(parameter_at_[i])) && local.stage == owner.stage &&
            (rank_ == 0 || local.executor->stored(parameter_value(i)).is_shard());
   }
 
   at::Tensor whole_parameter(int parameter, const at::Tensor& local, bool everywhere) override {
-    return whole(owners_[parameter], local, everywhere);
+    return whole(owners_[parameter], gathered(parameter, local), everywhere);
   }
   at::Tensor whole_buffer(int buffer, const at::Tensor& local, bool everywhere) override {
     return whole(buffer_owners_[buffer], local, everywhere);
@@ -200,6 +234,10 @@ class PipelineWorker final : public Worker {
     std::vector<Input> inputs;  // of the model, not of other stages
     std::vector<Route> routes;
     JointGradients joint;
+    DividedState divided;
+    // [parameter of the stage] This worker's piece of a divided one, which the executor reads; what
+    // the passes of a step have reduced of every gradient.
+    std::vector<at::Tensor> whole, sums;
   };
   // Where a parameter or buffer of the plan is.
   struct Place {
@@ -271,6 +309,172 @@ class PipelineWorker final : public Worker {
     for (auto& local : locals_)
       if (local->stage == s) return *local;
     MOTLEY_CHECK(false, "stage {} is not of this worker", s);
+  }
+
+  // ---- state that replicas divide
+
+  static bool divides(const Local& local, size_t i) {
+    return !local.divided.optimizer.empty() && local.divided.optimizer[i];
+  }
+  static bool divides(const Place& place) { return divides(*place.local, place.index); }
+  static bool in_every_pass(const Local& local) { return !local.divided.gradient.empty(); }
+
+  // [replica] Elements of a piece of n, in order.
+  std::vector<int64_t> parts_of(const Local& local, int64_t n) const {
+    return divide(n, local.divided.shares);
+  }
+  // [replica] The parts of a piece, flat.
+  std::vector<at::Tensor> cut_in_parts(const Local& local, const at::Tensor& piece) const {
+    return piece.reshape({-1}).split_with_sizes(parts_of(local, piece.numel()));
+  }
+  at::Tensor own_part(const Local& local, const at::Tensor& piece) const {
+    return cut_in_parts(local, piece)[replica_];
+  }
+  // This rank in all replicas.
+  std::vector<int> peers_of(const Local& local) const {
+    std::vector<int> ranks;
+    for (const ReplicaPlan& other : pipeline_.replicas)
+      ranks.push_back(other.stages[local.stage].devices[rank_]);
+    return ranks;
+  }
+
+  // Calls visit(first, end) for stretches of `which` whose tensors are of one type and a bucket's
+  // bytes together, or one.
+  template <typename F>
+  static void in_buckets(const std::vector<size_t>& which, const std::vector<at::Tensor>& tensors,
+                         F visit) {
+    for (size_t i = 0; i < which.size();) {
+      size_t end = i;
+      int64_t bytes = 0;
+      for (; end < which.size(); ++end) {
+        const at::Tensor& tensor = tensors[which[end]];
+        const auto more = static_cast<int64_t>(tensor.nbytes());
+        if (end > i && (bytes + more > kBucketBytes || tensor.dtype() != tensors[which[i]].dtype()))
+          break;
+        bytes += more;
+      }
+      visit(i, end);
+      i = end;
+    }
+  }
+
+  // Of the pieces that replicas divide, takes the others' parts.
+  void gather_parameters(Local& local) {
+    std::vector<size_t> which;
+    for (size_t i = 0; i < local.whole.size(); ++i)
+      if (local.whole[i].defined()) which.push_back(i);
+    if (which.empty()) return;
+    const auto ring = subgroup(group_, peers_of(local), kReplicaTag);
+    in_buckets(which, local.whole, [&](size_t first, size_t end) {
+      std::vector<std::vector<at::Tensor>> parts(pipeline_.replicas.size());  // [replica]
+      for (size_t k = first; k < end; ++k) {
+        const auto cut = cut_in_parts(local, local.whole[which[k]]);
+        for (size_t r = 0; r < cut.size(); ++r) parts[r].push_back(cut[r]);
+      }
+      std::vector<at::Tensor> pieces;
+      for (const auto& list : parts) pieces.push_back(list.size() == 1 ? list[0] : at::cat(list));
+      ring->all_gather(pieces);
+      for (size_t r = 0; r < parts.size(); ++r) {
+        if (parts[r].size() == 1) continue;  // in place
+        int64_t at = 0;
+        for (at::Tensor& part : parts[r]) {
+          part.copy_(pieces[r].narrow(0, at, part.numel()));
+          at += part.numel();
+        }
+      }
+    });
+  }
+
+  // Sums the gradients of `which` parameters over replicas and leaves each its part.
+  void scatter(const Local& local, const std::vector<size_t>& which,
+               std::vector<at::Tensor>& gradients) {
+    if (which.empty()) return;
+    const auto ring = subgroup(group_, peers_of(local), kReplicaTag);
+    in_buckets(which, gradients, [&](size_t first, size_t end) {
+      std::vector<std::vector<at::Tensor>> parts(pipeline_.replicas.size());
+      for (size_t k = first; k < end; ++k) {
+        const auto cut = cut_in_parts(local, gradients[which[k]]);
+        for (size_t r = 0; r < cut.size(); ++r) parts[r].push_back(cut[r]);
+      }
+      std::vector<at::Tensor> pieces;
+      for (const auto& list : parts) pieces.push_back(at::cat(list));
+      const at::Tensor sum = ring->reduce_scatter(pieces);
+      int64_t at = 0;
+      for (size_t k = first; k < end; ++k) {
+        const int64_t n = parts[replica_][k - first].numel();
+        gradients[which[k]] = sum.narrow(0, at, n);
+        at += n;
+      }
+    });
+  }
+
+  // Reduces the gradients of a pass, the divided ones over replicas too, and adds them up.
+  void sum_pass(Local& local, int64_t number) {
+    std::vector<at::Tensor> gradients = local.executor->reduce(number);
+    std::vector<size_t> which;
+    for (size_t i = 0; i < gradients.size(); ++i)
+      if (local.divided.gradient[i]) which.push_back(i);
+    scatter(local, which, gradients);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      at::Tensor& g = gradients[i];
+      if (!g.defined()) continue;
+      at::Tensor& sum = local.sums[i];
+      if (sum.defined())
+        sum.add_(g);
+      else if (sums_in_f32(g.scalar_type()))
+        sum = g.to(at::kFloat);
+      else
+        sum = g.clone(at::MemoryFormat::Contiguous);
+      g.reset();
+    }
+  }
+  std::vector<at::Tensor> take_sums(Local& local) {
+    std::vector<at::Tensor> gradients(local.sums.size());
+    std::swap(gradients, local.sums);
+    const Graph& of_stage = graph(local);
+    for (size_t i = 0; i < gradients.size(); ++i)
+      if (gradients[i].defined())
+        gradients[i] =
+            gradients[i].to(to_torch(of_stage.spec(of_stage.parameters[i].gradient).dtype));
+    return gradients;
+  }
+
+  // Tied parameters that replicas divide: the stages' sums are the same bits everywhere, and stay
+  // so if every part is summed by its owner in the order of the replicas.
+  void scatter_tied(const Local& local, std::vector<at::Tensor>& gradients) {
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (!gradients[i].defined() || !divides(local, i) || !local.divided.tied[i]) continue;
+      const auto replicas = subgroup(group_, peers_of(local), kReplicaTag);
+      const std::vector<at::Tensor> send = cut_in_parts(local, gradients[i].contiguous());
+      std::vector<at::Tensor> received;
+      for (size_t r = 0; r < send.size(); ++r) received.push_back(at::empty_like(send[replica_]));
+      replicas->all_to_all(send, received);
+      const at::ScalarType type = gradients[i].scalar_type();
+      at::Tensor sum = received[0].to(sums_in_f32(type) ? at::kFloat : type);
+      for (size_t r = 1; r < received.size(); ++r) sum = sum + received[r];
+      gradients[i] = sum.to(type);
+    }
+  }
+
+  // This worker's piece of a parameter, or of what is placed as it, from the parts of all replicas.
+  at::Tensor gathered(int parameter, const at::Tensor& local) {
+    for (const Place& place : parameter_at_) {
+      if (place.of_plan != parameter || place.local->stage != owners_[parameter].stage ||
+          !divides(place))
+        continue;
+      const Executor& executor = *place.local->executor;
+      const ValueId v = owners_[parameter].value;
+      const Shape shape = executor.local_shape(v, executor.stored(v));
+      int64_t n = 1;
+      for (int64_t d : shape) n *= d;
+      std::vector<at::Tensor> pieces;
+      for (int64_t part : parts_of(*place.local, n))
+        pieces.push_back(at::empty({part}, local.options()));
+      pieces[replica_] = local.reshape({-1}).contiguous();
+      subgroup(group_, peers_of(*place.local), kReplicaTag)->all_gather(pieces);
+      return at::cat(pieces).reshape(shape);
+    }
+    return local;
   }
 
   // What the waiting takes is not computation.
@@ -439,6 +643,7 @@ class PipelineWorker final : public Worker {
         }
         send_out(&flight, pass);
         flights.erase(key);
+        if (in_every_pass(local)) sum_pass(local, number);
       }
       arrived(pass);
     }
@@ -451,9 +656,14 @@ class PipelineWorker final : public Worker {
   void reduce_over_replicas(const Local& local, std::vector<at::Tensor>& gradients) {
     const int replicas = static_cast<int>(pipeline_.replicas.size());
     if (replicas == 1) return;
-    std::vector<size_t> alike, joint;
+    std::vector<size_t> alike, joint, divided;
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) continue;
+      if (divides(local, i)) {
+        const bool reduced = in_every_pass(local) && local.divided.gradient[i];
+        if (!reduced && !local.divided.tied[i]) divided.push_back(i);
+        continue;
+      }
       if (local.joint.gradient[i]) {
         joint.push_back(i);
         continue;
@@ -471,6 +681,7 @@ class PipelineWorker final : public Worker {
       gradients[i] = exchange(local, i, devices, layouts, std::vector<bool>(replicas, true),
                               replica_, gradients[i]);
     }
+    scatter(local, divided, gradients);
     if (!joint.empty())
       reduce_over(devices_of(pipeline_, local.stage), kJointTag, joint, gradients);
     if (alike.empty()) return;
@@ -484,26 +695,19 @@ class PipelineWorker final : public Worker {
                    std::vector<at::Tensor>& gradients) {
     const auto messages = subgroup(group_, ranks, tag);
     const auto ring = reducing(*messages, programs_of(ranks));
-    for (size_t i = 0; i < which.size();) {
+    in_buckets(which, gradients, [&](size_t first, size_t end) {
       std::vector<at::Tensor> flat;
-      int64_t bytes = 0;
-      size_t end = i;
-      for (; end < which.size(); ++end) {
-        const at::Tensor& g = gradients[which[end]];
-        const int64_t more = static_cast<int64_t>(g.nbytes());
-        if (end > i && (bytes + more > kBucketBytes || g.dtype() != flat[0].dtype())) break;
-        bytes += more;
-        flat.push_back(g.reshape({-1}));
-      }
+      for (size_t k = first; k < end; ++k) flat.push_back(gradients[which[k]].reshape({-1}));
       at::Tensor bucket = flat.size() == 1 ? flat[0].clone() : at::cat(flat);
       ring->all_reduce(bucket);
-      for (int64_t at = 0; i < end; ++i) {
-        at::Tensor& g = gradients[which[i]];
+      int64_t at = 0;
+      for (size_t k = first; k < end; ++k) {
+        at::Tensor& g = gradients[which[k]];
         const int64_t n = g.numel();
         g = bucket.narrow(0, at, n).reshape(g.sizes());
         at += n;
       }
-    }
+    });
   }
 
   void reduce_tied(std::vector<std::vector<at::Tensor>>& gradients) {

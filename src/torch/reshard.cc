@@ -43,7 +43,7 @@ Layout layout_of(const Theory& theory, ValueId value, Placement placement, const
 }
 
 Part part_of(const Layout& layout, int rank, int group) {
-  Part part{layout.outer, layout.size, layout.inner, 0, layout.size, group};
+  Part part{layout.outer, layout.size, layout.inner, 0, layout.size, group, 0, layout.numel(rank)};
   if (layout.pieces.empty()) return part;
   part.begin = begin_of(layout, rank);
   part.length = layout.pieces[rank];

@@ -29,10 +29,12 @@ struct Layout {
 Layout layout_of(const Theory& theory, ValueId value, Placement placement, const Shares& shares);
 
 // Where one piece of a value lies in the whole, a list of [outer, size, inner] elements: `length`
-// of size from `begin` on. `group` names the devices whose layout it is.
+// of size from `begin` on, and of these [outer, length, inner], in order, `count` from `first` on.
+// `group` names the devices that hold all of it together, or each.
 struct Part {
   int64_t outer = 1, size = 1, inner = 1, begin = 0, length = 1;
   int group = 0;
+  int64_t first = 0, count = 1;
 };
 Part part_of(const Layout& layout, int rank, int group);
 

@@ -212,6 +212,7 @@ struct Trainer::Impl {
       parameters[i].mutable_grad() = gradient;
     }
     if (!parameters.empty()) optimizer->step();
+    for (const at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
     if (padding) {
       padding->after(true, optimizer.get());
       padding->before(false);
@@ -411,6 +412,7 @@ Plan in_precision(const Plan& plan, DType dtype, DType compute) {
   to.micro_batch = from.micro_batch;
   to.stage_of = from.stage_of;
   to.replicas = from.replicas;
+  to.zero = from.zero;
   to.cut(*other.graph, from.stages(), "the pipeline in another precision");
   for (ReplicaPlan& replica : to.replicas)
     for (int s = 0; s < to.stages(); ++s)

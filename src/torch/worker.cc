@@ -39,7 +39,7 @@ class SpmdWorker final : public Worker {
     return piece(graph_.buffers[i].value, whole);
   }
   void set_parameter(size_t i, at::Tensor local) override {
-    executor_.set(graph_.parameters[i].value, std::move(local));
+    executor_.set(graph_.parameters[i].value, local.detach());
   }
   void set_buffer(size_t i, at::Tensor local) override {
     executor_.set(graph_.buffers[i].value, std::move(local));

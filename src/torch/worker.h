@@ -25,7 +25,8 @@ class Worker {
   // This worker's piece of the i-th of them, a view where it can be.
   virtual at::Tensor parameter_piece(size_t i, const at::Tensor& whole) const = 0;
   virtual at::Tensor buffer_piece(size_t i, const at::Tensor& whole) const = 0;
-  // Parameters and buffers stay until they are set again.
+  // Parameters and buffers stay until they are set again. What the optimizer does to `piece` later,
+  // in place, the next step sees; the elements may be moved to memory of the worker's.
   virtual void set_parameter(size_t i, at::Tensor piece) = 0;
   virtual void set_buffer(size_t i, at::Tensor piece) = 0;
   virtual at::Tensor buffer(size_t i) const = 0;

@@ -48,7 +48,7 @@ for name, build in support.architectures():
         "worst": off[1],
         "counts_equal": counts_equal,
         "cut": sum(dist._worker.input_placement(n).startswith("S") for n, *_ in dist._leaves)
-        + sum(length < size for _, size, _, _, length, _ in dist._held.parts["parameter"].values()),
+        + sum(length < size for _, size, _, _, length, *_ in dist._held.parts["parameter"].values()),
         "ratios": dist.plan.ratios,
         "seconds": time.time() - start,
     }

@@ -1,0 +1,166 @@
+// Plans of the grid: what its choices make of captured models.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "auto/engines.h"
+#include "core/error.h"
+#include "graph/canonical.h"
+#include "sim/simulate.h"
+#include "torch/capture.h"
+#include "torch/trainer.h"
+
+namespace motley {
+namespace {
+
+using ::testing::HasSubstr;
+
+planner::GraphOf graphs_of(const std::string& model) {
+  return [model](int64_t samples) { return canonicalize(capture(model, samples).graph); };
+}
+
+// Devices of these memories on a switch.
+Cluster devices_of(const std::vector<Bytes>& memories, BytesPerSecond bandwidth = 10e9) {
+  std::vector<DeviceType> types;
+  std::vector<int> counts;
+  for (Bytes memory : memories) {
+    if (types.empty() || types.back().memory != memory) {
+      types.push_back(device_catalogue().back());
+      types.back().name = fmt::format("device-{}", types.size());
+      types.back().memory = memory;
+      counts.push_back(0);
+    }
+    ++counts.back();
+  }
+  return flat_cluster(types, counts, {LinkKind::switched, bandwidth, 1e-6});
+}
+
+// The best plan; null and the reason.
+std::unique_ptr<Plan> planned(const std::string& model, const Cluster& cluster, int64_t batch,
+                              const std::string& fix, std::string* reason = nullptr) {
+  planner::Request request;
+  request.model = model;
+  request.batch = batch;
+  request.recompute = false;
+  planner::EngineResult result =
+      plan_grid(request, cluster, graphs_of(model), grid::parse_fixed(fix));
+  if (reason != nullptr) *reason = result.reason;
+  return result.plans.empty() ? nullptr : std::move(result.plans[0]);
+}
+
+Bytes most(const Plan& plan) {
+  return *std::max_element(plan.peak_memory_bytes.begin(), plan.peak_memory_bytes.end());
+}
+
+const char* kModel = "mlp:layers=6,hidden=256,in=256,classes=16";
+
+// Of each level the memory is taken away that it needs; the next one is found, fits, and is sound.
+TEST(GridPlans, ReplicasDivideStateWhereMemoryIsShort) {
+  auto on = [&](Bytes memory, const std::string& zero) {
+    return planned(kModel, devices_of(std::vector<Bytes>(4, memory)), 1024,
+                   "pp=1,dp=4,tp=1,mbs=256" + zero);
+  };
+  Bytes memory = 1e12;
+  for (int level : {0, 1}) {
+    const auto plan = on(memory, fmt::format(",zero={}", level));
+    ASSERT_TRUE(plan) << level;
+    EXPECT_EQ(plan->pipeline->level(0), level);
+    memory = most(*plan) - 1024;
+    EXPECT_FALSE(on(memory, fmt::format(",zero={}", level)));
+    const auto next = on(memory, "");
+    ASSERT_TRUE(next) << "nothing fits without level " << level;
+    EXPECT_EQ(next->pipeline->level(0), level + 1);
+    EXPECT_LE(most(*next), memory);
+    const Plan read = parse_plan(to_json(*next).dump(), "plan");
+    EXPECT_TRUE(check(read).empty());
+    EXPECT_EQ(simulate(read).step, next->predicted_step_s);
+    EXPECT_THAT(describe(read), HasSubstr(fmt::format("level {}", level + 1)));
+    const Verification v = verify_plan(read);
+    EXPECT_TRUE(v.equivalent) << v.gradient_error << " " << v.worst_parameter;
+  }
+}
+
+// Where memory is no matter, replicas divide the optimizer's work if that is faster.
+TEST(GridPlans, ReplicasDivideStateWhereThatIsFaster) {
+  const Cluster cluster = devices_of({1e12, 1e12, 1e12, 1e12});
+  const std::string fix = "pp=1,dp=4,tp=1,mbs=1";
+  const auto whole = planned(kModel, cluster, 4, fix + ",zero=0"),
+             free = planned(kModel, cluster, 4, fix);
+  ASSERT_TRUE(whole && free);
+  EXPECT_EQ(whole->pipeline->level(0), 0);
+  EXPECT_EQ(free->pipeline->level(0), 1);
+  EXPECT_LT(free->predicted_step_s, 0.95 * whole->predicted_step_s);
+}
+
+// Devices with less memory take less of the state: equal shares would not fit.
+TEST(GridPlans, SharesFollowTheRoomThatDevicesHave) {
+  const std::string fix = "pp=1,dp=2,tp=1,mbs=4,zero=1";
+  const auto ample = planned(kModel, devices_of({1e12, 1e12}), 16, fix);
+  ASSERT_TRUE(ample);
+  EXPECT_TRUE(ample->pipeline->zero[0].shares.empty());
+  const Bytes need = most(*ample);
+  const auto plan = planned(kModel, devices_of({0.9 * need, 1.2 * need}), 16, fix);
+  ASSERT_TRUE(plan);
+  const std::vector<double> shares = plan->pipeline->zero[0].shares;
+  ASSERT_EQ(shares.size(), 2u);
+  EXPECT_LT(shares[0], 0.4);
+  EXPECT_TRUE(check(*plan).empty());
+  EXPECT_TRUE(verify_plan(*plan).equivalent);
+  Plan equal = parse_plan(to_json(*plan).dump(), "plan");
+  equal.pipeline->zero[0].shares.clear();
+  ASSERT_FALSE(check(equal).empty());
+  EXPECT_THAT(check(equal)[0], HasSubstr("needs"));
+}
+
+// The best plan of the grid and its strategy in words.
+std::pair<double, std::string> best_of(const std::string& model, const Cluster& cluster,
+                                       int64_t batch, const std::string& fix) {
+  planner::Request request;
+  request.model = model;
+  request.batch = batch;
+  planner::EngineResult result =
+      plan_grid(request, cluster, graphs_of(model), grid::parse_fixed(fix));
+  if (result.plans.empty()) return {std::numeric_limits<double>::infinity(), result.reason};
+  EXPECT_TRUE(check(*result.plans[0]).empty());
+  EXPECT_TRUE(verify_plan(*result.plans[0]).equivalent);
+  return {result.plans[0]->predicted_step_s, result.notes[0]};
+}
+
+// One long sequence, few heads: where neither samples nor heads go round, the sequence does.
+TEST(GridPlans, LongSequencesAreCutWhereThatPays) {
+  const std::string model = "gpt:layers=2,hidden=64,heads=2,seq=512,vocab=64";
+  const Cluster cluster = devices_of({1e12, 1e12, 1e12, 1e12});
+  const auto free = best_of(model, cluster, 1, ""),
+             without = best_of(model, cluster, 1, "cp=1,ep=1");
+  EXPECT_THAT(free.second, HasSubstr("cp="));
+  EXPECT_LT(free.first, 0.9 * without.first) << free.second << " / " << without.second;
+}
+
+// Experts hold most parameters, and their gradients need not cross where devices divide them.
+TEST(GridPlans, ExpertsAreDividedWhereThatPays) {
+  const std::string model = "bert-moe:layers=2,hidden=64,heads=1,experts=8,every=1,seq=16,vocab=64";
+  const Cluster cluster = devices_of({1e12, 1e12, 1e12, 1e12}, 1e9);
+  const auto free = best_of(model, cluster, 8, ""),
+             without = best_of(model, cluster, 8, "cp=1,ep=1");
+  EXPECT_THAT(free.second, HasSubstr("ep="));
+  EXPECT_LT(free.first, 0.9 * without.first) << free.second << " / " << without.second;
+}
+
+TEST(GridPlans, LevelsThatReplicasHaveNotAreRefused) {
+  const Cluster cluster = devices_of({1e12, 1e12});
+  try {
+    planned(kModel, cluster, 4, "dp=2,zero=3");
+    FAIL();
+  } catch (const UserError& e) {
+    EXPECT_THAT(e.what(), HasSubstr("zero=3"));
+  }
+  // Unequal numbers of micro-batches cannot meet in every backward pass.
+  std::string reason;
+  EXPECT_FALSE(planned(kModel, cluster, 3, "pp=1,dp=2,tp=1,mbs=1,zero=2", &reason));
+  EXPECT_TRUE(planned(kModel, cluster, 3, "pp=1,dp=2,tp=1,mbs=1,zero=1"));
+}
+
+}  // namespace
+}  // namespace motley
