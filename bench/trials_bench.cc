@@ -516,16 +516,7 @@ Judged judge(const Set& set) {
   return judged;
 }
 
-void report(const std::string& name, const Set& set, const Judged& judged,
-            const std::function<bool(const Trial&)>& use, bool other = false) {
-  Vector predicted, measured;
-  for (size_t i = 0; i < set.trials.size(); ++i) {
-    const Trial& t = set.trials[i];
-    if (t.measured <= 0 || !use(t) || (other && t.other <= 0)) continue;
-    predicted.push_back(other ? t.other : judged.predicted[i]);
-    measured.push_back(t.measured);
-  }
-  if (predicted.empty()) return;
+void print_statistics(const std::string& name, const Vector& predicted, const Vector& measured) {
   std::vector<size_t> order(predicted.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(),
@@ -537,6 +528,18 @@ void report(const std::string& name, const Set& set, const Judged& judged,
   fmt::print("{:32} {:5} {:8.2f} {:9.3f} {:8.3f} {:8.3f} {:8.3f}\n", name, predicted.size(),
              100 * mape(predicted, measured), spearman(predicted, measured),
              kendall(predicted, measured), measured[order[0]] / best, top5 / best);
+}
+
+void report(const std::string& name, const Set& set, const Judged& judged,
+            const std::function<bool(const Trial&)>& use, bool other = false) {
+  Vector predicted, measured;
+  for (size_t i = 0; i < set.trials.size(); ++i) {
+    const Trial& t = set.trials[i];
+    if (t.measured <= 0 || !use(t) || (other && t.other <= 0)) continue;
+    predicted.push_back(other ? t.other : judged.predicted[i]);
+    measured.push_back(t.measured);
+  }
+  if (!predicted.empty()) print_statistics(name, predicted, measured);
 }
 
 // Memory: the bytes the model does not state are a constant per device and a share of the
@@ -777,14 +780,22 @@ int main(int argc, char** argv) {
     print_fit(set, judged);
     if (rows) print_rows(set, judged);
   }
+  Vector pooled, pooled_measured;  // of both tables, each row judged within its own
+  int tables = 0;
   for (const char* table : {"single", "multi"}) {
     const Set set = vtrain(table);
     if (!wanted(set.name.c_str())) continue;
     const Judged judged = judge(set);
     report(set.name, set, judged, all);
+    ++tables;
+    for (size_t i = 0; i < set.trials.size(); ++i) {
+      pooled.push_back(judged.predicted[i]);
+      pooled_measured.push_back(set.trials[i].measured);
+    }
     print_fit(set, judged);
     if (rows) print_rows(set, judged);
   }
+  if (tables == 2) print_statistics("vtrain, both", pooled, pooled_measured);
   if (wanted("sailor")) {
     const Set set = sailor();
     const Judged judged = judge(set);
