@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "graph/op.h"
+#include "graph/owner.h"
 
 namespace motley {
 
@@ -302,32 +303,10 @@ std::vector<int> segments_by_module(const Graph& graph, const std::vector<std::s
       }
     return found;
   };
-  // The parameter that a value is, or is a view or conversion of.
-  std::vector<int> parameter(graph.values.size(), -1);
-  for (size_t p = 0; p < graph.parameters.size(); ++p)
-    parameter[graph.parameters[p].value.index] = static_cast<int>(p);
+  const std::vector<int> owner = owners(graph);
   std::vector<int> segment(graph.nodes.size(), -1);
-  int now = -1;
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    const Node& node = graph.nodes[n];
-    if (node.phase == Phase::backward) continue;
-    if (is_source(node)) {
-      if (const int p = parameter[node.outputs[0].index]; p >= 0)
-        segment[n] = of(graph.parameters[p].name);
-      continue;
-    }
-    const std::vector<ValueId> inputs = graph.inputs_of(node);
-    const OpDef* op = find_op(node.op);
-    if (inputs.size() == 1 && parameter[inputs[0].index] >= 0 && node.outputs.size() == 1 &&
-        node.outputs[0].valid() && ((op && op->alias) || node.op == "aten::_to_copy")) {
-      const int p = parameter[node.outputs[0].index] = parameter[inputs[0].index];
-      segment[n] = of(graph.parameters[p].name);
-      continue;
-    }
-    for (ValueId v : inputs)
-      if (parameter[v.index] >= 0) now = of(graph.parameters[parameter[v.index]].name);
-    segment[n] = now;
-  }
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    if (owner[n] >= 0) segment[n] = of(graph.parameters[owner[n]].name);
   // What comes before the first parameter is read belongs to what follows it.
   int following = 0;
   for (size_t n = segment.size(); n-- > 0;) {

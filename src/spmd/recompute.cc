@@ -7,6 +7,8 @@
 #include <set>
 #include <string>
 
+#include "graph/owner.h"
+
 namespace motley::spmd {
 
 namespace {
@@ -50,37 +52,14 @@ void read_by(const Theory& theory, const Step& step, std::vector<Made>* out) {
 }  // namespace
 
 std::vector<int> blocks_of(const Graph& graph) {
-  // The parameter that a value is, or is a view or conversion of.
-  std::vector<int> parameter(graph.values.size(), -1);
-  for (size_t p = 0; p < graph.parameters.size(); ++p)
-    parameter[graph.parameters[p].value.index] = static_cast<int>(p);
+  const std::vector<int> owner = owners(graph);
   std::vector<int> block(graph.nodes.size(), -1);
   std::map<std::string, int> numbers;
-  int now = -1;
-  auto number = [&](int of) {
-    const std::string layer = layer_of(graph.parameters[of].name);
-    return layer.empty()
-               ? -1
-               : numbers.try_emplace(layer, static_cast<int>(numbers.size())).first->second;
-  };
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    const Node& node = graph.nodes[n];
-    if (node.phase == Phase::backward) continue;
-    if (is_source(node)) {
-      if (const int p = parameter[node.outputs[0].index]; p >= 0) block[n] = number(p);
-      continue;
-    }
-    const std::vector<ValueId> inputs = graph.inputs_of(node);
-    const OpDef* op = find_op(node.op);
-    if (inputs.size() == 1 && parameter[inputs[0].index] >= 0 && node.outputs.size() == 1 &&
-        node.outputs[0].valid() && ((op && op->alias) || node.op == "aten::_to_copy")) {
-      const int p = parameter[node.outputs[0].index] = parameter[inputs[0].index];
-      block[n] = number(p);
-      continue;
-    }
-    for (ValueId v : inputs)
-      if (parameter[v.index] >= 0) now = number(parameter[v.index]);
-    block[n] = now;
+    if (owner[n] < 0) continue;
+    const std::string layer = layer_of(graph.parameters[owner[n]].name);
+    if (layer.empty()) continue;
+    block[n] = numbers.try_emplace(layer, static_cast<int>(numbers.size())).first->second;
   }
   return block;
 }
