@@ -640,6 +640,7 @@ struct Searched {
   int global_batch = 0;
   Calibration calibration;
   std::string fixed;
+  std::vector<int> cp = {1};  // context-parallel degrees tried
 };
 
 void search_times(const std::vector<Searched>& cases) {
@@ -651,6 +652,7 @@ void search_times(const std::vector<Searched>& cases) {
     options.global_batch = c.global_batch;
     options.runtime = Runtime::deepspeed;
     options.fixed = parse_fixed(c.fixed);
+    options.cp = c.cp;
     const std::clock_t before = std::clock();
     const SearchResult r = search(estimator, options);
     const double cpu = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
@@ -748,6 +750,13 @@ void search_all() {
     const Model model = transformer_model("gpt", shape, fp16_adam());
     cases.push_back({fmt::format("gpt {:.0f} B", model.parameters() / 1e9), cluster, model,
                      nodes == 32 ? 1024 : 4096, default_calibration(cluster, model.precision), ""});
+  }
+  const size_t plain = cases.size();
+  for (size_t i = 0; i < plain; ++i) {
+    if (!cases[i].fixed.empty()) continue;
+    cases.push_back(cases[i]);
+    cases.back().name += ", cp";
+    cases.back().cp = {1, 2, 4, 8};
   }
   search_times(cases);
 }

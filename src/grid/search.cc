@@ -304,36 +304,68 @@ struct Option {
 // send at the fastest link's pace, no other communication, no optimizer. The
 // work of a layer is its time on the fastest type; a type's speed is the most work per second it
 // does in any layer.
-Seconds first_bound(const Estimator& estimator, const Strategy& s, int global_batch) {
-  const Cluster& cluster = estimator.cluster();
-  const int types = static_cast<int>(cluster.types.size()), layers = estimator.model().size();
-  std::vector<double> most(types, 0.0);
-  Seconds work = 0;
-  std::vector<Seconds> time(types);
-  const Mesh::Ring ring = estimator.best_ring(s.tp), context = estimator.best_ring(s.cp);
-  for (int l = 0; l < layers; ++l) {
-    for (int type = 0; type < types; ++type) {
-      const LayerTimes::Time t = estimator.layer_time(l, type, s, ring, context);
-      time[type] = t.forward + t.backward;
+class FirstBound {
+ public:
+  FirstBound(const Estimator& estimator, int global_batch)
+      : estimator_(estimator),
+        global_batch_(global_batch),
+        counts_(estimator.cluster().count_by_type()) {}
+
+  Seconds operator()(const Strategy& s) {
+    const Layers& layers = layers_of(s);
+    double joint = 0;
+    int left = s.ranks();
+    for (int type : layers.fastest) {
+      const int n = std::min(counts_[type], left);
+      joint += n * layers.speed[type];
+      left -= n;
     }
-    const Seconds least = *std::min_element(time.begin(), time.end());
-    work += least;
-    for (int type = 0; type < types; ++type)
-      if (least > 0) most[type] = std::max(most[type], least / time[type]);
+    // With M_r micro-batches at pace p_r, replica r takes (M_r - 1) p_r and one micro-batch from
+    // end to end; the M_r add up to the total and the 1 / p_r to at most the joint speed.
+    const double total = static_cast<double>(global_batch_) / s.micro_batch;
+    const Seconds pace = layers.work * s.tp * s.cp / joint;
+    return std::max(total * pace, (total - s.dp) * pace + layers.work);
   }
-  const std::vector<int> counts = cluster.count_by_type();
-  std::vector<double> speeds;
-  for (int type = 0; type < types; ++type)
-    speeds.insert(speeds.end(), std::min(counts[type], s.ranks()), most[type]);
-  std::sort(speeds.rbegin(), speeds.rend());
-  double joint = 0;
-  for (int i = 0; i < s.ranks(); ++i) joint += speeds[i];
-  // With M_r micro-batches at pace p_r, replica r takes (M_r - 1) p_r and one micro-batch from end
-  // to end; the M_r add up to the total and the 1 / p_r to at most the joint speed.
-  const double total = static_cast<double>(global_batch) / s.micro_batch;
-  const Seconds pace = work * s.tp * s.cp / joint;
-  return std::max(total * pace, (total - s.dp) * pace + work);
-}
+
+ private:
+  struct Layers {
+    Seconds work = 0;           // of one micro-batch in all layers, each on its fastest type
+    std::vector<double> speed;  // [type]
+    std::vector<int> fastest;   // types, the fastest first
+  };
+
+  // Pipeline depth, replicas and ZeRO change nothing of it.
+  const Layers& layers_of(const Strategy& s) {
+    auto [it, fresh] =
+        known_.try_emplace({s.tp, s.cp, s.ep, s.micro_batch, s.recompute, s.runtime});
+    Layers& layers = it->second;
+    if (!fresh) return layers;
+    const int types = static_cast<int>(counts_.size());
+    layers.speed.assign(types, 0.0);
+    std::vector<Seconds> time(types);
+    const Mesh::Ring ring = estimator_.best_ring(s.tp), context = estimator_.best_ring(s.cp);
+    for (int l = 0; l < estimator_.model().size(); ++l) {
+      for (int type = 0; type < types; ++type) {
+        const LayerTimes::Time t = estimator_.layer_time(l, type, s, ring, context);
+        time[type] = t.forward + t.backward;
+      }
+      const Seconds least = *std::min_element(time.begin(), time.end());
+      layers.work += least;
+      for (int type = 0; type < types; ++type)
+        if (least > 0) layers.speed[type] = std::max(layers.speed[type], least / time[type]);
+    }
+    layers.fastest.resize(types);
+    std::iota(layers.fastest.begin(), layers.fastest.end(), 0);
+    std::stable_sort(layers.fastest.begin(), layers.fastest.end(),
+                     [&](int x, int y) { return layers.speed[x] > layers.speed[y]; });
+    return layers;
+  }
+
+  const Estimator& estimator_;
+  const int global_batch_;
+  const std::vector<int> counts_;  // [type] devices
+  std::map<std::tuple<int, int, int, int, Recompute, Runtime>, Layers> known_;
+};
 
 // The same once devices are placed and micro-batches given: replica by replica, with the rings it
 // has.
@@ -473,7 +505,8 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
         devices, model.heads, model.size(), options.global_batch);
     return result;
   }
-  for (Option& o : open) o.bound = first_bound(estimator, o.strategy, options.global_batch);
+  FirstBound first_bound(estimator, options.global_batch);
+  for (Option& o : open) o.bound = first_bound(o.strategy);
   std::stable_sort(open.begin(), open.end(),
                    [](const Option& a, const Option& b) { return a.bound < b.bound; });
 
