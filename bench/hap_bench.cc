@@ -37,6 +37,7 @@
 #include "reduce/cluster.h"
 #include "sim/simulate.h"
 #include "spmd/balance.h"
+#include "spmd/order.h"
 #include "spmd/planner.h"
 #include "torch/source.h"
 
@@ -209,11 +210,14 @@ Outcome run(const Graph& graph, const Cluster& cluster, spmd::PlanRequest reques
   return outcome;
 }
 
+// Without baselines and certificate.
 spmd::PlanRequest request_of(const std::string& model, int64_t batch) {
   spmd::PlanRequest request;
   request.model = model;
   request.batch = batch;
   request.baselines = false;
+  request.synthesis.certify = false;
+  request.synthesis.certify_states = 10'000'000;
   return request;
 }
 
@@ -231,13 +235,14 @@ Systems compare(Bench* bench, const Benchmark& b, const Cluster& cluster, bool s
   const Graph graph = load_graph(model, batch).graph;
   spmd::PlanRequest request = request_of(model, batch);
   Systems systems;
-  request.baselines = true;
+  request.baselines = request.synthesis.certify = true;
   systems.hap = run(graph, cluster, request);
+  // Its certificate is not looked at, but what it finds on the way is part of the answer.
+  request.synthesis.certify_states = spmd::SynthesisOptions().certify_states;
   request.parts = true;
   request.reductions = reduce::reductions_of_all;
   systems.motley = run(graph, cluster, request);
   request = request_of(model, batch);
-  request.baselines = request.parts = false;
   for (const char* name : kBaselines) {
     if (same && std::string(name) == "dp-cp") continue;
     if (b.experts == 0 && std::string(name) == "expert-parallel") continue;
@@ -442,9 +447,9 @@ void experts(Bench* bench) {
     std::string model = fmt::format("bert-moe:experts={}", n);
     const Graph graph = load_graph(model, batch).graph;
     spmd::PlanRequest request = request_of(model, batch);
-    request.baselines = true;
+    request.baselines = request.synthesis.certify = true;
     const Outcome hap = run(graph, cluster, request);
-    request.baselines = false;
+    request.synthesis.certify_states = spmd::SynthesisOptions().certify_states;
     request.parts = true;
     request.reductions = reduce::reductions_of_all;
     const Outcome motley = run(graph, cluster, request);
@@ -565,8 +570,10 @@ void sweep(Bench* bench) {
       const Graph graph = load_graph(spec_of(b, cluster.size()), b.batch * cluster.size()).graph;
       const Theory theory(graph);
       const CostModel cost(cluster);
+      spmd::OrderMemo orders;
       spmd::SynthesisOptions options;
-      options.memory_limit = false;
+      options.memory_limit = options.certify = false;
+      options.orders = &orders;
       const spmd::Synthesis found = spmd::synthesize(theory, cost, options);
       options.polish = false;
       const spmd::Synthesis alone = spmd::synthesize(theory, cost, options);

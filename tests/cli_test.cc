@@ -251,30 +251,32 @@ TEST_F(Cli, AxesOfGridsArePlacedJointly) {
   }
 }
 
-// Machines as single devices pay where layers are cut across machines and the batch inside, which
-// one program over all devices cannot say; where it is data parallelism all over they do not.
+// Machines as single devices are planned for beside one program over all devices or some of them,
+// and the fastest is chosen.
 TEST_F(Cli, VirtualDevices) {
   auto planned = [&](const std::string& what, const std::string& options) {
     const Outcome o = motley("plan " + what + " --json " + options);
     EXPECT_EQ(o.code, 0) << what << options << "\n" << o.err;
     return o.json();
   };
-  const std::string pays = "mlp:layers=8,hidden=2048,in=512 --cluster hap-64 --batch 512 ",
-                    does_not = "vit:layers=2 --cluster hap-64 --batch 512 ";
-  const double one = planned(pays, "--engine spmd")["predicted_step_s"];
-  const Json forced = planned(pays, "--virtual-devices machine -o " + path("v.json"));
+  const std::string some = "mlp:layers=8,hidden=2048,in=512 --cluster hap-64 --batch 512 ",
+                    all = "vit:layers=2 --cluster hap-64 --batch 512 ";
+  const double one = planned(some, "--engine spmd")["predicted_step_s"];
+  const Json forced = planned(some, "--virtual-devices machine -o " + path("v.json"));
   EXPECT_EQ(forced["engine"], "virtual");
-  EXPECT_LT(forced["predicted_step_s"].get<double>(), 0.5 * one);
   EXPECT_EQ(motley("check " + path("v.json")).code, 0);
   EXPECT_NEAR(motley("simulate --json " + path("v.json")).json()["step_s"].get<double>(),
               forced["predicted_step_s"].get<double>(), 1e-12);
-  const Json chosen = planned(pays, ""), off = planned(pays, "--virtual-devices off");
-  EXPECT_EQ(chosen["engine"], "virtual");
-  EXPECT_LE(chosen["predicted_step_s"].get<double>(), forced["predicted_step_s"].get<double>());
+  const Json chosen = planned(some, ""), off = planned(some, "--virtual-devices off");
+  EXPECT_LE(chosen["predicted_step_s"].get<double>(),
+            std::min(one, forced["predicted_step_s"].get<double>()) * (1 + 1e-9));
+  int candidates = 0;
+  for (const Json& c : chosen["candidates"]) candidates += c["engine"] == "virtual";
+  EXPECT_GT(candidates, 0);
   for (const Json& c : off["candidates"]) EXPECT_NE(c["engine"], "virtual");
-  EXPECT_EQ(planned(does_not, "")["engine"], "spmd");
-  EXPECT_GT(planned(does_not, "--virtual-devices 8")["predicted_step_s"].get<double>(),
-            planned(does_not, "--engine spmd")["predicted_step_s"].get<double>());
+  EXPECT_EQ(planned(all, "")["engine"], "spmd");
+  EXPECT_GT(planned(all, "--virtual-devices 8")["predicted_step_s"].get<double>(),
+            planned(all, "--engine spmd")["predicted_step_s"].get<double>());
   // Run: as one device.
   const std::string small =
       "plan gpt:layers=2,hidden=32,heads=4,seq=8,vocab=64 --batch 8 --cluster ";

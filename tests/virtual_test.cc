@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "graph/canonical.h"
 #include "sim/simulate.h"
+#include "spmd/planner.h"
 #include "torch/capture.h"
 #include "torch/trainer.h"
 
@@ -98,6 +99,24 @@ TEST(Virtual, PlansEqualOneDevice) {
 
 // Between machines the gradients of a data-parallel step cost what those of one tensor do, however
 // many devices a machine has.
+// They pay where layers are cut across machines and the batch inside, which one program over all
+// devices cannot say.
+TEST(Virtual, LayersAreCutAcrossMachines) {
+  const Cluster cluster = load_cluster("hap-64");
+  const std::string model = "mlp:layers=8,hidden=2048,in=512";
+  const planner::EngineResult found =
+      planned(model, cluster, 512, {.automatic = false, .machine = true});
+  ASSERT_FALSE(found.plans.empty()) << found.reason;
+  spmd::PlanRequest request;
+  request.model = model;
+  request.batch = 512;
+  request.baselines = false;
+  request.synthesis.optimizer = Optimizer::sgd;
+  const spmd::PlanResult all = spmd::plan(graphs_of(model)(512), cluster, request);
+  ASSERT_TRUE(all.feasible) << all.reason;
+  EXPECT_LT(simulate(*found.plans[0]).step, 0.5 * simulate(all.plan).step);
+}
+
 TEST(Virtual, GradientsCrossBetweenMachinesOnce) {
   const Cluster cluster = load_cluster("hap-64");
   const planner::EngineResult found =

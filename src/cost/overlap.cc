@@ -8,16 +8,33 @@ namespace motley {
 
 namespace {
 
-bool is_collective(const Theory& theory, const Step& step, const Shares& shares) {
+bool is_barrier(const Theory& theory, const std::vector<bool>& pure, const Step& step,
+                const Shares& shares) {
   if (step.is_compute()) {
     const Triple& triple = theory.triples(step.node)[step.triple];
     return !triple.collectives.empty() && !(is_boundary(theory.graph().node(step.node)) &&
                                             moves_nothing(theory, step.node, triple, shares));
   }
+  if (step.kind == CollectiveKind::all_reduce) return !pure[step.value.index];
   return step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask;
 }
 
 }  // namespace
+
+std::vector<bool> barriers(const Theory& theory, const Program& program, const Shares& shares) {
+  const std::vector<bool> pure = pure_gradients(theory.graph());
+  std::vector<bool> result;
+  result.reserve(program.steps.size());
+  for (const Step& step : program.steps) result.push_back(is_barrier(theory, pure, step, shares));
+  return result;
+}
+
+Seconds message_seconds(const CostModel& model, Bytes bytes) {
+  if (bytes >= kAloneBytes) return model.net().all_reduce(bytes);
+  // Of the largest message that small gradients make up: seconds per byte are least there.
+  constexpr Bytes largest = kMessageBytes + kAloneBytes;
+  return bytes / largest * model.net().all_reduce(largest);
+}
 
 std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program,
                                                const Shares& shares) {
@@ -41,7 +58,7 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
       made[{step.value, step.to}] = s;
       continue;
     }
-    if (is_collective(theory, step, shares)) barrier = s;
+    if (is_barrier(theory, pure, step, shares)) barrier = s;
     if (step.is_compute()) {
       const Node& node = graph.node(step.node);
       const Triple& triple = theory.triples(step.node)[step.triple];
@@ -122,6 +139,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
     busy = blocking = 0;
     waiting = false;
   };
+  const std::vector<bool> barrier = barriers(theory, program, shares);
   std::vector<bool> gradient(end);
   for (const GradientMessage& m : messages)
     for (int s : m.steps) gradient[s] = true;
@@ -132,7 +150,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
         settle();
         continue;
       }
-      if (is_collective(theory, step, shares)) {
+      if (barrier[s]) {
         now.assign(types, 0);
         busy = blocking = 0;
         waiting = false;
@@ -158,7 +176,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
     }
   }
   settle();
-  return hidden > 0 ? kHiddenShare * hidden : hidden;
+  return hidden;
 }
 
 }  // namespace motley

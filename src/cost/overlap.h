@@ -19,19 +19,23 @@ namespace motley {
 constexpr Bytes kMessageBytes = 1 << 20;  // small gradients are gathered up to this size
 constexpr Bytes kAloneBytes = 256 << 10;  // larger ones travel as they are, uncopied
 
-// Of what could travel unnoticed, the share that does, measured over gloo (docs/profile-file.md).
-constexpr double kHiddenShare = 1;
-
 struct GradientMessage {
   int ready = 0;           // step of the program after which it may start
   std::vector<int> steps;  // its all-reduces, ascending; all come after `ready`
 };
 
+// Whether each step is a collective that no gradient travels beside: any but all-reduces of pure
+// gradients. Boundaries between segments that move nothing at these shares are none.
+std::vector<bool> barriers(const Theory& theory, const Program& program, const Shares& shares);
+
 // In the order in which they start. Every all-reduce of a pure gradient is in one message; those of
 // one message have one dtype and lie in one phase.
-// Boundaries between segments that move nothing at these shares delay no message.
 std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program,
                                                const Shares& shares);
+
+// Seconds for which a gradient of so many bytes keeps the network busy at least, alone or as part
+// of a message.
+Seconds message_seconds(const CostModel& model, Bytes bytes);
 
 // Seconds by which a step is shorter than cost_of(...).step. Slightly negative where many messages
 // pay latencies that one would not and nothing is there to hide them.

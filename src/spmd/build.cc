@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "cost/overlap.h"
 
 namespace motley::spmd {
 
@@ -19,6 +20,7 @@ using GraphNode = ::motley::Node;
 using ProgramStep = ::motley::Step;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 int find_root(std::vector<int>& parent, int x) {
   while (parent[x] != x) x = parent[x] = parent[parent[x]];
@@ -28,8 +30,12 @@ int find_root(std::vector<int>& parent, int x) {
 }  // namespace
 
 Builder::Builder(const Theory& theory, const CostModel& model, Optimizer optimizer,
-                 Restriction restriction)
-    : theory_(theory), model_(model), optimizer_(optimizer), restriction_(restriction) {
+                 Restriction restriction, std::vector<int64_t> parts)
+    : theory_(theory),
+      model_(model),
+      optimizer_(optimizer),
+      restriction_(restriction),
+      parts_(std::move(parts)) {
   problem_.types = model.types();
   contract();
   add_values();
@@ -138,6 +144,27 @@ void Builder::contract() {
     Class& c = classes_[class_of_[v.index]];
     c.saved = !is_source(graph.node(graph.value(c.root).producer));
   }
+  // Conversions run where their result is first read; of gradients and outputs also right after
+  // their maker.
+  for (Class& c : classes_) c.use = kNever;
+  auto used = [&](ValueId v, int64_t node) {
+    int64_t& use = classes_[class_of_[v.index]].use;
+    use = std::min(use, node);
+  };
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    if (!contracted_[n])
+      for (ValueId v : inputs(NodeId(static_cast<int64_t>(n)))) used(v, static_cast<int64_t>(n));
+  auto used_at_once = [&](ValueId v) {
+    int64_t node = maker(v) + 1;
+    while (node < static_cast<int64_t>(graph.nodes.size()) && contracted_[node]) ++node;
+    used(v, node);
+  };
+  for (const Parameter& p : graph.parameters)
+    if (p.gradient.valid()) used_at_once(p.gradient);
+  for (const Buffer& b : graph.buffers)
+    if (b.update.valid()) used_at_once(b.update);
+  for (ValueId v : graph.outputs) used_at_once(v);
+  if (graph.loss.valid()) used_at_once(graph.loss);
   const std::vector<bool> pure = pure_gradients(graph);
   for (const Class& c : classes_) gradient_class_.push_back(pure[c.root.index]);
   gradient_view_.assign(classes_.size(), false);
@@ -154,6 +181,9 @@ void Builder::add_values() {
     std::string key = std::to_string(graph.spec(cls.root).bytes());
     key += gradient_class_[c] ? 'g' : gradient_view_[c] ? 'v' : '|';
     if (const int segment = theory_.segment(cls.root)) key += std::to_string(segment) + ",";
+    if (const int of = gradient_view_[c] ? part_of(maker_of(static_cast<int>(c))) : 0)
+      key += fmt::format("m{},", of);
+    if (const int of = part_of(cls.use)) key += fmt::format("u{},", of);
     auto has = [&](const Form& form, ValueId member) {
       const auto list = held(form);
       return std::any_of(list.begin(), list.end(),
@@ -179,11 +209,11 @@ void Builder::add_values() {
       table_class_.push_back(static_cast<int>(c));
     }
     problem_.value_table.push_back(it->second);
-    table_first_.resize(problem_.form_tables.size(), std::numeric_limits<int64_t>::max());
-    if (gradient_view_[c]) {
-      int64_t& first = table_first_[it->second];
-      first = std::min<int64_t>(first, graph.value(cls.root).producer.index);
-    }
+    table_first_.resize(problem_.form_tables.size(), kNever);
+    table_use_.resize(problem_.form_tables.size(), kNever);
+    int64_t &first = table_first_[it->second], &use = table_use_[it->second];
+    if (gradient_view_[c]) first = std::min(first, maker_of(static_cast<int>(c)));
+    use = std::min(use, cls.use);
   }
 }
 
@@ -250,7 +280,10 @@ void Builder::add_nodes() {
     node.backward = backward;
     problem_.nodes.push_back(std::move(node));
     sources_.push_back(source);
+    table_begin_.resize(problem_.option_tables.size(), kNever);
     table_last_.resize(problem_.option_tables.size(), -1);
+    if (!source.node.valid()) return;
+    table_begin_[table] = std::min<int64_t>(table_begin_[table], source.node.index);
     table_last_[table] = std::max<int64_t>(table_last_[table], source.node.index);
   };
   // A value without conversions whose form k is "stored in choice k".
@@ -370,6 +403,7 @@ void Builder::add_nodes() {
     }
     std::vector<int> inputs, outputs;
     std::string key = std::to_string(theory_.table(NodeId(n))) + "|";
+    if (const int of = part_of(static_cast<int64_t>(n))) key += fmt::format("p{}|", of);
     const auto operands = this->inputs(NodeId(static_cast<int64_t>(n)));
     for (ValueId v : operands) {
       inputs.push_back(class_of_[v.index]);
@@ -435,17 +469,12 @@ void Builder::add_nodes() {
   }
 }
 
-void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare hidden) {
+void Builder::price(const Fractions& fractions, int micro_batches, const Exposure* exposure) {
   const double part = 1.0 / micro_batches;
   const Graph& graph = theory_.graph();
-  const int64_t from_node =
-      hidden.first.valid()
-          ? graph.value(classes_[class_of_[hidden.first.index]].root).producer.index
-          : std::numeric_limits<int64_t>::max();
   for (size_t t = 0; t < problem_.form_tables.size(); ++t) {
     if (table_class_[t] < 0) continue;
-    // Tables are shared: some value with this one is made earlier.
-    const double exposed = table_first_[t] < from_node ? 1 - hidden.share : 1;
+    const bool closed = exposure && exposure->stretch(table_use_[t]) >= exposure->closed;
     FormTable& table = problem_.form_tables[t];
     const Class& c = classes_[table_class_[t]];
     bool gradient = gradient_class_[table_class_[t]];
@@ -472,14 +501,18 @@ void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare h
              (restriction_ == Restriction::expert_parallel && kind != CollectiveKind::all_to_all)))
           continue;
         if (restriction_ == Restriction::zero && kind == CollectiveKind::all_to_all) continue;
+        const bool reduced = gradient_view_[table_class_[t]] && kind == CollectiveKind::all_reduce;
+        if (closed && !free && !reduced) continue;
         Placement cut = source->second.is_shard() ? source->second : target->second;
         // Gradients are all-reduced together and share one latency.
-        if (gradient && kind == CollectiveKind::all_reduce)
+        if (reduced && exposure)
+          cost = exposure->gradients[exposure->stretch(table_first_[t])] *
+                 message_seconds(model_, bytes);
+        else if (gradient && kind == CollectiveKind::all_reduce)
           cost = std::max(0.0, model_.gradient_all_reduce(bytes) - model_.gradient_all_reduce(0));
         else
           cost = model_.collective(kind, bytes,
                                    fractions.profile(theory_.cut(g.top, cut), model_.net()));
-        if (gradient_view_[table_class_[t]] && kind == CollectiveKind::all_reduce) cost *= exposed;
         if (gradient) cost *= part;
       }
   }
@@ -489,7 +522,9 @@ void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare h
     const GraphNode& node = graph.node(source.node);
     const auto& triples = theory_.triples(source.node);
     auto& options = problem_.option_tables[t].options;
-    const double exposed = table_last_[t] >= from_node ? 1 - hidden.share : 1;
+    const bool closed = exposure && exposure->stretch(table_begin_[t]) >= exposure->closed;
+    const std::vector<double>* counts =
+        exposure ? &exposure->compute[exposure->stretch(table_last_[t])] : nullptr;
     for (size_t i = 0; i < options.size(); ++i) {
       Option& o = options[i];
       const Triple& triple = triples[option_origins_[t].triple[i]];
@@ -501,15 +536,19 @@ void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare h
         for (int j = 0; j < problem_.types; ++j) {
           Bytes local = static_cast<Bytes>(spec.bytes()) * f[j];
           o.compute[j] = part * model_.update(j, local, optimizer_);
+          if (exposure) o.compute[j] *= exposure->compute[0][j];
           o.memory[j] = state * f[j];
         }
         continue;
       }
       o.comm = inner_seconds(theory_, source.node, triple, model_, fractions);
+      if (closed && !triple.collectives.empty() &&
+          !(is_boundary(node) && moves_nothing(theory_, source.node, triple, fractions.shares())))
+        o.comm = kInfinity;
       Work work = work_of(theory_, source.node, triple);
       const auto& f = fractions.by_type(work.cut);
       for (int j = 0; j < problem_.types; ++j) {
-        o.compute[j] = exposed * model_.compute(j, work, f[j]);
+        o.compute[j] = (counts ? (*counts)[j] : 1) * model_.compute(j, work, f[j]);
         o.memory[j] = 0;
         for (size_t k = 0; k < node.outputs.size(); ++k) {
           ValueId v = node.outputs[k];
@@ -521,6 +560,62 @@ void Builder::price(const Fractions& fractions, int micro_batches, HiddenShare h
       }
     }
   }
+}
+
+ExposedCost Builder::exposed_cost(const Program& program, const Fractions& fractions,
+                                  const Exposure& exposure) const {
+  const Graph& graph = theory_.graph();
+  ExposedCost cost;
+  cost.compute.assign(exposure.from.size() + 1, std::vector<Seconds>(problem_.types, 0));
+  cost.gradients.assign(exposure.from.size() + 1, 0);
+  for (const ProgramStep& step : program.steps) {
+    if (step.is_compute()) {
+      const Triple& triple = theory_.triples(step.node)[step.triple];
+      cost.comm += inner_seconds(theory_, step.node, triple, model_, fractions);
+      const Work work = work_of(theory_, step.node, triple);
+      const auto& f = fractions.by_type(work.cut);
+      auto& seconds = cost.compute[exposure.stretch(step.node.index)];
+      for (int j = 0; j < problem_.types; ++j) seconds[j] += model_.compute(j, work, f[j]);
+      continue;
+    }
+    const auto bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
+    if (step.kind == CollectiveKind::all_reduce && gradient_view_[class_of_[step.value.index]]) {
+      cost.gradients[exposure.stretch(maker(step.value))] += message_seconds(model_, bytes);
+      continue;
+    }
+    const Placement cut = step.from.is_shard() ? step.from : step.to;
+    cost.comm += model_.collective(step.kind, bytes,
+                                   fractions.profile(theory_.cut(step.value, cut), model_.net()));
+  }
+  const std::vector<Placement> stored = stored_placements(theory_, program);
+  for (const Parameter& p : graph.parameters) {
+    if (!p.gradient.valid()) continue;
+    const auto& f = fractions.by_type(theory_.cut(p.value, stored[p.value.index]));
+    for (int j = 0; j < problem_.types; ++j)
+      cost.compute[0][j] +=
+          model_.update(j, static_cast<Bytes>(graph.spec(p.value).bytes()) * f[j], optimizer_);
+  }
+  for (int j = 0; j < problem_.types; ++j) cost.compute[0][j] += model_.per_step(j, graph);
+  return cost;
+}
+
+int64_t Builder::first_gradient() const {
+  int64_t first = static_cast<int64_t>(theory_.graph().nodes.size());
+  for (size_t c = 0; c < classes_.size(); ++c)
+    if (gradient_view_[c]) first = std::min(first, maker_of(static_cast<int>(c)));
+  return first;
+}
+
+int64_t Builder::last_barrier(const Program& program, const Shares& shares) const {
+  const std::vector<bool> barrier = barriers(theory_, program, shares);
+  int64_t next = static_cast<int64_t>(theory_.graph().nodes.size());
+  for (size_t s = program.steps.size(); s-- > 0;) {
+    const ProgramStep& step = program.steps[s];
+    const bool computes = step.is_compute() && !contracted_[step.node.index];
+    if (computes) next = step.node.index;
+    if (barrier[s]) return next;
+  }
+  return -1;
 }
 
 Program Builder::program(const Solution& solution) const {

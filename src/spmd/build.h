@@ -20,6 +20,7 @@
 
 #include "cost/cost.h"
 #include "shard/program.h"
+#include "spmd/exposure.h"
 #include "spmd/problem.h"
 
 namespace motley::spmd {
@@ -34,26 +35,30 @@ enum class Restriction {
   zero,  // inputs cut in dimension 0, parameters and their state cut, gathered where they are used
 };
 
-struct HiddenShare {
-  double share = 0;
-  ValueId first;  // the gradient that the node makes; none: the end of the graph
-};
-
 class Builder {
  public:
+  // Equal nodes and values on both sides of a node of `parts` (Exposure::from) have tables of their
+  // own, so that prices can tell them apart.
   Builder(const Theory& theory, const CostModel& model, Optimizer optimizer,
-          Restriction restriction = Restriction::none);
+          Restriction restriction = Restriction::none, std::vector<int64_t> parts = {});
 
   const Problem& problem() const { return problem_; }
   // Sets all costs for the given shares. The structure (what order.h looks at) does not change.
   // With `micro_batches` the program runs that often in a step: what it does once per step, the
   // collectives of gradients and the optimizer, counts one part in so many.
   //
-  // With `hidden` no price is above the time of a step whose gradients travel beside the backward
-  // pass (cost/overlap.h). What they hide is a share of, at most, the all-reduces of the gradients
-  // that are made before some node and the computation from that node on, whichever node it is:
-  // prices are less by that share of these.
-  void price(const Fractions& fractions, int micro_batches = 1, HiddenShare hidden = {});
+  // With `exposure` no price is above the bound it is the mixture of (exposure.h): where one table
+  // serves nodes of several stretches, what counts least is taken.
+  void price(const Fractions& fractions, int micro_batches = 1, const Exposure* exposure = nullptr);
+  // The parts of a program's cost that prices with an exposure are made of.
+  ExposedCost exposed_cost(const Program& program, const Fractions& fractions,
+                           const Exposure& exposure) const;
+  // The node that makes the value that this one is a view of.
+  int64_t maker(ValueId value) const { return maker_of(class_of_[value.index]); }
+  // The first node that makes a gradient; the end of the graph if none does.
+  int64_t first_gradient() const;
+  // The node that follows the last collective besides all-reduces of gradients; -1: there is none.
+  int64_t last_barrier(const Program& program, const Shares& shares) const;
   // The program of a solution: nodes in graph order, collectives where their result is first used,
   // except that a gradient is scattered as soon as it is there (it frees memory), outputs are
   // converted as soon as they are made, and all-reduces of gradients stand together at the end.
@@ -69,6 +74,7 @@ class Builder {
     ValueId root;
     int begin = 0, end = 0;  // into forms_
     bool saved = false;      // made forward and read backward
+    int64_t use = 0;         // before this node no conversion of it runs
   };
   enum class Origin : uint8_t { node, update, goal, output };
   struct Source {
@@ -104,6 +110,10 @@ class Builder {
             static_cast<size_t>(first_placement_[v.index + 1] - begin)};
   }
   int form_of(ValueId value, Placement placement) const;
+  int64_t maker_of(int value) const {
+    return theory_.graph().value(classes_[value].root).producer.index;
+  }
+  int part_of(int64_t node) const { return stretch_of(parts_, node); }
   void contract();
   void add_values();
   void add_nodes();
@@ -114,6 +124,7 @@ class Builder {
   const CostModel& model_;
   Optimizer optimizer_;
   Restriction restriction_;
+  std::vector<int64_t> parts_;
 
   std::vector<int> class_of_;                 // [graph value] -> class
   std::vector<bool> contracted_;              // [graph node]
@@ -128,6 +139,8 @@ class Builder {
   std::vector<int> table_class_;              // [form table] exemplar class, -1: token
   std::vector<int> table_exemplar_;           // [option table] exemplar problem node
   std::vector<int64_t> table_first_;          // [form table] first maker of its gradients
+  std::vector<int64_t> table_use_;            // [form table] least Class::use
+  std::vector<int64_t> table_begin_;          // [option table] first of its nodes
   std::vector<int64_t> table_last_;           // [option table] last of its nodes
   std::vector<Source> sources_;               // [problem node]
   std::vector<OptionOrigin> option_origins_;  // [option table]

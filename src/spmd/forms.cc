@@ -41,6 +41,15 @@ double FormSpace::steiner(uint32_t have, uint32_t want) {
   return it->second;
 }
 
+const double* FormSpace::from_each(uint32_t want) {
+  if (n_ <= kDense) {
+    if (tree_.empty()) plant();
+    return &tree_[static_cast<size_t>(want) * n_];
+  }
+  for (int f = 0; f < n_; ++f) each_[f] = steiner(1u << f, want);
+  return each_.data();
+}
+
 // tree_[want * n + root]: two arborescences from one root, or a path to another root.
 void FormSpace::plant() {
   const uint32_t sets = 1u << n_;
@@ -67,10 +76,8 @@ void FormSpace::plant() {
 // Costs from a set: each wanted form hangs from an arborescence rooted in one form of the set.
 const double* FormSpace::row(uint32_t have) {
   const uint32_t sets = 1u << n_;
-  if (rows_.empty()) {
-    plant();
-    rows_.resize(sets);
-  }
+  if (tree_.empty()) plant();
+  if (rows_.empty()) rows_.resize(sets);
   std::vector<double>& row = rows_[have];
   if (!row.empty()) return row.data();
   row.assign(sets, 0);

@@ -30,6 +30,9 @@ class FormSpace {
   // Least cost of making all of `want` available from `have`.
   double steiner(uint32_t have, uint32_t want);
 
+  // The same from every single form: forms() numbers, valid until the next call.
+  const double* from_each(uint32_t want);
+
   // The set of available forms without those that help no consumer who may need `need`.
   uint32_t available(uint32_t set, uint32_t need) const;
 
@@ -56,6 +59,7 @@ class FormSpace {
   std::vector<double> tree_;               // [want * n + root] least arborescences
   std::vector<std::vector<double>> rows_;  // [have][want], empty until asked for
   std::unordered_map<uint32_t, double> sparse_;
+  std::array<double, kMaxForms> each_;  // of from_each(), where there are no tables
   std::map<std::array<uint32_t, 3>, std::vector<Grown>> grown_;
   std::vector<Grown> found_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -75,10 +76,46 @@ std::vector<std::vector<int>> parts_of(const Cluster& cluster) {
   return {parts.begin(), parts.end()};
 }
 
-FlopsPerSecond flops_of(const Cluster& cluster) {
-  FlopsPerSecond flops = 0;
-  for (int d = 0; d < cluster.size(); ++d) flops += cluster.type_of(d).flops;
-  return flops;
+// What a step of any program takes at least: every operator is done once, by devices that share it
+// as they like and never wait. With u_d >= 0 of sum 1, s_d(n) the seconds of operator n as a whole
+// on device d and f_d(n) the part that the device does, of which the sum is at least 1,
+//
+//     step >= sum_d u_d sum_n f_d(n) s_d(n) >= sum_n min_d u_d s_d(n)
+//
+// since a part of an operator takes at least that part of its time. Devices weigh what they are
+// fast.
+Seconds least_seconds(const Theory& theory, const CostModel& model) {
+  const int types = model.types();
+  std::vector<std::vector<Seconds>> whole(theory.tables());  // [table][type]
+  std::vector<int> times(theory.tables());
+  std::vector<Seconds> all(types, 0);  // of everything on one device
+  for (size_t n = 0; n < theory.graph().nodes.size(); ++n) {
+    const NodeId node(static_cast<int64_t>(n));
+    auto& seconds = whole[theory.table(node)];
+    if (seconds.empty()) {
+      seconds.assign(types, std::numeric_limits<Seconds>::infinity());
+      for (const Triple& triple : theory.triples(node)) {
+        const Work work = work_of(theory, node, triple);
+        for (int t = 0; t < types; ++t)
+          seconds[t] = std::min(seconds[t], model.compute(t, work, 1));
+      }
+    }
+    ++times[theory.table(node)];
+    for (int t = 0; t < types; ++t) all[t] += seconds[t];
+  }
+  const std::vector<int> count = model.cluster().count_by_type();
+  if (*std::min_element(all.begin(), all.end()) <= 0) return 0;
+  double speed = 0;  // of all devices, in models a second
+  for (int t = 0; t < types; ++t) speed += count[t] / all[t];
+  Seconds least = 0;
+  for (size_t table = 0; table < whole.size(); ++table) {
+    if (times[table] == 0) continue;
+    Seconds least_share = std::numeric_limits<Seconds>::infinity();
+    for (int t = 0; t < types; ++t)
+      least_share = std::min(least_share, whole[table][t] / all[t] / speed);
+    least += times[table] * least_share;
+  }
+  return least;
 }
 
 }  // namespace
@@ -117,6 +154,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     options.overlap = true;
     // Keeps the better of the best so far and a new one.
     auto search = [&](const CostModel& costs) {
+      if (best.feasible) options.certify_below = best.step();
       Synthesis s = synthesize(theory, costs, options);
       s.solves += best.solves;
       s.states += best.states;
@@ -135,9 +173,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     if (request.parts && free)
       for (const std::vector<int>& devices : parts_of(cluster)) {
         const Cluster part = part_of(cluster, devices);
-        if (best.feasible &&
-            (best.cost.step - best.cost.comm) * flops_of(chosen) >= best.step() * flops_of(part))
-          continue;
+        if (best.feasible && least_seconds(theory, CostModel(part)) >= best.step()) continue;
         std::vector<ReductionProgram> its_reductions = reductions_of(part);
         if (search(CostModel(part, its_reductions))) {
           reductions = std::move(its_reductions);
@@ -151,6 +187,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
       for (const Known& known : kKnown) {
         SynthesisOptions of_baseline = restricted(known, cluster, request.synthesis);
         of_baseline.overlap = true;
+        of_baseline.certify = false;
         Synthesis s = synthesize(theory, plain, of_baseline);
         result.baselines.push_back(
             {known.name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});

@@ -49,7 +49,7 @@ struct PlanResult {
 // The plan is no slower than the best baseline that was looked at. With `parts`, where a plan
 // communicates so long that fewer devices could win, groups of the cluster, its faster types and
 // single devices are planned for too; the plan's cluster is then the part that won. A part is left
-// out if its share of the flops could not do the plan's computation in the plan's time. Throws
+// out if its devices could not compute the model in the plan's time, however they shared it. Throws
 // UserError if there is no strategy of that name.
 PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request);
 

@@ -153,6 +153,29 @@ void Potentials::Sweeps::join(const Port& at, int port, int value) {
   value_of[port] = value;
 }
 
+const std::vector<uint32_t>& Potentials::wants(uint32_t all, size_t users) {
+  const size_t most = std::min<size_t>(users, std::popcount(all));
+  const auto [it, fresh] = wants_.try_emplace({all, most});
+  if (fresh) {
+    for (uint32_t want = all;; want = (want - 1) & all) {
+      if (static_cast<size_t>(std::popcount(want)) <= most) it->second.push_back(want);
+      if (want == 0) break;
+    }
+  }
+  return it->second;
+}
+
+void Potentials::find_wants(Sweeps* graph) {
+  graph->wants.assign(graph->ports.size(), nullptr);
+  for (size_t v = 0; v < graph->ports.size(); ++v) {
+    const auto& list = graph->ports[v];
+    if (list.empty()) continue;
+    uint32_t all = 0;
+    for (size_t c = 1; c < list.size(); ++c) all |= ports_[list[c]].forms;
+    graph->wants[v] = &wants(all, list.size() - 1);
+  }
+}
+
 // Leaves one block of the middle of a repeat in the graph of the sweeps.
 void Potentials::fold(const Repeat& r) {
   const int middle = r.count - 2 * kEndBlocks;
@@ -180,7 +203,7 @@ void Potentials::fold(const Repeat& r) {
 
 // The graph with one block in the middle of every repeat: what is live at the end of the last block
 // of the middle is what is live at the end of the one that stays.
-Potentials::Sweeps Potentials::chained() const {
+Potentials::Sweeps Potentials::chained() {
   Sweeps graph(frozen_.size(), ports_.size());
   std::vector<int> merged(frozen_.size());
   std::iota(merged.begin(), merged.end(), 0);
@@ -208,12 +231,13 @@ Potentials::Sweeps Potentials::chained() const {
   for (size_t v = 0; v < frozen_.size(); ++v) {
     if (!graph.ports[v].empty()) graph.values.push_back({static_cast<int>(v), 1});
   }
+  find_wants(&graph);
   return graph;
 }
 
 // The whole graph; of the blocks in the middle of a repeat, which all have the same lambda, one is
 // visited and counts for all.
-Potentials::Sweeps Potentials::tied() const {
+Potentials::Sweeps Potentials::tied() {
   Sweeps graph(frozen_.size(), ports_.size());
   std::vector<double> weight(order_.steps.size(), 1), begun = weight;
   for (const Repeat& r : folded_) {
@@ -240,6 +264,7 @@ Potentials::Sweeps Potentials::tied() const {
     for (int port : list) graph.join(ports_[port], port, static_cast<int>(v));
     if (times > 0) graph.values.push_back({static_cast<int>(v), times});
   }
+  find_wants(&graph);
   return graph;
 }
 
@@ -267,43 +292,39 @@ void Potentials::marginal(const Sweeps& graph, int value, int port, double* resu
   std::fill(result, result + kMaxForms, kInf);
   const int producer = list[0];
   const size_t users = list.size() - 1;
-  uint32_t all = 0;
-  for (size_t c = 1; c <= users; ++c) all |= ports_[list[c]].forms;
   const double* mu = lambda(producer);
-  for (uint32_t want = all;; want = (want - 1) & all) {
-    if (static_cast<size_t>(std::popcount(want)) <= users) {
-      double sum = 0;
-      for (size_t c = 1; c <= users && sum < kInf; ++c) {
-        const uint32_t mine = want & ports_[list[c]].forms;
-        double best = mine != 0 && list[c] == port ? 0 : -kInf;
-        if (list[c] != port) {
-          const double* price = lambda(list[c]);
-          for (uint32_t w = mine; w != 0; w &= w - 1) {
-            best = std::max(best, price[std::countr_zero(w)]);
-          }
-        }
-        sum -= best;
-      }
-      if (sum < kInf) {
-        double base = kInf;
-        for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
-          const int f = std::countr_zero(m);
-          const double cost = space.steiner(1u << f, want);
-          if (port == producer) {
-            result[f] = std::min(result[f], sum + cost);
-          } else {
-            base = std::min(base, cost - mu[f]);
-          }
-        }
-        if (port != producer) {
-          for (uint32_t w = want & ports_[port].forms; w != 0; w &= w - 1) {
-            const int f = std::countr_zero(w);
-            result[f] = std::min(result[f], base + sum);
-          }
+  const uint32_t made = ports_[producer].forms;
+  for (const uint32_t want : *graph.wants[value]) {
+    double sum = 0;
+    for (size_t c = 1; c <= users && sum < kInf; ++c) {
+      const uint32_t mine = want & ports_[list[c]].forms;
+      double best = mine != 0 && list[c] == port ? 0 : -kInf;
+      if (list[c] != port) {
+        const double* price = lambda(list[c]);
+        for (uint32_t w = mine; w != 0; w &= w - 1) {
+          best = std::max(best, price[std::countr_zero(w)]);
         }
       }
+      sum -= best;
     }
-    if (want == 0) break;
+    if (!(sum < kInf)) continue;
+    const double* cost = space.from_each(want);
+    if (port == producer) {
+      for (uint32_t m = made; m != 0; m &= m - 1) {
+        const int f = std::countr_zero(m);
+        result[f] = std::min(result[f], sum + cost[f]);
+      }
+      continue;
+    }
+    double base = kInf;
+    for (uint32_t m = made; m != 0; m &= m - 1) {
+      const int f = std::countr_zero(m);
+      base = std::min(base, cost[f] - mu[f]);
+    }
+    for (uint32_t w = want & ports_[port].forms; w != 0; w &= w - 1) {
+      const int f = std::countr_zero(w);
+      result[f] = std::min(result[f], base + sum);
+    }
   }
 }
 
@@ -334,29 +355,26 @@ double Potentials::least(int value, size_t from, bool open, uint32_t set) {
   }
   MOTLEY_CHECK(open == (producer >= 0));
   double result = kInf;
-  for (uint32_t want = all;; want = (want - 1) & all) {
-    if (static_cast<size_t>(std::popcount(want)) <= users.size()) {
-      double sum = 0;
-      for (const auto& [forms, price] : users) {
-        double best = -kInf;
-        for (uint32_t w = want & forms; w != 0; w &= w - 1) {
-          best = std::max(best, price[std::countr_zero(w)]);
-        }
-        sum -= best;
+  for (const uint32_t want : wants(all, users.size())) {
+    double sum = 0;
+    for (const auto& [forms, price] : users) {
+      double best = -kInf;
+      for (uint32_t w = want & forms; w != 0; w &= w - 1) {
+        best = std::max(best, price[std::countr_zero(w)]);
       }
-      if (sum < kInf) {
-        if (open) {
-          const double* mu = lambda(producer);
-          for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
-            const int f = std::countr_zero(m);
-            result = std::min(result, sum + space.steiner(1u << f, want | set) - mu[f]);
-          }
-        } else {
-          result = std::min(result, sum + space.steiner(set, want));
-        }
-      }
+      sum -= best;
     }
-    if (want == 0) break;
+    if (!(sum < kInf)) continue;
+    if (!open) {
+      result = std::min(result, sum + space.steiner(set, want));
+      continue;
+    }
+    const double* mu = lambda(producer);
+    const double* cost = space.from_each(want | set);
+    for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
+      const int f = std::countr_zero(m);
+      result = std::min(result, sum + cost[f] - mu[f]);
+    }
   }
   return result;
 }

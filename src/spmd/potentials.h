@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -84,14 +85,18 @@ class Potentials {
           value_of(port_count, -1) {}
     void join(const Port& at, int port, int value);
     std::vector<std::pair<int, double>> nodes, values;
-    std::vector<std::vector<int>> ports;  // [value] producer first
-    std::vector<int> first, last;         // [value] steps of its first and last port
-    std::vector<int> value_of;            // [port]
+    std::vector<std::vector<int>> ports;              // [value] producer first
+    std::vector<int> first, last;                     // [value] steps of its first and last port
+    std::vector<int> value_of;                        // [port]
+    std::vector<const std::vector<uint32_t>*> wants;  // [value] see wants()
   };
 
+  // The sets out of `all` that some `users` forms make up; with the empty one.
+  const std::vector<uint32_t>& wants(uint32_t all, size_t users);
   void fold(const Repeat& repeat);
-  Sweeps chained() const;
-  Sweeps tied() const;
+  Sweeps chained();
+  Sweeps tied();
+  void find_wants(Sweeps* graph);
   void improve(const Sweeps& graph);
   void visit(const Sweeps& graph, int node, bool forward);
   double option_costs(int node);
@@ -119,6 +124,7 @@ class Potentials {
   double big_ = 1;              // in place of infinity
   std::vector<double> node_least_, value_least_, scratch_;
   std::vector<std::pair<uint32_t, const double*>> users_;  // of least()
+  std::map<std::pair<uint32_t, size_t>, std::vector<uint32_t>> wants_;
   double bound_ = 0;
   std::vector<int> left_begin_;                     // [touch] into left_, -1: nothing known yet
   std::vector<double> left_;                        // [set] from there; NaN: not known yet

@@ -46,6 +46,12 @@ constexpr int kPolishIdle = 2;
 
 constexpr double kWideGap = 1e-2;  // for which another bound is tried
 
+// Of a step with overlap: program searches for one class of programs (exposure.h), and times that
+// a class is looked at closer.
+constexpr int kExposedSolves = 16;
+constexpr int kExposedClasses = 24;
+constexpr int64_t kExposedStates = 500;  // of one step of a search
+
 // Of a step that communicates less, overlapping does not decide.
 constexpr double kWorthOverlapping = 0.02;
 
@@ -206,10 +212,13 @@ class Search {
       if (options_.polish && options_.ratios.empty()) polish();
       if (options_.overlap) hide();
       best_.reason = to_string(worst_stop_);
-      best_.lower_bound = certify({options_.overlap ? kHiddenShare : 0, first_});
-      if (options_.overlap && gap() > kWideGap)
-        best_.lower_bound = std::max(best_.lower_bound, certify({kHiddenShare, {}}));
-      if (options_.overlap && gap() > kWideGap) best_.synchronised_bound = certify({});
+      const bool worth = options_.certify && best_.step() <= options_.certify_below;
+      if (!options_.overlap) {
+        best_.lower_bound = certify(worth);
+      } else if (worth) {
+        best_.lower_bound = certify_exposed();
+        if (gap() > kWideGap) best_.synchronised_bound = certify(true);
+      }
       if (!options_.memory_limit) {
         const Shares shares(best_.ratios);
         best_.cost.memory = memory_of(theory_, best_.program, Fractions(model_.cluster(), shares),
@@ -303,13 +312,26 @@ class Search {
   // Rounds at prices that know of the overlap.
   void hide() {
     if (best_.cost.comm < kWorthOverlapping * best_.cost.step) return;
-    hidden_ = {kHiddenShare, first_};
+    // As if all gradients before the one from which on messages queue were hidden, and all
+    // computation after it hid some.
+    Exposure exposure;
+    const std::vector<double> all(model_.types(), 1), none(model_.types(), 0);
+    if (first_.valid()) {
+      exposure.from = {builder_.maker(first_)};
+      exposure.compute = {all, none};
+      exposure.gradients = {0, 1};
+    } else {
+      exposure.compute = {all};
+      exposure.gradients = {0};
+    }
+    exposure_ = &exposure;
     Ratios ratios = best_.ratios;
     for (int i = 0; i < 2; ++i) {
       const Ratios next = round(ratios, options_.ratios.empty(), byte_prices_);
       if (next.empty() || close(next, ratios)) break;
       ratios = next;
     }
+    exposure_ = nullptr;
   }
 
   // Parameters, gradients and optimizer state have to be somewhere, once (under data parallelism on
@@ -439,8 +461,15 @@ class Search {
   Solution solve(const Ratios& ratios, const Weights& weights) {
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
-    builder_.price(fractions, options_.micro_batches, hidden_);
-    Solution solution = solve_folded(builder_.problem(), *order_, weights, options_.limits, &warm_);
+    builder_.price(fractions, options_.micro_batches, exposure_);
+    return solve(builder_, *order_, weights, &warm_);
+  }
+
+  Solution solve(const Builder& builder, const Order& order, const Weights& weights,
+                 WarmStart* warm, int64_t max_states = std::numeric_limits<int64_t>::max()) {
+    Limits limits = options_.limits;
+    limits.max_states = std::min(limits.max_states, max_states);
+    Solution solution = solve_folded(builder.problem(), order, weights, limits, warm);
     ++best_.solves;
     best_.states += solution.states;
     if (solution.stop != StopReason::kOptimal && solution.stop != StopReason::kInfeasible)
@@ -489,8 +518,8 @@ class Search {
     }
     const Program& program = program_of(solution);
     const Offer& offered = offer(program, ratios);
-    if (weights_.memory.empty())
-      proven_.push_back({ratios, hidden_, solution.lower_bound + besides(weights_)});
+    if (weights_.memory.empty() && exposure_ == nullptr)
+      proven_.push_back({ratios, solution.lower_bound + besides(weights_)});
     last_ = priced(solution, weights_);
     last_.fits = offered.fits;
     weights_ = deciding_weights(offered.cost);
@@ -529,7 +558,8 @@ class Search {
       double price = (high.seconds - low.seconds) / (low.memory - high.memory);
       if (!(price > 1.05 * low.price && price < high.price / 1.05))
         price = low.price > 0 ? std::sqrt(low.price * high.price) : high.price / 10;
-      if (high.price < 1.2 * low.price) break;
+      if (high.price < 1.2 * low.price || high.seconds - low.seconds < kRoundGain * low.seconds)
+        break;
       const Priced between = try_price(price, ratios);
       auto is = [&](const Priced& other) {
         return std::abs(between.seconds - other.seconds) <= 1e-6 * other.seconds &&
@@ -578,22 +608,19 @@ class Search {
     return result;
   }
 
-  // A lower bound at the ratios of the best pair: the greatest least price over weights. A better
-  // program found on the way is kept.
-  Seconds certify(HiddenShare hidden) {
-    hidden_ = hidden;
+  // A lower bound of the synchronised step at the ratios of the best pair: the greatest least price
+  // over weights. A better program found on the way is kept. `search` false: what there is.
+  Seconds certify(bool search) {
     const Ratios ratios = best_.ratios;
-    const auto step = [&] { return hidden.share > 0 ? best_.step() : best_.cost.step; };
+    const auto step = [&] { return best_.cost.step; };
     Seconds bound = 0;
     // What rounds at these ratios have proven.
     for (const Proven& p : proven_)
-      if (p.ratios == ratios && p.hidden.share == hidden.share && p.hidden.first == hidden.first)
-        bound = std::max(bound, p.bound);
-    if (!options_.certify || step() - bound <= kCertifyGain * step())
-      return std::min(bound, step());
-    std::vector<PriceLine> lines{{best_.cost.comm - best_.hidden, best_.cost.compute}};
+      if (p.ratios == ratios) bound = std::max(bound, p.bound);
+    if (!search || step() - bound <= kCertifyGain * step()) return std::min(bound, step());
+    std::vector<PriceLine> lines{{best_.cost.comm, best_.cost.compute}};
     for (const Offer& o : offers_)
-      if (o.ratios == ratios) lines.push_back({o.cost.comm - o.hidden, o.cost.compute});
+      if (o.ratios == ratios) lines.push_back({o.cost.comm, o.cost.compute});
     int limited = 0;
     for (int i = 0; i < kCertifySolves; ++i) {
       double most = 0;
@@ -615,6 +642,175 @@ class Search {
     return std::min(bound, step());
   }
 
+  // The same of the step with overlap (exposure.h). Where the bound of a class of programs is
+  // least, it is divided where a program that keeps it low has its last barrier, or gets a stretch
+  // that begins where the messages of such a program begin to queue.
+  Seconds certify_exposed() {
+    struct Class {
+      int64_t first, end;         // where the last barrier runs; 0: or nowhere
+      std::vector<int64_t> cuts;  // where stretches begin, besides
+      Seconds bound;
+      std::vector<const Program*> weakest;
+    };
+    const int64_t most_states = best_.states + options_.certify_states;
+    const int64_t nodes = static_cast<int64_t>(theory_.graph().nodes.size());
+    const int64_t begin = builder_.first_gradient();
+    auto parts = [&](std::vector<int64_t> from) {
+      std::sort(from.begin(), from.end());
+      from.erase(std::unique(from.begin(), from.end()), from.end());
+      std::erase_if(from, [&](int64_t node) { return node <= 0 || node > nodes; });
+      return from;
+    };
+    Class all{0, nodes + 1, {begin}, 0, {}};
+    if (first_.valid()) all.cuts.push_back(builder_.maker(first_));
+    Game whole{&builder_, order_, &warm_, parts(all.cuts), most_states};
+    all.bound = play(&whole);
+    all.weakest = {best_program_};
+    std::vector<Class> classes{all};
+    const Shares shares(best_.ratios);
+    const Fractions fractions(model_.cluster(), shares);
+    for (int i = 0; i < kExposedClasses && best_.states < most_states; ++i) {
+      const auto least =
+          std::min_element(classes.begin(), classes.end(),
+                           [](const Class& a, const Class& b) { return a.bound < b.bound; });
+      if (least->bound >= (1 - kWideGap) * best_.step()) break;
+      Class weak = *least;
+      int64_t last = 0, queue = 0;  // 0: none
+      for (const Program* program : weak.weakest) {
+        const int64_t barrier = builder_.last_barrier(*program, shares);
+        if (barrier > std::max(weak.first, begin) && barrier < weak.end)
+          last = std::max(last, barrier);
+        ValueId first;
+        hidden_seconds(theory_, *program, model_, fractions, &first);
+        if (const int64_t maker = first.valid() ? builder_.maker(first) : 0;
+            maker > 0 && std::find(weak.cuts.begin(), weak.cuts.end(), maker) == weak.cuts.end())
+          queue = maker;
+      }
+      // The first time, tables that tell the stretches apart are new.
+      if (last == 0 && queue == 0 && i > 0) break;
+      if (last == 0 && queue > 0) weak.cuts.push_back(queue);
+      std::vector<int64_t> from = weak.cuts;
+      from.insert(from.end(), {weak.first, last, weak.end});
+      from = parts(std::move(from));
+      Builder builder(theory_, model_, options_.optimizer, options_.restriction, from);
+      builder.price(fractions);
+      const Order order = make_order(builder.problem());
+      WarmStart warm;
+      classes.erase(least);
+      auto add = [&](int64_t after, int64_t before) {
+        Game game{&builder, &order, &warm, from, most_states};
+        game.barrier = after;
+        game.closed = before <= nodes ? before : 0;
+        const Seconds bound = std::max(weak.bound, play(&game));
+        classes.push_back({after, before, weak.cuts, bound, game.weakest});
+      };
+      if (last > 0) add(last, weak.end);
+      add(weak.first, last > 0 ? last : weak.end);
+    }
+    Seconds bound = best_.step();
+    for (const Class& c : classes) bound = std::min(bound, c.bound);
+    return bound;
+  }
+
+  // Bounds against the programs of a class.
+  struct Game {
+    Builder* builder;
+    const Order* order;
+    WarmStart* warm;
+    std::vector<int64_t> from;
+    int64_t most_states;  // of the whole synthesis
+    // Nodes, 0: none. No program communicates from `closed` on but for gradients; all do from
+    // `barrier` on.
+    int64_t closed = 0, barrier = 0;
+    std::vector<const Program*> weakest;  // that keep the bound low
+  };
+
+  // The greatest least price of the class over mixtures of bounds, as far as searches found it.
+  Seconds play(Game* game) {
+    const Ratios ratios = best_.ratios;
+    const Shares shares(ratios);
+    const Fractions fractions(model_.cluster(), shares);
+    const int types = model_.types(), stretches = static_cast<int>(game->from.size()) + 1;
+    auto stretch = [&](int64_t node) { return stretch_of(game->from, node); };
+    const std::vector<ExposureBound> bounds =
+        exposure_bounds(stretches, types, game->barrier > 0 ? stretch(game->barrier) : 0);
+    const std::vector<double> ones(types, 1);
+    std::vector<PriceLine> lines;
+    std::vector<const Program*> programs;
+    auto line = [&](const Program& program) -> PriceLine {
+      const Exposure parts{game->from, {}, {}};
+      return {0, exposed(bounds, builder_.exposed_cost(program, fractions, parts))};
+    };
+    auto add = [&](const Program& program) {
+      lines.push_back(line(program));
+      programs.push_back(&program);
+    };
+    std::vector<PriceLine> others;
+    for (const Found& f : found_) {
+      const int64_t last = builder_.last_barrier(*f.program, shares);
+      if ((game->closed == 0 || last < game->closed) && last >= game->barrier)
+        add(*f.program);
+      else
+        others.push_back(line(*f.program));
+    }
+    std::vector<double> weights, held;
+    if (lines.empty()) weights = dearest_weights(others);
+    Seconds bound = 0;
+    int limited = 0;
+    bool between = true;
+    for (int i = 0; i < kExposedSolves && best_.states < game->most_states; ++i) {
+      const bool divided = game->builder != &builder_;
+      const Seconds target = (1 - (divided ? kWideGap / 2 : kCertifyGain)) * best_.step();
+      if (!lines.empty()) {
+        double most = 0;
+        weights = dearest_weights(lines, &most);
+        game->weakest = weakest(lines, programs, weights);
+        // No mixture can prove more than the programs that are known cost under it.
+        if (most - bound <= kCertifyGain * best_.step()) break;
+        if (most < (1 - kWideGap) * best_.step() && !divided) break;
+        // Between there and where the bound was best: the extremes of few programs are wild.
+        between = between && !held.empty();
+        for (size_t b = 0; b < held.size() && between; ++b) weights[b] = (weights[b] + held[b]) / 2;
+      }
+      Exposure exposure = mixture(bounds, weights, game->from, types);
+      if (game->closed > 0) exposure.closed = stretch(game->closed);
+      game->builder->price(fractions, 1, &exposure);
+      const Solution solution =
+          solve(*game->builder, *game->order, {ones, {}}, game->warm, kExposedStates);
+      if (solution.option.empty()) return std::numeric_limits<double>::infinity();
+      Seconds proven = solution.lower_bound;
+      for (int t = 0; t < types; ++t)
+        proven += exposure.compute[0][t] * model_.per_step(t, theory_.graph());
+      if (proven > bound || held.empty()) held = weights;
+      bound = std::max(bound, proven);
+      const Program& program = program_of(solution);
+      offer(program, ratios);
+      if (best_.ratios != ratios || bound >= target) break;
+      if (solution.stop != StopReason::kOptimal && ++limited == kCertifyLimited) break;
+      const bool known = std::find(programs.begin(), programs.end(), &program) != programs.end();
+      // Nothing more to learn at the extreme.
+      if (known && !between) break;
+      between = !known;
+      if (!known) add(program);
+    }
+    return bound;
+  }
+
+  // The programs that are about the cheapest.
+  static std::vector<const Program*> weakest(const std::vector<PriceLine>& lines,
+                                             const std::vector<const Program*>& programs,
+                                             const std::vector<double>& weights) {
+    std::vector<double> prices;
+    for (const PriceLine& line : lines)
+      prices.push_back(
+          std::inner_product(weights.begin(), weights.end(), line.compute.begin(), line.comm));
+    const double least = *std::min_element(prices.begin(), prices.end());
+    std::vector<const Program*> result;
+    for (size_t i = 0; i < lines.size(); ++i)
+      if (prices[i] <= least * (1 + kCertifyGain)) result.push_back(programs[i]);
+    return result;
+  }
+
   // What every program takes besides its operators, as it is priced.
   Seconds besides(const Weights& weights) const {
     Seconds seconds = 0;
@@ -623,10 +819,9 @@ class Search {
     return seconds / options_.micro_batches;
   }
 
-  // A lower bound at some ratios, see HiddenShare.
+  // A lower bound at some ratios, nothing hidden.
   struct Proven {
     Ratios ratios;
-    HiddenShare hidden;
     Seconds bound;
   };
 
@@ -646,10 +841,10 @@ class Search {
   const Order* order_;
   Weights weights_;
   WarmStart warm_;
-  HiddenShare hidden_;               // in prices
-  ValueId first_;                    // of the best pair, see hidden_seconds()
-  std::vector<double> byte_prices_;  // that the limits ask for; empty: none
-  Priced last_;                      // of the last round
+  const Exposure* exposure_ = nullptr;  // in prices
+  ValueId first_;                       // of the best pair, see hidden_seconds()
+  std::vector<double> byte_prices_;     // that the limits ask for; empty: none
+  Priced last_;                         // of the last round
   std::vector<Ratios> seen_;
   Synthesis best_;
   const Program* best_program_ = nullptr;  // of found_

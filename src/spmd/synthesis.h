@@ -15,9 +15,11 @@
 // reverse. So segments are no worse than one.
 //
 // Where gradients travel beside the backward pass (cost/overlap.h), pairs are compared by what is
-// left of the step, and a last round searches with gradients priced at what cannot be hidden.
+// left of the step, a last round searches with gradients priced at what cannot be hidden, and the
+// lower bound is the one of exposure.h.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -41,8 +43,12 @@ struct SynthesisOptions {
   bool polish = true;          // also try shares near those of the best pair
   const Synthesis* known = nullptr;  // a pair that the answer must not be worse than
   bool certify = true;               // false: lower bounds are what the search gives for nothing
-  OrderMemo* orders = nullptr;       // for searches of like programs; null: none
-  int micro_batches = 1;             // the program runs that often in a step; costs are of one run
+  // What the lower bound of a step with overlap may cost: states of its program searches, about.
+  int64_t certify_states = 3'000'000;
+  // An answer that takes longer than this is not certified.
+  Seconds certify_below = std::numeric_limits<Seconds>::infinity();
+  OrderMemo* orders = nullptr;  // for searches of like programs; null: none
+  int micro_batches = 1;        // the program runs that often in a step; costs are of one run
   double memory_price = 0;  // seconds per byte that a like problem needed: where to begin; 0: none
   // Of each program search. Where bounds are loose (experts on few devices), states are many; the
   // costliest are dropped, and the lower bound of the answer says what that may have lost.

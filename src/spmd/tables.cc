@@ -47,6 +47,10 @@ Tables::Tables(const Problem& the_problem, const Order& the_order, const Weights
       prices[t].push_back(price(option, weights));
     }
   }
+  tighten(effort, warm);
+}
+
+void Tables::tighten(Effort effort, std::vector<double>* warm) {
   potentials = std::make_unique<Potentials>(problem, order, &spaces_, prices, effort, warm);
 }
 

@@ -51,6 +51,9 @@ class Tables {
   Tables(const Problem& the_problem, const Order& the_order, const Weights& weights, Effort effort,
          std::vector<double>* warm);
 
+  // Better bounds in place of those there are.
+  void tighten(Effort effort, std::vector<double>* warm);
+
   const Problem& problem;
   const Order& order;
   std::vector<std::vector<double>> prices;  // [option table][option]

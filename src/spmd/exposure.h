@@ -1,0 +1,78 @@
+// Lower bounds of a step whose gradients travel beside the backward pass (cost/overlap.h), as
+// prices of program searches.
+//
+// Let N be what the step takes without all-reduces of gradients, c_g how long the message of
+// gradient g keeps the network busy, r_g what the backward pass computes before it starts and C all
+// that it computes before the wait. Messages queue, so with h over the messages from g on
+//
+//     step = N + max(0, max over g of ( r_g + sum c_h ) - C)
+//
+// Hence, for any node i of the graph and with h over the gradients made from i on,
+//
+//     begin     step >= N - (computation from i on) + sum c_h
+//     never     step >= N
+//
+// and, if another collective runs at or after node b, which all messages then wait for,
+//
+//     barrier   step >= N - (computation from b on) + sum of all c_g
+//
+// each with one device type in the place of the slowest. All are sums over nodes and values, and so
+// is every mixture of them: the least price of a program under a mixture (weights >= 0 with sum 1)
+// is a lower bound, and the best mixture is the value of a game between bounds and programs, found
+// like the weights of device types alone (dearest_weights in balance.h).
+//
+// The third holds for some programs only. So programs fall into classes by where their last such
+// collective runs: at or after b, or before it. Of the second class no value first read from b on
+// is converted, and no node from b on communicates inside, but for all-reduces of gradients: there
+// the prices of a search are infinite. It may be divided again.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/units.h"
+
+namespace motley::spmd {
+
+// The nodes of a graph by number in stretches: those before from[0] are in stretch 0, those from
+// from[s] on in stretch s + 1 or later.
+int stretch_of(const std::vector<int64_t>& from, int64_t node);
+
+// What counts of a price.
+struct Exposure {
+  std::vector<int64_t> from;                 // ascending
+  std::vector<std::vector<double>> compute;  // [stretch][type] of seconds of computation
+  std::vector<double> gradients;             // [stretch that makes it] of c_g; no less than before
+  int closed = std::numeric_limits<int>::max();  // stretch from which on nothing else communicates
+
+  int stretch(int64_t node) const { return stretch_of(from, node); }
+};
+
+// One of the bounds above, for one device type.
+struct ExposureBound {
+  enum class Kind { begin, never, barrier };
+  Kind kind;
+  int stretch;  // at whose first node i or b is; of never: one past the last
+  int type;
+};
+
+// All bounds for these stretches, those of a barrier at the beginning of one stretch only, of none
+// if `barrier` is 0.
+std::vector<ExposureBound> exposure_bounds(int stretches, int types, int barrier);
+
+// The mixture of bounds by their weights, to be used with weights of 1 for all types.
+Exposure mixture(const std::vector<ExposureBound>& bounds, const std::vector<double>& weights,
+                 std::vector<int64_t> from, int types);
+
+// The parts of a program's cost, all synchronised.
+struct ExposedCost {
+  Seconds comm = 0;                           // collectives but gradients
+  std::vector<std::vector<Seconds>> compute;  // [stretch][type]; the optimizer in the first
+  std::vector<Seconds> gradients;             // [stretch that makes it] c_g
+};
+
+// [bound] of the step of such a program.
+std::vector<double> exposed(const std::vector<ExposureBound>& bounds, const ExposedCost& cost);
+
+}  // namespace motley::spmd
