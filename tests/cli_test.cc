@@ -369,15 +369,16 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
   expect_mistake("plan " + model + " --fix pp=x" + where, "pp=x");
 }
 
-// Layers of a tiny model are measured on two workers, and a plan is made and run by them.
+// Layers of a tiny model are measured on workers by themselves and on two equal ones together, and
+// a plan is made and run by them.
 TEST_F(Cli, CalibrateStages) {
   write_file(path("two.yaml"), R"(
 name: two
 link: {bandwidth: 1 Gbps, latency: 100 us}
-devices: [{type: fast}, {type: slow}]
+devices: [{type: fast, count: 2}, {type: slow}]
 device_types:
-  - {name: fast, like: cpu-core, flops: 20 GFLOPS, memory: 2 GiB, speed: 0.6}
-  - {name: slow, like: cpu-core, flops: 10 GFLOPS, memory: 2 GiB, speed: 0.3}
+  - {name: fast, like: cpu-core, flops: 20 GFLOPS, memory: 2 GiB, speed: 0.4}
+  - {name: slow, like: cpu-core, flops: 10 GFLOPS, memory: 2 GiB, speed: 0.2}
 )");
   const std::string model = "mlp:layers=6,hidden=64,in=64,classes=64";
   Outcome o = motley(fmt::format(
@@ -387,15 +388,25 @@ device_types:
   ASSERT_EQ(o.code, 0) << o.err;
   std::map<std::string, std::set<std::string>> shapes;  // by type
   std::map<std::string, double> seconds;
+  int together = 0;
   const Json result = o.json();
   for (const Json& stage : result["stages"]) {
     const std::string type = stage["type"];
-    EXPECT_TRUE(shapes[type].insert(stage["shape"]).second);
     EXPECT_EQ(stage["micro_batch"], 4);
     EXPECT_GT(stage["forward_s"], 0);
     EXPECT_GT(stage["backward_s"], 0);
+    EXPECT_EQ(stage["nodes"], 1);
+    if (stage["devices"] != 1) {
+      EXPECT_EQ(type, "fast");
+      EXPECT_EQ(stage["devices"], 2);
+      ++together;
+      continue;
+    }
+    EXPECT_TRUE(shapes[type].insert(stage["shape"]).second);
     seconds[type] += stage["forward_s"].get<double>() + stage["backward_s"].get<double>();
   }
+  EXPECT_GE(together, 1);
+  EXPECT_LE(together, 2);
   ASSERT_EQ(shapes.size(), 2U);
   EXPECT_EQ(shapes["fast"], shapes["slow"]);
   EXPECT_GE(shapes["fast"].size(), 2U);

@@ -3,8 +3,10 @@
 
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "auto/engines.h"
+#include "cost/parts.h"
 #include "graph/canonical.h"
 #include "torch/capture.h"
 
@@ -102,6 +104,175 @@ TEST(MeasuredStages, SlowLayersMoveAway) {
   EXPECT_NEAR(same->predicted_step_s, plain->predicted_step_s, 0.02 * plain->predicted_step_s);
 }
 
+Cluster equal_devices(int count) {
+  return parse_cluster(fmt::format(R"(
+name: equal
+link: {{bandwidth: 10 Gbps, latency: 10 us}}
+devices: [{{type: same, count: {}}}]
+device_types:
+  - {{name: same, like: cpu-core, flops: 20 GFLOPS, memory: 8 GiB, memory_bandwidth: 4 GB/s, overhead: 2 us}}
+)",
+                                   count),
+                       "equal");
+}
+
+// Layers that two devices ran together count as measured, in the search, too.
+TEST(MeasuredStages, OnSubMeshes) {
+  const Cluster cluster = equal_devices(2);
+  const char* model = "mlp:layers=3,hidden=256,in=256,classes=256";
+  const planner::GraphOf graph_of = graphs_of(model);
+  planner::Request request = request_of(model);
+  const planner::LayerShapes shapes(request, cluster, graph_of);
+  int together = 0;
+  for (const auto& shape : shapes.shapes) {
+    if (shape.devices.empty()) continue;
+    ++together;
+    EXPECT_EQ(shape.devices, (std::vector<int>{0, 1}));
+    EXPECT_EQ(shape.nodes, 1);
+    EXPECT_TRUE(check(*shape.theory, shape.program).empty());
+    request.measured.push_back({shape.shape, model, "same", 4, 100, 200, 0, 2, 1});
+  }
+  EXPECT_EQ(together, 1);
+  planner::DeviceGroups groups(cluster);
+  planner::Workbench bench(request, &groups, graph_of(4), request.layers);
+  Seconds forward = 0, backward = 0;
+  for (int l = 0; l < bench.size(); ++l) {
+    const auto& cost = bench.layer_cost(l, groups.of({0, 1}), 8, false);
+    forward += cost.seconds.forward;
+    backward += cost.seconds.backward;
+    EXPECT_LT(bench.layer_cost(l, groups.of({0}), 8, false).seconds.forward, 1);
+  }
+  EXPECT_NEAR(forward, 100, 1e-6);
+  EXPECT_NEAR(backward, 200, 1e-6);
+  const planner::EngineResult result = plan_pipeline(request, cluster, graph_of);
+  ASSERT_FALSE(result.plans.empty());
+  for (const auto& plan : result.plans)
+    for (const StagePlan& stage : plan->pipeline->replicas[0].stages)
+      EXPECT_EQ(stage.devices.size(), 1U);
+}
+
+// Devices that a slow link joins to faster ones are left out; on a fast link they are not.
+TEST(SubClusters, AreLeftOutWhereLinksAreSlow) {
+  const auto cluster_with = [](const char* bandwidth) {
+    return parse_cluster(fmt::format(R"(
+name: far
+link: {{bandwidth: {}, latency: 10 us}}
+groups:
+  - {{name: near, link: {{bandwidth: 100 Gbps, latency: 5 us}}, devices: [{{type: first, count: 2}}]}}
+  - {{name: far, link: {{bandwidth: 100 Gbps, latency: 5 us}}, devices: [{{type: second, count: 2}}]}}
+device_types:
+  - {{name: first, like: cpu-core, flops: 20 GFLOPS, memory: 8 GiB, memory_bandwidth: 4 GB/s, overhead: 2 us}}
+  - {{name: second, like: cpu-core, flops: 10 GFLOPS, memory: 8 GiB, memory_bandwidth: 2 GB/s, overhead: 2 us}}
+)",
+                                     bandwidth),
+                         "far");
+  };
+  const planner::GraphOf graph_of = graphs_of(kModel);
+  planner::Request request = request_of(kModel);
+  const auto used = [](const Plan& plan) {
+    std::set<int> devices;
+    for (const ReplicaPlan& replica : plan.pipeline->replicas)
+      for (const StagePlan& stage : replica.stages)
+        devices.insert(stage.devices.begin(), stage.devices.end());
+    return devices;
+  };
+  const planner::EngineResult slow = plan_pipeline(request, cluster_with("1 Mbps"), graph_of),
+                              fast = plan_pipeline(request, cluster_with("100 Gbps"), graph_of);
+  ASSERT_FALSE(slow.plans.empty());
+  ASSERT_FALSE(fast.plans.empty());
+  EXPECT_EQ(used(*slow.plans[0]), (std::set<int>{0, 1}));
+  EXPECT_NE(slow.notes[0].find("on 2 of 4 devices"), std::string::npos) << slow.notes[0];
+  EXPECT_TRUE(check(*slow.plans[0], false).empty());
+  EXPECT_EQ(used(*fast.plans[0]).size(), 4U);
+  EXPECT_LT(fast.plans[0]->predicted_step_s, slow.plans[0]->predicted_step_s);
+}
+
+// The steps of a program, given to layers, are all there.
+TEST(LayerCosts, AddUpToTheProgram) {
+  const Cluster cluster = equal_devices(4);
+  planner::DeviceGroups groups(cluster);
+  for (const char* model :
+       {"mlp:layers=9,hidden=64,in=32,classes=16", "convnet:width=8,image=8,classes=5",
+        "bert:layers=3,hidden=32,heads=4,seq=8,vocab=50",
+        "gpt:layers=8,hidden=32,heads=4,seq=8,vocab=50"})
+    for (const auto& devices : std::vector<std::vector<int>>{{0}, {0, 1, 2}, {0, 1, 2, 3}})
+      for (bool lean : {false, true}) {
+        planner::Request request = request_of(model);
+        planner::Workbench bench(request, &groups, graphs_of(model)(4), 0);
+        const planner::DeviceGroups::Kind& group = groups.of(devices);
+        for (const auto& window : bench.windows()) {
+          const auto planned = bench.plan_window(window, group, 8, lean);
+          if (!planned.feasible) continue;
+          const Shares shares(planned.ratios);
+          const Fractions fractions(group.cluster, shares);
+          const auto parts =
+              part_costs(*window.theory, planned.program, group.model, fractions, request.optimizer,
+                         window.part_of, window.end - window.first);
+          const PhaseSeconds all = phase_seconds(*window.theory, planned.program, group.model,
+                                                 fractions, request.optimizer);
+          const MemoryCost memory =
+              memory_of(*window.theory, planned.program, fractions, 1, request.optimizer, true);
+          PartCost sum;
+          for (const PartCost& part : parts) {
+            sum.seconds.forward += part.seconds.forward;
+            sum.seconds.backward += part.seconds.backward;
+            sum.seconds.reduction += part.seconds.reduction;
+            sum.seconds.update += part.seconds.update;
+            sum.state += part.state;
+            sum.held += part.held;
+            EXPECT_LE(part.workspace, memory.peak[0] * (1 + 1e-9));
+          }
+          const std::string where =
+              fmt::format("{} on {} devices, lean {}", model, devices.size(), lean);
+          EXPECT_NEAR(sum.seconds.forward, all.forward, 1e-9 * all.forward) << where;
+          EXPECT_NEAR(sum.seconds.backward, all.backward, 1e-9 * all.backward) << where;
+          EXPECT_NEAR(sum.seconds.reduction, all.reduction, 1e-9 * all.reduction) << where;
+          EXPECT_NEAR(sum.seconds.update, all.update, 1e-9 * all.update) << where;
+          EXPECT_NEAR(sum.held, memory.held[0], 1e-6 * memory.held[0]) << where;
+          // What several layers read counts in each.
+          EXPECT_GE(sum.state, (memory.state[0] + memory.sums[0]) * (1 - 1e-9)) << where;
+          EXPECT_LE(sum.state, 1.5 * (memory.state[0] + memory.sums[0])) << where;
+        }
+      }
+}
+
+// The layers of a deep model, of which few stretches are planned, cost together what the program of
+// the whole model does; no communication between them is forgotten where a micro-batch has fewer
+// samples than a mesh has devices.
+TEST(LayerCosts, CostWhatTheWholeModelDoes) {
+  const Cluster cluster = equal_devices(8);
+  planner::DeviceGroups groups(cluster);
+  const std::string model = "gpt:layers=12,hidden=128,heads=4,seq=32,vocab=200";
+  const planner::Request request = request_of(model);
+  for (int samples : {2, 16}) {
+    planner::Workbench bench(request, &groups, graphs_of(model)(samples), 0);
+    EXPECT_GT(bench.size(), 40);
+    ASSERT_EQ(bench.windows().size(), 2U);
+    size_t planned_nodes = 0;
+    for (const auto& window : bench.windows()) planned_nodes += window.theory->graph().nodes.size();
+    EXPECT_LT(planned_nodes, 0.7 * static_cast<double>(bench.graph().nodes.size()));
+    planner::Workbench::Window whole;
+    whole.theory = std::make_unique<Theory>(bench.graph());
+    for (const auto& devices :
+         std::vector<std::vector<int>>{{0}, {0, 1, 2, 3}, {0, 1, 2, 3, 4, 5, 6, 7}}) {
+      const planner::DeviceGroups::Kind& group = groups.of(devices);
+      Seconds sum = 0;
+      for (int l = 0; l < bench.size(); ++l) {
+        const auto& cost = bench.layer_cost(l, group, 8, false);
+        ASSERT_TRUE(cost.feasible);
+        sum += cost.seconds.forward + cost.seconds.backward;
+      }
+      const auto planned = bench.plan_window(whole, group, 8, false);
+      ASSERT_TRUE(planned.feasible);
+      const Shares shares(planned.ratios);
+      const PhaseSeconds all = phase_seconds(*whole.theory, planned.program, group.model,
+                                             Fractions(group.cluster, shares), request.optimizer);
+      EXPECT_NEAR(sum, all.forward + all.backward, 0.1 * (all.forward + all.backward))
+          << samples << " samples on " << devices.size();
+    }
+  }
+}
+
 TEST(MeasuredStages, OfOtherModelsChangeNothing) {
   const Cluster cluster = pair_of(3);
   planner::Request request = request_of(kModel);
@@ -166,8 +337,8 @@ TEST(Granularity, GetsFinerUntilNothingIsGained) {
   EXPECT_GE(all.second, 100);
   EXPECT_LE(few.first, 1.01 * all.first);
   // Unequal: a split of few layers is off by up to half a layer.
-  const auto coarse = plan(kModel, pair_of(2.3), 8),
-             fine = plan(kModel, pair_of(2.3), planner::kAutomaticLayers);
+  const auto coarse = plan(kModel, pair_of(2), 8),
+             fine = plan(kModel, pair_of(2), planner::kAutomaticLayers);
   EXPECT_GT(fine.second, coarse.second);
   EXPECT_LE(fine.first, coarse.first);
 }

@@ -5,10 +5,12 @@
 #include <limits>
 #include <set>
 
+#include "auto/engines.h"
 #include "cluster/part.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "net/messages.h"
+#include "pipeline/runs.h"
 #include "pipeline/schedules.h"
 #include "reduce/cluster.h"
 #include "sim/pipeline.h"
@@ -18,6 +20,15 @@ namespace motley::planner {
 namespace {
 
 constexpr int kAttempts = 4;  // to fit a stage's program into the memory that is left
+// Times the time of the best program.
+constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
+constexpr int64_t kLayerStates = 500;  // of the searches that price layers
+constexpr int kCalibrationRuns = 8;    // micro-batches of the step whose programs are measured
+
+int nodes_of(const Cluster& cluster) {
+  return static_cast<int>(std::count_if(cluster.groups.begin(), cluster.groups.end(),
+                                        [](const Group& g) { return g.children.empty(); }));
+}
 
 }  // namespace
 
@@ -145,22 +156,93 @@ const Workbench::Piece& Workbench::piece(int layer) {
   return piece;
 }
 
-const Workbench::LayerCost& Workbench::layer_cost(int layer, const DeviceGroups::Kind& group,
-                                                  int micro_batches, bool lean) {
-  auto [it, fresh] = layer_costs_.try_emplace({kind_of(layer), group.number, micro_batches, lean});
-  if (fresh) it->second = find_cost(piece(layer).theory.get(), group, micro_batches, lean);
-  return it->second;
+// Where layers repeat with a period, three of its repeats behind all that comes before them, and
+// two in front of all that comes behind, stand for the whole model: the second repeat for all
+// between.
+void Workbench::find_windows() {
+  const std::vector<int> classes = layers_.class_of();
+  pipeline::Repetition run;
+  int spared = 0;  // layers that are not planned
+  for (const pipeline::Repetition& r : pipeline::find_runs(classes))
+    if (const int more = r.end - r.first - 5 * r.period; more > spared) run = r, spared = more;
+  seats_.resize(size());
+  for (int l = 0; l < size(); ++l) seats_[l] = {0, l};
+  if (spared > 0) try {
+      const int m = run.period, front = run.first + 3 * m, back = run.end - 2 * m;
+      windows_.push_back(window(0, front));
+      windows_.push_back(window(back, size()));
+      for (int l = run.first + 2 * m; l < size(); ++l)
+        seats_[l] = l < back + m ? std::pair(0, run.first + m + (l - run.first) % m)
+                                 : std::pair(1, l - back);
+    } catch (const UserError&) {  // the model cannot be cut there
+      windows_.clear();
+      for (int l = 0; l < size(); ++l) seats_[l] = {0, l};
+    }
+  if (windows_.empty()) windows_.push_back(window(0, size()));
 }
 
-void Workbench::plan_layers(const DeviceGroups::Kind& group, int micro_batches, bool lean) {
-  std::vector<std::pair<const Theory*, LayerCost*>> tasks;
-  for (int l = 0; l < size(); ++l) {
-    auto [it, fresh] = layer_costs_.try_emplace({kind_of(l), group.number, micro_batches, lean});
-    if (fresh) tasks.emplace_back(piece(l).theory.get(), &it->second);
+int Workbench::cost_class(int layer) {
+  windows();
+  const auto& [w, l] = seats_[layer];
+  return w * size() + l;
+}
+
+Workbench::Window Workbench::window(int first, int end) const {
+  Window w;
+  w.first = first;
+  w.end = end;
+  std::vector<int> cuts;
+  if (first > 0) cuts.push_back(first);
+  if (end < size()) cuts.push_back(end);
+  if (!cuts.empty()) {
+    Stages stages =
+        cut_stages(graph_, stages_of(cuts), static_cast<int>(cuts.size()) + 1, "layers");
+    w.cut = std::make_unique<StageGraph>(std::move(stages.graphs[first > 0 ? 1 : 0]));
   }
-  parallel_for(static_cast<int>(tasks.size()), request_.threads, [&](int i) {
-    *tasks[i].second = find_cost(tasks[i].first, group, micro_batches, lean);
+  const Graph& graph = w.cut ? w.cut->graph : graph_;
+  w.theory = std::make_unique<Theory>(graph);
+  std::vector<int> layer_of(graph_.nodes.size(), -1);
+  for (int l = first; l < end; ++l) {
+    for (NodeId n : layers_.layers[l].forward) layer_of[n.index] = l - first;
+    for (NodeId n : layers_.layers[l].backward) layer_of[n.index] = l - first;
+  }
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const NodeId whole = w.cut ? w.cut->node_of[n] : NodeId(n);
+    w.part_of.push_back(whole.valid() ? layer_of[whole.index] : -1);
+  }
+  if (!request_.measured.empty()) w.shape = shape_of(graph);
+  return w;
+}
+
+const Workbench::LayerCost& Workbench::layer_cost(int layer, const DeviceGroups::Kind& group,
+                                                  int micro_batches, bool lean) {
+  const auto it = layer_costs_.find({group.number, micro_batches, lean});
+  if (it != layer_costs_.end()) return it->second[layer];
+  plan_layers({OnGroup{&group, lean}}, micro_batches);
+  return layer_costs_.at({group.number, micro_batches, lean})[layer];
+}
+
+void Workbench::plan_layers(const std::vector<OnGroup>& wanted, int micro_batches) {
+  struct Task {
+    const OnGroup* on;
+    std::vector<LayerCost>* costs;              // [layer]
+    std::vector<std::vector<LayerCost>> found;  // [window][layer of it]
+  };
+  std::vector<Task> tasks;
+  const auto count = static_cast<int>(windows().size());
+  for (const OnGroup& on : wanted) {
+    auto [it, fresh] = layer_costs_.try_emplace({on.group->number, micro_batches, on.lean});
+    if (fresh) tasks.push_back({&on, &it->second, std::vector<std::vector<LayerCost>>(count)});
+  }
+  parallel_for(static_cast<int>(tasks.size()) * count, request_.threads, [&](int i) {
+    Task& task = tasks[i / count];
+    task.found[i % count] =
+        find_costs(windows_[i % count], *task.on->group, micro_batches, task.on->lean);
   });
+  for (Task& task : tasks) {
+    for (const auto& [w, l] : seats_) task.costs->push_back(task.found[w][l]);
+    measure(*task.on->group, task.costs);
+  }
 }
 
 std::vector<const Theory*> Workbench::distinct_layers() {
@@ -172,14 +254,9 @@ std::vector<const Theory*> Workbench::distinct_layers() {
   return distinct;
 }
 
-Workbench::LayerCost Workbench::find_cost(const Theory* layer, const DeviceGroups::Kind& group,
+Workbench::Planned Workbench::plan_window(const Window& w, const DeviceGroups::Kind& group,
                                           int micro_batches, bool lean) {
-  LayerCost cost;
-  if (layer == nullptr) {
-    cost.feasible = true;
-    return cost;
-  }
-  const Theory& theory = *layer;
+  const Theory& theory = *w.theory;
   spmd::SynthesisOptions options;
   options.certify = false;
   options.orders = &orders_;
@@ -187,32 +264,82 @@ Workbench::LayerCost Workbench::find_cost(const Theory* layer, const DeviceGroup
   options.memory_limit = false;
   options.micro_batches = micro_batches;
   options.limits = request_.limits;
+  options.limits.max_states = std::min(options.limits.max_states, kLayerStates);
+  if (group.cluster.types.size() == 1) {
+    options.ratios = spmd::even_ratios(group.cluster);
+    options.polish = false;
+  }
   if (lean) options.restriction = spmd::Restriction::zero;
   ++planned_;
   const spmd::Synthesis s = synthesize(theory, group.model, options);
-  if (!s.feasible) return cost;
-  const Program program = phase_ordered(theory, s.program);
-  const Shares shares(s.ratios);
-  const Fractions fractions(group.cluster, shares);
-  cost.feasible = true;
-  cost.seconds = phase_seconds(theory, program, group.model, fractions, request_.optimizer);
-  const MemoryCost memory =
-      memory_of(theory, program, fractions, group.model.types(), request_.optimizer, true);
-  for (size_t t = 0; t < memory.peak.size(); ++t) {
-    cost.state = std::max(cost.state, memory.state[t] + memory.sums[t]);
-    cost.held = std::max(cost.held, memory.held[t]);
-    cost.held_inputs = std::max(cost.held_inputs, memory.held_inputs[t]);
-    cost.workspace = std::max(cost.workspace, memory.peak[t] - memory.state[t] - memory.held[t]);
+  Planned planned;
+  planned.feasible = s.feasible;
+  planned.reason = s.reason;
+  if (!s.feasible) return planned;
+  planned.program = phase_ordered(theory, s.program);
+  planned.ratios = s.ratios[0];
+  return planned;
+}
+
+std::vector<Workbench::LayerCost> Workbench::find_costs(const Window& w,
+                                                        const DeviceGroups::Kind& group,
+                                                        int micro_batches, bool lean) {
+  std::vector<LayerCost> costs(w.end - w.first);
+  const Planned planned = plan_window(w, group, micro_batches, lean);
+  if (!planned.feasible) return costs;
+  const Shares shares(planned.ratios);
+  const auto parts =
+      part_costs(*w.theory, planned.program, group.model, Fractions(group.cluster, shares),
+                 request_.optimizer, w.part_of, static_cast<int>(costs.size()));
+  for (size_t l = 0; l < costs.size(); ++l) {
+    static_cast<PartCost&>(costs[l]) = parts[l];
+    costs[l].feasible = true;
   }
-  if (group.cluster.size() > 1 || request_.measured.empty()) return cost;
-  const std::string shape = shape_of(theory.graph());
-  for (const ProfiledStage& m : request_.measured)
-    if (m.shape == shape && m.type == group.cluster.types[0].name) {
-      cost.seconds.forward = m.forward;
-      cost.seconds.backward = m.backward;
-      cost.held = std::max(cost.held, m.activation);
+  if (!lean) measure(w, group, &costs);
+  return costs;
+}
+
+const std::vector<Workbench::Window>& Workbench::windows() {
+  if (windows_.empty()) find_windows();
+  return windows_;
+}
+
+void Workbench::measure(const Window& w, const DeviceGroups::Kind& group,
+                        std::vector<LayerCost>* costs) const {
+  if (group.cluster.size() == 1) return;
+  for (const ProfiledStage& m : request_.measured) {
+    if (m.shape != w.shape || m.devices != group.cluster.size() ||
+        m.nodes != nodes_of(group.cluster) || group.cluster.types.size() > 1 ||
+        m.type != group.cluster.types[0].name)
+      continue;
+    LayerCost sum;
+    for (const LayerCost& cost : *costs) {
+      sum.seconds.forward += cost.seconds.forward;
+      sum.seconds.backward += cost.seconds.backward;
+      sum.held += cost.held;
     }
-  return cost;
+    for (LayerCost& cost : *costs) {
+      if (sum.seconds.forward > 0) cost.seconds.forward *= m.forward / sum.seconds.forward;
+      if (sum.seconds.backward > 0) cost.seconds.backward *= m.backward / sum.seconds.backward;
+      if (sum.held > 0) cost.held *= std::max(1.0, m.activation / sum.held);
+    }
+  }
+}
+
+void Workbench::measure(const DeviceGroups::Kind& group, std::vector<LayerCost>* costs) {
+  if (group.cluster.size() > 1 || request_.measured.empty()) return;
+  for (int l = 0; l < size(); ++l) {
+    const Theory* theory = layer_theory(l);
+    if (theory == nullptr) continue;
+    const std::string shape = shape_of(theory->graph());
+    LayerCost& cost = (*costs)[l];
+    for (const ProfiledStage& m : request_.measured)
+      if (m.shape == shape && m.devices == 1 && m.type == group.cluster.types[0].name) {
+        cost.seconds.forward = m.forward;
+        cost.seconds.backward = m.backward;
+        cost.held = std::max(cost.held, m.activation);
+      }
+  }
 }
 
 namespace {
@@ -243,17 +370,18 @@ int Workbench::number_of(const Graph& graph) {
 }
 
 const Workbench::Planned& Workbench::unlimited(const Theory& theory, int number,
-                                               const DeviceGroups::Kind& group, int micro_batches) {
+                                               const DeviceGroups::Kind& group, int micro_batches,
+                                               bool lean) {
   std::unique_lock lock(mutex_);
-  auto [it, fresh] = unlimited_.try_emplace({number, group.number, micro_batches});
+  auto [it, fresh] = unlimited_.try_emplace({number, group.number, micro_batches, lean});
   lock.unlock();
   double no_price = 0;
-  if (fresh) it->second = plan(theory, group.model, micro_batches, false, &no_price);
+  if (fresh) it->second = plan(theory, group.model, micro_batches, false, lean, &no_price);
   return it->second;
 }
 
 Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model, int micro_batches,
-                                   bool memory_limit, double* memory_price) {
+                                   bool memory_limit, bool lean, double* memory_price) {
   spmd::SynthesisOptions options;
   options.optimizer = request_.optimizer;
   options.certify = false;
@@ -263,6 +391,7 @@ Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model,
   options.memory_limit = memory_limit;
   options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
   options.memory_price = *memory_price;
+  if (lean) options.restriction = spmd::Restriction::zero;
   ++planned_;
   const spmd::Synthesis s = synthesize(theory, model, options);
   Planned planned;
@@ -278,8 +407,8 @@ Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model,
 Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
                                          const DeviceGroups::Kind& group, int laps,
                                          int micro_batches, int in_flight, bool recompute,
-                                         const Divided& divided) {
-  Planned planned = unlimited(theory, number, group, micro_batches);
+                                         const Divided& divided, bool thorough) {
+  Planned planned = unlimited(theory, number, group, micro_batches, false);
   if (!request_.memory_limit || !planned.feasible) return planned;
   Cluster all = group.cluster;
   for (DeviceType& type : all.types) type.memory /= laps;
@@ -327,6 +456,24 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
   lock.unlock();
   for (const Planned& known : limited)
     if (fits(room_of(known))) return known;
+  // With all parameters cut: good enough if it is hardly slower, and better than nothing.
+  const auto seconds_of = [&](const Planned& p) {
+    const Shares shares(p.ratios);
+    const PhaseSeconds s = phase_seconds(theory, p.program, group.model,
+                                         Fractions(group.cluster, shares), request_.optimizer);
+    return s.forward * (recompute ? 2 : 1) + s.backward + (s.reduction + s.update) / micro_batches;
+  };
+  const Planned* lean = nullptr;
+  if (group.cluster.size() > 1) {
+    const Planned& cut = unlimited(theory, number, group, micro_batches, true);
+    if (cut.feasible && fits(room_of(cut))) lean = &cut;
+    if (lean &&
+        seconds_of(*lean) <= (thorough ? kHardlySlower : kLittleSlower) * seconds_of(planned))
+      return *lean;
+  }
+  const auto better = [&](const Planned& p) {
+    return lean && seconds_of(*lean) < seconds_of(p) ? *lean : p;
+  };
   Cluster room = all;  // with the memory that other micro-batches leave
   for (int attempt = 1; attempt < kAttempts; ++attempt) {
     const std::vector<Room> rooms = room_of(planned);
@@ -341,13 +488,15 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
                             most - rooms[t].others));
     }
     planned = plan(theory, CostModel(room, group.reductions, group.replicas), micro_batches, true,
-                   &memory_price);
-    if (!planned.feasible) return planned;
+                   false, &memory_price);
+    if (!planned.feasible) break;
     if (fits(room_of(planned))) {
-      limited.push_back(planned);
-      return planned;
+      limited.push_back(better(planned));
+      return limited.back();
     }
   }
+  if (lean) return *lean;
+  if (!planned.feasible) return planned;
   planned.feasible = false;
   planned.reason = fmt::format("no program leaves room for {} micro-batches in flight", in_flight);
   return planned;
@@ -644,15 +793,15 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       const Theory& theory = result.theory(s);
       const Divided divided = divided_of(s);
       std::unique_lock lock(mutex_);
-      auto [it, fresh] = stages_.try_emplace(
-          {numbers[s], task.group->number, laps, count, usual, recompute, divided});
+      auto [it, fresh] = stages_.try_emplace({numbers[s], task.group->number, laps, count, usual,
+                                              recompute, composition.thorough, divided});
       lock.unlock();
       if (fresh) {
-        it->second =
-            plan_stage(theory, numbers[s], *task.group, laps, count, usual, recompute, divided);
-        if (!it->second.feasible && usual > 1)
-          it->second =
-              plan_stage(theory, numbers[s], *task.group, laps, count, 1, recompute, divided);
+        for (int held : {usual, 1}) {
+          it->second = plan_stage(theory, numbers[s], *task.group, laps, count, held, recompute,
+                                  divided, composition.thorough);
+          if (it->second.feasible || usual == 1) break;
+        }
       }
       task.planned = &it->second;
       if (!it->second.feasible) break;
@@ -820,12 +969,27 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
 LayerShapes::LayerShapes(const Request& request, const Cluster& cluster, const GraphOf& graph_of)
     : groups_(cluster) {
   std::set<std::string> known;
+  std::set<std::pair<std::string, int>> known_on;  // shape, group
+  const std::vector<std::vector<int>> meshes = stage_meshes(cluster);
   for (int64_t size : request.micro_batches) {
     benches_.push_back(std::make_unique<Workbench>(request, &groups_, graph_of(size),
                                                    std::max(0, request.layers)));
-    for (const Theory* theory : benches_.back()->distinct_layers()) {
+    Workbench& bench = *benches_.back();
+    for (const Theory* theory : bench.distinct_layers()) {
       const std::string shape = shape_of(theory->graph());
       if (known.insert(shape).second) shapes.push_back({shape, size, theory});
+    }
+    for (const Workbench::Window& window : bench.windows()) {
+      const std::string shape = shape_of(window.theory->graph());
+      for (const std::vector<int>& mesh : meshes) {
+        if (mesh.size() == 1) continue;
+        const DeviceGroups::Kind& group = groups_.of(mesh);
+        if (!known_on.emplace(shape, group.number).second) continue;
+        Workbench::Planned planned = bench.plan_window(window, group, kCalibrationRuns, false);
+        if (planned.feasible)
+          shapes.push_back({shape, size, window.theory.get(), mesh, nodes_of(group.cluster),
+                            std::move(planned.program), std::move(planned.ratios)});
+      }
     }
   }
 }
@@ -850,7 +1014,7 @@ Cluster corrected(const Cluster& cluster, const Request& request, const GraphOf&
       auto& [measured, modelled] = seconds[cluster.types[t].name];
       for (int l = 0; l < bench.size(); ++l)
         for (const ProfiledStage& m : request.measured) {
-          if (m.shape != shapes[l] || m.type != cluster.types[t].name) continue;
+          if (m.shape != shapes[l] || m.devices > 1 || m.type != cluster.types[t].name) continue;
           const auto& cost =
               bench.layer_cost(l, one, static_cast<int>(request.batch / size), false);
           measured += m.forward + m.backward;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cluster/profile.h"
+#include "cost/parts.h"
 #include "pipeline/layers.h"
 #include "plan/plan.h"
 #include "spmd/order.h"
@@ -64,6 +65,9 @@ struct Composition {
   // room that their devices have. With `try_zero` level 1 where that is faster than 0.
   int zero = 0;
   bool try_zero = false;
+  // Where memory is short, a stage's program is searched for even if the best one with all
+  // parameters cut fits and is not much slower than without a limit.
+  bool thorough = true;
 };
 
 // Groups of devices as clusters of their own, each kind once: groups that look alike are one.
@@ -120,17 +124,42 @@ class Workbench {
   // The distinct layers that compute anything, by their theories.
   std::vector<const Theory*> distinct_layers();
 
-  // A layer by itself on a group of devices.
-  struct LayerCost {
+  // A layer as part of a stage on a group of devices: what it costs (cost/parts.h) in the program
+  // that is best for it and its neighbours. So layers are consistent: what one hands to the next in
+  // another placement than it takes is paid for, which no layer by itself would pay.
+  struct LayerCost : PartCost {
     bool feasible = false;
-    PhaseSeconds seconds;
-    Bytes state = 0, held = 0, held_inputs = 0, workspace = 0;  // on the fullest device
   };
-  // `lean`: parameters and their state are cut wherever they can be. Equal layers are planned once.
+  // Layers of one class cost the same on every group.
+  int cost_class(int layer);
+  // `lean`: parameters and their state are cut wherever they can be.
   const LayerCost& layer_cost(int layer, const DeviceGroups::Kind& group, int micro_batches,
                               bool lean);
-  // Plans all layers, so that layer_cost() knows them; on several threads.
-  void plan_layers(const DeviceGroups::Kind& group, int micro_batches, bool lean);
+  // Plans all layers on groups, so that layer_cost() knows them; on several threads.
+  struct OnGroup {
+    const DeviceGroups::Kind* group;
+    bool lean = false;
+  };
+  void plan_layers(const std::vector<OnGroup>& wanted, int micro_batches);
+
+  // Neighbouring layers that are planned together; a few stretches stand for the whole model.
+  struct Window {
+    int first = 0, end = 0;
+    std::unique_ptr<StageGraph> cut;  // unless it is the whole model
+    std::unique_ptr<Theory> theory;
+    std::vector<int> part_of;  // [node] layer - first, or -1
+    std::string shape;         // shape_of() its graph, where something was measured
+  };
+  const std::vector<Window>& windows();
+  // The program of such layers, whatever memory it takes.
+  struct Planned {
+    bool feasible = false;
+    std::string reason;
+    Program program;
+    std::vector<double> ratios;
+  };
+  Planned plan_window(const Window& window, const DeviceGroups::Kind& group, int micro_batches,
+                      bool lean);
 
   // The plan, simulated; nothing and the reason if it does not fit.
   std::unique_ptr<Plan> compose(const Composition& composition, const std::string& engine,
@@ -141,31 +170,32 @@ class Workbench {
   bool limited() const { return was_limited_; }
 
  private:
-  struct Planned {
-    bool feasible = false;
-    std::string reason;
-    Program program;
-    std::vector<double> ratios;
-  };
   // A layer's graph, cut out; no theory: views alone, nothing to do.
   struct Piece {
     std::unique_ptr<Stages> cut;  // unless all layers are cut at once
     std::unique_ptr<Theory> theory;
   };
   const Piece& piece(int layer);
-  LayerCost find_cost(const Theory* theory, const DeviceGroups::Kind& group, int micro_batches,
-                      bool lean);
-  // Layers of one number cost the same: those of a class, the first and the last by themselves.
+  void find_windows();
+  Window window(int first, int end) const;
+  std::vector<LayerCost> find_costs(const Window& window, const DeviceGroups::Kind& group,
+                                    int micro_batches, bool lean);
+  // Put what was measured in the place of what the model says: of layers on one device, and of all
+  // layers of a window on several.
+  void measure(const DeviceGroups::Kind& group, std::vector<LayerCost>* costs);
+  void measure(const Window& window, const DeviceGroups::Kind& group,
+               std::vector<LayerCost>* costs) const;
+  // Layers of one kind have the same graph: those of a class, the first and the last by themselves.
   int kind_of(int layer) const;
   // Graphs of one number are the same but for names.
   int number_of(const Graph& graph);
 
-  // `memory_price`: of a like stage, in; of this one, out.
+  // `memory_price`: of a like stage, in; of this one, out. `lean`: as of layers.
   Planned plan(const Theory& theory, const CostModel& model, int micro_batches, bool memory_limit,
-               double* memory_price);
+               bool lean, double* memory_price);
   // The best program of a graph on a group regardless of memory; of equal ones once.
   const Planned& unlimited(const Theory& theory, int number, const DeviceGroups::Kind& group,
-                           int micro_batches);
+                           int micro_batches, bool lean);
   // What replicas divide at a level, and the share of it that one keeps.
   struct Divided {
     int level = 0;
@@ -174,7 +204,8 @@ class Workbench {
   };
   // The best that fits with `in_flight` micro-batches into one part in `laps` of the memory.
   Planned plan_stage(const Theory& theory, int number, const DeviceGroups::Kind& group, int laps,
-                     int micro_batches, int in_flight, bool recompute, const Divided& divided);
+                     int micro_batches, int in_flight, bool recompute, const Divided& divided,
+                     bool thorough);
 
   void add_reductions(const std::vector<std::vector<const DeviceGroups::Kind*>>& kinds, Plan* plan);
   // The reduction over all devices of a stage with such groups, of tensors of `bytes` in all.
@@ -187,15 +218,17 @@ class Workbench {
   pipeline::Layers layers_;
   std::unique_ptr<Stages> cut_;  // into all layers; null: not yet, or some layer is views alone
   bool cannot_cut_ = false;
-  std::map<int, Piece> pieces_;                                       // by kind of layer
-  std::map<std::tuple<int, int, int, bool>, LayerCost> layer_costs_;  // kind, group, count, lean
-  std::map<std::string, int> numbers_;                                // of graphs
-  std::map<std::tuple<int, int, int>, Planned> unlimited_;            // graph, group, count
+  std::map<int, Piece> pieces_;             // by kind of layer
+  std::vector<Window> windows_;             // empty: not yet known
+  std::vector<std::pair<int, int>> seats_;  // [layer] window, the layer of it that stands for it
+  std::map<std::tuple<int, int, bool>, std::vector<LayerCost>> layer_costs_;  // group, count, lean
+  std::map<std::string, int> numbers_;                                        // of graphs
+  std::map<std::tuple<int, int, int, bool>, Planned> unlimited_;  // graph, group, count, lean
   std::map<std::tuple<int, int, int>, std::vector<Planned>> limited_;
   std::map<int, double> memory_price_;  // by group
   std::map<net::Groups, ReductionProgram> joint_;
-  // And in flight, recompute, divided.
-  std::map<std::tuple<int, int, int, int, int, bool, Divided>, Planned> stages_;
+  // And in flight, recompute, thorough, divided.
+  std::map<std::tuple<int, int, int, int, int, bool, bool, Divided>, Planned> stages_;
   std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
                       // their own, and so entries
   spmd::OrderMemo orders_;
@@ -207,13 +240,18 @@ class Workbench {
 // for names.
 std::string shape_of(const Graph& graph);
 
-// The layers of a model, as the pipeline engine cuts it at some micro-batch sizes, each distinct
-// one once: what `motley calibrate --stages` measures.
+// What `motley calibrate --stages` measures at some micro-batch sizes: the layers of a model, as
+// the pipeline engine cuts it, each distinct one once, on every device by itself; and on every kind
+// of sub-mesh that it may give a stage neighbouring layers, by the program that it would plan.
 struct LayerShapes {
   struct Shape {
     std::string shape;
     int64_t micro_batch;
     const Theory* theory;
+    std::vector<int> devices = {};  // that run it together; none: each by itself
+    int nodes = 1;
+    Program program = {};
+    std::vector<double> ratios = {};
   };
   LayerShapes(const Request& request, const Cluster& cluster, const GraphOf& graph_of);
   std::vector<Shape> shapes;

@@ -27,10 +27,14 @@ struct EngineResult {
 void rank(EngineResult* result);
 
 // The search of pipeline/search.h over micro-batch sizes, numbers of pipelines, orders of
-// sub-clusters, stages and sub-meshes. The time of a stage on a mesh is the sum over its layers,
-// each planned once per class and mesh by the SPMD engine; the best plans found are then planned
-// stage by stage.
+// sub-clusters, stages and sub-meshes, on all sub-clusters or without some. The time of a stage on
+// a mesh is the sum over its layers, each at its share of the program that the SPMD engine finds
+// for it and its neighbours on that mesh; the best plans found are then planned stage by stage.
 EngineResult plan_pipeline(const Request& request, const Cluster& cluster, const GraphOf& graph_of);
+
+// The devices of every kind of sub-mesh that the pipeline engine may give a stage: the first ones
+// of each sub-cluster of equal devices in equal nodes.
+std::vector<std::vector<int>> stage_meshes(const Cluster& cluster);
 
 // The search of grid/search.h on layers read off the graph, with what is fixed.
 EngineResult plan_grid(const Request& request, const Cluster& cluster, const GraphOf& graph_of,

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 #include <tuple>
 
@@ -15,6 +16,7 @@ namespace motley::planner {
 namespace {
 
 constexpr int kComposed = 6;                // plans that are planned stage by stage
+constexpr double kWorth = 1.1;              // times the best plan's time that one may seem to take
 constexpr int kMicroBatches = 128;          // most of a step that are tried
 constexpr int kLayers = 160;                // at most, unless the model has fewer heavy operators
 constexpr int kCoarsest = 8;                // layers that automatic granularity begins with
@@ -66,6 +68,15 @@ std::vector<int> share_of(const Part& part, int count, int k) {
           part.devices.begin() + static_cast<int64_t>((k + 1) * size)};
 }
 
+// The first devices of a sub-cluster that make up a mesh.
+std::vector<int> devices_of(const Part& part, const pipeline::Mesh& mesh) {
+  std::vector<int> devices;
+  for (int n = 0; n < mesh.nodes; ++n)
+    for (int d = 0; d < mesh.devices; ++d)
+      devices.push_back(part.devices[n * part.shape.devices + d]);
+  return devices;
+}
+
 class Engine {
  public:
   Engine(const Request& request, const Cluster& cluster, const GraphOf& graph_of)
@@ -97,7 +108,15 @@ class Engine {
     for (Found& f : found_) f.place = before[f.micro_batch]++;
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Found& a, const Found& b) { return a.place / 2 < b.place / 2; });
-    for (size_t i = 0; i < found_.size() && i < kComposed; ++i) compose(found_[i]);
+    int composed = 0;
+    for (const Found& f : found_) {
+      Seconds best = std::numeric_limits<double>::infinity();
+      for (const auto& plan : result_.plans) best = std::min(best, plan->predicted_step_s);
+      if (composed == kComposed) break;
+      if (f.plan.makespan > kWorth * best) continue;
+      composed += compose(f);
+    }
+    refine();
     rank(&result_);
     for (const auto& [size, bench] : benches_) result_.planned += bench->planned();
     result_.search_s =
@@ -138,8 +157,28 @@ class Engine {
       bench = std::make_unique<Workbench>(request_, &groups_, bench->graph(), layers_);
     }
     if (!holds_activations(size, *bench)) return false;
-    keep(size, search(size, *bench));
+    keep(size, search(size, *bench, all_parts()));
+    search_fewer(size, *bench);
     return true;
+  }
+
+  std::vector<int> all_parts() const {
+    std::vector<int> all(parts_.size());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+
+  // Pipelines that leave sub-clusters out, which may be faster where links are slow: any of up to
+  // three, one of more.
+  void search_fewer(int64_t size, Workbench& bench) {
+    const auto count = static_cast<int>(parts_.size());
+    for (int left_out = 1; left_out + 1 < (1 << count); ++left_out) {
+      std::vector<int> use;
+      for (int c = 0; c < count; ++c)
+        if ((left_out >> c & 1) == 0) use.push_back(c);
+      if (count <= 3 || static_cast<int>(use.size()) + 1 == count)
+        keep(size, search(size, bench, use));
+    }
   }
 
   // Automatic granularity (HAPT section 5.1): twice as many layers, until neither the load balance
@@ -162,7 +201,7 @@ class Engine {
     for (int layers = std::max(kCoarsest, 2 * static_cast<int>(parts_.size()));; layers *= 2) {
       auto next = layers < finest ? cut(layers) : std::move(finest_bench);
       if (bench && layers < finest && next->size() <= bench->size()) continue;
-      pipeline::SearchResult found = search(size, *next);
+      pipeline::SearchResult found = search(size, *next, all_parts());
       const double found_balance = found.feasible ? pipeline::load_balance(found.best, speed) : 0;
       const bool better = !bench || !best.feasible ||
                           found.best.makespan < best.best.makespan * (1 - kGranularityGain) ||
@@ -178,6 +217,7 @@ class Engine {
       if (!better || layers >= finest) break;
     }
     keep(size, std::move(best));
+    search_fewer(size, *bench);
     if (found_.empty()) layers_ = kAutomaticLayers;
     return true;
   }
@@ -189,7 +229,6 @@ class Engine {
     const Graph& graph = bench.graph();
     const DeviceGroups::Kind& one = groups_.of({0});
     const int count = static_cast<int>(request_.batch / size);
-    bench.plan_layers(one, count, false);
     Bytes held = 0, memory = 0;
     for (const Parameter& p : graph.parameters) held += state_bytes(graph, p, request_.optimizer);
     for (int l = 0; l < bench.size(); ++l) {
@@ -205,51 +244,91 @@ class Engine {
     return false;
   }
 
-  // The first devices of a sub-cluster that make up a mesh.
-  std::vector<int> devices_of(const pipeline::Mesh& mesh) const {
-    const Part& part = parts_[mesh.cluster];
-    std::vector<int> devices;
-    for (int n = 0; n < mesh.nodes; ++n)
-      for (int d = 0; d < mesh.devices; ++d)
-        devices.push_back(part.devices[n * part.shape.devices + d]);
-    return devices;
-  }
-
   void keep(int64_t size, pipeline::SearchResult found) {
     if (!found.feasible) {
-      result_.reason = found.reason;
+      if (found_.empty()) result_.reason = found.reason;
       return;
     }
     stop_ = found.reason;
     for (const pipeline::PipelinePlan& plan : found.pool) found_.push_back({size, plan});
   }
 
-  pipeline::SearchResult search(int64_t size, Workbench& bench) {
-    pipeline::SearchProblem problem;
-    problem.layers = bench.size();
-    problem.layer_class = bench.layers().class_of();
-    // The first and the last layer stand apart: they have no neighbour on one side.
-    problem.layer_class.front() = -1;
-    problem.layer_class.back() = -2;
-    int next = 0;
-    std::map<int, int> numbers;
-    for (int& c : problem.layer_class) {
-      auto [it, fresh] = numbers.try_emplace(c, next);
-      if (fresh) ++next;
-      c = it->second;
+  // The best pipelines on all devices of the sub-clusters `use` (into parts_). Nothing is planned
+  // where computation alone, divided among the devices of a mesh without any loss, makes plans that
+  // are not worth it beside those found.
+  pipeline::SearchResult search(int64_t size, Workbench& bench, const std::vector<int>& use) {
+    Seconds worth = pipeline::SearchOptions().worth;
+    for (const Found& f : found_) worth = std::min(worth, kWorth * f.plan.objective);
+    if (!found_.empty() && request_.measured.empty()) {
+      pipeline::SearchResult bound = search(size, bench, use, worth, true);
+      if (!bound.feasible) return bound;
     }
-    for (const Part& p : parts_) problem.clusters.push_back(p.shape);
+    return search(size, bench, use, worth, false);
+  }
+
+  // `ideal`: as if a mesh of n devices did everything in one part in n of a device's time, and
+  // memory had no end.
+  pipeline::SearchResult search(int64_t size, Workbench& bench, const std::vector<int>& use,
+                                Seconds worth, bool ideal) {
+    const auto part_of = [&](int c) -> const Part& { return parts_[use[c]]; };
+    const auto count = static_cast<int>(use.size());
+    int devices = 0;
+    pipeline::SearchProblem problem;
+    for (int c = 0; c < count; ++c) {
+      problem.clusters.push_back(part_of(c).shape);
+      devices += part_of(c).shape.size();
+    }
+    problem.layers = bench.size();
+    for (int l = 0; l < bench.size(); ++l) problem.layer_class.push_back(bench.cost_class(l));
     problem.batch = request_.batch;
     const Graph& graph = bench.graph();
-    Bytes parameters = static_cast<Bytes>(graph.parameter_bytes());
-    Bytes memory = 0;
-    for (int d = 0; d < cluster_.size(); ++d) memory += cluster_.type_of(d).memory;
+    const auto parameters = static_cast<Bytes>(graph.parameter_bytes());
 
-    // A mesh with the costs of all layers on it.
+    pipeline::SearchOptions options;
+    options.micro_batches = {size};
+    options.pipelines = {1};
+    for (int d = 2; d <= devices && d <= request_.batch / size; d *= 2)
+      options.pipelines.push_back(d);
+    options.shapes = pipeline::Shapes::both;
+    options.memory_limit = request_.memory_limit && !ideal;
+    options.recompute = options.memory_limit && request_.recompute;
+    options.any_order = count <= 4;
+    options.pool = ideal ? 0 : 3;
+    options.worth = worth;
+    options.time_limit = std::min(20.0, request_.limits.time_limit_s);
+
+    // How often the program runs in a step only says which one is best; about right will do.
+    const int runs = static_cast<int>(request_.batch / size);
+    const auto on_group = [&](const pipeline::Mesh& mesh, int pipelines) {
+      if (ideal) return Workbench::OnGroup{&groups_.of({part_of(mesh.cluster).devices[0]})};
+      Workbench::OnGroup on{&groups_.of(devices_of(part_of(mesh.cluster), mesh))};
+      // A mesh gets about its share of the model. Where the state of that share, whole on every
+      // device, takes most of a device's memory, it is cut.
+      const double share = static_cast<double>(mesh.size()) * pipelines / devices;
+      on.lean = request_.memory_limit && mesh.size() > 1 &&
+                parameters * (2 + state_factor(request_.optimizer)) * share >
+                    0.5 * on.group->cluster.types[0].memory;
+      return on;
+    };
+    std::vector<Workbench::OnGroup> groups;  // those that the search will ask for
+    for (int c = 0; c < count; ++c)
+      for (pipeline::Shapes shapes : {pipeline::Shapes::paper, pipeline::Shapes::uneven})
+        for (int pipelines : options.pipelines)
+          pipeline::for_each_mesh(part_of(c).shape, c, shapes, 0,
+                                  [&](const pipeline::Mesh& mesh, int) {
+                                    if (mesh.size() * pipelines <= part_of(c).shape.size())
+                                      groups.push_back(on_group(mesh, pipelines));
+                                  });
+    bench.plan_layers(groups, runs);
+
+    // A mesh with the costs of all layers on it: sums over the layers in front of each.
     struct OnMesh {
-      std::vector<const Workbench::LayerCost*> layers;
       bool lean = false;
       double devices = 1;
+      std::vector<int> infeasible;
+      std::vector<Seconds> forward, backward, once;
+      std::vector<Bytes> state, held, late, own;
+      std::vector<Bytes> workspace, held_inputs;    // [layer], no sums
       Seconds reduce_latency = 0, reduce_byte = 0;  // of a gradient, over the pipelines
     };
     std::map<std::array<int, 4>, OnMesh> on_mesh;
@@ -257,25 +336,31 @@ class Engine {
       auto [it, fresh] = on_mesh.try_emplace({mesh.cluster, mesh.nodes, mesh.devices, pipelines});
       OnMesh& on = it->second;
       if (!fresh) return on;
-      const std::vector<int> devices = devices_of(mesh);
-      const DeviceGroups::Kind& group = groups_.of(devices);
-      on.devices = static_cast<double>(devices.size());
-      // A mesh gets about its share of the model. Where the state of that share, whole on every
-      // device, takes most of a device's memory, it is cut.
-      const double share = on.devices * pipelines / cluster_.size();
-      on.lean = request_.memory_limit && devices.size() > 1 &&
-                parameters * (2 + state_factor(request_.optimizer)) * share >
-                    0.5 * group.cluster.types[0].memory;
-      // How often the program runs in a step only says which one is best; about right will do.
-      const int count = static_cast<int>(request_.batch / size);
-      bench.plan_layers(group, count, on.lean);
-      for (int l = 0; l < bench.size(); ++l)
-        on.layers.push_back(&bench.layer_cost(l, group, count, on.lean));
-      if (pipelines > 1) {
-        const Part& part = parts_[mesh.cluster];
-        std::vector<int> a = share_of(part, pipelines, 0), b = share_of(part, pipelines, 1);
-        a.resize(devices.size());
-        b.resize(devices.size());
+      const Workbench::OnGroup group = on_group(mesh, pipelines);
+      on.devices = mesh.size();
+      on.lean = group.lean;
+      on.infeasible = {0};
+      on.forward = on.backward = on.once = on.state = on.held = on.late = on.own = {0.0};
+      const auto add = [](auto* sums, auto more) { sums->push_back(sums->back() + more); };
+      const double part = ideal ? 1.0 / mesh.size() : 1;
+      for (int l = 0; l < bench.size(); ++l) {
+        const Workbench::LayerCost& cost = bench.layer_cost(l, *group.group, runs, group.lean);
+        add(&on.infeasible, cost.feasible ? 0 : 1);
+        add(&on.forward, part * cost.seconds.forward);
+        add(&on.backward, part * cost.seconds.backward);
+        add(&on.once, ideal ? 0.0 : cost.seconds.reduction + cost.seconds.update);
+        add(&on.state, cost.state);
+        add(&on.held, cost.held);
+        add(&on.late, cost.late);
+        add(&on.own, bench.layers().layers[l].parameters);
+        on.workspace.push_back(cost.workspace);
+        on.held_inputs.push_back(cost.held_inputs);
+      }
+      if (pipelines > 1 && !ideal) {
+        const Part& all = part_of(mesh.cluster);
+        std::vector<int> a = share_of(all, pipelines, 0), b = share_of(all, pipelines, 1);
+        a.resize(mesh.size());
+        b.resize(mesh.size());
         const double rounds = 2.0 * (pipelines - 1) / pipelines;
         const Seconds one = handover(cluster_, a, b, 1e6, true),
                       two = handover(cluster_, a, b, 2e6, true);
@@ -287,37 +372,31 @@ class Engine {
     problem.stage_cost = [&](const pipeline::StageQuery& q) {
       pipeline::StageProfile profile;
       const OnMesh& on = costs_on(q.mesh, q.pipelines);
-      const double count = static_cast<double>(request_.batch / (q.micro_batch * q.pipelines));
-      Bytes workspace = 0, held = 0, state = 0, own = 0;
-      for (int l = q.first; l <= q.last; ++l) {
-        const Workbench::LayerCost& cost = *on.layers[l];
-        if (!cost.feasible) {
-          profile.feasible = false;
-          return profile;
-        }
-        profile.forward += cost.seconds.forward;
-        // What is done once per step counts with the passes.
-        profile.backward +=
-            cost.seconds.backward + (cost.seconds.reduction + cost.seconds.update) / count;
-        state += cost.state;
-        held += cost.held;
-        workspace = std::max(workspace, cost.workspace);
-        own += bench.layers().layers[l].parameters;
-      }
+      const auto sum = [&](const auto& sums) { return sums[q.last + 1] - sums[q.first]; };
+      profile.feasible = sum(on.infeasible) == 0;
+      if (!profile.feasible) return profile;
+      const auto times = static_cast<double>(request_.batch / (q.micro_batch * q.pipelines));
+      profile.forward = sum(on.forward);
+      // What is done once per step counts with the passes.
+      profile.backward = sum(on.backward) + sum(on.once) / times;
+      const Bytes own = sum(on.own);
       if (q.pipelines > 1 && own > 0)
         profile.reduce = on.reduce_latency + on.reduce_byte * own / (on.lean ? on.devices : 1.0);
+      Bytes workspace =
+          *std::max_element(on.workspace.begin() + q.first, on.workspace.begin() + q.last + 1);
+      profile.activation = sum(on.held);
       if (q.mesh.recompute) {
         profile.backward += profile.forward;
-        workspace += held;
-        held = on.layers[q.first]->held_inputs;
+        workspace += profile.activation;
+        profile.activation = on.held_inputs[q.first];
       }
-      profile.state = state + workspace;
-      profile.activation = held;
+      // Gradients gather while activations are given back.
+      profile.state = sum(on.state) + std::max(workspace, sum(on.late) - profile.activation);
       return profile;
     };
     std::map<std::tuple<int, int, Bytes>, Seconds> links;
     problem.link_cost = [&](int layer, int from, int to, int64_t) {
-      const Part &a = parts_[from], &b = parts_[to];
+      const Part &a = part_of(from), &b = part_of(to);
       const Bytes bytes = bench.layers().layers[layer].boundary;
       auto [it, fresh] = links.try_emplace({from, to, bytes});
       if (fresh) {
@@ -336,27 +415,38 @@ class Engine {
         tied += static_cast<Bytes>(graph.spec(graph.parameters[t.parameter].value).bytes());
     if (tied > 0)
       problem.tied_cost = [&, tied](int first, int last) {
-        return handover(cluster_, {parts_[last].devices.back()}, {parts_[first].devices.front()},
+        return handover(cluster_, {part_of(last).devices.back()}, {part_of(first).devices.front()},
                         tied, true);
       };
 
-    pipeline::SearchOptions options;
-    options.micro_batches = {size};
-    options.pipelines = {1};
-    for (int d = 2; d <= cluster_.size() && d <= request_.batch / size; d *= 2)
-      options.pipelines.push_back(d);
-    options.shapes = pipeline::Shapes::both;
-    options.recompute = request_.memory_limit && request_.recompute;
-    options.memory_limit = request_.memory_limit;
-    options.any_order = parts_.size() <= 4;
-    options.pool = 3;
-    options.time_limit = std::min(20.0, request_.limits.time_limit_s);
-    return pipeline::search(problem, options);
+    pipeline::SearchResult result = pipeline::search(problem, options);
+    for (pipeline::Stage& stage : result.best.stages) stage.mesh.cluster = use[stage.mesh.cluster];
+    for (pipeline::PipelinePlan& plan : result.pool)
+      for (pipeline::Stage& stage : plan.stages) stage.mesh.cluster = use[stage.mesh.cluster];
+    return result;
   }
 
-  void compose(const Found& found) {
+  // Plans the best plan's stages again, with more effort where memory is short.
+  void refine() {
+    size_t best = 0;
+    for (size_t i = 1; i < result_.plans.size(); ++i)
+      if (result_.plans[i]->predicted_step_s < result_.plans[best]->predicted_step_s) best = i;
+    if (result_.plans.empty()) return;
+    Composition& composition = compositions_[best];
+    Workbench& bench = *benches_.at(composition.micro_batch);
+    if (!bench.limited()) return;
+    composition.thorough = true;
+    std::string reason;
+    auto plan = bench.compose(composition, "pipeline", &reason);
+    if (plan && plan->predicted_step_s < result_.plans[best]->predicted_step_s)
+      result_.plans[best] = std::move(plan);
+  }
+
+  // Whether it is planned stage by stage, as no other was.
+  bool compose(const Found& found) {
     Composition composition;
     composition.micro_batch = found.micro_batch;
+    composition.thorough = false;
     std::string note =
         fmt::format("micro-batches of {}, {} pipeline{}, {} layers in stages of", found.micro_batch,
                     found.plan.pipelines, found.plan.pipelines > 1 ? "s" : "",
@@ -375,23 +465,36 @@ class Engine {
       }
       composition.replicas.push_back(std::move(replica));
     }
-    if (!seen_.insert(note).second) return;
+    size_t devices = 0;
+    for (const StageChoice& stage : composition.replicas[0].stages) devices += stage.devices.size();
+    devices *= composition.replicas.size();
+    if (static_cast<int>(devices) < cluster_.size())
+      note += fmt::format(" on {} of {} devices", devices, cluster_.size());
+    if (!seen_.insert(note).second) return false;
     std::string reason;
     auto plan = benches_.at(found.micro_batch)->compose(composition, "pipeline", &reason);
     if (!plan) {
       if (result_.plans.empty()) result_.reason = reason;
-      return;
+      return true;
     }
     std::vector<std::vector<int>> rooms;
     for (const Part& part : parts_) rooms.push_back(part.devices);
     std::unique_ptr<Plan> jointly;
+    const Composition before = composition;
     if (place_jointly(cluster_, rooms, *plan, &composition))
       jointly = benches_.at(found.micro_batch)->compose(composition, "pipeline", &reason);
+    // `plan` has the devices from before.
+    const Composition* placed = &composition;
+    if (jointly) {
+      result_.plans.push_back(std::move(jointly));
+      result_.notes.push_back(note + " placed jointly");
+      compositions_.push_back(composition);
+      placed = &before;
+    }
     result_.plans.push_back(std::move(plan));
     result_.notes.push_back(note);
-    if (!jointly) return;
-    result_.plans.push_back(std::move(jointly));
-    result_.notes.push_back(note + " placed jointly");
+    compositions_.push_back(*placed);
+    return true;
   }
 
   const Request& request_;
@@ -402,12 +505,25 @@ class Engine {
   std::map<int64_t, std::unique_ptr<Workbench>> benches_;
   int layers_;
   std::vector<Found> found_;
+  std::vector<Composition> compositions_;  // [plan] of result_
   std::set<std::string> seen_;
   std::string stop_;
   EngineResult result_;
 };
 
 }  // namespace
+
+std::vector<std::vector<int>> stage_meshes(const Cluster& cluster) {
+  std::vector<std::vector<int>> meshes;
+  std::set<std::vector<int>> known;
+  for (const Part& part : parts_of(cluster))
+    for (pipeline::Shapes shapes : {pipeline::Shapes::paper, pipeline::Shapes::uneven})
+      pipeline::for_each_mesh(part.shape, 0, shapes, 0, [&](const pipeline::Mesh& mesh, int) {
+        std::vector<int> devices = devices_of(part, mesh);
+        if (known.insert(devices).second) meshes.push_back(std::move(devices));
+      });
+  return meshes;
+}
 
 EngineResult plan_pipeline(const Request& request, const Cluster& cluster,
                            const GraphOf& graph_of) {

@@ -104,22 +104,21 @@ void report(const Profile& profile, const CalibrateArgs& args) {
                     g.fits[i].r2);
     }
   Json stages = Json::array();
-  std::map<std::string, std::pair<int, Seconds>> layers;  // by device type
+  // By device type and number of devices.
+  std::map<std::pair<std::string, int>, std::pair<int, Seconds>> layers;
   for (const ProfiledStage& s : profile.stages) {
-    stages.push_back({{"shape", s.shape},
-                      {"model", s.model},
-                      {"type", s.type},
-                      {"micro_batch", s.micro_batch},
-                      {"forward_s", s.forward},
-                      {"backward_s", s.backward},
-                      {"activation_bytes", s.activation}});
-    ++layers[s.type].first;
-    layers[s.type].second += s.forward + s.backward;
+    stages.push_back(to_json(s));
+    auto& [count, sum] = layers[{s.type, s.devices}];
+    ++count;
+    sum += s.forward + s.backward;
   }
   if (!args.json)
-    for (const auto& [type, sum] : layers)
-      std::printf("%-10s %d distinct layers, %s forward and backward in all\n", type.c_str(),
-                  sum.first, format_seconds(sum.second).c_str());
+    for (const auto& [of, sum] : layers)
+      std::printf(
+          "%-10s %d distinct %s, %s forward and backward in all\n",
+          of.second > 1 ? fmt::format("{} x {}", of.second, of.first).c_str() : of.first.c_str(),
+          sum.first, of.second > 1 ? "stretches of layers" : "layers",
+          format_seconds(sum.second).c_str());
   if (args.json)
     print_json({{"profile", args.output},
                 {"emulated", profile.emulated},
@@ -154,7 +153,8 @@ void work(const CalibrateArgs& args, const Rendezvous& where) {
       return std::move(load_graph(model, samples).graph);
     }));
     for (const auto& s : shapes.back()->shapes)
-      options.stages.push_back({s.shape, model, s.micro_batch, s.theory});
+      options.stages.push_back(
+          {s.shape, model, s.micro_batch, s.theory, s.devices, s.nodes, &s.program, s.ratios});
   }
   std::unique_ptr<Communicator> group;
   std::string mode;
@@ -244,7 +244,8 @@ void add_calibrate_command(CLI::App& app) {
   command->add_option("--batch", args->batch, "Batch of --model on each device")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   command->add_flag("--stages", args->stages,
-                    "Also measure the layers that pipelines of --model are made of");
+                    "Also measure the layers that pipelines of --model are made of, one by one on "
+                    "every device and together on sub-meshes");
   command
       ->add_option("--micro-batch", args->micro_batches,
                    "With --stages: samples of a micro-batch; may be given again; default: --batch")

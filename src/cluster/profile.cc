@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <tuple>
 
 namespace motley {
 
@@ -65,6 +66,18 @@ Group* find(Cluster* cluster, const std::vector<int>& path) {
 
 }  // namespace
 
+Json to_json(const ProfiledStage& s) {
+  return {{"shape", s.shape},
+          {"model", s.model},
+          {"type", s.type},
+          {"micro_batch", s.micro_batch},
+          {"forward_s", s.forward},
+          {"backward_s", s.backward},
+          {"activation_bytes", s.activation},
+          {"devices", s.devices},
+          {"nodes", s.nodes}};
+}
+
 Json to_json(const Profile& profile) {
   Json devices = Json::array(), groups = Json::array();
   for (const ProfiledDevice& d : profile.devices) {
@@ -106,14 +119,7 @@ Json to_json(const Profile& profile) {
                {"seconds", profile.seconds},
                {"devices", devices},
                {"groups", groups}};
-  for (const ProfiledStage& s : profile.stages)
-    json["stages"].push_back({{"shape", s.shape},
-                              {"model", s.model},
-                              {"type", s.type},
-                              {"micro_batch", s.micro_batch},
-                              {"forward_s", s.forward},
-                              {"backward_s", s.backward},
-                              {"activation_bytes", s.activation}});
+  for (const ProfiledStage& s : profile.stages) json["stages"].push_back(to_json(s));
   return json;
 }
 
@@ -173,7 +179,7 @@ Profile parse_profile(const std::string& text, const std::string& name) {
     });
     profile.groups.push_back(std::move(g));
   });
-  std::set<std::pair<std::string, std::string>> known;
+  std::set<std::tuple<std::string, std::string, int, int>> known;
   if (file.find("stages"))
     each(file, "stages", [&](const Fields& stage) {
       ProfiledStage s;
@@ -187,7 +193,18 @@ Profile parse_profile(const std::string& text, const std::string& name) {
       s.backward = not_negative(stage, "backward_s");
       s.activation = not_negative(stage, "activation_bytes");
       if (s.shape.empty()) throw stage.bad("shape", "is empty; give what calibrate wrote");
-      if (!known.emplace(s.shape, s.type).second)
+      if (stage.find("devices")) {
+        constexpr int64_t kMost = 1 << 20;
+        const int64_t devices = stage.integer("devices"), nodes = stage.integer("nodes");
+        if (nodes < 1 || nodes > kMost)
+          throw stage.bad("nodes", fmt::format("is {}; give 1 to {}", nodes, kMost));
+        if (devices < nodes || devices > kMost || devices % nodes != 0)
+          throw stage.bad("devices",
+                          fmt::format("is {}; give a multiple of nodes, {}", devices, nodes));
+        s.devices = static_cast<int>(devices);
+        s.nodes = static_cast<int>(nodes);
+      }
+      if (!known.emplace(s.shape, s.type, s.devices, s.nodes).second)
         throw stage.bad(
             "shape",
             fmt::format("is {} again for {}; give each shape once for each type", s.shape, s.type));

@@ -51,14 +51,16 @@ struct ProfiledGroup {
   std::vector<FitQuality> fits;  // [collective] size: bytes of the whole tensor
 };
 
-// A layer of a model's pipeline on one device, per micro-batch (motley calibrate --stages).
+// A layer of a model's pipeline on one device, or neighbouring layers on several devices together,
+// per micro-batch (motley calibrate --stages).
 struct ProfiledStage {
   std::string shape;  // planner::shape_of() its graph
   std::string model;  // for people
-  std::string type;   // of the device
+  std::string type;   // of the devices
   int64_t micro_batch = 1;
   Seconds forward = 0, backward = 0;
-  Bytes activation = 0;  // held between the two passes
+  Bytes activation = 0;        // held between the two passes, on the fullest device
+  int devices = 1, nodes = 1;  // that ran it together; equally many of every node
 };
 
 struct Profile {
@@ -66,10 +68,11 @@ struct Profile {
   std::string emulated;  // how; empty: real devices
   std::vector<ProfiledDevice> devices;
   std::vector<ProfiledGroup> groups;
-  std::vector<ProfiledStage> stages;  // each shape once for each device type
+  std::vector<ProfiledStage> stages;  // each shape once for each type and number of devices
   double seconds = 0;                 // that measuring took
 };
 
+Json to_json(const ProfiledStage& stage);
 Json to_json(const Profile& profile);
 // Throws UserError naming `name`, the field, its value and the mend.
 Profile parse_profile(const std::string& text, const std::string& name);

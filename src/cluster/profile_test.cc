@@ -26,7 +26,8 @@ Profile example() {
   slow.flops = 1e9;
   p.devices = {fast, slow};
   p.stages = {{"0123", "mlp", "fast", 4, 1e-3, 2e-3, 1e4},
-              {"0123", "mlp", "slow", 4, 2e-3, 4e-3, 1e4}};
+              {"0123", "mlp", "slow", 4, 2e-3, 4e-3, 1e4},
+              {"0123", "mlp", "slow", 4, 1e-3, 2e-3, 1e4, 4, 2}};
   p.groups = {{{}, {"fast", "slow"}, {{CollectiveForm::all_gather, 1e-3, 5e6}}, {fit}}};
   return p;
 }
@@ -108,6 +109,13 @@ TEST(Profile, MistakesAreNamed) {
   EXPECT_THAT(stage_with("micro_batch", 0), HasSubstr("field 'micro_batch' is 0"));
   EXPECT_THAT(stage_with("shape", ""), HasSubstr("field 'shape' is empty"));
   EXPECT_THAT(stage_with("type", "fast"), HasSubstr("is 0123 again for fast"));
+  EXPECT_THAT(stage_with("nodes", 0), HasSubstr("field 'nodes' is 0; give 1 to"));
+  EXPECT_THAT(stage_with("nodes", 2),
+              HasSubstr("field 'devices' is 1; give a multiple of nodes, 2"));
+  json = to_json(example());
+  json["stages"][1]["devices"] = 4;
+  json["stages"][1]["nodes"] = 2;
+  EXPECT_THAT(message_of(json.dump()), HasSubstr("is 0123 again for slow"));
   json = to_json(example());
   json["stages"] = 7;
   EXPECT_THAT(message_of(json.dump()), HasSubstr("p.yaml: field 'stages'"));

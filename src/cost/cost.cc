@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "shard/held_index.h"
+#include "cost/storage.h"
 
 namespace motley {
 
@@ -430,7 +430,6 @@ PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const C
 MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
                      int types, Optimizer optimizer, bool phases, const Kept& kept) {
   const Graph& graph = theory.graph();
-  std::vector<Held> held = lifetimes(theory, program);
   MemoryCost memory;
   memory.state.assign(types, 0);
   memory.held.assign(types, 0);
@@ -477,30 +476,7 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
     const auto& f = fractions.by_type(theory.cut(p.value, placement));
     for (int t = 0; t < types; ++t) converted[t] += bytes * f[t];
   }
-  // Aliases share the storage of what they view: the storage lives until its last alias dies.
-  std::vector<int> storage(held.size());
-  HeldIndex index(graph.values.size(), held);
   const int end = static_cast<int>(program.steps.size());
-  for (int h = 0; h < static_cast<int>(held.size()); ++h) {
-    storage[h] = h;
-    const Step& step = program.steps[held[h].made];
-    auto shares_with = [&](ValueId v, Placement p) {
-      if (int other = index.find(v, p); other >= 0) storage[h] = storage[other];
-    };
-    if (step.is_compute()) {
-      const Node& node = graph.node(step.node);
-      const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
-      const bool passes = is_boundary(node) &&
-                          moves_nothing(theory, step.node, theory.triples(step.node)[step.triple],
-                                        fractions.shares());
-      if ((op && op->alias) || passes)
-        shares_with(graph.inputs_of(node)[0], theory.triples(step.node)[step.triple].in[0]);
-    } else if (step.kind == CollectiveKind::slice) {
-      shares_with(step.value, step.from);
-    }
-    index.add(h);
-    held[storage[h]].last = std::max(held[storage[h]].last, held[h].last);
-  }
   // What is made (positive) and freed (negative) before each step: local bytes by type, and whole
   // sizes cut and uncut.
   std::vector<Bytes> local(static_cast<size_t>(end + 2) * static_cast<size_t>(types)),
@@ -528,9 +504,7 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
               static_cast<Bytes>(graph.spec(p.gradient).bytes()) *
                   (is_half(graph.spec(p.gradient)) ? 2 : 1));
   }
-  for (size_t h = 0; h < held.size(); ++h) {
-    if (storage[h] != static_cast<int>(h)) continue;
-    const Held& x = held[h];
+  for (const Held& x : storages(theory, program, fractions)) {
     if (x.last == end && persistent[x.value.index]) continue;  // counted as state
     Bytes bytes = static_cast<Bytes>(graph.spec(x.value).bytes());
     const auto& f = fractions.by_type(theory.cut(x.value, x.placement));

@@ -96,11 +96,10 @@ class Builder {
       int end = l + 1 < cuts.size() ? cuts[l + 1] : n_;
       result.layers[l].module = module_of[l];
       result.layers[l].boundary = live_[cuts[l]];
-      for (int q = cuts[l]; q < end; ++q) {
-        layer_of[q] = static_cast<int>(l);
-        result.layers[l].forward.push_back(order_[q]);
-      }
+      for (int q = cuts[l]; q < end; ++q) layer_of[q] = static_cast<int>(l);
     }
+    move_views(static_cast<int>(cuts.size()), &layer_of);
+    for (int q = 0; q < n_; ++q) result.layers[layer_of[q]].forward.push_back(order_[q]);
     assign(layer_of, &result);
     classify(&result);
     return result;
@@ -228,6 +227,38 @@ class Builder {
         cuts[j - 1] = first + q;
       }
       return cuts;
+    }
+  }
+
+  // Views of parameters go to the layer that reads them first, so that no other holds the parameter
+  // for them; a layer keeps one node at least.
+  void move_views(int layers, std::vector<int>* layer_of) const {
+    std::vector<int> left(layers, 0);
+    for (int l : *layer_of) ++left[l];
+    std::vector<bool> own(graph_.values.size(), false);  // parameters and their views
+    for (const Parameter& p : graph_.parameters) own[p.value.index] = true;
+    for (NodeId id : order_) {
+      const Node& node = graph_.node(id);
+      const OpDef* op = find_op(node.op);
+      const auto inputs = graph_.inputs_of(node);
+      if (!op || !op->alias || inputs.empty() || !own[inputs[0].index]) continue;
+      for (ValueId v : node.outputs)
+        if (v.valid()) own[v.index] = true;
+    }
+    const auto consumers = graph_.consumers();
+    for (int q = n_; q-- > 0;) {
+      int first = layers;
+      for (ValueId v : graph_.node(order_[q]).outputs) {
+        if (!v.valid() || !own[v.index]) continue;
+        for (NodeId reader : consumers[v.index])
+          if (const int at = position_[reader.index]; at >= 0)
+            first = std::min(first, (*layer_of)[at]);
+      }
+      int& layer = (*layer_of)[q];
+      if (first == layers || first == layer || left[layer] == 1) continue;
+      --left[layer];
+      ++left[first];
+      layer = first;
     }
   }
 

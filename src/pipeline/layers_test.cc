@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/rng.h"
+#include "graph/op.h"
 #include "pipeline/runs.h"
 
 namespace motley::pipeline {
@@ -109,6 +110,43 @@ TEST(Layers, FindsTransformerBlocks) {
     ASSERT_EQ(classes.size(), period * repeated->repeats);
     for (size_t i = period; i + 2 * period < classes.size(); ++i)
       EXPECT_EQ(classes[i], classes[i + period]) << to_text(layers);
+  }
+}
+
+// All that reads a parameter or a view of it, forward or backward, is in one layer, so that stages
+// share no parameters but those that the model uses in several places.
+TEST(Layers, ParametersAreInOnePlace) {
+  Graph graph = load("gpt.graph");
+  for (int wanted : {0, 6, 12, 20, 30}) {
+    Layers layers = find_layers(graph, {wanted});
+    std::map<int, int> home;
+    for (size_t l = 0; l < layers.layers.size(); ++l)
+      for (const auto* nodes : {&layers.layers[l].forward, &layers.layers[l].backward})
+        for (NodeId id : *nodes) home[id.index] = static_cast<int>(l);
+    std::vector<int> root(graph.values.size());
+    std::map<int, std::set<int>> forward, all;  // by parameter
+    for (size_t v = 0; v < root.size(); ++v) root[v] = static_cast<int>(v);
+    for (size_t i = 0; i < graph.nodes.size(); ++i) {
+      const Node& node = graph.nodes[i];
+      if (is_source(node)) continue;
+      const OpDef* op = find_op(node.op);
+      const auto inputs = graph.inputs_of(node);
+      if (op && op->alias && node.outputs[0].valid()) {
+        root[node.outputs[0].index] = root[inputs[0].index];
+        continue;
+      }
+      for (ValueId v : inputs) {
+        if (node.phase == Phase::forward) forward[root[v.index]].insert(home[static_cast<int>(i)]);
+        all[root[v.index]].insert(home[static_cast<int>(i)]);
+      }
+    }
+    int checked = 0;
+    for (const Parameter& p : graph.parameters) {
+      if (forward[p.value.index].size() != 1) continue;
+      EXPECT_EQ(all[p.value.index].size(), 1U) << p.name << " at " << wanted << " layers";
+      ++checked;
+    }
+    EXPECT_GT(checked, 20);
   }
 }
 

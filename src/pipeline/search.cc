@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <unordered_map>
@@ -222,9 +223,11 @@ class CostTable {
 // Plans met, best first, and the incumbent.
 struct Pool {
   size_t capacity = 8;
+  Seconds worth = kInfinity;  // of the worst
   std::vector<PipelinePlan> plans;
-  Seconds best() const { return plans.empty() ? kInfinity : plans[0].objective; }
+  Seconds best() const { return plans.empty() ? worth : plans[0].objective; }
   void offer(PipelinePlan plan) {
+    if (plan.objective > worth) return;
     for (const PipelinePlan& other : plans)
       if (other.objective == plan.objective && other.stages.size() == plan.stages.size() &&
           std::equal(other.stages.begin(), other.stages.end(), plan.stages.begin(),
@@ -239,15 +242,36 @@ struct Pool {
   }
 };
 
+struct Move {
+  int mesh;
+  int behind;  // device
+};
+
+struct Cell {
+  Seconds latency = kInfinity;
+  int move = -1;  // into moves_[d]
+  int next = 0;   // layer behind
+};
+
+// What the chains of one table of costs know of each other, and memory that they use in turn.
+struct Shared {
+  std::map<std::pair<Shapes, int>, std::vector<std::vector<Move>>> moves;  // [device of a cluster]
+  Seconds reach = 0;        // a period that some chain can have; 0: none yet
+  bool incumbents = false;  // some chain has looked for them
+  std::vector<std::vector<Cell>> suffix;
+  std::vector<std::vector<Seconds>> prefix;
+};
+
 // One order of sub-clusters, one family of meshes.
 class Chain {
  public:
   Chain(const SearchProblem& problem, const SearchOptions& options, CostTable* table,
-        const std::vector<int>& order, Shapes shapes, int64_t micro_batch, int micro_batches,
-        int pipelines, SearchResult* result, double deadline)
+        Shared* shared, const std::vector<int>& order, Shapes shapes, int64_t micro_batch,
+        int micro_batches, int pipelines, SearchResult* result, double deadline)
       : problem_(problem),
         options_(options),
         table_(table),
+        shared_(*shared),
         micro_batch_(micro_batch),
         micro_batches_(micro_batches),
         pipelines_(pipelines),
@@ -256,18 +280,10 @@ class Chain {
         deadline_(deadline) {
     for (int c : order) {
       int base = static_cast<int>(cluster_.size());
-      const SubCluster& sub = problem.clusters[c];
-      for (int d = 0; d < sub.size(); ++d) {
+      for (const std::vector<Move>& moves : moves_of(c, shapes)) {
         cluster_.push_back(c);
-        moves_.emplace_back();
-        for_each_mesh(sub, c, shapes, d, [&](Mesh mesh, int behind) {
-          for (bool recompute : {false, true}) {
-            if (recompute && !options.recompute) break;
-            mesh.recompute = recompute;
-            int m = table_->mesh(mesh);
-            if (table_->useful(m)) moves_.back().push_back({m, base + behind});
-          }
-        });
+        moves_.push_back(moves);
+        for (Move& move : moves_.back()) move.behind += base;
       }
     }
     devices_ = static_cast<int>(cluster_.size());
@@ -295,8 +311,10 @@ class Chain {
     high_.assign(devices_ + 1, layers_);
     low_[devices_] = layers_;
     high_[0] = 0;
-    suffix_.resize(devices_ + 1);
-    prefix_.resize(devices_ + 1);
+    if (static_cast<int>(suffix_.size()) <= devices_) {
+      suffix_.resize(devices_ + 1);
+      prefix_.resize(devices_ + 1);
+    }
   }
 
   // Every plan with an objective below the pool's best has been seen when this returns true; false:
@@ -313,29 +331,36 @@ class Chain {
     if (std::isfinite(pool->best()) && !reachable((pool->best() - constant_) / micro_batches_))
       return true;
     // No plan has a period below `least`: the least with t <= p, ignoring all else, to a part in a
-    // thousand.
-    Seconds reach = estimate(), least = 0;
-    for (double step = 1.02; !reachable(reach); step *= step) {
+    // thousand or to half of one period in all. Other orders can do about the same.
+    const double part = std::min(0.001, 0.5 / micro_batches_);
+    const bool known = shared_.reach > 0;
+    Seconds reach = known ? shared_.reach : estimate(), least = 0;
+    const double first = known ? 1 + part : 1.02;
+    for (double step = first; !reachable(reach); step *= step) {
       least = reach;
       reach *= step;
       if (reach > kLongest) return true;  // some layer fits nowhere
     }
-    for (double step = 1.02; least == 0; step *= step) {
+    for (double step = first; least == 0; step *= step) {
       Seconds lower = reach / step;
       if (lower < 1e-200)
         least = 1e-200;
       else
         (reachable(lower) ? reach : least) = lower;
     }
-    while (reach > least * 1.001) {
+    while (reach > least * (1 + 1.01 * part)) {
       if (expired()) return stop(0);
       Seconds middle = least + (reach - least) / 2;
       (reachable(middle) ? reach : least) = middle;
     }
     least_ = least;
-    // Incumbents from periods near the least one: the first that can be reached, and some above.
+    shared_.reach = reach;
+    // Incumbents from periods near the least one: the first that can be reached, and some above. Of
+    // many orders the first finds them.
+    const int wanted = shared_.incumbents && problem_.clusters.size() > 2 ? 0 : 3;
+    shared_.incumbents = true;
     int found = 0;
-    for (double excess = 0; found < 3; excess = excess == 0 ? 0.001 : 2 * excess) {
+    for (double excess = 0; found < wanted; excess = excess == 0 ? 0.001 : 2 * excess) {
       if (expired()) return stop(micro_batches_ * least);
       Seconds bound = reach * (1 + excess);
       if (bound * micro_batches_ >= pool->best()) break;
@@ -365,10 +390,6 @@ class Chain {
   }
 
  private:
-  struct Move {
-    int mesh;
-    int behind;  // device
-  };
   struct Step {
     int first, end, mesh;
   };
@@ -376,17 +397,31 @@ class Chain {
     Seconds latency = 0;  // sum of t, cF, cB, and the longest reduce
     std::vector<Step> steps;
   };
-  struct Cell {
-    Seconds latency = kInfinity;
-    int move = -1;  // into moves_[d]
-    int next = 0;   // layer behind
-  };
   struct Label {
     Seconds latency;
     Launch launch;
     Seconds reduce;
     int move, next, parent;  // parent: label of the state behind
   };
+
+  // Of every device of a sub-cluster, counted from its first.
+  const std::vector<std::vector<Move>>& moves_of(int c, Shapes shapes) {
+    auto [it, fresh] = shared_.moves.try_emplace({shapes, c});
+    if (!fresh) return it->second;
+    const SubCluster& sub = problem_.clusters[c];
+    for (int d = 0; d < sub.size(); ++d) {
+      it->second.emplace_back();
+      for_each_mesh(sub, c, shapes, d, [&](Mesh mesh, int behind) {
+        for (bool recompute : {false, true}) {
+          if (recompute && !options_.recompute) break;
+          mesh.recompute = recompute;
+          const int m = table_->mesh(mesh);
+          if (table_->useful(m)) it->second.back().push_back({m, behind});
+        }
+      });
+    }
+    return it->second;
+  }
 
   bool expired() const { return deadline_ > 0 && now() > deadline_; }
 
@@ -786,6 +821,7 @@ class Chain {
   const SearchProblem& problem_;
   const SearchOptions& options_;
   CostTable* table_;
+  Shared& shared_;
   int64_t micro_batch_;
   int micro_batches_, pipelines_, layers_;
   SearchResult* result_;
@@ -800,8 +836,8 @@ class Chain {
   std::vector<std::vector<Seconds>> link_total_, link_worst_;  // [row][layer behind]
   std::vector<std::vector<int>> allowed_up_, allowed_down_;    // [row][layer]
   std::vector<int> low_, high_, reach_;                        // [device]
-  std::vector<std::vector<Cell>> suffix_;                      // [device][k - low]
-  std::vector<std::vector<Seconds>> prefix_;
+  std::vector<std::vector<Cell>>& suffix_ = shared_.suffix;    // [device][k - low]
+  std::vector<std::vector<Seconds>>& prefix_ = shared_.prefix;
 };
 
 }  // namespace
@@ -901,6 +937,7 @@ SearchResult search(const SearchProblem& problem, const SearchOptions& options) 
   double start = now(), deadline = options.time_limit > 0 ? start + options.time_limit : 0;
   Pool pool;
   pool.capacity = static_cast<size_t>(std::max(1, options.pool));
+  if (options.worth < kLongest) pool.worth = options.worth;
   bool complete = true;
   std::vector<Shapes> families = {options.shapes};
   if (options.shapes == Shapes::both) families = {Shapes::paper, Shapes::uneven};
@@ -915,6 +952,7 @@ SearchResult search(const SearchProblem& problem, const SearchOptions& options) 
       SearchProblem part = problem;
       if (!divide(problem.clusters, pipelines, &part.clusters)) continue;
       CostTable table(part, options, micro_batch, micro_batches, pipelines);
+      Shared shared;
       for (Shapes shapes : families) {
         std::vector<int> order(part.clusters.size());
         std::iota(order.begin(), order.end(), 0);
@@ -925,8 +963,8 @@ SearchResult search(const SearchProblem& problem, const SearchOptions& options) 
             result.lower_bound = 0;
             break;
           }
-          Chain chain(part, options, &table, order, shapes, micro_batch, micro_batches, pipelines,
-                      &result, deadline);
+          Chain chain(part, options, &table, &shared, order, shapes, micro_batch, micro_batches,
+                      pipelines, &result, deadline);
           complete = chain.run(&pool) && complete;
         } while (options.any_order && std::next_permutation(order.begin(), order.end()));
       }
@@ -939,6 +977,7 @@ SearchResult search(const SearchProblem& problem, const SearchOptions& options) 
     result.reason = result.configurations == 0
                         ? "no micro-batch size and number of pipelines divide the batch and the "
                           "sub-clusters"
+                    : complete && pool.worth < kInfinity ? "no plan is worth it"
                     : complete ? "in every plan some stage does not fit its devices with one "
                                  "micro-batch in flight"
                                : "time ran out before a plan was found";

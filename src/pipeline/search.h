@@ -34,8 +34,9 @@
 // another (same mesh) is not faster and needs no less memory.
 //
 // Micro-batch sizes, numbers of data-parallel pipelines, orders and sub-mesh families are
-// enumerated around it, with one incumbent. The plans met on the way are then run in the event
-// simulator with every schedule of the table and ranked by the makespan.
+// enumerated around it, with one incumbent; an order looks for the least period near that of the
+// one before. The plans met on the way are then run in the event simulator with every schedule of
+// the table and ranked by the makespan.
 #pragma once
 
 #include <cstdint>
@@ -114,6 +115,7 @@ struct SearchOptions {
   bool any_order = true;  // of the sub-clusters; else as they are listed
   int pool = 8;           // plans that are simulated; 0: none
   double time_limit = 0;  // seconds; 0: none
+  Seconds worth = 1e30;   // plans with a greater T are not looked for
 };
 
 struct Stage {

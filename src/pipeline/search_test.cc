@@ -159,6 +159,11 @@ TEST(Search, EqualsBruteForce) {
     ASSERT_NEAR(r.objective, expected, 1e-9 * expected) << "seed " << seed;
     ASSERT_EQ(r.lower_bound, r.objective);
     ASSERT_EQ(r.best.objective, r.objective);
+    // Nothing else is found where only plans that are worth it are looked for.
+    s.options.worth = expected * 1.001;
+    ASSERT_NEAR(search(s.problem, s.options).objective, expected, 1e-9 * expected);
+    s.options.worth = expected * 0.999;
+    ASSERT_FALSE(search(s.problem, s.options).feasible) << "seed " << seed;
     memory += r.best.period > least_period(r.best.pipeline) * (1 + 1e-9);
     several += r.best.stages.size() > 2;
   }

@@ -13,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "cluster/part.h"
 #include "core/error.h"
@@ -24,6 +25,7 @@
 #include "torch/eager.h"
 #include "torch/emulate.h"
 #include "torch/executor.h"
+#include "torch/subgroup.h"
 #include "torch/trainer.h"
 
 namespace motley {
@@ -468,7 +470,65 @@ at::Tensor any_value(const TensorSpec& spec, at::Device device) {
   return 0.02 * at::randn(spec.shape, options);
 }
 
-std::vector<ProfiledStage> measure_stages(const CalibrateOptions& options,
+// Gives an executor its pieces of all sources; where they are stored.
+std::set<const void*> set_sources(Executor& executor, const Graph& graph, at::Device device) {
+  std::set<const void*> storages;
+  const auto set = [&](ValueId v) {
+    const at::Tensor value =
+        any_value({graph.spec(v).dtype, executor.local_shape(v, executor.stored(v))}, device);
+    storages.insert(value.storage().unsafeGetStorageImpl());
+    executor.set(v, value);
+  };
+  for (const Parameter& p : graph.parameters) set(p.value);
+  for (const Buffer& b : graph.buffers) set(b.value);
+  for (const Input& i : graph.inputs) set(i.value);
+  return storages;
+}
+
+// The passes of one micro-batch: seconds by `now`, and what is held between them besides `sources`.
+struct Passes {
+  Seconds forward = 0, backward = 0;
+  Bytes held = 0;
+};
+Passes run_passes(Executor& executor, const Graph& graph, const std::set<const void*>& sources,
+                  int run, const std::function<void()>& meet, const std::function<Seconds()>& now) {
+  Passes passes;
+  meet();
+  const Seconds begun = now();
+  Executor::Flight flight = executor.forward(run, 0);
+  passes.forward = now() - begun;
+  for (ValueId v : graph.outputs)
+    if (const Node& made = graph.node(graph.value(v).producer);
+        made.phase == Phase::forward && !is_source(made))
+      executor.take(&flight, v);
+  std::set<const void*> held = sources;
+  for (const at::Tensor& value : flight)
+    if (value.defined() && held.insert(value.storage().unsafeGetStorageImpl()).second)
+      passes.held += static_cast<Bytes>(value.storage().nbytes());
+  meet();
+  const Seconds again = now();
+  executor.backward(&flight, run, 0);
+  passes.backward = now() - again;
+  executor.reduce(run);
+  return passes;
+}
+
+ProfiledStage profile_of(const StageShape& shape, const std::string& type,
+                         const std::vector<Passes>& runs,
+                         const std::function<double(const std::vector<double>&)>& typical) {
+  std::vector<double> forward, backward;
+  for (const Passes& p : runs) forward.push_back(p.forward), backward.push_back(p.backward);
+  ProfiledStage stage{shape.shape, shape.model, type, shape.micro_batch};
+  stage.forward = typical(forward);
+  stage.backward = typical(backward);
+  stage.activation = runs.back().held;
+  stage.devices = shape.devices.empty() ? 1 : static_cast<int>(shape.devices.size());
+  stage.nodes = shape.nodes;
+  return stage;
+}
+
+// Of every device by itself.
+std::vector<ProfiledStage> measure_layers(const CalibrateOptions& options,
                                           const std::string& type) {
   constexpr int kLeastRuns = 3, kMostRuns = 9;
   std::vector<ProfiledStage> result;
@@ -476,54 +536,81 @@ std::vector<ProfiledStage> measure_stages(const CalibrateOptions& options,
     // Padding goes by the CPU clock of the thread.
     Watch watch(options.speed, options.device);
     for (const StageShape& shape : options.stages) {
+      if (!shape.devices.empty()) continue;
       const Graph& graph = shape.theory->graph();
       const Program program = phase_ordered(*shape.theory, alone(*shape.theory));
       ExecutorOptions execution;
       execution.device = options.device;
       execution.after = [&](bool, const void*) { watch.worked(); };
       Executor executor(*shape.theory, program, Shares(std::vector<double>{1.0}), self, execution);
-      std::set<const void*> sources;
-      const auto set = [&](ValueId v) {
-        const at::Tensor value = any_value(graph.spec(v), options.device);
-        sources.insert(value.storage().unsafeGetStorageImpl());
-        executor.set(v, value);
-      };
-      for (const Parameter& p : graph.parameters) set(p.value);
-      for (const Buffer& b : graph.buffers) set(b.value);
-      for (const Input& i : graph.inputs) set(i.value);
-      std::vector<double> forward, backward;
-      ProfiledStage stage{shape.shape, shape.model, type, shape.micro_batch};
+      const std::set<const void*> sources = set_sources(executor, graph, options.device);
+      std::vector<Passes> runs;
       const Seconds start = wall_clock(),
                     budget = options.budget / static_cast<double>(options.stages.size());
       for (int run = 0; run <= kLeastRuns || (run <= kMostRuns && wall_clock() - start < budget);
            ++run) {
         watch.begin();
-        const Seconds begun = watch.now();
-        Executor::Flight flight = executor.forward(run, 0);
-        const Seconds between = watch.now();
-        for (ValueId v : graph.outputs)
-          if (const Node& made = graph.node(graph.value(v).producer);
-              made.phase == Phase::forward && !is_source(made))
-            executor.take(&flight, v);
-        std::set<const void*> held = sources;
-        stage.activation = 0;
-        for (const at::Tensor& value : flight)
-          if (value.defined() && held.insert(value.storage().unsafeGetStorageImpl()).second)
-            stage.activation += static_cast<Bytes>(value.storage().nbytes());
-        const Seconds again = watch.now();
-        executor.backward(&flight, run, 0);
-        const Seconds end = watch.now();
-        executor.reduce(run);
+        const Passes passes = run_passes(
+            executor, graph, sources, run, [] {}, [&] { return watch.now(); });
         watch.rest();
-        if (run == 0) continue;  // warming up
-        forward.push_back(between - begun);
-        backward.push_back(end - again);
+        if (run > 0) runs.push_back(passes);  // after warming up
       }
-      stage.forward = watch.typical(forward);
-      stage.backward = watch.typical(backward);
-      result.push_back(stage);
+      result.push_back(profile_of(shape, type, runs, [&](const std::vector<double>& times) {
+        return watch.typical(times);
+      }));
     }
   });
+  return result;
+}
+
+// Of several devices together, which this rank is one of: as they see it, waiting included.
+std::vector<ProfiledStage> measure_meshes(Communicator& group, const CalibrateOptions& options,
+                                          const std::string& type) {
+  constexpr int kRuns = 5;
+  std::vector<ProfiledStage> result;
+  int number = 0;
+  for (const StageShape& shape : options.stages) {
+    if (shape.devices.empty()) continue;
+    ++number;
+    group.barrier();
+    if (!std::binary_search(shape.devices.begin(), shape.devices.end(), group.rank())) continue;
+    // On the CPU as in a pipeline, over the messages of all.
+    const std::unique_ptr<Communicator> members =
+        options.device.is_cuda() ? options.subgroup(shape.devices, fmt::format("/stage{}", number))
+                                 : subgroup(group, shape.devices, number);
+    std::optional<Padding> padding;
+    ExecutorOptions execution;
+    execution.device = options.device;
+    if (options.speed > 0) {
+      padding.emplace(options.speed);
+      execution.before = [&](bool compute) { padding->before(compute); };
+      execution.after = [&](bool compute, const void* instruction) {
+        padding->after(compute, instruction);
+      };
+    }
+    const auto now = [&] {
+      if (padding) padding->before(false);
+      if (options.device.is_cuda())
+        at::detail::getCUDAHooks().deviceSynchronize(options.device.index());
+      const Seconds time = wall_clock();
+      if (padding) padding->after(false);
+      return time;
+    };
+    const auto meet = [&] {
+      now();
+      members->barrier();
+      if (padding) padding->after(false);
+    };
+    const Graph& graph = shape.theory->graph();
+    Executor executor(*shape.theory, *shape.program, Shares(shape.ratios), *members, execution);
+    const std::set<const void*> sources = set_sources(executor, graph, options.device);
+    std::vector<Passes> runs;
+    for (int run = 0; run <= kRuns; ++run) {
+      const Passes passes = run_passes(executor, graph, sources, run, meet, now);
+      if (run > 0) runs.push_back(passes);  // after warming up
+    }
+    result.push_back(profile_of(shape, type, runs, median));
+  }
   return result;
 }
 
@@ -782,8 +869,10 @@ Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOp
   });
   profile.devices = {measure_device(group, cluster, options, say)};
   if (!options.stages.empty()) {
-    say(fmt::format("{} layers of pipelines", options.stages.size()));
-    profile.stages = measure_stages(options, profile.devices[0].type);
+    say(fmt::format("{} layers and stages of pipelines", options.stages.size()));
+    profile.stages = measure_layers(options, profile.devices[0].type);
+    for (ProfiledStage& s : measure_meshes(group, options, profile.devices[0].type))
+      profile.stages.push_back(std::move(s));
     group.barrier();
   }
 
@@ -791,7 +880,8 @@ Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOp
   if (group.rank() != 0) return profile;
   profile.devices.clear();
   profile.stages.clear();
-  std::map<std::pair<std::string, std::string>, ProfiledStage> stages;  // by type and shape
+  // By type, shape and group.
+  std::map<std::tuple<std::string, std::string, int, int>, ProfiledStage> stages;
   for (const DeviceType& type : cluster.types) {
     // The slowest member of a type stands for it.
     std::optional<ProfiledDevice> slowest;
@@ -800,7 +890,7 @@ Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOp
       Profile theirs = parse_profile(all[r], fmt::format("the profile of rank {}", r));
       if (!slowest || theirs.devices[0].flops < slowest->flops) slowest = theirs.devices[0];
       for (const ProfiledStage& s : theirs.stages) {
-        auto [it, fresh] = stages.try_emplace({s.type, s.shape}, s);
+        auto [it, fresh] = stages.try_emplace({s.type, s.shape, s.devices, s.nodes}, s);
         if (s.forward + s.backward > it->second.forward + it->second.backward) it->second = s;
       }
       for (size_t g = 0; g < theirs.groups.size(); ++g)

@@ -20,8 +20,9 @@
 // devices it takes the median of wall times, on CUDA between synchronisations.
 //
 // Stages. The layers of a model, cut as the pipeline engine cuts it, run forward and backward by
-// themselves; the slowest device of a type counts. What a layer holds between its
-// passes is counted by storage, without parameters and inputs.
+// themselves on every device, and neighbouring layers on sub-meshes of several devices, which run
+// their program together as a stage's group does; the slowest device counts. What is held between
+// the passes is counted by storage, without parameters and inputs.
 //
 // Links. Every group of the cluster tree measures each form of collective against size; the slowest
 // member's median counts. Fitted is seconds = rounds * latency + traffic / bandwidth
@@ -35,17 +36,21 @@
 #include <vector>
 
 #include "cluster/profile.h"
-#include "shard/theory.h"
+#include "shard/program.h"
 #include "torch/communicator.h"
 
 namespace motley {
 
-// A layer of a pipeline whose passes are measured, on each device by itself. The theory outlives
-// the calibration.
+// A layer of a pipeline whose passes are measured on each device by itself, or layers that some
+// devices of one type run together. Theory and program outlive the calibration.
 struct StageShape {
   std::string shape, model;  // as ProfiledStage
   int64_t micro_batch = 1;
   const Theory* theory = nullptr;
+  std::vector<int> devices = {};  // ascending; none: each by itself
+  int nodes = 1;
+  const Program* program = nullptr;  // of the devices, in phases
+  std::vector<double> ratios = {};
 };
 
 struct CalibrateOptions {
