@@ -721,7 +721,9 @@ TEST(EmulateTest, RepeatedWorkTakesItsLeastCpuTime) {
   }
   EXPECT_GT(apart, 0.115);
   EXPECT_GT(repeated, 0.065);
-  if (quiet) EXPECT_LT(repeated, 0.09);
+  if (quiet) {
+    EXPECT_LT(repeated, 0.09);
+  }
 }
 
 TEST(EmulateTest, PairsGetTheirPartOfEveryPort) {
