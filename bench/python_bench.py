@@ -4,7 +4,7 @@
     ./dev bench python [--runs 5] [--steps 60] [--build FOLDER]
 
 capture   least seconds of CPU to capture gpt from Python and from C++, in turn; the operators are the same
-step      median step of one plan of mlp on two workers, whole runs of motley run and of Python in turn; the graphs are equal
+step      median step of one plan of mlp on two workers, motley run and Python going on half a second in turn; the graphs are equal
 ddp       median step on the emulated cluster two-sites (four workers, 400 Mbps between sites), motley and
           DistributedDataParallel in turn: even shares, and shares by speed
 """
@@ -13,11 +13,13 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAIR = "name: pair\nlink: {bandwidth: 10 Gbps, latency: 20 us}\ndevices: [{type: cpu-core, count: 2}]\n"
@@ -70,8 +72,51 @@ print("REPORT" + json.dumps(rows))
         print(f"capture,{row['layers']} layers,{row['nodes']} nodes,python {row['python']:.4f} s,c++ {row['c++']:.4f} s,{ratio:.2f}x")
 
 
+TURN_S = 0.5  # of two programs in turns, each
+
+
+class InTurns:
+    """A program of several processes that stands still, from its first step on, while another has its turn."""
+
+    def __init__(self, commands, environments):
+        self.processes = []
+        for words, variables in zip(commands, environments):
+            group = self.processes[0].pid if self.processes else 0
+            own = {"stderr": subprocess.PIPE} if group == 0 else {}
+            self.processes.append(subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True, process_group=group, **own))
+        log = ""
+        for line in self.processes[0].stderr:
+            log += line
+            if line.startswith("step "):
+                break
+        else:
+            sys.exit(f"{' '.join(map(str, commands[0]))} failed\n{log}")
+        self.signal(signal.SIGSTOP)
+        self.output = None
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def signal(self, number):
+        os.killpg(self.processes[0].pid, number)
+
+    def read(self):
+        self.output, self.errors = self.processes[0].communicate()
+
+    def turn(self):
+        """Whether it goes on after this turn."""
+        self.signal(signal.SIGCONT)
+        self.reader.join(TURN_S)
+        if self.reader.is_alive():
+            self.signal(signal.SIGSTOP)
+            return True
+        if any(process.wait() != 0 for process in self.processes):
+            sys.exit(f"{' '.join(map(str, self.processes[0].args))} failed\n{self.errors}")
+        return False
+
+
 def step(build, runs, steps):
-    """Whole runs of both in turn, the order alternating; the median over the steps of all runs counts."""
+    """Both beside each other, half a second in turn: a slow moment of the machine is for both. The median over the steps of
+    all runs counts; steps that a turn interrupted are left out."""
     with tempfile.TemporaryDirectory() as folder:
         cluster, plan = f"{folder}/pair.yaml", f"{folder}/plan.json"
         pathlib.Path(cluster).write_text(PAIR)
@@ -80,28 +125,30 @@ def step(build, runs, steps):
                        stdout=subprocess.DEVNULL, check=True)  # fmt: skip
 
         def of_motley():
-            words = [motley, "run", plan, "--steps", str(steps), "--json"]
-            report = subprocess.run(words, env=environment(build), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-            return [row["seconds"] for row in json.loads(report.stdout)["steps"]][1:]
+            return InTurns([[motley, "run", plan, "--steps", str(steps), "--json"]], [environment(build)])
 
         def of_python():
             port = free_port()
             ranks = [dict(environment(build), RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for r in range(2)]  # fmt: skip
             words = [sys.executable, str(ROOT / "bench" / "python_worker.py"), "step", plan, "192", str(steps)]
-            both = [subprocess.Popen(words, env=rank, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for rank in ranks]
-            texts = [worker.communicate()[0] for worker in both]
-            return json.loads(texts[0].split("REPORT")[1])["seconds"]
+            return InTurns([words] * 2, ranks)
 
-        ways, times = {"motley run": of_motley, "python": of_python}, {"motley run": [], "python": []}
+        times = {"motley run": [], "python": []}
         for run in range(runs):
-            for name in sorted(ways, reverse=run % 2 == 1):
-                new = ways[name]()
-                print(f"step,run {run},{name},median {statistics.median(new):.4f} s", flush=True)
+            both = {"motley run": of_motley(), "python": of_python()}
+            going = sorted(both, reverse=run % 2 == 1)
+            while going:
+                going = [name for name in going if both[name].turn()]
+            seconds = {"motley run": [row["seconds"] for row in json.loads(both["motley run"].output)["steps"]],
+                       "python": json.loads(both["python"].output.split("REPORT")[1])["seconds"]}  # fmt: skip
+            for name, all_steps in seconds.items():
+                new = [s for s in all_steps[3:] if s < TURN_S]
+                print(f"step,run {run},{name},{len(new)} steps,median {statistics.median(new):.4f} s", flush=True)
                 times[name] += new
         median = {name: statistics.median(t) for name, t in times.items()}
         least = {name: statistics.quantiles(t, n=10)[0] for name, t in times.items()}
-        for name in ways:
+        for name in times:
             print(f"step,{name},{runs} runs of {steps} steps,median {median[name]:.4f} s,least tenth {least[name]:.4f} s")
         print(f"step,python / motley run,{median['python'] / median['motley run']:.3f}x,"
               f"of the least tenths {least['python'] / least['motley run']:.3f}x")

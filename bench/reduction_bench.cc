@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -128,7 +129,8 @@ int work(const Shape& shape) {
 
 // Runs the workers of one cluster; their rows.
 std::string measure(const std::string& self, size_t shape) {
-  const std::string path = fmt::format("/tmp/reduction-bench-{}.yaml", getpid());
+  const std::string path = std::filesystem::temp_directory_path() /
+                           fmt::format("motley-reduction-bench-{}.yaml", getpid());
   write_file(path, yaml_of(kShapes[shape]));
   const std::string motley = self.substr(0, self.rfind('/') + 1) + "motley";
   const std::string command =
