@@ -15,43 +15,49 @@ namespace {
 // Rings and messages that run together, and the links they cross.
 class Flows {
  public:
-  Flows(const net::Topology& topology, const std::vector<double>& bandwidth)
-      : topology_(topology),
-        bandwidth_(bandwidth),
-        load_(static_cast<int>(topology.links().size())),
-        flows_(topology.links().size(), 0.0) {}
+  explicit Flows(const net::Topology& topology)
+      : topology_(topology), load_(static_cast<int>(topology.links().size())) {}
 
-  // Returns the number of the flow; devices are visited in the order of the cluster file.
-  int add_ring(std::vector<int> devices) {
-    std::sort(devices.begin(), devices.end());
-    for (size_t i = 0; i < devices.size(); ++i)
-      topology_.add_path(devices[i], devices[(i + 1) % devices.size()], 1, &load_);
-    return finish();
+  // Forgets all flows; those to come take links of this bandwidth.
+  void start(const std::vector<double>& bandwidth) {
+    bandwidth_ = &bandwidth;
+    flows_.assign(topology_.links().size(), 0.0);
+    uses_.clear();
+    first_ = {0};
   }
-  int add_message(int from, int to) {
+
+  // Flows are numbered as they come. Devices are visited in the order of the cluster file.
+  void add_ring(std::vector<int>* devices) {
+    std::sort(devices->begin(), devices->end());
+    for (size_t i = 0; i < devices->size(); ++i)
+      topology_.add_path((*devices)[i], (*devices)[(i + 1) % devices->size()], 1, &load_);
+    finish();
+  }
+  void add_message(int from, int to) {
     if (from != to) topology_.add_path(from, to, 1, &load_);
-    return finish();
+    finish();
   }
   // Seconds per byte that a flow carries, all flows sharing their links.
   double seconds_per_byte(int flow) const {
     double slowest = 0;
-    for (const net::LinkUse& use : uses_[flow])
-      slowest = std::max(slowest, flows_[use.link] / bandwidth_[use.link]);
+    for (size_t u = first_[flow]; u < first_[flow + 1]; ++u)
+      slowest = std::max(slowest, flows_[uses_[u].link] / (*bandwidth_)[uses_[u].link]);
     return slowest;
   }
 
  private:
-  int finish() {
-    uses_.push_back(load_.take());
-    for (const net::LinkUse& use : uses_.back()) flows_[use.link] += use.flows;
-    return static_cast<int>(uses_.size()) - 1;
+  void finish() {
+    load_.take(&uses_);
+    for (size_t u = first_.back(); u < uses_.size(); ++u) flows_[uses_[u].link] += uses_[u].flows;
+    first_.push_back(uses_.size());
   }
 
   const net::Topology& topology_;
-  const std::vector<double>& bandwidth_;
+  const std::vector<double>* bandwidth_ = nullptr;
   net::LinkLoad load_;
-  std::vector<double> flows_;
-  std::vector<std::vector<net::LinkUse>> uses_;
+  std::vector<double> flows_;       // [link]
+  std::vector<net::LinkUse> uses_;  // of all flows
+  std::vector<size_t> first_;       // [flow], and the end
 };
 
 Seconds ring_latency(const net::Topology& topology, const std::vector<int>& devices) {
@@ -98,12 +104,32 @@ Estimator::Estimator(const Model& model, const Cluster& cluster, const Calibrati
     const double bandwidth = topology_.links()[l].bandwidth;
     ring_bandwidth_.push_back(bandwidth *
                               (inside[l] ? calibration.ring_inside : calibration.ring_across));
+    fastest_ring_ = std::max(fastest_ring_, ring_bandwidth_.back());
     expert_bandwidth_ = std::min(expert_bandwidth_, ring_bandwidth_.back());
     message_bandwidth_.push_back(
         bandwidth * (inside[l] ? calibration.message_inside : calibration.message_across));
   }
   for (const Layer& layer : model.layers)
     if (layer.block) width_ = std::max(width_, layer.output / static_cast<double>(model.tokens));
+  for (int l = 0; l < model.size(); ++l) {
+    int first = times.empty() ? 0 : l;  // measured layers are each their own
+    for (; first < l; ++first) {
+      Layer other = model.layers[first];
+      other.name = model.layers[l].name;
+      if (first_like_[first] == first && other == model.layers[l]) break;
+    }
+    first_like_.push_back(first);
+  }
+  for (const Group& group : cluster.groups) {
+    if (!group.children.empty() || group.device_count == 0) continue;
+    const bool first = widest_port_ == 0;
+    smallest_node_ = first ? group.device_count : std::min(smallest_node_, group.device_count);
+    largest_node_ = std::max(largest_node_, group.device_count);
+    widest_port_ = std::max(
+        widest_port_,
+        calibration.ring_across * topology_.bandwidth_into(group.first_device, group.device_count));
+  }
+  even_nodes_ = smallest_node_ == largest_node_;
 }
 
 void Estimator::check(const Strategy& s) const {
@@ -161,8 +187,23 @@ void Estimator::check(const Strategy& s) const {
 }
 
 Mesh::Ring Estimator::best_ring(int size) const {
-  const double fastest = *std::max_element(ring_bandwidth_.begin(), ring_bandwidth_.end());
-  return {size, 2.0 * (size - 1) / size / fastest, 0};
+  return {size, 2.0 * (size - 1) / size / fastest_ring_, 0};
+}
+
+double Estimator::best_data_pace(const Strategy& s) const {
+  const int size = s.dp * s.cp;
+  if (size < 2) return 0;
+  const double best = best_ring(size).seconds_per_byte;
+  const bool inside = even_nodes_ && largest_node_ % (s.tp * s.cp) == 0;
+  const int members = inside ? largest_node_ / s.tp : largest_node_;  // of a ring, in a node
+  if (size <= members) return best;
+  return std::max(best, 2.0 * (size - 1) / size * (inside ? s.tp : 1) / widest_port_);
+}
+
+BytesPerSecond Estimator::fastest_memory() const {
+  BytesPerSecond fastest = 0;
+  for (const Rates& rates : rates_) fastest = std::max(fastest, rates.memory);
+  return fastest;
 }
 
 Mesh Estimator::mesh(const Strategy& s) const {
@@ -189,17 +230,20 @@ Mesh Estimator::mesh(const Strategy& s) const {
     mesh.mean_memory[g / s.dp] += least / s.dp;
   }
 
-  // Rings of one kind all run at once. fill(g, k) lists the devices of ring k of a group.
+  Flows flows(topology_);
+  // Rings of one kind all run at once. devices_of(o, k) lists the devices of ring k of an owner.
   auto rings = [&](int owners, int each, int size, auto&& devices_of,
                    std::vector<Mesh::Ring>* out) {
     if (size < 2) return;
-    Flows flows(topology_, ring_bandwidth_);
+    flows.start(ring_bandwidth_);
     std::vector<Seconds> latency;
+    std::vector<int> devices;
     for (int o = 0; o < owners; ++o)
       for (int k = 0; k < each; ++k) {
-        std::vector<int> devices = devices_of(o, k);
+        devices.clear();
+        devices_of(o, k, &devices);
         latency.push_back(ring_latency(topology_, devices));
-        flows.add_ring(std::move(devices));
+        flows.add_ring(&devices);
       }
     const double share = 2.0 * (size - 1) / size;
     for (int o = 0; o < owners; ++o)
@@ -210,36 +254,30 @@ Mesh Estimator::mesh(const Strategy& s) const {
   };
   rings(
       groups, s.cp, s.tp,
-      [&](int g, int c) {
-        std::vector<int> devices;
-        for (int t = 0; t < s.tp; ++t) devices.push_back(s.device(g / s.dp, g % s.dp, c, t));
-        return devices;
+      [&](int g, int c, std::vector<int>* devices) {
+        for (int t = 0; t < s.tp; ++t) devices->push_back(s.device(g / s.dp, g % s.dp, c, t));
       },
       &mesh.tensor);
   rings(
       groups, s.tp, s.cp,
-      [&](int g, int t) {
-        std::vector<int> devices;
-        for (int c = 0; c < s.cp; ++c) devices.push_back(s.device(g / s.dp, g % s.dp, c, t));
-        return devices;
+      [&](int g, int t, std::vector<int>* devices) {
+        for (int c = 0; c < s.cp; ++c) devices->push_back(s.device(g / s.dp, g % s.dp, c, t));
       },
       &mesh.context);
   rings(
       s.pp, s.tp, s.dp * s.cp,
-      [&](int stage, int t) {
-        std::vector<int> devices;
+      [&](int stage, int t, std::vector<int>* devices) {
         for (int r = 0; r < s.dp; ++r)
-          for (int c = 0; c < s.cp; ++c) devices.push_back(s.device(stage, r, c, t));
-        return devices;
+          for (int c = 0; c < s.cp; ++c) devices->push_back(s.device(stage, r, c, t));
       },
       &mesh.data);
   if (s.pp > 1) {
     std::vector<Mesh::Ring> tied(1);
     rings(
         1, s.dp * s.cp * s.tp, 2,
-        [&](int, int k) {
+        [&](int, int k, std::vector<int>* devices) {
           const size_t last = static_cast<size_t>(s.pp - 1) * s.dp * s.cp * s.tp;
-          return std::vector<int>{s.devices[k], s.devices[last + k]};
+          devices->assign({s.devices[k], s.devices[last + k]});
         },
         &tied);
     mesh.tied = tied[0];
@@ -249,7 +287,7 @@ Mesh Estimator::mesh(const Strategy& s) const {
   mesh.message_latency.assign(groups, 0.0);
   for (int b = 0; s.pp > 1 && b < s.pp; ++b) {
     if (b == s.pp - 1 && s.interleave == 1) break;
-    Flows flows(topology_, message_bandwidth_);
+    flows.start(message_bandwidth_);
     for (int r = 0; r < s.dp; ++r)
       for (int c = 0; c < s.cp; ++c)
         for (int t = 0; t < s.tp; ++t) {
@@ -264,7 +302,29 @@ Mesh Estimator::mesh(const Strategy& s) const {
         pace = std::max(pace, flows.seconds_per_byte(flow));
       }
   }
+  std::map<std::vector<double>, int> kinds;
+  std::vector<double> column;
+  for (int r = 0; r < s.dp; ++r) {
+    column.clear();
+    for (int stage = 0; stage < s.pp; ++stage) {
+      const size_t g = static_cast<size_t>(stage) * s.dp + r;
+      const Mesh::Ring &t = mesh.tensor[g], &c = mesh.context[g];
+      column.insert(column.end(), {static_cast<double>(mesh.type[g]), t.seconds_per_byte, t.latency,
+                                   c.seconds_per_byte, c.latency, mesh.message_seconds_per_byte[g],
+                                   mesh.message_latency[g]});
+    }
+    mesh.like.push_back(kinds.try_emplace(column, r).first->second);
+  }
   return mesh;
+}
+
+std::vector<LayerTimes::Time> Estimator::layer_times(int type, const Strategy& s,
+                                                     const Mesh::Ring& tensor,
+                                                     const Mesh::Ring& context) const {
+  std::vector<LayerTimes::Time> times(model_.layers.size());
+  for (int l = 0; l < model_.size(); ++l)
+    times[l] = first_like_[l] < l ? times[first_like_[l]] : layer_time(l, type, s, tensor, context);
+  return times;
 }
 
 LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
@@ -282,7 +342,10 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
   auto pass = [&](Seconds host, Seconds work) {
     const double k = calibration_.overlap_power;
     const double high = std::max(host, work), low = std::min(host, work);
-    return high > 0 ? high * std::pow(1 + std::pow(low / high, k), 1 / k) : 0;
+    if (high <= 0) return 0.0;
+    const double ratio = low / high;
+    if (k == 4) return high * std::sqrt(std::sqrt(1 + ratio * ratio * ratio * ratio));
+    return high * std::pow(1 + std::pow(ratio, k), 1 / k);
   };
   const Bytes activation = model_.precision.activation;
   Seconds communication = 0;
@@ -404,9 +467,24 @@ namespace {
 
 // motley's own runtime reduces divided gradients in every backward pass: they are whole in one
 // only.
-bool reduces_in_passes(const Strategy& s) { return s.zero == 2 && s.runtime == Runtime::motley; }
+bool reduces_in_passes(const Strategy& s) { return s.zero >= 2 && s.runtime == Runtime::motley; }
 
 }  // namespace
+
+Bytes Estimator::reduced_at_end(const Strategy& s) const {
+  const Precision& p = model_.precision;
+  // ZeRO splits the all-reduce in a reduce-scatter of gradients and an all-gather of weights.
+  if (s.zero == 0) return p.reduced;
+  if (reduces_in_passes(s)) return s.zero == 2 ? p.weight / 2 : 0;
+  return s.zero <= 2 ? (p.reduced + p.weight) / 2 : p.reduced / 2;
+}
+
+Seconds Estimator::update_time(double parameters, const Strategy& s, BytesPerSecond memory) const {
+  const Precision& p = model_.precision;
+  const double replicas = s.zero >= 1 ? static_cast<double>(s.dp) * s.cp : 1;
+  return calibration_.optimizer_passes * parameters * (p.weight + p.gradient + p.optimizer) /
+         replicas / memory;
+}
 
 Estimate Estimator::estimate(const Strategy& s, const Mesh& mesh) const {
   return run(s, mesh, false);
@@ -435,11 +513,11 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
     auto [it, fresh] = cumulative.try_emplace(
         Key{mesh.type[group], t.seconds_per_byte, t.latency, c.seconds_per_byte, c.latency});
     if (fresh) {
+      const std::vector<LayerTimes::Time> each = layer_times(mesh.type[group], s, t, c);
       it->second.resize(model_.size() + 1);
       for (int l = 0; l < model_.size(); ++l) {
-        LayerTimes::Time time = layer_time(l, mesh.type[group], s, t, c);
-        it->second[l + 1].forward = it->second[l].forward + time.forward;
-        it->second[l + 1].backward = it->second[l].backward + time.backward;
+        it->second[l + 1].forward = it->second[l].forward + each[l].forward;
+        it->second[l + 1].backward = it->second[l].backward + each[l].backward;
       }
     }
     return it->second;
@@ -449,8 +527,9 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
   for (int r = 0; r < ranges; ++r) weights[r] = parameters(first[r], first[r + 1], s);
 
   std::vector<Seconds> ready(s.pp, 0.0);
-  std::map<std::pair<std::vector<Seconds>, int>, bool> seen;
+  std::set<std::pair<int, int>> seen;  // alike, with as many micro-batches
   for (int replica = 0; replica < s.dp; ++replica) {
+    if (!seen.insert({mesh.like[replica], s.micro_batches[replica]}).second) continue;
     Pipeline pipeline;
     pipeline.forward.resize(ranges);
     pipeline.backward.resize(ranges);
@@ -463,11 +542,9 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
         const Mesh::Ring& ring = mesh.data[r % s.pp];
         const Seconds gather =
             (weights[r] * precision.weight * ring.seconds_per_byte + ring.latency) / 2;
-        const bool beside = s.runtime == Runtime::motley;
-        pipeline.forward[r] =
-            beside ? std::max(pipeline.forward[r], gather) : pipeline.forward[r] + gather;
-        pipeline.backward[r] =
-            beside ? std::max(pipeline.backward[r], gather) : pipeline.backward[r] + gather;
+        const bool again = s.recompute == Recompute::full && s.runtime == Runtime::motley;
+        pipeline.forward[r] += gather;
+        pipeline.backward[r] += again ? 2 * gather : gather;
       }
       if (reduces_in_passes(s)) {  // half of an all-reduce, which nothing hides
         const Mesh::Ring& ring = mesh.data[r % s.pp];
@@ -480,10 +557,6 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
               .push_back(message_time(first[r + 1] - 1, r % s.pp, replica, s, mesh, gradient));
       }
     }
-    std::vector<Seconds> signature = pipeline.forward;
-    for (const auto* part : {&pipeline.backward, &pipeline.activation, &pipeline.gradient})
-      signature.insert(signature.end(), part->begin(), part->end());
-    if (!seen.try_emplace({std::move(signature), s.micro_batches[replica]}, true).second) continue;
     const int m = s.micro_batches[replica];
     std::vector<Seconds> finish;
     if (bound) {
@@ -516,30 +589,19 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
     e.tied += time;
   }
   Seconds reduced = 0, update = 0;
-  const double replicas = static_cast<double>(s.dp) * s.cp;
+  const Bytes sent = reduced_at_end(s);
   for (int stage = 0; stage < s.pp; ++stage) {
     double held = 0;
-    Rates slow;
-    slow.memory = std::numeric_limits<double>::infinity();
+    BytesPerSecond slow = std::numeric_limits<double>::infinity();
     for (int r = stage; r < ranges; r += s.pp) held += weights[r];
-    for (int replica = 0; replica < s.dp; ++replica) {
-      const Rates& rates = rates_[mesh.type[static_cast<size_t>(stage) * s.dp + replica]];
-      if (rates.memory < slow.memory) slow = rates;
-    }
+    for (int replica = 0; replica < s.dp; ++replica)
+      slow = std::min(slow, rates_[mesh.type[static_cast<size_t>(stage) * s.dp + replica]].memory);
     const Mesh::Ring& ring = mesh.data[stage];
     Seconds reduce = 0;
-    if (ring.size > 1) {
-      // ZeRO splits the all-reduce in a reduce-scatter of gradients and an all-gather of weights.
-      const Bytes sent = s.zero == 0            ? precision.reduced
-                         : reduces_in_passes(s) ? precision.weight / 2
-                         : s.zero <= 2          ? (precision.reduced + precision.weight) / 2
-                                                : precision.reduced / 2;
+    if (ring.size > 1 && sent > 0)
       reduce = held * sent * ring.seconds_per_byte + ring.latency / (reduces_in_passes(s) ? 2 : 1);
-    }
     reduced = std::max(reduced, ready[stage] + reduce);
-    const Bytes touched = precision.weight + precision.gradient + precision.optimizer;
-    update = std::max(update, calibration_.optimizer_passes * held * touched /
-                                  (s.zero >= 1 ? replicas : 1) / slow.memory);
+    update = std::max(update, update_time(held, s, slow));
   }
   e.gradients = reduced - e.pipeline - e.tied;
   e.optimizer = update + calibration_.step;
@@ -567,11 +629,15 @@ Bytes Estimator::stage_memory(int stage, const Strategy& s) const {
     used += state_bytes(first[r], first[r + 1], s) +
             (1 + calibration_.fragmentation) * in_flight(static_cast<int>(r), s) * activation;
     transient = std::max(transient, transient_bytes(first[r], first[r + 1], s));
-    // At the end of a backward pass its gradients are there in the place of its activations.
-    if (reduces_in_passes(s))
+    // At the end of a backward pass its gradients are there in the place of its activations; where
+    // parameters are divided too, those of a layer and its gradients, one after the other.
+    const Precision& p = model_.precision;
+    if (reduces_in_passes(s) && s.zero == 2)
       transient =
-          std::max(transient,
-                   parameters(first[r], first[r + 1], s) * model_.precision.gradient - activation);
+          std::max(transient, parameters(first[r], first[r + 1], s) * p.gradient - activation);
+    for (int l = first[r]; s.zero == 3 && s.runtime == Runtime::motley && l < first[r + 1]; ++l)
+      transient = std::max(transient, parameters(l, l + 1, s) * std::max(p.weight, p.gradient) -
+                                          activation_bytes(l + 1, first[r + 1], s));
   }
   return used + transient;
 }

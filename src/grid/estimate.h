@@ -19,7 +19,7 @@
 // runtime keeps. A strategy that does not fit is costed all the same and says by how much.
 //
 // Cost: ranks * tree depth for the links (once per Mesh), then O(layers + M * pp) per kind of
-// replica; replicas with equal times are simulated once.
+// replica; replicas that are alike are simulated once.
 #pragma once
 
 #include <string>
@@ -52,6 +52,7 @@ struct Mesh {
   std::vector<double> message_seconds_per_byte;  // [boundary * dp + replica], of all a stage sends
   std::vector<Seconds> message_latency;
   // Boundary pp - 1 leads from the last stage back to the first (interleaved schedules).
+  std::vector<int> like;  // [replica] the first of which all the above is the same
 };
 
 struct Estimate {
@@ -77,6 +78,9 @@ class Estimator {
   Mesh mesh(const Strategy& strategy) const;
   // A ring no group of this many devices can beat: its pace is the fastest link's.
   Mesh::Ring best_ring(int size) const;
+  // The same of a strategy's gradients over dp * cp ranks, wherever its groups lie: where they lie
+  // inside nodes and a ring is too large for one, tp rings at least share a node's port.
+  double best_data_pace(const Strategy& strategy) const;
   // REQUIRES: check() passes; `mesh` is of a strategy with the same degrees, runtime and devices.
   Estimate estimate(const Strategy& strategy, const Mesh& mesh) const;
   Estimate estimate(const Strategy& strategy) const {
@@ -87,6 +91,16 @@ class Estimator {
   // Seconds of one micro-batch in one layer, with recomputation in the backward pass.
   LayerTimes::Time layer_time(int layer, int type, const Strategy& strategy,
                               const Mesh::Ring& tensor, const Mesh::Ring& context) const;
+  // [layer] The same of all layers; equal ones are worked out once.
+  std::vector<LayerTimes::Time> layer_times(int type, const Strategy& strategy,
+                                            const Mesh::Ring& tensor,
+                                            const Mesh::Ring& context) const;
+  // Bytes a parameter in the reduction of gradients at the end of a step, as of an all-reduce.
+  Bytes reduced_at_end(const Strategy& strategy) const;
+  // Seconds of the optimizer on so many parameters of a rank, at a rate of memory.
+  Seconds update_time(double parameters, const Strategy& strategy, BytesPerSecond memory) const;
+  // Of the fastest device type.
+  BytesPerSecond fastest_memory() const;
   // Of the message that carries a micro-batch over a boundary, one way.
   Seconds message_time(int layer_before, int boundary, int replica, const Strategy& strategy,
                        const Mesh& mesh, bool gradient) const;
@@ -120,9 +134,14 @@ class Estimator {
   LayerTimes times_;
   net::Topology topology_;
   std::vector<BytesPerSecond> ring_bandwidth_, message_bandwidth_;  // [link] that is reached
-  BytesPerSecond expert_bandwidth_ = 0;  // of one rank's part of an all-to-all
-  std::vector<Rates> rates_;             // [type]
-  double width_ = 1;                     // hidden size, for narrow products
+  BytesPerSecond fastest_ring_ = 0;                                 // of them
+  BytesPerSecond expert_bandwidth_ = 0;       // of one rank's part of an all-to-all
+  std::vector<Rates> rates_;                  // [type]
+  std::vector<int> first_like_;               // [layer] the first that takes as long anywhere
+  int smallest_node_ = 1, largest_node_ = 1;  // devices of a leaf group
+  bool even_nodes_ = false;                   // all leaf groups have as many
+  BytesPerSecond widest_port_ = 0;            // of a leaf group, for collectives
+  double width_ = 1;                          // hidden size, for narrow products
 };
 
 }  // namespace motley::grid

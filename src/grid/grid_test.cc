@@ -368,10 +368,15 @@ TEST(Estimate, FixedChoicesAreCosted) {
 TEST(Estimate, MemoryCountsWhatZeroAndRecomputationSave) {
   const Cluster cluster = load_cluster("amp-t4x16");
   const Estimator e = estimator_of(small_gpt(24), cluster);
-  auto memory = [&](const std::string& more) {
-    return e.estimate(complete(e, options_of(128, "dp=16,mbs=8" + more))).memory[0];
+  auto memory = [&](const std::string& more, Runtime runtime = Runtime::deepspeed) {
+    SearchOptions options = options_of(128, "dp=16,mbs=8" + more);
+    options.runtime = runtime;
+    return e.estimate(complete(e, options)).memory[0];
   };
   const double parameters = small_gpt(24).parameters();
+  // A layer's parameters are there whole while it runs.
+  EXPECT_LT(memory(",zero=3", Runtime::motley), memory(",zero=2", Runtime::motley));
+  EXPECT_GT(memory(",zero=3", Runtime::motley), memory(",zero=3"));
   EXPECT_NEAR(memory("") - memory(",zero=1"), parameters * 12 * 15 / 16, 1);
   EXPECT_NEAR(memory(",zero=1") - memory(",zero=2"), parameters * 8 * 15 / 16, 1);
   EXPECT_NEAR(memory(",zero=2") - memory(",zero=3"), parameters * 2 * 15 / 16, 1);
@@ -502,6 +507,121 @@ TEST(Search, PruningLosesNothing) {
       EXPECT_LE(e.lower_bound(c.strategy, e.mesh(c.strategy)), c.estimate.step * (1 + 1e-12));
     }
   }
+}
+
+// One to three kinds of nodes behind links of any speed.
+Cluster random_cluster(Rng* rng) {
+  const char* const types[] = {"V100-16GB", "T4", "A100-40GB"};
+  std::string groups;
+  const auto kinds = static_cast<int>(rng->between(1, 3)), per_node = 1 << rng->between(0, 2);
+  for (int k = 0; k < kinds; ++k)
+    groups += fmt::format(
+        "  - {{name: k{}, count: {}, link: {{bandwidth: {} Gbps, latency: 5 us}}, devices: "
+        "[{{type: "
+        "{}, count: {}}}]}}\n",
+        k, rng->between(1, 2), rng->between(20, 400), types[k],
+        rng->chance(0.8) ? per_node : static_cast<int>(rng->between(1, 3)));
+  return parse_cluster(fmt::format("name: random\nlink: {{bandwidth: {} Gbps, latency: {} us}}\n"
+                                   "groups:\n{}",
+                                   rng->between(1, 60), rng->between(5, 50), groups),
+                       "random");
+}
+
+// What is worked out once for equal layers and replicas is what each of them has; what is said
+// before devices are placed is never more than after. On placements of whole groups and on any.
+TEST(Search, ShortcutsAgreeWithTheLongWay) {
+  int alike = 0, narrowed = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    Rng rng(seed);
+    const Cluster cluster = random_cluster(&rng);
+    const Estimator e = estimator_of(small_gpt(static_cast<int>(rng.between(3, 8))), cluster);
+    Strategy s;
+    s.runtime = seed % 2 ? Runtime::motley : Runtime::deepspeed;
+    s.tp = 1 << rng.between(0, 2), s.cp = 1 << rng.between(0, 1);
+    s.pp = static_cast<int>(rng.between(1, 3)), s.dp = static_cast<int>(rng.between(1, 4));
+    if (s.ranks() > cluster.size()) continue;
+    for (const auto& placement : heuristic_placements(cluster, s.pp, s.dp, s.tp * s.cp)) {
+      s.devices = placement;
+      const Mesh mesh = e.mesh(s);
+      for (const Mesh::Ring& ring : mesh.data)
+        EXPECT_LE(e.best_data_pace(s), ring.seconds_per_byte * (1 + 1e-12)) << seed;
+      narrowed += e.best_data_pace(s) > 1.01 * e.best_ring(s.dp * s.cp).seconds_per_byte;
+    }
+    std::vector<int> devices(cluster.size());
+    std::iota(devices.begin(), devices.end(), 0);
+    for (size_t i = devices.size(); i > 1; --i)
+      std::swap(devices[i - 1], devices[rng.below(static_cast<int64_t>(i))]);
+    if (rng.chance(0.5)) devices.assign(s.devices.begin(), s.devices.end());
+    s.devices.assign(devices.begin(), devices.begin() + s.ranks());
+    for (int r = 0; r < s.dp; ++r) s.micro_batches.push_back(static_cast<int>(rng.between(1, 3)));
+    const Mesh mesh = e.mesh(s);
+    Mesh apart = mesh;
+    std::iota(apart.like.begin(), apart.like.end(), 0);
+    alike += mesh.like != apart.like;
+    Strategy other = s;
+    ASSERT_EQ(assign(e, mesh, false, &s, nullptr), assign(e, apart, false, &other, nullptr));
+    EXPECT_EQ(s.stages, other.stages);
+    EXPECT_EQ(e.estimate(s, mesh).step, e.estimate(s, apart).step);
+    const auto times = e.layer_times(mesh.type[0], s, mesh.tensor[0], mesh.context[0]);
+    for (int l = 0; l < e.model().size(); ++l) {
+      const auto time = e.layer_time(l, mesh.type[0], s, mesh.tensor[0], mesh.context[0]);
+      EXPECT_EQ(times[l].forward, time.forward);
+      EXPECT_EQ(times[l].backward, time.backward);
+    }
+  }
+  EXPECT_GT(alike, 30);
+  EXPECT_GT(narrowed, 30);
+}
+
+// The search that stops at its bounds finds what the one that costs everything finds, on random
+// clusters, with everything that may be tried, where memory is short and where it is not.
+TEST(Search, BoundsLoseNothingOnRandomClusters) {
+  int64_t costed = 0, all_costed = 0;
+  int none = 0, divided = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Rng rng(1000 + seed);
+    const Cluster cluster = random_cluster(&rng);
+    TransformerShape shape;
+    shape.layers = static_cast<int>(rng.between(3, 10));
+    shape.hidden = 1024 << rng.between(0, 2);
+    shape.heads = 8;
+    if (rng.chance(0.2)) shape.experts = 4;
+    const Model model = transformer_model("gpt", shape, fp16_adam());
+    Calibration calibration = default_calibration(cluster, model.precision);
+    calibration.ring_across = 0.05 + rng.uniform();
+    calibration.optimizer_passes = 1 + 5 * rng.uniform();
+    calibration.step = 0.01 * rng.uniform();
+    const Estimator e(model, cluster, calibration);
+    SearchOptions o = options_of(static_cast<int>(4 * rng.between(1, 6)));
+    o.runtime = seed % 2 ? Runtime::motley : Runtime::deepspeed;
+    o.heuristic_only = true;
+    o.memory = rng.chance(0.7);
+    o.cp = {1, 2};
+    if (model.experts > 0) o.ep = {1, 2, 4};
+    o.interleave = {1, 2};
+    o.zero = {0, 1, 2, 3};
+    o.least_zero = rng.chance(0.3);
+    o.keep = 1;
+    const SearchResult pruned = search(e, o);
+    o.keep = 1000000;
+    const SearchResult all = search(e, o);
+    ASSERT_EQ(pruned.ranked.empty(), all.ranked.empty()) << seed;
+    if (all.ranked.empty()) {
+      ++none;
+      continue;
+    }
+    EXPECT_EQ(pruned.ranked[0].estimate.step, all.ranked[0].estimate.step)
+        << seed << " " << o.least_zero << " " << to_string(pruned.ranked[0].strategy) << " / "
+        << to_string(all.ranked[0].strategy);
+    EXPECT_LE(all.lower_bound, all.ranked[0].estimate.step * (1 + 1e-12)) << seed;
+    costed += pruned.counters.estimated;
+    all_costed += all.counters.estimated;
+    divided += std::any_of(all.ranked.begin(), all.ranked.end(),
+                           [](const Candidate& c) { return c.strategy.zero > 1; });
+  }
+  EXPECT_LT(none, 30);
+  EXPECT_GT(divided, 10);
+  EXPECT_LT(costed, all_costed / 10);
 }
 
 TEST(Search, IsDeterministicAndBeatsTheBaselines) {

@@ -53,10 +53,8 @@ std::vector<int> expand_stages(const Model& model, std::vector<int> stages) {
 Seconds chain_time(const Estimator& estimator, const Strategy& s, int type,
                    const Mesh::Ring& tensor, const Mesh::Ring& context) {
   Seconds sum = 0;
-  for (int l = 0; l < estimator.model().size(); ++l) {
-    const LayerTimes::Time t = estimator.layer_time(l, type, s, tensor, context);
+  for (const LayerTimes::Time& t : estimator.layer_times(type, s, tensor, context))
     sum += t.forward + t.backward;
-  }
   return sum;
 }
 
@@ -66,6 +64,10 @@ std::vector<double> replica_paces(const Estimator& estimator, const Strategy& s,
   std::map<Kind, double> speed;
   std::vector<double> pace;
   for (int r = 0; r < s.dp; ++r) {
+    if (mesh.like[r] != r) {
+      pace.push_back(pace[mesh.like[r]]);
+      continue;
+    }
     double sum = 0;
     for (int stage = 0; stage < s.pp; ++stage) {
       const size_t g = static_cast<size_t>(stage) * s.dp + r;
@@ -84,6 +86,10 @@ bool give_micro_batches(const Estimator& estimator, int global_batch, const Mesh
   if (global_batch % s->micro_batch != 0) return false;
   const int total = global_batch / s->micro_batch;
   if (total < s->dp) return false;
+  if (s->zero >= 2 && s->runtime == Runtime::motley) {  // its replicas meet in every backward pass
+    s->micro_batches.assign(s->dp, total / s->dp);
+    return total % s->dp == 0 && (s->interleave == 1 || s->micro_batches[0] % s->pp == 0);
+  }
   std::vector<double> pace = replica_paces(estimator, *s, mesh);
   const auto [low, high] = std::minmax_element(pace.begin(), pace.end());
   if (total % s->dp == 0 && *high <= *low * (1 + 1e-9)) {
@@ -137,21 +143,24 @@ bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy*
   problem.micro_batches = *std::max_element(s->micro_batches.begin(), s->micro_batches.end());
   problem.blocking = s->runtime != Runtime::motley;
   std::map<Kind, std::vector<Seconds>> rows;
+  std::vector<int> replicas;  // one of those that are alike
+  {
+    std::set<std::pair<int, int>> seen;
+    for (int r = 0; r < s->dp; ++r)
+      if (seen.insert({mesh.like[r], s->micro_batches[r]}).second) replicas.push_back(r);
+  }
   for (int range = 0; range < ranges; ++range) {
     const int stage = range % s->pp;
     std::vector<Seconds> time(layers, 0.0);
     std::set<std::pair<Kind, int>> seen;
-    for (int r = 0; r < s->dp; ++r) {
+    for (int r : replicas) {
       const size_t g = static_cast<size_t>(stage) * s->dp + r;
       if (!seen.insert({kind_of(mesh, g), s->micro_batches[r]}).second) continue;
       auto [row, fresh] = rows.try_emplace(kind_of(mesh, g));
-      if (fresh) {
-        for (int l = 0; l < layers; ++l) {
-          const LayerTimes::Time t =
-              estimator.layer_time(l, mesh.type[g], *s, mesh.tensor[g], mesh.context[g]);
+      if (fresh)
+        for (const LayerTimes::Time& t :
+             estimator.layer_times(mesh.type[g], *s, mesh.tensor[g], mesh.context[g]))
           row->second.push_back(t.forward + t.backward);
-        }
-      }
       const double share = static_cast<double>(s->micro_batches[r]) / problem.micro_batches;
       for (int l = 0; l < layers; ++l) time[l] = std::max(time[l], share * row->second[l]);
     }
@@ -159,7 +168,7 @@ bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy*
     if (range + 1 < ranges) {
       std::vector<Seconds> transfer(layers, 0.0);
       int slowest = 0;
-      for (int r = 1; r < s->dp; ++r) {
+      for (int r : replicas) {
         const size_t at = static_cast<size_t>(stage) * s->dp;
         if (mesh.message_seconds_per_byte[at + r] > mesh.message_seconds_per_byte[at + slowest])
           slowest = r;
@@ -295,21 +304,39 @@ void polish(const Estimator& estimator, bool memory, Candidate* c, SearchCounter
   }
 }
 
+// Degrees and what else is chosen before devices are placed.
 struct Option {
-  Strategy strategy;  // without layers and micro-batches
+  int pp = 1, dp = 1, tp = 1, cp = 1, ep = 1, micro_batch = 1, interleave = 1, zero = 0;
+  Recompute recompute = Recompute::none;
   Seconds bound = 0;
+
+  Strategy strategy(Runtime runtime) const {
+    Strategy s;
+    s.pp = pp, s.dp = dp, s.tp = tp, s.cp = cp, s.ep = ep;
+    s.micro_batch = micro_batch, s.interleave = interleave, s.zero = zero;
+    s.recompute = recompute, s.runtime = runtime;
+    return s;
+  }
 };
 
 // What can be said before anything is placed: perfect balance, what tensor and context parallelism
-// send at the fastest link's pace, no other communication, no optimizer. The
+// send at the fastest link's pace, gradients and optimizer as if the stages shared them out. The
 // work of a layer is its time on the fastest type; a type's speed is the most work per second it
 // does in any layer.
+//
+// Let stage s of replica r have speed v_sr, work w_s and gradients that take g_s, M_r micro-batches
+// going to replica r. The step T is at least M_r w_s / v_sr + g_s for all of them, so that
+//
+//     T sum v_sr >= sum M_r w_s + sum g_s v_sr,   T >= total work / joint speed + share * sum g_s
+//
+// where `share` is the least part that one stage has of all speeds: slowest / (fastest * pp). With
+// M_r micro-batches at pace p_r, replica r also takes (M_r - 1) p_r and one micro-batch from end to
+// end (one of the two where stages are interleaved); the M_r add up to the total and the 1 / p_r to
+// at most the joint speed.
 class FirstBound {
  public:
-  FirstBound(const Estimator& estimator, int global_batch)
-      : estimator_(estimator),
-        global_batch_(global_batch),
-        counts_(estimator.cluster().count_by_type()) {}
+  FirstBound(const Estimator& estimator, const SearchOptions& options)
+      : estimator_(estimator), options_(options), counts_(estimator.cluster().count_by_type()) {}
 
   Seconds operator()(const Strategy& s) {
     const Layers& layers = layers_of(s);
@@ -320,11 +347,28 @@ class FirstBound {
       joint += n * layers.speed[type];
       left -= n;
     }
-    // With M_r micro-batches at pace p_r, replica r takes (M_r - 1) p_r and one micro-batch from
-    // end to end; the M_r add up to the total and the 1 / p_r to at most the joint speed.
-    const double total = static_cast<double>(global_batch_) / s.micro_batch;
+    const double total = static_cast<double>(options_.global_batch) / s.micro_batch;
     const Seconds pace = layers.work * s.tp * s.cp / joint;
-    return std::max(total * pace, (total - s.dp) * pace + layers.work);
+    const Seconds gradients = layers.least_share / s.pp * layers.parameters *
+                              estimator_.reduced_at_end(s) * estimator_.best_data_pace(s);
+    return std::max(total * pace + (options_.fixed.devices ? 0 : gradients),
+                    (s.interleave > 1 ? 0 : (total - s.dp) * pace) + layers.work) +
+           tail(s, layers);
+  }
+
+  // What follows the reduction of gradients: some stage has the mean of all parameters at least.
+  Seconds tail(const Strategy& s) { return tail(s, layers_of(s)); }
+
+  // Whether all stages together need more than the largest devices have, wherever layers go.
+  bool too_large(const Strategy& s) {
+    const int layers = estimator_.model().size();
+    const Calibration& c = estimator_.calibration();
+    Bytes largest = 0;
+    for (size_t type = 0; type < counts_.size(); ++type)
+      if (counts_[type] > 0) largest = std::max(largest, estimator_.cluster().types[type].memory);
+    return estimator_.state_bytes(0, layers, s) +
+               (1 + c.fragmentation) * estimator_.activation_bytes(0, layers, s) >
+           (largest - c.context) * s.pp;
   }
 
  private:
@@ -332,7 +376,14 @@ class FirstBound {
     Seconds work = 0;           // of one micro-batch in all layers, each on its fastest type
     std::vector<double> speed;  // [type]
     std::vector<int> fastest;   // types, the fastest first
+    double least_share = 1;     // slowest / fastest
+    double parameters = 0;      // of a rank that had all layers
   };
+
+  Seconds tail(const Strategy& s, const Layers& layers) const {
+    return estimator_.update_time(layers.parameters / s.pp, s, estimator_.fastest_memory()) +
+           estimator_.calibration().step;
+  }
 
   // Pipeline depth, replicas and ZeRO change nothing of it.
   const Layers& layers_of(const Strategy& s) {
@@ -342,27 +393,31 @@ class FirstBound {
     if (!fresh) return layers;
     const int types = static_cast<int>(counts_.size());
     layers.speed.assign(types, 0.0);
-    std::vector<Seconds> time(types);
     const Mesh::Ring ring = estimator_.best_ring(s.tp), context = estimator_.best_ring(s.cp);
+    std::vector<std::vector<LayerTimes::Time>> times;
+    for (int type = 0; type < types; ++type)
+      times.push_back(estimator_.layer_times(type, s, ring, context));
     for (int l = 0; l < estimator_.model().size(); ++l) {
-      for (int type = 0; type < types; ++type) {
-        const LayerTimes::Time t = estimator_.layer_time(l, type, s, ring, context);
-        time[type] = t.forward + t.backward;
-      }
-      const Seconds least = *std::min_element(time.begin(), time.end());
+      Seconds least = std::numeric_limits<double>::infinity();
+      for (int type = 0; type < types; ++type)
+        least = std::min(least, times[type][l].forward + times[type][l].backward);
       layers.work += least;
       for (int type = 0; type < types; ++type)
-        if (least > 0) layers.speed[type] = std::max(layers.speed[type], least / time[type]);
+        if (least > 0)
+          layers.speed[type] = std::max(layers.speed[type],
+                                        least / (times[type][l].forward + times[type][l].backward));
     }
+    layers.parameters = estimator_.parameters(0, estimator_.model().size(), s);
     layers.fastest.resize(types);
     std::iota(layers.fastest.begin(), layers.fastest.end(), 0);
     std::stable_sort(layers.fastest.begin(), layers.fastest.end(),
                      [&](int x, int y) { return layers.speed[x] > layers.speed[y]; });
+    layers.least_share = layers.speed[layers.fastest.back()] / layers.speed[layers.fastest[0]];
     return layers;
   }
 
   const Estimator& estimator_;
-  const int global_batch_;
+  const SearchOptions& options_;
   const std::vector<int> counts_;  // [type] devices
   std::map<std::tuple<int, int, int, int, Recompute, Runtime>, Layers> known_;
 };
@@ -373,19 +428,20 @@ Seconds placed_bound(const Estimator& estimator, const Strategy& s, const Mesh& 
   const int layers = estimator.model().size();
   std::map<Kind, std::vector<Seconds>> kinds;  // times of the layers
   std::map<std::map<Kind, int>, std::pair<Seconds, Seconds>> known;
+  std::set<std::pair<int, int>> seen;
   Seconds bound = 0;
   for (int r = 0; r < s.dp; ++r) {
+    if (!seen.insert({mesh.like[r], s.micro_batches[r]}).second) continue;
     std::map<Kind, int> groups;  // of each kind, how many stages
     for (int stage = 0; stage < s.pp; ++stage) {
       const size_t g = static_cast<size_t>(stage) * s.dp + r;
       const Kind kind = kind_of(mesh, g);
       ++groups[kind];
       auto [row, fresh] = kinds.try_emplace(kind);
-      for (int l = 0; fresh && l < layers; ++l) {
-        const LayerTimes::Time t =
-            estimator.layer_time(l, mesh.type[g], s, mesh.tensor[g], mesh.context[g]);
-        row->second.push_back(t.forward + t.backward);
-      }
+      if (fresh)
+        for (const LayerTimes::Time& t :
+             estimator.layer_times(mesh.type[g], s, mesh.tensor[g], mesh.context[g]))
+          row->second.push_back(t.forward + t.backward);
     }
     auto [it, fresh] = known.try_emplace(groups);
     auto& [pace, chain] = it->second;
@@ -402,7 +458,9 @@ Seconds placed_bound(const Estimator& estimator, const Strategy& s, const Mesh& 
       for (const auto& [kind, n] : groups) joint += n * most[kind];
       pace = chain / joint;
     }
-    bound = std::max(bound, (s.micro_batches[r] - 1) * pace + chain);
+    const int count = s.micro_batches[r];
+    bound = std::max(bound,
+                     s.interleave > 1 ? std::max(count * pace, chain) : (count - 1) * pace + chain);
   }
   return bound;
 }
@@ -488,11 +546,9 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
                     if (zero >= 2 && pp > 1 && options.runtime == Runtime::deepspeed) continue;
                     if (model.heads % tp != 0 || model.tokens % cp != 0) continue;
                     Option o;
-                    o.strategy.pp = pp, o.strategy.dp = dp, o.strategy.tp = tp;
-                    o.strategy.cp = cp, o.strategy.ep = ep, o.strategy.micro_batch = mbs;
-                    o.strategy.interleave = v, o.strategy.zero = zero;
-                    o.strategy.recompute = recompute, o.strategy.runtime = options.runtime;
-                    open.push_back(std::move(o));
+                    o.pp = pp, o.dp = dp, o.tp = tp, o.cp = cp, o.ep = ep, o.micro_batch = mbs;
+                    o.interleave = v, o.zero = zero, o.recompute = recompute;
+                    open.push_back(o);
                   }
             }
           }
@@ -505,8 +561,20 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
         devices, model.heads, model.size(), options.global_batch);
     return result;
   }
-  FirstBound first_bound(estimator, options.global_batch);
-  for (Option& o : open) o.bound = first_bound(o.strategy);
+  FirstBound first_bound(estimator, options);
+  // The least over the stages of ZeRO where those are taken in their order: of one that is bounded
+  // nobody knows whether it fits.
+  auto least = [&](const Option& o, auto bound) {
+    Seconds seconds = bound(o.strategy(options.runtime));
+    if (!options.least_zero) return seconds;
+    Option other = o;
+    for (int zero : values(fixed.zero, options.zero)) {
+      other.zero = zero;
+      seconds = std::min(seconds, bound(other.strategy(options.runtime)));
+    }
+    return seconds;
+  };
+  for (Option& o : open) o.bound = least(o, [&](const Strategy& s) { return first_bound(s); });
   std::stable_sort(open.begin(), open.end(),
                    [](const Option& a, const Option& b) { return a.bound < b.bound; });
 
@@ -524,7 +592,7 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
   std::map<std::tuple<int, int, int>, std::vector<std::pair<std::vector<int>, Mesh>>> meshes;
   Seconds lowest_open = std::numeric_limits<double>::infinity();
   std::optional<Strategy> fitting;  // before anything is placed, of ZeRO stage 0
-  for (Option& o : open) {
+  for (const Option& o : open) {
     if (o.bound >= cutoff()) {
       result.stop_reason = "bound";
       lowest_open = o.bound;
@@ -536,10 +604,16 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
       break;
     }
     result.lower_bound = std::min(result.lower_bound, o.bound);
-    Strategy& s = o.strategy;
+    const Strategy s = o.strategy(options.runtime);
     Strategy plain = s;
     plain.zero = 0;
     if (options.least_zero && fitting && *fitting == plain) continue;
+    if (options.memory && !fixed.stages && first_bound.too_large(s)) {
+      ++result.counters.infeasible;
+      if (tightest.empty())
+        tightest = fmt::format("{}: no layer assignment fits in memory", to_string(s));
+      continue;
+    }
     auto [slot, fresh] = meshes.try_emplace({s.pp, s.dp, s.tp * 4096 + s.cp});
     if (fresh) {
       std::vector<std::vector<int>> placements;
@@ -558,6 +632,7 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
       }
     }
     std::optional<Candidate> best;
+    const Seconds tail = least(o, [&](const Strategy& of) { return first_bound.tail(of); });
     for (const auto& [placement, mesh] : slot->second) {
       Candidate c;
       c.strategy = s;
@@ -566,13 +641,7 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
         ++result.counters.infeasible;
         continue;
       }
-      if (s.zero == 2 && options.runtime == Runtime::motley &&
-          !std::equal(c.strategy.micro_batches.begin() + 1, c.strategy.micro_batches.end(),
-                      c.strategy.micro_batches.begin())) {
-        ++result.counters.infeasible;  // its replicas meet in every backward pass
-        continue;
-      }
-      if (placed_bound(estimator, c.strategy, mesh) >= cutoff()) {
+      if (placed_bound(estimator, c.strategy, mesh) + tail >= cutoff()) {
         ++result.counters.bounded;
         fitting = plain;
         continue;
@@ -619,16 +688,21 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
         if (mixed && options.anneal_steps > 0)
           c = anneal_placement(estimator, c, options.memory, options.seed, options.anneal_steps,
                                &result.counters);
-        if (options.enumerate_limit > 0) {
+        if (const int64_t limit =
+                options.enumerate_limit * kFewDevices / std::max(kFewDevices, devices);
+            limit > 0) {
           Candidate found = c;
           enumerate_placements(
-              cluster, c.strategy.pp, c.strategy.dp, c.strategy.tp * c.strategy.cp,
-              options.enumerate_limit, [&](const std::vector<int>& placement) {
+              cluster, c.strategy.pp, c.strategy.dp, c.strategy.tp * c.strategy.cp, limit,
+              [&](const std::vector<int>& placement) {
                 Candidate next = c;
                 next.strategy.devices = placement;
                 const Mesh mesh = estimator.mesh(next.strategy);
                 if (!give_micro_batches(estimator, options.global_batch, mesh, &next.strategy) ||
-                    !assign(estimator, mesh, options.memory, &next.strategy, &result.counters))
+                    placed_bound(estimator, next.strategy, mesh) + first_bound.tail(c.strategy) >=
+                        found.estimate.step ||
+                    !assign(estimator, mesh, options.memory, &next.strategy, &result.counters) ||
+                    estimator.lower_bound(next.strategy, mesh) >= found.estimate.step)
                   return;
                 next.estimate = estimator.estimate(next.strategy, mesh);
                 ++result.counters.estimated;

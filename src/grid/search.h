@@ -10,10 +10,12 @@
 // divide, get unequal numbers of micro-batches.
 //
 // Bounds: before layers are assigned, a candidate is bounded by its computation at perfect balance
-// over its stages; after, by finish_bounds (schedule.h). Candidates are taken in the order of the
-// first bound and the search stops when it exceeds the worst of the strategies kept, so that it is
-// exact over what it enumerates up to the layer assignment's objective (eq. 5, not the 1F1B
-// recurrence). `lower_bound` is what no enumerated strategy can beat, whatever its layers.
+// over its stages, with gradients and optimizer shared out as evenly, and dropped if its stages
+// together need more memory than they have; after, by finish_bounds (schedule.h). Candidates are
+// taken in the order of the first bound and the search stops when it exceeds the worst of the
+// strategies kept, so that it is exact over what it enumerates up to the layer assignment's
+// objective (eq. 5, not the 1F1B recurrence). `lower_bound` is what no enumerated strategy can
+// beat, whatever its layers.
 //
 // Fixed choices (strategy.h) are honoured; a fixed `layers` whose sum is the number of blocks gets
 // the layers before the first block in its first stage and those after the last in its last.
@@ -29,6 +31,8 @@
 
 namespace motley::grid {
 
+constexpr int kFewDevices = 64;
+
 struct SearchOptions {
   int global_batch = 0;
   Runtime runtime = Runtime::motley;
@@ -41,8 +45,10 @@ struct SearchOptions {
   std::vector<int> cp = {1}, ep = {1};
   double least_used = 0.7;      // share of the devices a strategy must use
   bool heuristic_only = false;  // no refinement of placement and layers of the finalists
-  int64_t enumerate_limit = 0;  // placements enumerated for each finalist, 0: none
-  int anneal_steps = 60;        // of each finalist's placement, on clusters of mixed nodes
+  // Placements enumerated for each finalist on up to kFewDevices devices, in proportion fewer on
+  // more; 0: none.
+  int64_t enumerate_limit = 300;
+  int anneal_steps = 60;  // of each finalist's placement, on clusters of mixed nodes
   uint64_t seed = 0;
   int keep = 10;  // ranked strategies returned
   Seconds time_limit = 60;

@@ -21,6 +21,14 @@ std::vector<LinkUse> LinkLoad::take() {
   return uses;
 }
 
+void LinkLoad::take(std::vector<LinkUse>* uses) {
+  for (int link : touched_) {
+    if (flows_[link] > 0) uses->push_back({link, flows_[link]});
+    flows_[link] = 0;
+  }
+  touched_.clear();
+}
+
 Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
   size_t nodes = static_cast<size_t>(devices_) + cluster.groups.size();
   parent_.assign(nodes, -1);

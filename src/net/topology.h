@@ -56,6 +56,8 @@ class LinkLoad {
   }
   // The uses so far, by link number; starts anew.
   std::vector<LinkUse> take();
+  // The same in any order, put behind what is there.
+  void take(std::vector<LinkUse>* uses);
 
  private:
   std::vector<double> flows_;
