@@ -129,7 +129,7 @@ void case_study() {
       double t = (q.mesh.cluster == 0 ? v : a) * share * 2 / q.mesh.size();
       return StageProfile{true, t / 3, 2 * t / 3, 0, 0, 0};
     };
-    p.link_cost = [](int, int, int, int64_t) { return LinkTime{0, 0}; };
+    p.link_cost = [](int, int, int, int64_t, int) { return LinkTime{0, 0}; };
     // As in the paper, one stage per pair of devices.
     auto all = p.stage_cost;
     p.stage_cost = [=](const StageQuery& q) {
@@ -289,10 +289,10 @@ SearchProblem problem_of(const Case& c, const View& view) {
                     static_cast<double>(c.batch) / static_cast<double>(q.micro_batch * q.pipelines),
                     c.model.hidden, c.model.sequence);
   };
-  p.link_cost = [=](int layer, int from, int to, int64_t micro_batch) {
+  p.link_cost = [=](int layer, int from, int to, int64_t micro_batch, int pipelines) {
     if (view.links_are_free) return LinkTime{0, 0};
     Bytes bytes = (*pieces)[ends[layer]].carried * static_cast<double>(micro_batch);
-    double bandwidth = from == to ? view.sites[from].hardware.across : view.cross;
+    double bandwidth = from == to ? view.sites[from].hardware.across : view.cross / pipelines;
     return LinkTime{bytes / bandwidth, bytes / bandwidth};
   };
   return p;
@@ -596,7 +596,7 @@ void search_times(bool small, bool scale) {
     double t = (q.last - q.first + 1) / speed;
     return StageProfile{true, t / 3, 2 * t / 3, 0, 0, 0};
   };
-  p.link_cost = [](int, int from, int to, int64_t) {
+  p.link_cost = [](int, int from, int to, int64_t, int) {
     double c = from == to ? 0.001 : 0.05;
     return LinkTime{c, c};
   };

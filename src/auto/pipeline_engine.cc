@@ -9,7 +9,9 @@
 
 #include "auto/engines.h"
 #include "core/error.h"
+#include "net/messages.h"
 #include "pipeline/search.h"
+#include "sim/simulate.h"
 
 namespace motley::planner {
 
@@ -18,6 +20,9 @@ namespace {
 constexpr int kComposed = 6;                // plans that are planned stage by stage
 constexpr double kWorth = 1.1;              // times the best plan's time that one may seem to take
 constexpr int kMicroBatches = 128;          // most of a step that are tried
+constexpr int kOrdered = 6;                 // most sub-clusters of which all orders are tried
+constexpr int kLeftOut = 4;                 // most sub-clusters of which any may be left out
+constexpr double kIdle = 0.1;               // of the busiest stage, below which one may be given up
 constexpr int kLayers = 160;                // at most, unless the model has fewer heavy operators
 constexpr int kCoarsest = 8;                // layers that automatic granularity begins with
 constexpr double kGranularityGain = 0.002;  // of balance or time, for which finer layers are tried
@@ -83,6 +88,7 @@ class Engine {
       : request_(request),
         cluster_(cluster),
         graph_of_(graph_of),
+        topology_(cluster),
         groups_(cluster),
         parts_(parts_of(cluster)),
         layers_(request.measured.empty() ? request.layers : std::max(0, request.layers)) {}
@@ -117,6 +123,7 @@ class Engine {
       composed += compose(f);
     }
     refine();
+    drop_stages();
     rank(&result_);
     for (const auto& [size, bench] : benches_) result_.planned += bench->planned();
     result_.search_s =
@@ -168,15 +175,15 @@ class Engine {
     return all;
   }
 
-  // Pipelines that leave sub-clusters out, which may be faster where links are slow: any of up to
-  // three, one of more.
+  // Pipelines that leave sub-clusters out, which may be faster where links are slow: any of few,
+  // one of more.
   void search_fewer(int64_t size, Workbench& bench) {
     const auto count = static_cast<int>(parts_.size());
     for (int left_out = 1; left_out + 1 < (1 << count); ++left_out) {
       std::vector<int> use;
       for (int c = 0; c < count; ++c)
         if ((left_out >> c & 1) == 0) use.push_back(c);
-      if (count <= 3 || static_cast<int>(use.size()) + 1 == count)
+      if (count <= kLeftOut || static_cast<int>(use.size()) + 1 == count)
         keep(size, search(size, bench, use));
     }
   }
@@ -292,7 +299,7 @@ class Engine {
     options.shapes = pipeline::Shapes::both;
     options.memory_limit = request_.memory_limit && !ideal;
     options.recompute = options.memory_limit && request_.recompute;
-    options.any_order = count <= 4;
+    options.any_order = count <= kOrdered;
     options.pool = ideal ? 0 : 3;
     options.worth = worth;
     options.time_limit = std::min(20.0, request_.limits.time_limit_s);
@@ -394,18 +401,27 @@ class Engine {
       profile.state = sum(on.state) + std::max(workspace, sum(on.late) - profile.activation);
       return profile;
     };
-    std::map<std::tuple<int, int, Bytes>, Seconds> links;
-    problem.link_cost = [&](int layer, int from, int to, int64_t) {
-      const Part &a = part_of(from), &b = part_of(to);
-      const Bytes bytes = bench.layers().layers[layer].boundary;
-      auto [it, fresh] = links.try_emplace({from, to, bytes});
-      if (fresh) {
-        std::vector<int> sender = {a.devices.back()}, receiver = {b.devices.front()};
-        if (from == to)
-          sender = {a.devices.front()},
-          receiver = {a.shape.nodes > 1 ? a.devices[a.shape.devices] : a.devices.back()};
-        it->second = handover(cluster_, sender, receiver, bytes, true);
+    // All pipelines send at once, each from the end of its share of one sub-cluster to the
+    // beginning of its share of the next; inside of one, from node to node if there are several.
+    const auto crossing = [&](int from, int to, Bytes bytes, int pipelines) {
+      std::vector<net::PairMessage> messages;
+      for (int k = 0; k < pipelines; ++k) {
+        const std::vector<int> a = share_of(part_of(from), pipelines, k),
+                               b = share_of(part_of(to), pipelines, k);
+        const auto node = static_cast<size_t>(part_of(to).shape.devices);
+        const int sender = from == to ? a.front() : a.back(), receiver = from != to ? b.front()
+                                                                         : node < b.size()
+                                                                             ? b[node]
+                                                                             : b.back();
+        if (sender != receiver) messages.push_back({sender, receiver, bytes});
       }
+      return net::messages_time(topology_, messages);
+    };
+    std::map<std::tuple<int, int, Bytes, int>, Seconds> links;
+    problem.link_cost = [&](int layer, int from, int to, int64_t, int pipelines) {
+      const Bytes bytes = bench.layers().layers[layer].boundary;
+      auto [it, fresh] = links.try_emplace({from, to, bytes, pipelines});
+      if (fresh) it->second = crossing(from, to, bytes, pipelines);
       return pipeline::LinkTime{it->second, it->second};
     };
     // A parameter that both halves of the model read.
@@ -414,9 +430,8 @@ class Engine {
       for (const Tied& t : cut_stages(graph, bench.stages_of({bench.size() / 2}), 2, "halves").tied)
         tied += static_cast<Bytes>(graph.spec(graph.parameters[t.parameter].value).bytes());
     if (tied > 0)
-      problem.tied_cost = [&, tied](int first, int last) {
-        return handover(cluster_, {part_of(last).devices.back()}, {part_of(first).devices.front()},
-                        tied, true);
+      problem.tied_cost = [&, tied](int first, int last, int pipelines) {
+        return crossing(last, first, tied, pipelines);
       };
 
     pipeline::SearchResult result = pipeline::search(problem, options);
@@ -426,12 +441,59 @@ class Engine {
     return result;
   }
 
-  // Plans the best plan's stages again, with more effort where memory is short.
-  void refine() {
+  // Into result_.plans. REQUIRES: there are some.
+  size_t best_plan() const {
     size_t best = 0;
     for (size_t i = 1; i < result_.plans.size(); ++i)
       if (result_.plans[i]->predicted_step_s < result_.plans[best]->predicted_step_s) best = i;
+    return best;
+  }
+
+  // Stages that hardly compute, such as a last one for devices that are slow, are not worth their
+  // messages if the best plan is no slower without them, their layers being a neighbour's.
+  void drop_stages() {
     if (result_.plans.empty()) return;
+    const size_t best = best_plan();
+    for (bool dropped = true; dropped;) {
+      dropped = false;
+      std::unique_ptr<Plan>& plan = result_.plans[best];
+      const Composition whole = compositions_[best];
+      const int stages = plan->pipeline->stages();
+      const Simulation simulation = simulate(*plan);
+      std::vector<Seconds> busy(stages, 0);
+      for (const ReplicaPlan& replica : plan->pipeline->replicas)
+        for (int s = 0; s < stages; ++s)
+          for (int d : replica.stages[s].devices)
+            busy[s] = std::max(busy[s], simulation.devices[d].busy);
+      const Seconds most = *std::max_element(busy.begin(), busy.end());
+      for (int s = 0; s < stages && stages > 1 && !dropped; ++s) {
+        if (busy[s] > kIdle * most) continue;
+        for (int to : {s - 1, s + 1}) {
+          if (to < 0 || to == stages) continue;
+          Composition without = whole;
+          for (ReplicaChoice& replica : without.replicas) {
+            StageChoice& taken = replica.stages[to];
+            taken.first = std::min(taken.first, replica.stages[s].first);
+            taken.last = std::max(taken.last, replica.stages[s].last);
+            replica.stages.erase(replica.stages.begin() + s);
+          }
+          std::string reason;
+          auto smaller = benches_.at(whole.micro_batch)->compose(without, "pipeline", &reason);
+          if (!smaller || smaller->predicted_step_s > plan->predicted_step_s) continue;
+          plan = std::move(smaller);
+          compositions_[best] = std::move(without);
+          result_.notes[best] += fmt::format(", stage {} given up", s);
+          dropped = true;
+          break;
+        }
+      }
+    }
+  }
+
+  // Plans the best plan's stages again, with more effort where memory is short.
+  void refine() {
+    if (result_.plans.empty()) return;
+    const size_t best = best_plan();
     Composition& composition = compositions_[best];
     Workbench& bench = *benches_.at(composition.micro_batch);
     if (!bench.limited()) return;
@@ -500,6 +562,7 @@ class Engine {
   const Request& request_;
   const Cluster& cluster_;
   const GraphOf& graph_of_;
+  net::Topology topology_;
   DeviceGroups groups_;
   std::vector<Part> parts_;
   std::map<int64_t, std::unique_ptr<Workbench>> benches_;

@@ -1,5 +1,7 @@
 #include "pipeline/search.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -8,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <tuple>
 #include <unordered_map>
 
 #include "core/error.h"
@@ -21,6 +24,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr Seconds kLongest = 1e30;  // a period that bounds nothing
 constexpr int kUnlimited = 1 << 30;
 constexpr double kSlack = 1e-12;
+constexpr double kMostCells = 4e7;  // states of orders that are searched at once
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -35,20 +39,27 @@ int in_flight_limit(const StageProfile& profile, Bytes memory, int micro_batches
   return static_cast<int>(std::floor(left / profile.activation));
 }
 
-// Zero-filled memory whose pages cost nothing until they are touched.
+// Zero-filled memory; if it is large, its pages cost nothing until they are touched. (What calloc()
+// takes from the heap, it clears.)
 template <typename T>
 class Sparse {
  public:
   T* allocate(size_t n) {
-    data_.reset(static_cast<T*>(std::calloc(n, sizeof(T))));
-    MOTLEY_CHECK(data_ != nullptr, "out of memory");
+    const size_t bytes = n * sizeof(T), mapped = bytes < kHeap ? 0 : bytes;
+    void* memory = mapped == 0 ? std::calloc(n, sizeof(T))
+                               : mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    MOTLEY_CHECK(memory != nullptr && memory != MAP_FAILED, "out of memory");
+    data_ = {static_cast<T*>(memory), Free{mapped}};
     return data_.get();
   }
   T* get() const { return data_.get(); }
 
  private:
+  static constexpr size_t kHeap = size_t{1} << 16;  // bytes
   struct Free {
-    void operator()(T* p) const { std::free(p); }
+    size_t mapped = 0;
+    void operator()(T* p) const { mapped > 0 ? void(munmap(p, mapped)) : std::free(p); }
   };
   std::unique_ptr<T, Free> data_;
 };
@@ -157,7 +168,7 @@ class CostTable {
     return it->second;
   }
   LinkTime link(int layer, int from, int to) const {
-    return problem_.link_cost(layer, from, to, micro_batch_);
+    return problem_.link_cost(layer, from, to, micro_batch_, pipelines_);
   }
 
   int64_t planned = 0;
@@ -249,9 +260,11 @@ struct Move {
 
 struct Cell {
   Seconds latency = kInfinity;
-  int move = -1;  // into moves_[d]
+  int move = -1;  // of the position; behind a sub-cluster, into Block::next
   int next = 0;   // layer behind
 };
+
+using Orders = std::vector<std::vector<int>>;  // of sub-clusters
 
 // What the chains of one table of costs know of each other, and memory that they use in turn.
 struct Shared {
@@ -262,12 +275,15 @@ struct Shared {
   std::vector<std::vector<Seconds>> prefix;
 };
 
-// One order of sub-clusters, one family of meshes.
+// Some orders of sub-clusters, one family of meshes.
 class Chain {
  public:
+  // REQUIRES: with two orders that use the same sub-clusters first and the same one next, the
+  // beginning of either in front of the rest of the other; with a tied parameter, one last
+  // sub-cluster.
   Chain(const SearchProblem& problem, const SearchOptions& options, CostTable* table,
-        Shared* shared, const std::vector<int>& order, Shapes shapes, int64_t micro_batch,
-        int micro_batches, int pipelines, SearchResult* result, double deadline)
+        Shared* shared, const Orders& orders, Shapes shapes, int64_t micro_batch, int micro_batches,
+        int pipelines, SearchResult* result, double deadline)
       : problem_(problem),
         options_(options),
         table_(table),
@@ -278,42 +294,23 @@ class Chain {
         layers_(problem.layers),
         result_(result),
         deadline_(deadline) {
-    for (int c : order) {
-      int base = static_cast<int>(cluster_.size());
-      for (const std::vector<Move>& moves : moves_of(c, shapes)) {
-        cluster_.push_back(c);
-        moves_.push_back(moves);
-        for (Move& move : moves_.back()) move.behind += base;
-      }
+    add_blocks(orders, shapes);
+    reset();
+    for (int c : orders[0]) {
+      starts_.push_back(&moves_of(c, shapes)[0]);
+      for (const auto& moves : moves_of(c, shapes))
+        for (const Move& move : moves) meshes_ = std::max(meshes_, move.mesh + 1);
     }
-    devices_ = static_cast<int>(cluster_.size());
-    for (const auto& moves : moves_)
-      for (const Move& move : moves) meshes_ = std::max(meshes_, move.mesh + 1);
-    if (problem.tied_cost) constant_ = problem.tied_cost(order.front(), order.back());
-    // Links by the layer behind them: within each sub-cluster, and where one follows another.
-    gap_.resize(devices_);
-    std::unordered_map<int64_t, int> known;
-    for (int d = 1; d < devices_; ++d) {
-      int64_t key = static_cast<int64_t>(cluster_[d - 1]) * (1 << 20) + cluster_[d];
-      auto [it, fresh] = known.try_emplace(key, static_cast<int>(link_total_.size()));
-      if (fresh) {
-        link_total_.emplace_back(layers_ + 1, 0);
-        link_worst_.emplace_back(layers_ + 1, 0);
-        for (int k = 1; k < layers_; ++k) {
-          LinkTime l = table_->link(k, cluster_[d - 1], cluster_[d]);
-          link_total_.back()[k] = l.total();
-          link_worst_.back()[k] = std::max(l.forward, l.backward);
-        }
-      }
-      gap_[d] = it->second;
+    if (problem.tied_cost) {
+      for (int root : roots_)
+        blocks_[root].extra = problem.tied_cost(blocks_[root].cluster, orders[0].back(), pipelines);
+      constant_ = kInfinity;
+      for (int root : roots_) constant_ = std::min(constant_, blocks_[root].extra);
+      for (int root : roots_) blocks_[root].extra -= constant_;
     }
-    low_.assign(devices_ + 1, 0);
-    high_.assign(devices_ + 1, layers_);
-    low_[devices_] = layers_;
-    high_[0] = 0;
-    if (static_cast<int>(suffix_.size()) <= devices_) {
-      suffix_.resize(devices_ + 1);
-      prefix_.resize(devices_ + 1);
+    if (suffix_.size() < positions_.size()) {
+      suffix_.resize(positions_.size());
+      prefix_.resize(positions_.size());
     }
   }
 
@@ -401,8 +398,91 @@ class Chain {
     Seconds latency;
     Launch launch;
     Seconds reduce;
-    int move, next, parent;  // parent: label of the state behind
+    int move, next, behind, parent;  // parent: label of the state (next, behind)
   };
+  // A sub-cluster behind a set of others: orders that agree on both share it.
+  struct Next {
+    int block;
+    int row;  // of the links to it
+  };
+  struct Block {
+    int cluster;
+    int begin = 0, end = 0;  // positions: of its first device, and behind its last
+    Seconds extra = 0;       // tied reduction beyond constant_, of a first one
+    std::vector<Next> next;  // none: the last of its orders
+  };
+  struct Position {
+    const std::vector<Move>* moves;  // null: behind the last device
+    int block, begin;                // and its first position
+    int row;  // of the links in front of a stage that starts here; -1: none inside of the block
+  };
+
+  // Blocks stand behind those in front of them.
+  void add_blocks(const Orders& orders, Shapes shapes) {
+    std::map<std::tuple<size_t, uint32_t, int>, int> numbers;  // place, sub-clusters used, the last
+    const auto visit = [&](const std::vector<int>& order, auto f) {
+      uint32_t used = 0;
+      for (size_t i = 0; i < order.size(); ++i) {
+        used |= uint32_t{1} << order[i];
+        f(i, numbers[{i, used, order[i]}]);
+      }
+    };
+    for (const auto& order : orders) visit(order, [](size_t, int&) {});
+    for (auto& [key, number] : numbers) {
+      number = static_cast<int>(blocks_.size());
+      Block block;
+      block.cluster = std::get<2>(key);
+      block.begin = size();
+      const auto& moves = moves_of(block.cluster, shapes);
+      for (size_t d = 0; d < moves.size(); ++d)
+        positions_.push_back(
+            {&moves[d], number, block.begin, d == 0 ? -1 : link_row(block.cluster, block.cluster)});
+      block.end = size();
+      positions_.push_back({nullptr, number, block.begin, -1});
+      blocks_.push_back(std::move(block));
+    }
+    for (const auto& order : orders) {
+      int before = -1;
+      visit(order, [&](size_t, int number) {
+        if (before < 0) {
+          if (std::find(roots_.begin(), roots_.end(), number) == roots_.end())
+            roots_.push_back(number);
+        } else {
+          std::vector<Next>& next = blocks_[before].next;
+          if (std::none_of(next.begin(), next.end(),
+                           [&](const Next& n) { return n.block == number; }))
+            next.push_back({number, link_row(blocks_[before].cluster, blocks_[number].cluster)});
+        }
+        before = number;
+      });
+    }
+  }
+
+  // Links by the layer behind them, from a stage on one sub-cluster to one on another.
+  int link_row(int from, int to) {
+    auto [it, fresh] = rows_.try_emplace({from, to}, static_cast<int>(link_total_.size()));
+    if (!fresh) return it->second;
+    link_total_.emplace_back(layers_ + 1, 0);
+    link_worst_.emplace_back(layers_ + 1, 0);
+    for (int k = 1; k < layers_; ++k) {
+      const LinkTime l = table_->link(k, from, to);
+      link_total_.back()[k] = l.total();
+      link_worst_.back()[k] = std::max(l.forward, l.backward);
+    }
+    return it->second;
+  }
+
+  int size() const { return static_cast<int>(positions_.size()); }
+  // Of a position behind all devices of a sub-cluster, where it leads; null: it is another.
+  const std::vector<Next>* next_of(int at) const {
+    return positions_[at].moves == nullptr ? &blocks_[positions_[at].block].next : nullptr;
+  }
+  bool last(int at) const {
+    const std::vector<Next>* next = next_of(at);
+    return next != nullptr && next->empty();
+  }
+  // Positions count from the first device of their block.
+  int behind(int at, const Move& move) const { return positions_[at].begin + move.behind; }
 
   // Of every device of a sub-cluster, counted from its first.
   const std::vector<std::vector<Move>>& moves_of(int c, Shapes shapes) {
@@ -429,15 +509,14 @@ class Chain {
   // looking, no bound.
   Seconds estimate() {
     double rate = 0;  // models per second
-    for (int d = 0; d < devices_; ++d) {
-      if (d > 0 && cluster_[d] == cluster_[d - 1]) continue;
+    for (const std::vector<Move>* moves : starts_) {
       double best = 0;
-      for (const Move& move : moves_[d])
+      for (const Move& move : *moves)
         for (int end = layers_; end > 0; end /= 2) {
           Seconds t = table_->time(move.mesh, 0, end);
           if (t == kInfinity) continue;
-          double meshes = static_cast<double>(problem_.clusters[cluster_[d]].size()) /
-                          table_->mesh(move.mesh).size();
+          const Mesh& mesh = table_->mesh(move.mesh);
+          double meshes = static_cast<double>(problem_.clusters[mesh.cluster].size()) / mesh.size();
           best = std::max(best, end * meshes / (t * layers_));
           break;
         }
@@ -453,26 +532,33 @@ class Chain {
   }
 
   void reset() {
-    for (int d = 0; d <= devices_; ++d) {
-      low_[d] = d == devices_ ? layers_ : 0;
-      high_[d] = d == 0 ? 0 : layers_;
-    }
+    low_.assign(positions_.size(), 0);
+    high_.assign(positions_.size(), layers_);
+    for (int root : roots_) high_[blocks_[root].begin] = 0;
+    for (const Block& block : blocks_)
+      if (block.next.empty()) low_[block.end] = layers_;
   }
 
-  Seconds gap(int k, int d) const { return d == 0 || d == devices_ ? 0 : link_total_[gap_[d]][k]; }
-  bool slow(int k, int d, Seconds p) const {
-    return d > 0 && d < devices_ && link_worst_[gap_[d]][k] > p;
+  // Of the link in front of a stage, inside a block: those to the next are in its end.
+  Seconds gap(int k, int at) const {
+    const int row = positions_[at].row;
+    return row < 0 ? 0 : link_total_[row][k];
+  }
+  bool slow(int k, int at, Seconds p) const {
+    const int row = positions_[at].row;
+    return row >= 0 && link_worst_[row][k] > p;
   }
 
   // The only stage that holds both ends of the model pays no tied reduction.
   void single_stage(Pool* pool) {
-    for (const Move& move : moves_[0]) {
-      if (move.behind != devices_) continue;
-      if (table_->time(move.mesh, 0, layers_) == kInfinity) continue;
-      Solution s;
-      s.steps = {{0, layers_, move.mesh}};
-      offer(s, pool);
-    }
+    for (int root : roots_)
+      for (const Move& move : *positions_[blocks_[root].begin].moves) {
+        if (!last(behind(blocks_[root].begin, move))) continue;
+        if (table_->time(move.mesh, 0, layers_) == kInfinity) continue;
+        Solution s;
+        s.steps = {{0, layers_, move.mesh}};
+        offer(s, pool);
+      }
   }
 
   // Leftmost first layer of a stage that ends at `end` and takes at most p; `end` if none. Gallops
@@ -537,144 +623,200 @@ class Chain {
     }
   }
 
-  int up(int k, int d) const { return d == 0 || d == devices_ ? k : allowed_up_[gap_[d]][k]; }
-  int down(int k, int d) const { return d == 0 || d == devices_ ? k : allowed_down_[gap_[d]][k]; }
-
-  // reach_[d]: a lower bound on k such that the devices d.. can take the layers k.. with t <= p and
-  // links of at most p; layers + 1 if they cannot. False: no plan has a period of p.
-  bool reachable(Seconds p) {
-    allow(p);
-    reach_.assign(devices_ + 1, layers_ + 1);
-    reach_[devices_] = layers_;
-    struct Known {
-      int d_row = -1, behind_row = -1, end = -1, first = -1, length = 0;
-    };
-    std::vector<Known> memo(meshes_);
-    auto row = [&](int d) { return d == 0 || d == devices_ ? -2 - d : gap_[d]; };
-    for (int d = devices_ - 1; d >= 0; --d)
-      for (const Move& move : moves_[d]) {
-        int end = reach_[move.behind];
-        if (end > layers_) continue;
-        Known& known = memo[move.mesh];
-        if (known.end != end || known.d_row != row(d) || known.behind_row != row(move.behind)) {
-          known = {row(d), row(move.behind), end, layers_ + 1, known.length};
-          // The least end that leaves a layer for this stage; the first layer grows with it.
-          for (int e = std::max(1, end); e <= layers_; e = up(e + 1, move.behind)) {
-            int first = leftmost(move.mesh, e, p, known.length);
-            known.length = e - first;
-            first = up(first, d);
-            if (first < e) known.first = first;
-            if (first < e || move.behind == devices_ || e == layers_) break;
-          }
-        }
-        reach_[d] = std::min(reach_[d], known.first);
-      }
-    return reach_[0] == 0;
+  int up(int k, int at) const {
+    const int row = positions_[at].row;
+    return row < 0 ? k : allowed_up_[row][k];
+  }
+  int down(int k, int at) const {
+    const int row = positions_[at].row;
+    return row < 0 ? k : allowed_down_[row][k];
   }
 
-  // Narrows [low_[d], high_[d]], the first layers a stage starting at device d may have. False: no
+  // reach_[position]: a lower bound on k such that the devices from there on can take the layers
+  // k.. with t <= p and links of at most p; layers + 1 if they cannot. False: no plan has a period
+  // of p.
+  bool reachable(Seconds p) {
+    allow(p);
+    reach_.assign(positions_.size(), layers_ + 1);
+    struct Known {
+      int row = -2, behind_row = -2, end = -1, first = -1, length = 0;
+    };
+    std::vector<Known> memo(meshes_);
+    for (int at = size() - 1; at >= 0; --at) {
+      if (const std::vector<Next>* next = next_of(at)) {
+        if (next->empty()) reach_[at] = layers_;
+        for (const Next& n : *next)
+          if (const int k = reach_[blocks_[n.block].begin]; k < layers_)
+            if (const int first = allowed_up_[n.row][k]; first < layers_)
+              reach_[at] = std::min(reach_[at], first);
+        continue;
+      }
+      const int row = positions_[at].row;
+      for (const Move& move : *positions_[at].moves) {
+        const int to = behind(at, move), end = reach_[to];
+        if (end > layers_) continue;
+        const bool to_last = last(to);
+        const int behind_row = to_last ? -1 - layers_ : positions_[to].row;
+        Known& known = memo[move.mesh];
+        if (known.end != end || known.row != row || known.behind_row != behind_row) {
+          known = {row, behind_row, end, layers_ + 1, known.length};
+          // The least end that leaves a layer for this stage; the first layer grows with it.
+          for (int e = std::max(1, end); e <= layers_; e = up(e + 1, to)) {
+            int first = leftmost(move.mesh, e, p, known.length);
+            known.length = e - first;
+            first = up(first, at);
+            if (first < e) known.first = first;
+            if (first < e || to_last || e == layers_) break;
+          }
+        }
+        reach_[at] = std::min(reach_[at], known.first);
+      }
+    }
+    return std::any_of(roots_.begin(), roots_.end(),
+                       [&](int root) { return reach_[blocks_[root].begin] == 0; });
+  }
+
+  // Narrows [low_[at], high_[at]], the first layers that a stage starting there may have. False: no
   // plan.
   bool narrow(Seconds p) {
     if (!reachable(p)) return false;
-    for (int d = 0; d <= devices_; ++d) low_[d] = std::max(low_[d], reach_[d]);
-    std::vector<int> most(devices_ + 1, -1);  // layers before, the mirror image
-    most[0] = 0;
+    for (int at = 0; at < size(); ++at) low_[at] = std::max(low_[at], reach_[at]);
+    std::vector<int> most(positions_.size(), -1);  // layers before, the mirror image
+    for (int root : roots_) most[blocks_[root].begin] = 0;
     std::vector<std::pair<int, int>> memo(meshes_, {-1, -1});  // [mesh] (first, rightmost)
-    for (int d = 0; d < devices_; ++d)
-      for (const Move& move : moves_[d]) {
-        for (int first = std::min(most[d], layers_ - 1); first >= 0; first = down(first - 1, d)) {
+    for (int at = 0; at < size(); ++at) {
+      if (const std::vector<Next>* next = next_of(at)) {
+        for (const Next& n : *next)
+          if (most[at] > 0) {
+            int& there = most[blocks_[n.block].begin];
+            if (const int k = allowed_down_[n.row][most[at]]; k > 0) there = std::max(there, k);
+          }
+        continue;
+      }
+      for (const Move& move : *positions_[at].moves) {
+        const int to = behind(at, move);
+        for (int first = std::min(most[at], layers_ - 1); first >= 0; first = down(first - 1, at)) {
           auto& [known_first, known] = memo[move.mesh];
           if (known_first != first) {
             known_first = first;
             known = rightmost(move.mesh, first, p);
           }
-          int end = down(known, move.behind);
-          if (end > first) most[move.behind] = std::max(most[move.behind], end);
+          int end = down(known, to);
+          if (end > first) most[to] = std::max(most[to], end);
           if (end > first || first == 0) break;
         }
       }
-    for (int d = 0; d <= devices_; ++d) {
-      high_[d] = std::min(high_[d], most[d]);
-      if (d > 0 && d < devices_) low_[d] = std::max(low_[d], 1);
-      if (d < devices_) high_[d] = std::min(high_[d], layers_ - 1);
     }
-    return low_[0] <= 0 && high_[devices_] >= layers_;
+    for (int at = 0; at < size(); ++at) {
+      high_[at] = std::min(high_[at], most[at]);
+      if (last(at)) continue;
+      high_[at] = std::min(high_[at], layers_ - 1);
+      if (most[at] != 0) low_[at] = std::max(low_[at], 1);
+    }
+    return true;
   }
 
-  // First phase: fills suffix_[d][k - low] with the least latency of the layers k.. on devices d..
+  // First phase: fills suffix_[at][k - low] with the least latency of the layers k.. on the devices
+  // from there on.
   void solve_suffix(Seconds p) {
-    suffix_[devices_].assign(1, Cell{0, -1, 0});
-    for (int d = devices_ - 1; d >= 0; --d) {
-      int low = low_[d], high = high_[d];
-      suffix_[d].assign(std::max(0, high - low + 1), Cell());
+    for (int at = size() - 1; at >= 0; --at) {
+      int low = low_[at], high = high_[at];
+      suffix_[at].assign(std::max(0, high - low + 1), Cell());
       if (low > high) continue;
-      for (size_t at = 0; at < moves_[d].size(); ++at) {
-        const Move& move = moves_[d][at];
-        int behind = move.behind;
-        const auto& from = suffix_[behind];
-        for (int end = std::max(low_[behind], low + 1); end <= high_[behind]; ++end) {
-          Seconds tail = from[end - low_[behind]].latency;
-          if (tail == kInfinity || slow(end, behind, p)) continue;
-          tail += gap(end, behind);
-          int to = std::min(high, end - 1);
+      Cell* cells = suffix_[at].data();
+      if (const std::vector<Next>* next = next_of(at)) {
+        if (next->empty()) cells[layers_ - low] = {0, -1, layers_};
+        for (size_t i = 0; i < next->size(); ++i) {
+          const int to = blocks_[(*next)[i].block].begin, row = (*next)[i].row;
+          for (int k = std::max(low, low_[to]); k <= std::min(high, high_[to]); ++k) {
+            if (link_worst_[row][k] > p) continue;
+            const Seconds latency = suffix_[to][k - low_[to]].latency + link_total_[row][k];
+            if (latency < cells[k - low].latency)
+              cells[k - low] = {latency, static_cast<int>(i), k};
+          }
+        }
+        continue;
+      }
+      const std::vector<Move>& moves = *positions_[at].moves;
+      for (size_t m = 0; m < moves.size(); ++m) {
+        const Move& move = moves[m];
+        const int to = behind(at, move);
+        const auto& from = suffix_[to];
+        for (int end = std::max(low_[to], low + 1); end <= high_[to]; ++end) {
+          Seconds tail = from[end - low_[to]].latency;
+          if (tail == kInfinity || slow(end, to, p)) continue;
+          tail += gap(end, to);
           const CostTable::Row row = table_->row(move.mesh, end);
-          Cell* cells = suffix_[d].data();
-          for (int k = to; k >= low; --k) {
+          for (int k = std::min(high, end - 1); k >= low; --k) {
             Seconds t = end - k <= row.lengths ? row.times[end - k - 1] : 0;
             if (t == 0) t = table_->time(move.mesh, k, end);
             if (t > p) break;  // longer stages take longer
             if (t + tail < cells[k - low].latency)
-              cells[k - low] = {t + tail, static_cast<int>(at), end};
+              cells[k - low] = {t + tail, static_cast<int>(m), end};
           }
         }
       }
     }
   }
 
-  // prefix_[d][k - low]: the least latency of the layers before k on the devices before d, without
-  // the link between.
+  // prefix_[at][k - low]: the least latency of the layers before k on the devices before, without
+  // the link between, inside a block.
   void solve_prefix(Seconds p) {
-    for (int d = 0; d <= devices_; ++d)
-      prefix_[d].assign(std::max(0, high_[d] - low_[d] + 1), kInfinity);
-    prefix_[0][0] = 0;
-    for (int d = 0; d < devices_; ++d)
-      for (const Move& move : moves_[d]) {
-        int behind = move.behind;
-        for (int end = low_[behind]; end <= high_[behind]; ++end) {
-          Seconds& best = prefix_[behind][end - low_[behind]];
-          int to = std::min(high_[d], end - 1);
+    for (int at = 0; at < size(); ++at)
+      prefix_[at].assign(std::max(0, high_[at] - low_[at] + 1), kInfinity);
+    for (int root : roots_)
+      if (auto& first = prefix_[blocks_[root].begin]; !first.empty())
+        first[0] = blocks_[root].extra;
+    for (int at = 0; at < size(); ++at) {
+      if (low_[at] > high_[at]) continue;
+      if (const std::vector<Next>* next = next_of(at)) {
+        for (const Next& n : *next) {
+          const int to = blocks_[n.block].begin;
+          for (int k = std::max(low_[at], low_[to]); k <= std::min(high_[at], high_[to]); ++k) {
+            if (link_worst_[n.row][k] > p) continue;
+            Seconds& best = prefix_[to][k - low_[to]];
+            best = std::min(best, prefix_[at][k - low_[at]] + link_total_[n.row][k]);
+          }
+        }
+        continue;
+      }
+      for (const Move& move : *positions_[at].moves) {
+        const int to = behind(at, move);
+        for (int end = low_[to]; end <= high_[to]; ++end) {
+          Seconds& best = prefix_[to][end - low_[to]];
           const CostTable::Row row = table_->row(move.mesh, end);
-          for (int k = to; k >= low_[d]; --k) {
+          for (int k = std::min(high_[at], end - 1); k >= low_[at]; --k) {
             Seconds t = end - k <= row.lengths ? row.times[end - k - 1] : 0;
             if (t == 0) t = table_->time(move.mesh, k, end);
             if (t > p) break;
-            if (slow(k, d, p)) continue;
-            best = std::min(best, prefix_[d][k - low_[d]] + gap(k, d) + t);
+            if (slow(k, at, p)) continue;
+            best = std::min(best, prefix_[at][k - low_[at]] + gap(k, at) + t);
           }
         }
       }
+    }
   }
 
   // Drops states that no plan below the cutoff passes through.
   void tighten(Seconds cutoff) {
-    for (int d = 1; d < devices_; ++d) {
-      int low = low_[d], high = high_[d];
+    for (int at = 0; at < size(); ++at) {
+      int low = low_[at], high = high_[at];
       auto dead = [&](int k) {
-        return suffix_[d][k - low_[d]].latency + gap(k, d) + prefix_[d][k - low_[d]] > cutoff;
+        return suffix_[at][k - low_[at]].latency + gap(k, at) + prefix_[at][k - low_[at]] > cutoff;
       };
       while (low <= high && dead(low)) ++low;
       while (low <= high && dead(high)) --high;
       if (low > high) {
-        suffix_[d].clear();
-        prefix_[d].clear();
+        suffix_[at].clear();
+        prefix_[at].clear();
       } else {
-        suffix_[d].erase(suffix_[d].begin() + (high + 1 - low_[d]), suffix_[d].end());
-        suffix_[d].erase(suffix_[d].begin(), suffix_[d].begin() + (low - low_[d]));
-        prefix_[d].erase(prefix_[d].begin() + (high + 1 - low_[d]), prefix_[d].end());
-        prefix_[d].erase(prefix_[d].begin(), prefix_[d].begin() + (low - low_[d]));
+        suffix_[at].erase(suffix_[at].begin() + (high + 1 - low_[at]), suffix_[at].end());
+        suffix_[at].erase(suffix_[at].begin(), suffix_[at].begin() + (low - low_[at]));
+        prefix_[at].erase(prefix_[at].begin() + (high + 1 - low_[at]), prefix_[at].end());
+        prefix_[at].erase(prefix_[at].begin(), prefix_[at].begin() + (low - low_[at]));
       }
-      low_[d] = low;
-      high_[d] = high;
+      low_[at] = low;
+      high_[at] = high;
     }
   }
 
@@ -684,17 +826,26 @@ class Chain {
     ++result_->solves;
     if (!narrow(p)) return false;
     solve_suffix(p);
-    if (low_[0] != 0 || suffix_[0].empty()) return false;
-    const Cell& root = suffix_[0][0];
-    if (root.latency == kInfinity || root.latency > cutoff * (1 + kSlack)) return false;
-    solution->latency = root.latency;
+    solution->latency = kInfinity;
+    int at = 0;
+    for (int root : roots_) {
+      const Block& block = blocks_[root];
+      if (suffix_[block.begin].empty()) continue;
+      const Seconds latency = suffix_[block.begin][0].latency + block.extra;
+      if (latency < solution->latency) solution->latency = latency, at = block.begin;
+    }
+    if (solution->latency == kInfinity || solution->latency > cutoff * (1 + kSlack)) return false;
     solution->steps.clear();
-    for (int d = 0, k = 0; d < devices_;) {
-      const Cell& cell = suffix_[d][k - low_[d]];
-      const Move& move = moves_[d][cell.move];
+    for (int k = 0; !last(at);) {
+      const Cell& cell = suffix_[at][k - low_[at]];
+      if (const std::vector<Next>* next = next_of(at)) {
+        at = blocks_[(*next)[cell.move].block].begin;
+        continue;
+      }
+      const Move& move = (*positions_[at].moves)[cell.move];
       solution->steps.push_back({k, cell.next, move.mesh});
       k = cell.next;
-      d = move.behind;
+      at = behind(at, move);
     }
     if (pipelines_ == 1 && launches(*solution, p)) {
       solve_prefix(p);
@@ -732,39 +883,47 @@ class Chain {
   // Second phase: Pareto labels in the states that the first phase left.
   bool solve_labels(Seconds p, Seconds cutoff, Solution* solution) {
     ++result_->label_solves;
-    std::vector<std::vector<std::vector<Label>>> labels(devices_ + 1);
-    labels[devices_].resize(1);
-    labels[devices_][0].push_back({0, {0, 0}, 0, -1, 0, -1});
+    std::vector<std::vector<std::vector<Label>>> labels(positions_.size());
     Seconds limit = cutoff * (1 + kSlack);
     std::vector<Label> fresh;
-    for (int d = devices_ - 1; d >= 0; --d) {
-      int low = low_[d], high = high_[d];
-      labels[d].resize(std::max(0, high - low + 1));
+    for (int at = size() - 1; at >= 0; --at) {
+      int low = low_[at], high = high_[at];
+      labels[at].resize(std::max(0, high - low + 1));
+      if (last(at) && low <= high) labels[at][0].push_back({0, {0, 0}, 0, -1, 0, -1, -1});
+      if (positions_[at].moves == nullptr) continue;
+      const std::vector<Move>& moves = *positions_[at].moves;
       for (int k = low; k <= high; ++k) {
-        Seconds rest = prefix_[d][k - low] + gap(k, d);
-        if (!(suffix_[d][k - low].latency + rest <= limit)) continue;
+        Seconds rest = prefix_[at][k - low] + gap(k, at);
+        if (!(suffix_[at][k - low].latency + rest <= limit)) continue;
         fresh.clear();
-        for (size_t at = 0; at < moves_[d].size(); ++at) {
-          const Move& move = moves_[d][at];
-          int behind = move.behind;
-          for (int end = std::max(low_[behind], k + 1); end <= high_[behind]; ++end) {
-            Seconds t = table_->time(move.mesh, k, end);
-            if (t > p) break;
-            const auto& tails = labels[behind][end - low_[behind]];
-            if (tails.empty() || slow(end, behind, p)) continue;
-            Seconds link = gap(end, behind);
-            int room = table_->limit(move.mesh, k, end);
-            Seconds reduce = table_->reduce(move.mesh, k, end);
-            for (size_t i = 0; i < tails.size(); ++i) {
-              const Label& tail = tails[i];
-              Seconds latency = tail.latency + link + t;
-              Seconds most = std::max(reduce, tail.reduce);
-              if (latency + rest + most > limit) continue;
-              Launch launch =
-                  behind == devices_ ? launch_last(t) : launch_before(tail.launch, t, link, p);
-              if (launch.count > room) continue;
-              fresh.push_back(
-                  {latency, launch, most, static_cast<int>(at), end, static_cast<int>(i)});
+        for (size_t m = 0; m < moves.size(); ++m) {
+          const Move& move = moves[m];
+          const int to = behind(at, move);
+          // Behind a sub-cluster the next stage starts in any that may follow.
+          const std::vector<Next>* next = next_of(to);
+          const bool inside = next == nullptr || next->empty();
+          const size_t ways = inside ? 1 : next->size();
+          for (size_t way = 0; way < ways; ++way) {
+            const int tail_at = inside ? to : blocks_[(*next)[way].block].begin;
+            const int row = inside ? positions_[to].row : (*next)[way].row;
+            for (int end = std::max(low_[tail_at], k + 1); end <= high_[tail_at]; ++end) {
+              Seconds t = table_->time(move.mesh, k, end);
+              if (t > p) break;
+              const auto& tails = labels[tail_at][end - low_[tail_at]];
+              if (tails.empty() || (row >= 0 && link_worst_[row][end] > p)) continue;
+              Seconds link = row >= 0 ? link_total_[row][end] : 0;
+              int room = table_->limit(move.mesh, k, end);
+              Seconds reduce = table_->reduce(move.mesh, k, end);
+              for (size_t i = 0; i < tails.size(); ++i) {
+                const Label& tail = tails[i];
+                Seconds latency = tail.latency + link + t;
+                Seconds most = std::max(reduce, tail.reduce);
+                if (latency + rest + most > limit) continue;
+                Launch launch = last(to) ? launch_last(t) : launch_before(tail.launch, t, link, p);
+                if (launch.count > room) continue;
+                fresh.push_back({latency, launch, most, static_cast<int>(m), end, tail_at,
+                                 static_cast<int>(i)});
+              }
             }
           }
         }
@@ -773,7 +932,7 @@ class Chain {
           if (a.launch.state != b.launch.state) return a.launch.state < b.launch.state;
           return a.reduce < b.reduce;
         });
-        auto& kept = labels[d][k - low];
+        auto& kept = labels[at][k - low];
         for (const Label& label : fresh) {
           // All kept so far are as fast; without reduce, the last one launches least.
           bool dominated = false;
@@ -786,21 +945,24 @@ class Chain {
         result_->labels += static_cast<int64_t>(kept.size());
       }
     }
-    if (labels[0].empty() || labels[0][0].empty()) return false;
-    const auto& roots = labels[0][0];
-    size_t best = 0;
-    for (size_t i = 1; i < roots.size(); ++i)
-      if (roots[i].latency + roots[i].reduce < roots[best].latency + roots[best].reduce) best = i;
-    solution->latency = roots[best].latency + roots[best].reduce;
+    const Label* best = nullptr;
+    int at = 0;
+    solution->latency = kInfinity;
+    for (int root : roots_) {
+      const Block& block = blocks_[root];
+      if (labels[block.begin].empty()) continue;
+      for (const Label& label : labels[block.begin][0])
+        if (const Seconds latency = label.latency + label.reduce + block.extra;
+            latency < solution->latency)
+          solution->latency = latency, best = &label, at = block.begin;
+    }
+    if (best == nullptr) return false;
     solution->steps.clear();
-    int d = 0, k = 0, at = static_cast<int>(best);
-    while (d < devices_) {
-      const Label& label = labels[d][k - low_[d]][at];
-      const Move& move = moves_[d][label.move];
-      solution->steps.push_back({k, label.next, move.mesh});
-      at = label.parent;
-      k = label.next;
-      d = move.behind;
+    for (int k = 0; !last(at);) {
+      solution->steps.push_back({k, best->next, (*positions_[at].moves)[best->move].mesh});
+      k = best->next;
+      at = best->behind;
+      best = &labels[at][k - low_[at]][best->parent];
     }
     return true;
   }
@@ -826,19 +988,45 @@ class Chain {
   int micro_batches_, pipelines_, layers_;
   SearchResult* result_;
   double deadline_;
-  int devices_ = 0, meshes_ = 0;
+  int meshes_ = 0;
   Pool* pool_ = nullptr;
-  Seconds least_ = 0;                                          // no plan has a shorter period
-  Seconds constant_ = 0;                                       // tied reduction
-  std::vector<int> cluster_;                                   // [device]
-  std::vector<std::vector<Move>> moves_;                       // [device]
-  std::vector<int> gap_;                                       // [device] row of the link tables
+  Seconds least_ = 0;     // no plan has a shorter period
+  Seconds constant_ = 0;  // tied reduction, the least
+  std::vector<Block> blocks_;
+  std::vector<int> roots_;                        // blocks
+  std::vector<Position> positions_;               // of all blocks
+  std::vector<const std::vector<Move>*> starts_;  // of the first device of each cluster
+  std::map<std::pair<int, int>, int> rows_;       // of the link tables
   std::vector<std::vector<Seconds>> link_total_, link_worst_;  // [row][layer behind]
   std::vector<std::vector<int>> allowed_up_, allowed_down_;    // [row][layer]
-  std::vector<int> low_, high_, reach_;                        // [device]
-  std::vector<std::vector<Cell>>& suffix_ = shared_.suffix;    // [device][k - low]
+  std::vector<int> low_, high_, reach_;                        // [position]
+  std::vector<std::vector<Cell>>& suffix_ = shared_.suffix;    // [position][k - low]
   std::vector<std::vector<Seconds>>& prefix_ = shared_.prefix;
 };
+
+// Orders by the chains that search them. Those of many sub-clusters are searched at once, behind
+// the one that is listed, which finds plans that the others are held against.
+std::vector<Orders> chains_of(const SearchProblem& problem, const SearchOptions& options) {
+  const auto count = static_cast<int>(problem.clusters.size());
+  std::vector<int> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  if (!options.any_order) return {{order}};
+  std::vector<Orders> chains;
+  double cells = problem.layers;
+  for (const SubCluster& c : problem.clusters) cells += 1.0 * problem.layers * c.size();
+  if (count >= options.joint_orders && std::ldexp(cells, count - 1) <= kMostCells) {
+    chains.push_back({order});
+    chains.resize(problem.tied_cost ? count + 1 : 2);
+    do {
+      chains[problem.tied_cost ? 1 + order.back() : 1].push_back(order);
+    } while (std::next_permutation(order.begin(), order.end()));
+  } else {
+    do {
+      chains.push_back({order});
+    } while (std::next_permutation(order.begin(), order.end()));
+  }
+  return chains;
+}
 
 }  // namespace
 
@@ -876,8 +1064,8 @@ PipelinePlan evaluate(const SearchProblem& problem, const std::vector<Stage>& st
     reduce = std::max(reduce, plan.pipeline.epilogue.back());
     latency += plan.pipeline.stages.back().total();
     if (i + 1 < stages.size()) {
-      plan.pipeline.links.push_back(
-          problem.link_cost(s.last + 1, s.mesh.cluster, stages[i + 1].mesh.cluster, micro_batch));
+      plan.pipeline.links.push_back(problem.link_cost(
+          s.last + 1, s.mesh.cluster, stages[i + 1].mesh.cluster, micro_batch, pipelines));
       latency += plan.pipeline.links.back().total();
     }
   }
@@ -886,7 +1074,8 @@ PipelinePlan evaluate(const SearchProblem& problem, const std::vector<Stage>& st
   plan.counts = exact.counts;
   plan.objective = latency + (micro_batches - 1) * exact.period + reduce;
   if (problem.tied_cost && stages.size() > 1)
-    plan.objective += problem.tied_cost(stages.front().mesh.cluster, stages.back().mesh.cluster);
+    plan.objective +=
+        problem.tied_cost(stages.front().mesh.cluster, stages.back().mesh.cluster, pipelines);
   return plan;
 }
 
@@ -954,19 +1143,17 @@ SearchResult search(const SearchProblem& problem, const SearchOptions& options) 
       CostTable table(part, options, micro_batch, micro_batches, pipelines);
       Shared shared;
       for (Shapes shapes : families) {
-        std::vector<int> order(part.clusters.size());
-        std::iota(order.begin(), order.end(), 0);
-        do {
+        for (const Orders& orders : chains_of(part, options)) {
           ++result.configurations;
           if (deadline > 0 && now() > deadline) {
             complete = false;
             result.lower_bound = 0;
             break;
           }
-          Chain chain(part, options, &table, &shared, order, shapes, micro_batch, micro_batches,
+          Chain chain(part, options, &table, &shared, orders, shapes, micro_batch, micro_batches,
                       pipelines, &result, deadline);
           complete = chain.run(&pool) && complete;
-        } while (options.any_order && std::next_permutation(order.begin(), order.end()));
+        }
       }
       result.planned += table.planned;
       result.cost_s += table.seconds;
@@ -995,8 +1182,8 @@ SearchResult search(const SearchProblem& problem, const SearchOptions& options) 
       plan.schedule = run.schedule.kind;
       plan.makespan = run.timeline.makespan;
       if (problem.tied_cost && plan.stages.size() > 1)
-        plan.makespan +=
-            problem.tied_cost(plan.stages.front().mesh.cluster, plan.stages.back().mesh.cluster);
+        plan.makespan += problem.tied_cost(plan.stages.front().mesh.cluster,
+                                           plan.stages.back().mesh.cluster, plan.pipelines);
       if (plan.makespan < pool.plans[best].makespan) best = i;
     }
     result.best = pool.plans[best];

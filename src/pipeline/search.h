@@ -33,10 +33,14 @@
 // Exact for T (search_test.cc: equal to brute force). REQUIRES of the costs: a stage that contains
 // another (same mesh) is not faster and needs no less memory.
 //
-// Micro-batch sizes, numbers of data-parallel pipelines, orders and sub-mesh families are
-// enumerated around it, with one incumbent; an order looks for the least period near that of the
-// one before. The plans met on the way are then run in the event simulator with every schedule of
-// the table and ranked by the makespan.
+// Orders of many sub-clusters are searched at once: behind which sub-clusters a suffix stands
+// matters, not in which order they come, so that states are shared by orders that agree on the set
+// of sub-clusters used and on the present one, 2^(n-1) n parts of the tables instead of n! n.
+//
+// Micro-batch sizes, numbers of data-parallel pipelines, orders of few sub-clusters and sub-mesh
+// families are enumerated around it, with one incumbent; each looks for the least period near that
+// of the one before. The plans met on the way are then run in the event simulator with every
+// schedule of the table and ranked by the makespan.
 #pragma once
 
 #include <cstdint>
@@ -86,8 +90,9 @@ struct StageProfile {
 // The caller's intra-operator planner. Called once per distinct stage and mesh.
 using StageCost = std::function<StageProfile(const StageQuery&)>;
 // Seconds of moving the activations in front of layer `layer` from one sub-cluster to another (or
-// within one), and of their gradients back.
-using LinkCost = std::function<LinkTime(int layer, int from, int to, int64_t micro_batch)>;
+// within one), and of their gradients back, if all `pipelines` do so at once.
+using LinkCost =
+    std::function<LinkTime(int layer, int from, int to, int64_t micro_batch, int pipelines)>;
 
 struct SearchProblem {
   int layers = 0;
@@ -98,7 +103,7 @@ struct SearchProblem {
   LinkCost link_cost;
   // Seconds of reducing the gradient of a parameter that the first and the last layer share, by the
   // sub-clusters of the first and the last stage; null: no such parameter.
-  std::function<Seconds(int first, int last)> tied_cost;
+  std::function<Seconds(int first, int last, int pipelines)> tied_cost;
   int64_t batch = 1;  // samples of a step
 };
 
@@ -113,6 +118,7 @@ struct SearchOptions {
   bool recompute = false;  // also try stages that compute activations again
   bool memory_limit = true;
   bool any_order = true;  // of the sub-clusters; else as they are listed
+  int joint_orders = 4;   // sub-clusters from which on all orders are searched at once
   int pool = 8;           // plans that are simulated; 0: none
   double time_limit = 0;  // seconds; 0: none
   Seconds worth = 1e30;   // plans with a greater T are not looked for
@@ -147,7 +153,7 @@ struct SearchResult {
   Seconds lower_bound = 0;         // of T; equal to `objective` unless time ran out
   int64_t planned = 0;             // calls of stage_cost
   int64_t solves = 0, label_solves = 0, labels = 0;
-  int configurations = 0;  // (micro-batch, pipelines, shapes, order)
+  int configurations = 0;  // (micro-batch, pipelines, shapes, orders at once)
   double search_s = 0, cost_s = 0, simulate_s = 0;
 };
 

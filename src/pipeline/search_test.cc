@@ -27,7 +27,7 @@ Sample random_sample(uint64_t seed) {
   Sample s;
   SearchProblem& p = s.problem;
   p.layers = static_cast<int>(rng.between(1, 7));
-  int clusters = static_cast<int>(rng.between(1, 3));
+  int clusters = rng.chance(0.1) ? 4 : static_cast<int>(rng.between(1, 3));
   int total = 0;
   for (int c = 0; c < clusters; ++c) {
     SubCluster sub;
@@ -46,6 +46,7 @@ Sample random_sample(uint64_t seed) {
   if (rng.chance(0.2)) s.options.micro_batches = {1, 2, 3};
   if (rng.chance(0.25)) s.options.pipelines = {1, 2};
   s.options.any_order = rng.chance(0.8);
+  s.options.joint_orders = static_cast<int>(rng.between(2, 5));
   p.batch = rng.between(1, 24);
   bool classes = rng.chance(0.3);
   std::vector<double> work, weight, hold;
@@ -80,12 +81,13 @@ Sample random_sample(uint64_t seed) {
     return r;
   };
   uint64_t link_seed = rng.next();
-  p.link_cost = [=](int layer, int from, int to, int64_t micro_batch) {
+  p.link_cost = [=](int layer, int from, int to, int64_t micro_batch, int pipelines) {
     uint64_t r = mix64(link_seed ^ static_cast<uint64_t>(layer * 100 + from * 10 + to));
     double c = static_cast<double>(r % 7) * 0.25 * (from == to ? 0.2 : slow);
+    if (from != to) c *= pipelines;
     return LinkTime{c * static_cast<double>(micro_batch), (r >> 20) % 2 ? c : 0.5 * c};
   };
-  if (rng.chance(0.2)) p.tied_cost = [](int a, int b) { return 1.0 + 2 * a + 3 * b; };
+  if (rng.chance(0.2)) p.tied_cost = [](int a, int b, int d) { return d * (1.0 + 2 * a + 3 * b); };
   return s;
 }
 
