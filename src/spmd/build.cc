@@ -30,12 +30,13 @@ int find_root(std::vector<int>& parent, int x) {
 }  // namespace
 
 Builder::Builder(const Theory& theory, const CostModel& model, Optimizer optimizer,
-                 Restriction restriction, std::vector<int64_t> parts)
+                 Restriction restriction, std::vector<int64_t> parts, std::vector<ValueId> apart)
     : theory_(theory),
       model_(model),
       optimizer_(optimizer),
       restriction_(restriction),
-      parts_(std::move(parts)) {
+      parts_(std::move(parts)),
+      apart_(std::move(apart)) {
   problem_.types = model.types();
   contract();
   add_values();
@@ -184,6 +185,8 @@ void Builder::add_values() {
     if (const int of = gradient_view_[c] ? part_of(maker_of(static_cast<int>(c))) : 0)
       key += fmt::format("m{},", of);
     if (const int of = part_of(cls.use)) key += fmt::format("u{},", of);
+    if (std::find(apart_.begin(), apart_.end(), cls.root) != apart_.end())
+      key += fmt::format("a{},", cls.root.index);
     auto has = [&](const Form& form, ValueId member) {
       const auto list = held(form);
       return std::any_of(list.begin(), list.end(),
@@ -472,12 +475,16 @@ void Builder::add_nodes() {
 void Builder::price(const Fractions& fractions, int micro_batches, const Exposure* exposure) {
   const double part = 1.0 / micro_batches;
   const Graph& graph = theory_.graph();
+  if (exposure)
+    for (const Decision& d : exposure->decided)
+      MOTLEY_CHECK(std::find(apart_.begin(), apart_.end(), d.gradient) != apart_.end());
   for (size_t t = 0; t < problem_.form_tables.size(); ++t) {
     if (table_class_[t] < 0) continue;
     const bool closed = exposure && exposure->stretch(table_use_[t]) >= exposure->closed;
     FormTable& table = problem_.form_tables[t];
     const Class& c = classes_[table_class_[t]];
     bool gradient = gradient_class_[table_class_[t]];
+    const Decision* decision = exposure ? exposure->decision(c.root) : nullptr;
     Bytes bytes = static_cast<Bytes>(graph.spec(c.root).bytes());
     for (int to = 0; to < table.forms; ++to)
       for (int from = 0; from < table.forms; ++from) {
@@ -505,7 +512,9 @@ void Builder::price(const Fractions& fractions, int micro_batches, const Exposur
         if (closed && !free && !reduced) continue;
         Placement cut = source->second.is_shard() ? source->second : target->second;
         // Gradients are all-reduced together and share one latency.
-        if (reduced && exposure)
+        if (reduced && decision != nullptr)
+          cost = decision->reduced ? 0 : kInfinity;
+        else if (reduced && exposure)
           cost = exposure->gradients[exposure->stretch(table_first_[t])] *
                  message_seconds(model_, bytes);
         else if (gradient && kind == CollectiveKind::all_reduce)
@@ -562,6 +571,12 @@ void Builder::price(const Fractions& fractions, int micro_batches, const Exposur
   }
 }
 
+void Builder::level() {
+  for (OptionTable& table : problem_.option_tables)
+    for (Option& o : table.options)
+      o.compute.assign(o.compute.size(), *std::max_element(o.compute.begin(), o.compute.end()));
+}
+
 ExposedCost Builder::exposed_cost(const Program& program, const Fractions& fractions,
                                   const Exposure& exposure) const {
   const Graph& graph = theory_.graph();
@@ -579,8 +594,9 @@ ExposedCost Builder::exposed_cost(const Program& program, const Fractions& fract
       continue;
     }
     const auto bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
-    if (step.kind == CollectiveKind::all_reduce && gradient_view_[class_of_[step.value.index]]) {
-      cost.gradients[exposure.stretch(maker(step.value))] += message_seconds(model_, bytes);
+    if (is_reduction(step)) {
+      if (exposure.decision(root_of(step.value)) == nullptr)
+        cost.gradients[exposure.stretch(maker(step.value))] += message_seconds(model_, bytes);
       continue;
     }
     const Placement cut = step.from.is_shard() ? step.from : step.to;
@@ -596,7 +612,37 @@ ExposedCost Builder::exposed_cost(const Program& program, const Fractions& fract
           model_.update(j, static_cast<Bytes>(graph.spec(p.value).bytes()) * f[j], optimizer_);
   }
   for (int j = 0; j < problem_.types; ++j) cost.compute[0][j] += model_.per_step(j, graph);
+  for (const Decision& d : exposure.decided)
+    if (d.reduced)
+      cost.gradients[exposure.stretch(maker(d.gradient))] += reduction_seconds(d.gradient);
   return cost;
+}
+
+Seconds Builder::reduction_seconds(ValueId gradient) const {
+  return message_seconds(model_, static_cast<Bytes>(theory_.graph().spec(gradient).bytes()));
+}
+
+Seconds Builder::decided_seconds(const Exposure& exposure) const {
+  Seconds seconds = 0;
+  for (const Decision& d : exposure.decided)
+    if (d.reduced)
+      seconds +=
+          exposure.gradients[exposure.stretch(maker(d.gradient))] * reduction_seconds(d.gradient);
+  return seconds;
+}
+
+bool Builder::is_reduction(const ProgramStep& step) const {
+  return !step.is_compute() && step.kind == CollectiveKind::all_reduce &&
+         gradient_view_[class_of_[step.value.index]];
+}
+
+std::vector<ValueId> Builder::reduced(const Program& program) const {
+  std::vector<ValueId> gradients;
+  for (const ProgramStep& step : program.steps)
+    if (is_reduction(step)) gradients.push_back(root_of(step.value));
+  std::sort(gradients.begin(), gradients.end());
+  gradients.erase(std::unique(gradients.begin(), gradients.end()), gradients.end());
+  return gradients;
 }
 
 int64_t Builder::first_gradient() const {

@@ -38,9 +38,11 @@ enum class Restriction {
 class Builder {
  public:
   // Equal nodes and values on both sides of a node of `parts` (Exposure::from) have tables of their
-  // own, so that prices can tell them apart.
+  // own, so that prices can tell them apart, and so has each gradient of `apart`, named as by
+  // reduced().
   Builder(const Theory& theory, const CostModel& model, Optimizer optimizer,
-          Restriction restriction = Restriction::none, std::vector<int64_t> parts = {});
+          Restriction restriction = Restriction::none, std::vector<int64_t> parts = {},
+          std::vector<ValueId> apart = {});
 
   const Problem& problem() const { return problem_; }
   // Sets all costs for the given shares. The structure (what order.h looks at) does not change.
@@ -48,11 +50,24 @@ class Builder {
   // collectives of gradients and the optimizer, counts one part in so many.
   //
   // With `exposure` no price is above the bound it is the mixture of (exposure.h): where one table
-  // serves nodes of several stretches, what counts least is taken.
+  // serves nodes of several stretches, what counts least is taken. To the price of a program come
+  // decided_seconds(). REQUIRES: what is decided has tables of its own.
   void price(const Fractions& fractions, int micro_batches = 1, const Exposure* exposure = nullptr);
-  // The parts of a program's cost that prices with an exposure are made of.
+  // Until the next price(), every operator takes on every type what it takes on the slowest: no
+  // program costs more than its price then, and one whose stages are of one kind each costs just
+  // that.
+  void level();
+  // The parts of a program's cost that prices with an exposure are made of. Gradients that its
+  // class all-reduces count whether or not the program does.
   ExposedCost exposed_cost(const Program& program, const Fractions& fractions,
                            const Exposure& exposure) const;
+  // The price of the gradients that are decided to be all-reduced.
+  Seconds decided_seconds(const Exposure& exposure) const;
+  // What the message of a gradient adds to a step at least.
+  Seconds reduction_seconds(ValueId gradient) const;
+  // The gradients that a program all-reduces, ascending: of values that are views of one another
+  // the one they are views of.
+  std::vector<ValueId> reduced(const Program& program) const;
   // The node that makes the value that this one is a view of.
   int64_t maker(ValueId value) const { return maker_of(class_of_[value.index]); }
   // The first node that makes a gradient; the end of the graph if none does.
@@ -114,6 +129,8 @@ class Builder {
     return theory_.graph().value(classes_[value].root).producer.index;
   }
   int part_of(int64_t node) const { return stretch_of(parts_, node); }
+  ValueId root_of(ValueId value) const { return classes_[class_of_[value.index]].root; }
+  bool is_reduction(const ::motley::Step& step) const;
   void contract();
   void add_values();
   void add_nodes();
@@ -125,6 +142,7 @@ class Builder {
   Optimizer optimizer_;
   Restriction restriction_;
   std::vector<int64_t> parts_;
+  std::vector<ValueId> apart_;
 
   std::vector<int> class_of_;                 // [graph value] -> class
   std::vector<bool> contracted_;              // [graph node]

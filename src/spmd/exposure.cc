@@ -11,6 +11,12 @@ int stretch_of(const std::vector<int64_t>& from, int64_t node) {
   return static_cast<int>(std::upper_bound(from.begin(), from.end(), node) - from.begin());
 }
 
+const Decision* Exposure::decision(ValueId gradient) const {
+  for (const Decision& d : decided)
+    if (d.gradient == gradient) return &d;
+  return nullptr;
+}
+
 std::vector<ExposureBound> exposure_bounds(int stretches, int types, int barrier) {
   std::vector<ExposureBound> bounds;
   for (int t = 0; t < types; ++t) {

@@ -25,6 +25,13 @@
 // collective runs: at or after b, or before it. Of the second class no value first read from b on
 // is converted, and no node from b on communicates inside, but for all-reduces of gradients: there
 // the prices of a search are infinite. It may be divided again.
+//
+// What is left is the gap between programs and their mixtures: it takes two programs, of which one
+// all-reduces a large gradient and the other does not, to hide exactly as much as can be hidden. So
+// programs also fall into classes by whether they all-reduce a gradient. Of those that do not, that
+// conversion is infinitely dear; those that do pay for it anyway, so it is free and its price
+// counts for all programs. Programs of the other class are then still in the search, but at a price
+// that is not below their own: they are no cheaper for being left in.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +39,7 @@
 #include <vector>
 
 #include "core/units.h"
+#include "graph/graph.h"
 
 namespace motley::spmd {
 
@@ -39,13 +47,22 @@ namespace motley::spmd {
 // from[s] on in stretch s + 1 or later.
 int stretch_of(const std::vector<int64_t>& from, int64_t node);
 
+// Whether programs all-reduce a gradient.
+struct Decision {
+  ValueId gradient;  // as Builder::reduced() names it
+  bool reduced;
+};
+
 // What counts of a price.
 struct Exposure {
   std::vector<int64_t> from;                 // ascending
   std::vector<std::vector<double>> compute;  // [stretch][type] of seconds of computation
   std::vector<double> gradients;             // [stretch that makes it] of c_g; no less than before
   int closed = std::numeric_limits<int>::max();  // stretch from which on nothing else communicates
+  std::vector<Decision> decided = {};
 
+  // nullptr: not decided.
+  const Decision* decision(ValueId gradient) const;
   int stretch(int64_t node) const { return stretch_of(from, node); }
 };
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <deque>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -44,13 +45,18 @@ constexpr double kCertifyGain = 1e-3;
 constexpr double kPolish[] = {0.001, 0.002, 0.004, 0.008};
 constexpr int kPolishIdle = 2;
 
+// Of a step: what types of devices wait for one another in turn, for programs to be searched for
+// with that in mind.
+constexpr double kWorthWaiting = 1e-2;
+
 constexpr double kWideGap = 1e-2;  // for which another bound is tried
 
 // Of a step with overlap: program searches for one class of programs (exposure.h), and times that
 // a class is looked at closer.
 constexpr int kExposedSolves = 16;
-constexpr int kExposedClasses = 24;
+constexpr int kExposedClasses = 100;
 constexpr int64_t kExposedStates = 500;  // of one step of a search
+constexpr double kWorthDeciding = 2e-3;  // of a step: what the message of a gradient takes
 
 // Of a step that communicates less, overlapping does not decide.
 constexpr double kWorthOverlapping = 0.02;
@@ -193,6 +199,17 @@ class Search {
         if (!seen_.empty() && close(everywhere(from), seen_.front())) break;
         alternate(everywhere(from), {});
       }
+      for (int t = 0; t < model_.types() && model_.types() > 1; ++t) {
+        std::vector<double> others = proportional;
+        for (int d = 0; d < model_.cluster().size(); ++d)
+          if (model_.cluster().devices[d].type == t) others[d] = 0;
+        const double part = std::accumulate(others.begin(), others.end(), 0.0);
+        // Without these devices computation alone takes longer, as far as speeds tell.
+        if (!best_.feasible || best_.cost.step - best_.cost.comm >= part * best_.cost.step)
+          continue;
+        for (double& share : others) share /= part;
+        alternate(everywhere(others), {});
+      }
       tied_ = false;
       if (segments > 1) {
         if (best_.feasible) {
@@ -209,6 +226,7 @@ class Search {
     }
     if (!fits_plain_ && options_.memory_limit && no_program_.empty()) limit_memory();
     if (best_.feasible) {
+      if (model_.types() > 1 && options_.ratios.empty()) take_turns();
       if (options_.polish && options_.ratios.empty()) polish();
       if (options_.overlap) hide();
       best_.reason = to_string(worst_stop_);
@@ -262,6 +280,21 @@ class Search {
                        [&](const auto& r) { return close(r, ratios); }) != seen_.end())
         break;
     }
+  }
+
+  // Rounds for programs in which types wait for one another in turn: no weights of types find them.
+  void take_turns() {
+    Seconds stages = 0;
+    std::vector<Seconds> all(model_.types(), 0);
+    for (const StageCost& s : best_.cost.stages) {
+      stages += *std::max_element(s.compute.begin(), s.compute.end());
+      for (int t = 0; t < model_.types(); ++t) all[t] += s.compute[t];
+    }
+    const Seconds waiting = stages - *std::max_element(all.begin(), all.end());
+    if (waiting < kWorthWaiting * best_.cost.step) return;
+    level_ = true;
+    alternate(best_.ratios, {});
+    level_ = false;
   }
 
   // The ratios of a type in every segment, from the linear program.
@@ -462,6 +495,7 @@ class Search {
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
     builder_.price(fractions, options_.micro_batches, exposure_);
+    if (level_) builder_.level();
     return solve(builder_, *order_, weights, &warm_);
   }
 
@@ -518,7 +552,7 @@ class Search {
     }
     const Program& program = program_of(solution);
     const Offer& offered = offer(program, ratios);
-    if (weights_.memory.empty() && exposure_ == nullptr)
+    if (weights_.memory.empty() && exposure_ == nullptr && !level_)
       proven_.push_back({ratios, solution.lower_bound + besides(weights_)});
     last_ = priced(solution, weights_);
     last_.fits = offered.fits;
@@ -644,13 +678,15 @@ class Search {
 
   // The same of the step with overlap (exposure.h). Where the bound of a class of programs is
   // least, it is divided where a program that keeps it low has its last barrier, or gets a stretch
-  // that begins where the messages of such a program begin to queue.
+  // that begins where the messages of such a program begin to queue, or is divided by whether the
+  // largest gradient is all-reduced that only some of these programs all-reduce.
   Seconds certify_exposed() {
     struct Class {
       int64_t first, end;         // where the last barrier runs; 0: or nowhere
       std::vector<int64_t> cuts;  // where stretches begin, besides
       Seconds bound;
       std::vector<const Program*> weakest;
+      std::vector<Decision> decided = {};
     };
     const int64_t most_states = best_.states + options_.certify_states;
     const int64_t nodes = static_cast<int64_t>(theory_.graph().nodes.size());
@@ -686,30 +722,63 @@ class Search {
             maker > 0 && std::find(weak.cuts.begin(), weak.cuts.end(), maker) == weak.cuts.end())
           queue = maker;
       }
+      const ValueId gradient =
+          last > 0 || queue > 0 ? ValueId() : disputed(weak.weakest, weak.decided);
       // The first time, tables that tell the stretches apart are new.
-      if (last == 0 && queue == 0 && i > 0) break;
+      if (last == 0 && !gradient.valid() && queue == 0 && i > 0) break;
       if (last == 0 && queue > 0) weak.cuts.push_back(queue);
       std::vector<int64_t> from = weak.cuts;
       from.insert(from.end(), {weak.first, last, weak.end});
       from = parts(std::move(from));
-      Builder builder(theory_, model_, options_.optimizer, options_.restriction, from);
+      std::vector<ValueId> apart;
+      for (const Decision& d : weak.decided) apart.push_back(d.gradient);
+      if (gradient.valid()) apart.push_back(gradient);
+      Builder builder(theory_, model_, options_.optimizer, options_.restriction, from, apart);
       builder.price(fractions);
       const Order order = make_order(builder.problem());
       WarmStart warm;
       classes.erase(least);
-      auto add = [&](int64_t after, int64_t before) {
+      auto add = [&](int64_t after, int64_t before, const std::vector<Decision>& decided) {
         Game game{&builder, &order, &warm, from, most_states};
         game.barrier = after;
         game.closed = before <= nodes ? before : 0;
+        game.decided = decided;
         const Seconds bound = std::max(weak.bound, play(&game));
-        classes.push_back({after, before, weak.cuts, bound, game.weakest});
+        classes.push_back({after, before, weak.cuts, bound, game.weakest, decided});
       };
-      if (last > 0) add(last, weak.end);
-      add(weak.first, last > 0 ? last : weak.end);
+      if (gradient.valid()) {
+        for (const bool reduced : {false, true}) {
+          std::vector<Decision> decided = weak.decided;
+          decided.push_back({gradient, reduced});
+          add(weak.first, weak.end, decided);
+        }
+        continue;
+      }
+      if (last > 0) add(last, weak.end, weak.decided);
+      add(weak.first, last > 0 ? last : weak.end, weak.decided);
     }
     Seconds bound = best_.step();
     for (const Class& c : classes) bound = std::min(bound, c.bound);
     return bound;
+  }
+
+  // The largest gradient that some of the programs all-reduce and others do not, if it is large and
+  // not decided; else none.
+  ValueId disputed(const std::vector<const Program*>& programs,
+                   const std::vector<Decision>& decided) const {
+    std::map<ValueId, size_t> times;
+    for (const Program* program : programs)
+      for (ValueId gradient : builder_.reduced(*program)) ++times[gradient];
+    for (const Decision& d : decided) times.erase(d.gradient);
+    ValueId largest;
+    Seconds most = kWorthDeciding * best_.step();
+    for (const auto& [gradient, count] : times) {
+      const Seconds seconds = builder_.reduction_seconds(gradient);
+      if (count == programs.size() || seconds < most) continue;
+      largest = gradient;
+      most = seconds;
+    }
+    return largest;
   }
 
   // Bounds against the programs of a class.
@@ -722,7 +791,8 @@ class Search {
     // Nodes, 0: none. No program communicates from `closed` on but for gradients; all do from
     // `barrier` on.
     int64_t closed = 0, barrier = 0;
-    std::vector<const Program*> weakest;  // that keep the bound low
+    std::vector<Decision> decided = {};
+    std::vector<const Program*> weakest = {};  // that keep the bound low
   };
 
   // The greatest least price of the class over mixtures of bounds, as far as searches found it.
@@ -738,7 +808,8 @@ class Search {
     std::vector<PriceLine> lines;
     std::vector<const Program*> programs;
     auto line = [&](const Program& program) -> PriceLine {
-      const Exposure parts{game->from, {}, {}};
+      Exposure parts{game->from, {}, {}};
+      parts.decided = game->decided;
       return {0, exposed(bounds, builder_.exposed_cost(program, fractions, parts))};
     };
     auto add = [&](const Program& program) {
@@ -748,7 +819,12 @@ class Search {
     std::vector<PriceLine> others;
     for (const Found& f : found_) {
       const int64_t last = builder_.last_barrier(*f.program, shares);
-      if ((game->closed == 0 || last < game->closed) && last >= game->barrier)
+      const std::vector<ValueId> reduced = builder_.reduced(*f.program);
+      const bool agrees =
+          std::all_of(game->decided.begin(), game->decided.end(), [&](const Decision& d) {
+            return std::binary_search(reduced.begin(), reduced.end(), d.gradient) == d.reduced;
+          });
+      if (agrees && (game->closed == 0 || last < game->closed) && last >= game->barrier)
         add(*f.program);
       else
         others.push_back(line(*f.program));
@@ -774,15 +850,17 @@ class Search {
       }
       Exposure exposure = mixture(bounds, weights, game->from, types);
       if (game->closed > 0) exposure.closed = stretch(game->closed);
+      exposure.decided = game->decided;
       game->builder->price(fractions, 1, &exposure);
       const Solution solution =
           solve(*game->builder, *game->order, {ones, {}}, game->warm, kExposedStates);
-      if (solution.option.empty()) return std::numeric_limits<double>::infinity();
-      Seconds proven = solution.lower_bound;
+      if (solution.stop == StopReason::kInfeasible) return std::numeric_limits<double>::infinity();
+      Seconds proven = solution.lower_bound + game->builder->decided_seconds(exposure);
       for (int t = 0; t < types; ++t)
         proven += exposure.compute[0][t] * model_.per_step(t, theory_.graph());
       if (proven > bound || held.empty()) held = weights;
       bound = std::max(bound, proven);
+      if (solution.option.empty()) break;
       const Program& program = program_of(solution);
       offer(program, ratios);
       if (best_.ratios != ratios || bound >= target) break;
@@ -850,6 +928,7 @@ class Search {
   const Program* best_program_ = nullptr;  // of found_
   std::string no_program_, lack_;
   double least_excess_ = 0;
+  bool level_ = false;         // prices are those of the slowest type of each operator
   bool tied_ = false;          // all segments have the same ratios
   bool fits_plain_ = false;    // a program fits with nothing computed again
   std::vector<int> block_of_;  // [node of the graph]

@@ -4,8 +4,9 @@
 //     Q(s) = argmin over programs of t(Q, B(s-1))      folded search on prices weighted over device
 //     types B(s) = argmin over ratios of t(Q(s), B)          load-balancing LP
 //
-// starting from ratios proportional to speed and, again, from equal ones. The weights of the types
-// are the duals of the LP's stage constraints. Per-device memory is a hard limit: a program that
+// starting from ratios proportional to speed, again from equal ones and, where communication leaves
+// room, from proportional ones without the devices of one type. The weights of the types are the
+// duals of the LP's stage constraints. Per-device memory is a hard limit: a program that
 // exceeds it is also tried with the cheapest blocks computed again, and programs are searched again
 // with a price per byte, found by the secant method on the dual.
 //
@@ -44,7 +45,7 @@ struct SynthesisOptions {
   const Synthesis* known = nullptr;  // a pair that the answer must not be worse than
   bool certify = true;               // false: lower bounds are what the search gives for nothing
   // What the lower bound of a step with overlap may cost: states of its program searches, about.
-  int64_t certify_states = 3'000'000;
+  int64_t certify_states = 300'000;
   // An answer that takes longer than this is not certified.
   Seconds certify_below = std::numeric_limits<Seconds>::infinity();
   OrderMemo* orders = nullptr;  // for searches of like programs; null: none

@@ -63,6 +63,39 @@ TEST(Builder, PriceIsTheCostOfTheProgram) {
   }
 }
 
+// With prices of the slowest type the price is no less than the cost of any program: what is left
+// between them are stages whose operators do not all wait for the same type.
+TEST(Builder, LevelPriceIsNoLessThanTheCost) {
+  double equal = 0;
+  for (const char* name : kGraphs) {
+    const Graph graph = load(name);
+    const Theory theory(graph);
+    const CostModel model(mixed(2, 2));
+    Rng rng(2);
+    for (int trial = 0; trial < 20; ++trial) {
+      const double fast = 0.1 + 0.3 * rng.uniform();
+      const Shares shares({fast, fast, 0.5 - fast, 0.5 - fast});
+      const Fractions fractions(model.cluster(), shares);
+      Builder builder(theory, model, Optimizer::adamw);
+      builder.price(fractions);
+      const Solution weighted =
+          solve_folded(builder.problem(), make_order(builder.problem()), {{0.5, 0.5}, {}});
+      builder.level();
+      const Weights any{{0, 1}, {}};
+      const Solution level = solve_folded(builder.problem(), make_order(builder.problem()), any);
+      for (const std::vector<int>& option : {weighted.option, level.option}) {
+        const Solution solution = evaluate(builder.problem(), option, any);
+        const Seconds cost =
+            cost_of(theory, builder.program(solution), model, fractions, Optimizer::adamw).step;
+        const Seconds most = solution.price + model.net().all_reduce(0);
+        EXPECT_LE(cost, most * (1 + 1e-9)) << name;
+        equal = std::max(equal, cost / most);
+      }
+    }
+  }
+  EXPECT_GT(equal, 0.99);
+}
+
 // No program drawn at random is cheaper than the lower bound, on any number of types.
 TEST(Synthesis, LowerBoundHoldsAgainstRandomPrograms) {
   for (const char* name : kGraphs) {
@@ -92,7 +125,7 @@ TEST(Synthesis, LowerBoundHoldsAgainstRandomPrograms) {
 // Nor with gradients beside the backward pass: under any mixture of bounds, wherever stretches
 // begin, with tables of their own and without, and whichever class the program is of.
 TEST(Synthesis, LowerBoundHoldsWithOverlap) {
-  int hiding = 0, after = 0, before = 0;
+  int hiding = 0, after = 0, before = 0, whole = 0, reduced = 0;
   for (const char* name : kGraphs) {
     Graph graph = load(name);
     Theory theory(graph);
@@ -143,11 +176,18 @@ TEST(Synthesis, LowerBoundHoldsWithOverlap) {
         for (int i = 0; i < 2; ++i) cuts.insert(1 + rng.below(nodes - 1));
         const std::vector<int64_t> from(cuts.begin(), cuts.end());
         const int stretches = static_cast<int>(from.size()) + 1;
+        // Two gradients that programs all-reduce or not.
+        std::vector<ValueId> apart;
+        while (apart.size() < 2) {
+          const auto gradients = all.reduced(programs[3 * rng.below(20)]);
+          const ValueId one = gradients[rng.below(static_cast<int64_t>(gradients.size()))];
+          if (apart.empty() || apart[0] != one) apart.push_back(one);
+        }
         Builder builder(theory, model, options.optimizer, Restriction::none,
-                        trial % 2 == 0 ? from : std::vector<int64_t>());
+                        trial % 2 == 0 ? from : std::vector<int64_t>(), apart);
         builder.price(fractions);
         const Order order = make_order(builder.problem());
-        const auto least = [&](int barrier, int closed) {
+        const auto least = [&](int barrier, int closed, const std::vector<Decision>& decided) {
           const std::vector<ExposureBound> bounds = exposure_bounds(stretches, 2, barrier);
           std::vector<double> weights;
           for (size_t b = 0; b < bounds.size(); ++b)
@@ -157,32 +197,48 @@ TEST(Synthesis, LowerBoundHoldsWithOverlap) {
           for (double& w : weights) w /= sum;
           Exposure exposure = mixture(bounds, weights, from, 2);
           if (closed > 0) exposure.closed = closed;
+          exposure.decided = decided;
           builder.price(fractions, 1, &exposure);
           const Solution solution =
               solve_folded(builder.problem(), order, {{1, 1}, {}}, {.max_states = 2000});
+          const Seconds priced = solution.price + builder.decided_seconds(exposure);
           if (!solution.option.empty() && barrier == 0) {
             const Program program = all.program(solution);
-            EXPECT_GE(step(program), solution.price * (1 - 1e-9)) << name;
+            if (decided.empty()) {
+              EXPECT_GE(step(program), priced * (1 - 1e-9)) << name;
+            }
             // What the price is made of.
             const std::vector<double> parts =
                 exposed(bounds, all.exposed_cost(program, fractions, exposure));
             const double price =
                 std::inner_product(weights.begin(), weights.end(), parts.begin(), 0.0);
-            EXPECT_GE(price, solution.price * (1 - 1e-9)) << name;
+            EXPECT_GE(price, priced * (1 - 1e-9)) << name;
             if (trial % 2 == 0) {
-              EXPECT_LE(price, solution.price * (1 + 1e-9)) << name;
+              EXPECT_LE(price, priced * (1 + 1e-9)) << name;
             }
           }
-          return solution.lower_bound;
+          return solution.lower_bound + builder.decided_seconds(exposure);
         };
-        const Seconds any = least(0, 0);
+        const Seconds any = least(0, 0, {});
+        Seconds by_decision[2][2];
+        for (const bool a : {false, true})
+          for (const bool b : {false, true})
+            by_decision[a][b] = least(0, 0, {{apart[0], a}, {apart[1], b}});
         std::vector<std::pair<Seconds, Seconds>> classes;  // [stretch - 1] of both
         for (int s = 1; s < stretches; ++s) {
-          const Seconds with = least(s, 0);
-          classes.emplace_back(with, least(0, s));
+          const Seconds with = least(s, 0, {});
+          classes.emplace_back(with, least(0, s, {}));
         }
         for (size_t p = 0; p < programs.size(); ++p) {
           EXPECT_GE(seconds[p], any * (1 - 1e-9)) << name;
+          const std::vector<ValueId> its = all.reduced(programs[p]);
+          bool has[2];
+          for (int i = 0; i < 2; ++i) {
+            has[i] = std::binary_search(its.begin(), its.end(), apart[i]);
+            ++(has[i] ? reduced : whole);
+          }
+          EXPECT_GE(seconds[p], by_decision[has[0]][has[1]] * (1 - 1e-9))
+              << name << " gradients %" << apart[0].index << " and %" << apart[1].index;
           const int64_t last = all.last_barrier(programs[p], shares);
           for (size_t s = 0; s < classes.size(); ++s) {
             const bool with = last >= from[s];
@@ -197,6 +253,8 @@ TEST(Synthesis, LowerBoundHoldsWithOverlap) {
   EXPECT_GT(hiding, 50);
   EXPECT_GT(after, 500);
   EXPECT_GT(before, 500);
+  EXPECT_GT(whole, 500);
+  EXPECT_GT(reduced, 500);
 }
 
 // The least step of all programs, one by one: the slow twin of the search with overlap. Conversions
