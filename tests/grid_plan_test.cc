@@ -8,6 +8,7 @@
 #include "auto/engines.h"
 #include "core/error.h"
 #include "graph/canonical.h"
+#include "graph/precision.h"
 #include "sim/simulate.h"
 #include "torch/capture.h"
 #include "torch/trainer.h"
@@ -17,8 +18,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-planner::GraphOf graphs_of(const std::string& model) {
-  return [model](int64_t samples) { return canonicalize(capture(model, samples).graph); };
+planner::GraphOf graphs_of(const std::string& model, DType precision = DType::f32) {
+  return [=](int64_t samples) {
+    Graph graph = canonicalize(capture(model, samples).graph);
+    return precision == DType::f32 ? graph : with_precision(graph, precision);
+  };
 }
 
 // Devices of these memories on a switch.
@@ -80,6 +84,82 @@ TEST(GridPlans, ReplicasDivideStateWhereMemoryIsShort) {
     const Verification v = verify_plan(read);
     EXPECT_TRUE(v.equivalent) << v.gradient_error << " " << v.worst_parameter;
   }
+}
+
+// What is left without parameters is taken away: the devices of a stage divide them.
+TEST(GridPlans, StagesDivideParametersWhereMemoryIsShort) {
+  auto on = [&](Bytes memory, const std::string& zero, std::string* reason = nullptr) {
+    return planned(kModel, devices_of(std::vector<Bytes>(4, memory)), 4096,
+                   "pp=1,dp=4,tp=1,mbs=256" + zero, reason);
+  };
+  const auto ample = on(1e12, ",zero=2");
+  ASSERT_TRUE(ample);
+  const Bytes memory = most(*ample) - 1024;
+  EXPECT_FALSE(on(memory, ",zero=2"));
+  const auto fixed = on(memory, ",zero=3");
+  std::string reason;
+  const auto plan = on(memory, "", &reason);
+  ASSERT_TRUE(fixed && plan) << reason;
+  EXPECT_EQ(plan->predicted_step_s, fixed->predicted_step_s);
+  EXPECT_LT(most(*plan), memory - 0.4 * static_cast<Bytes>(plan->graph->parameter_bytes()));
+  ASSERT_EQ(plan->pipeline->replicas.size(), 1u);
+  EXPECT_EQ(plan->pipeline->replicas[0].micro_batches, 4);
+  const Program& program = plan->pipeline->replicas[0].stages[0].program;
+  int gathers = 0, scatters = 0;
+  for (const Step& step : program.steps) {
+    gathers += step.again && step.kind == CollectiveKind::all_gather;
+    scatters += step.each && step.kind == CollectiveKind::reduce_scatter;
+  }
+  EXPECT_GE(gathers, 5);
+  EXPECT_GE(scatters, 6);
+  const Plan read = parse_plan(to_json(*plan).dump(), "plan");
+  EXPECT_TRUE(check(read).empty());
+  EXPECT_EQ(simulate(read).step, plan->predicted_step_s);
+  EXPECT_THAT(describe(read), HasSubstr("level 3"));
+  const Verification v = verify_plan(read);
+  EXPECT_TRUE(v.equivalent) << v.gradient_error << " " << v.worst_parameter;
+  // Gathering in every pass is what it costs.
+  const auto whole = on(1e12, ",zero=0");
+  ASSERT_TRUE(whole);
+  EXPECT_GT(plan->predicted_step_s, whole->predicted_step_s);
+}
+
+// Pipelines whose stages divide parameters, on devices of two kinds.
+TEST(GridPlans, StagesOfPipelinesDivideParameters) {
+  const Cluster cluster = devices_of({1e12, 1e12, 2e12, 2e12});
+  for (const char* fix : {"pp=2,dp=2,tp=1,mbs=512,zero=3", "pp=1,dp=2,tp=2,mbs=512,zero=3"}) {
+    const auto plan = planned(kModel, cluster, 2048, fix);
+    ASSERT_TRUE(plan) << fix;
+    EXPECT_TRUE(check(*plan).empty());
+    for (const StagePlan& stage : plan->pipeline->replicas[0].stages)
+      EXPECT_TRUE(std::any_of(stage.program.steps.begin(), stage.program.steps.end(),
+                              [](const Step& step) { return step.each; }));
+    EXPECT_TRUE(verify_plan(*plan).equivalent) << fix;
+  }
+}
+
+// In 16 bits also the conversions of parameters run again.
+TEST(GridPlans, StagesDivideParametersOfMixedPrecision) {
+  planner::Request request;
+  request.model = kModel;
+  request.batch = 2048;
+  const Cluster cluster = devices_of({1e12, 1e12, 1e12, 1e12});
+  planner::EngineResult result =
+      plan_grid(request, cluster, graphs_of(kModel, DType::bf16),
+                grid::parse_fixed("pp=1,dp=4,tp=1,mbs=256,recompute=none,zero=3"));
+  ASSERT_FALSE(result.plans.empty()) << result.reason;
+  Plan& plan = *result.plans[0];
+  plan.precision = DType::bf16;
+  EXPECT_TRUE(check(plan).empty());
+  int converted = 0, gathered = 0;
+  for (const Step& step : plan.pipeline->replicas[0].stages[0].program.steps) {
+    converted += step.again && step.is_compute();
+    gathered += step.again && !step.is_compute();
+  }
+  EXPECT_GE(converted, 5);
+  EXPECT_GE(gathered, 5);
+  const Verification v = verify_plan(plan);
+  EXPECT_TRUE(v.equivalent) << v.gradient_error << " " << v.worst_parameter;
 }
 
 // Where memory is no matter, replicas divide the optimizer's work if that is faster.
@@ -150,15 +230,11 @@ TEST(GridPlans, ExpertsAreDividedWhereThatPays) {
 
 TEST(GridPlans, LevelsThatReplicasHaveNotAreRefused) {
   const Cluster cluster = devices_of({1e12, 1e12});
-  try {
-    planned(kModel, cluster, 4, "dp=2,zero=3");
-    FAIL();
-  } catch (const UserError& e) {
-    EXPECT_THAT(e.what(), HasSubstr("zero=3"));
-  }
   // Unequal numbers of micro-batches cannot meet in every backward pass.
   std::string reason;
-  EXPECT_FALSE(planned(kModel, cluster, 3, "pp=1,dp=2,tp=1,mbs=1,zero=2", &reason));
+  for (const char* zero : {"2", "3"})
+    EXPECT_FALSE(
+        planned(kModel, cluster, 3, fmt::format("pp=1,dp=2,tp=1,mbs=1,zero={}", zero), &reason));
   EXPECT_TRUE(planned(kModel, cluster, 3, "pp=1,dp=2,tp=1,mbs=1,zero=1"));
 }
 

@@ -18,6 +18,8 @@
 #include "pipeline/simulate.h"
 #include "random_pipeline.h"
 #include "sim/simulate.h"
+#include "spmd/recompute.h"
+#include "spmd/synthesis.h"
 #include "torch/capture.h"
 #include "torch/eager.h"
 #include "torch/module.h"
@@ -372,6 +374,56 @@ TEST(Pipeline, DividedStateEqualsOneDevice) {
   EXPECT_GT(cut, 50);
 }
 
+// Programs that gather parameters and scatter gradients in every pass, whatever else they do: with
+// replicas that divide state or not, stages that are computed again or share their devices.
+TEST(Pipeline, PiecesEqualOneDevice) {
+  int gathered = 0, scattered = 0, divided = 0, shared = 0;
+  for (size_t c = 0; c < cases().size(); ++c) {
+    RandomPipeline what = cases()[c];
+    what.pieces = true;
+    Rng rng(1700 + c);
+    for (int trial = 0; trial < 12; ++trial) {
+      what.zero = trial % 2 == 1;
+      what.shared = trial >= 8;
+      const Plan plan = random_pipeline(what, &rng);
+      const std::vector<std::string> problems = check(plan, false);
+      ASSERT_TRUE(problems.empty()) << what.model << ": " << problems[0];
+      const std::string text = to_json(plan).dump();
+      EXPECT_EQ(to_json(parse_plan(text, "plan")).dump(), text);
+      const Verification v = verify_plan(plan, DType::f64, 3 + trial);
+      EXPECT_LT(v.loss_error, 1e-9) << what.model << " trial " << trial;
+      EXPECT_LT(v.gradient_error, 1e-9)
+          << what.model << " trial " << trial << " at " << v.worst_parameter;
+      const PipelinePlan& pipeline = *plan.pipeline;
+      for (const ReplicaPlan& replica : pipeline.replicas)
+        for (int s = 0; s < pipeline.stages(); ++s) {
+          const Program& program = replica.stages[s].program;
+          const Phases phases = phases_of(pipeline.theory(s), program);
+          for (size_t i = 0; i < program.steps.size(); ++i) {
+            const Step& step = program.steps[i];
+            if (step.again || step.each) {
+              EXPECT_GE(static_cast<int>(i), phases.backward);
+              EXPECT_LT(static_cast<int>(i), phases.reduction);
+            }
+            gathered += step.again && !step.is_compute();
+            scattered += step.each && step.kind == CollectiveKind::reduce_scatter;
+            if (!step.each) continue;
+            divided += pipeline.level(s) > 0;
+            shared += stage_groups(replica).size() < replica.stages.size();
+          }
+        }
+      if (trial > 0) continue;
+      Plan wrong = parse_plan(text, "plan");
+      wrong.pipeline->replicas[0].stages[0].program.steps[0].each = true;
+      EXPECT_FALSE(check(wrong, false).empty());
+    }
+  }
+  EXPECT_GT(gathered, 200);
+  EXPECT_GT(scattered, 200);
+  EXPECT_GT(divided, 50);
+  EXPECT_GT(shared, 50);
+}
+
 TEST(Pipeline, FilesRoundTrip) {
   Rng rng(5);
   for (const RandomPipeline& c : cases()) {
@@ -588,6 +640,56 @@ TEST(Pipeline, DividedStateIsNotHeld) {
       EXPECT_NEAR(measured[level - 1][device] - measured[level][device], saved, 0.1 * parameters)
           << "device " << device << " level " << level;
     }
+}
+
+// A stage of four devices that cut all parameters: where passes gather and scatter, devices hold as
+// much less at most as the account of the plan says.
+TEST(Pipeline, PiecesAreHeld) {
+  RandomPipeline what = {"mlp:layers=16,hidden=128,in=128,classes=128", 1024};
+  what.plain = true;
+  Rng rng(31);
+  Plan plan = random_pipeline(what, &rng);
+  while (plan.pipeline->stages() != 1) plan = random_pipeline(what, &rng);
+  plan.optimizer = Optimizer::adamw;
+  plan.cluster = flat_cluster({device_catalogue().back()}, {4}, {LinkKind::switched, 1e9, 1e-5});
+  PipelinePlan& pipeline = *plan.pipeline;
+  StagePlan& stage = pipeline.replicas[0].stages[0];
+  pipeline.replicas[0].micro_batches = 2;
+  plan.batch = 2 * pipeline.micro_batch;
+  stage.warm_up = 1;
+  stage.devices = {0, 1, 2, 3};
+  stage.ratios = {0.25, 0.25, 0.25, 0.25};
+  spmd::SynthesisOptions options;
+  options.restriction = spmd::Restriction::zero;
+  options.memory_limit = options.certify = options.polish = false;
+  options.ratios = stage.ratios;
+  const CostModel model(plan.cluster);
+  const spmd::Synthesis found = spmd::synthesize(pipeline.theory(0), model, options);
+  ASSERT_TRUE(found.feasible) << found.reason;
+  const Program whole = phase_ordered(pipeline.theory(0), found.program);
+  double planned[2] = {}, measured[2] = {};
+  for (const bool pieces : {false, true}) {
+    stage.program = pieces ? spmd::hold_pieces(pipeline.theory(0), whole) : whole;
+    ASSERT_TRUE(check(plan, false).empty()) << check(plan, false)[0];
+    planned[pieces] = pipeline_memory(pipeline, plan.cluster, plan.optimizer)[0];
+    std::vector<std::shared_ptr<Counted>> counts;
+    for (int i = 0; i < 4; ++i) counts.push_back(std::make_shared<Counted>());
+    run_thread_group(4, [&](Communicator& group) {
+      const auto counted = counts[group.rank()];
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counted);
+      Trainer trainer(plan, group, {});
+      trainer.step();
+      counted->start();
+      trainer.step();
+    });
+    measured[pieces] = static_cast<double>(counts[0]->most());
+  }
+  const auto parameters = static_cast<double>(pipeline.graph(0).parameter_bytes());
+  EXPECT_GT(planned[0] - planned[1], parameters);  // gathered copies, and sums of gradients
+  EXPECT_NEAR(measured[0] - measured[1], planned[0] - planned[1], 0.1 * parameters);
+  // Every worker has the whole batch besides.
+  const double batch = static_cast<double>(plan.batch) * 128 * 4;
+  EXPECT_NEAR(measured[1], planned[1] + batch, 0.3 * parameters);
 }
 
 TEST(Pipeline, DivisionsAreChecked) {

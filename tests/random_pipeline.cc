@@ -7,6 +7,7 @@
 #include "graph/canonical.h"
 #include "pipeline/layers.h"
 #include "spmd/build.h"
+#include "spmd/recompute.h"
 #include "spmd/sample.h"
 #include "torch/capture.h"
 
@@ -188,6 +189,8 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
         const Shares shares(stage.ratios);
         builder.price(Fractions(model.cluster(), shares));
         stage.program = phase_ordered(pipeline.theory(s), random_program(builder, rng));
+        if (what.pieces && rng->chance(0.8))
+          stage.program = spmd::hold_pieces(pipeline.theory(s), stage.program);
       }
       replica.stages.push_back(std::move(stage));
     }

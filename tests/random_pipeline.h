@@ -19,6 +19,8 @@ struct RandomPipeline {
   bool joint = false;   // of these also some over all ranks of a stage in all replicas
   bool shared = false;  // stages may share their devices
   bool zero = false;    // two or three replicas that divide the state of parameters
+  // Most stages gather parameters and scatter gradients in every pass (spmd/recompute.h).
+  bool pieces = false;
 };
 
 // A sound plan, not one that would fit or be fast.

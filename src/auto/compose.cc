@@ -14,6 +14,7 @@
 #include "pipeline/schedules.h"
 #include "reduce/cluster.h"
 #include "sim/pipeline.h"
+#include "spmd/recompute.h"
 
 namespace motley::planner {
 
@@ -408,30 +409,36 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
                                          const DeviceGroups::Kind& group, int laps,
                                          int micro_batches, int in_flight, bool recompute,
                                          const Divided& divided, bool thorough) {
-  Planned planned = unlimited(theory, number, group, micro_batches, false);
-  if (!request_.memory_limit || !planned.feasible) return planned;
+  // Whether parameters are cut and gathered, and gradients scattered, in every pass.
+  const bool pieces = divided.level == 3 && group.cluster.size() > 1;
+  Planned planned = unlimited(theory, number, group, micro_batches, pieces);
+  const auto as_run = [&](Planned p) {
+    if (pieces && p.feasible) p.program = spmd::hold_pieces(theory, p.program);
+    return p;
+  };
+  if (!request_.memory_limit || !planned.feasible) return as_run(planned);
   Cluster all = group.cluster;
   for (DeviceType& type : all.types) type.memory /= laps;
   // As if the pieces of all replicas were alike.
   Kept kept;
   kept.share = divided.share;
   for (const Parameter& p : theory.graph().parameters) {
-    if (divided.level > 0) kept.optimizer.push_back(p.gradient.valid());
-    if (divided.level > 1) kept.gradient.push_back(p.gradient.valid());
+    if (divided.level == 1 || divided.level == 2) kept.optimizer.push_back(p.gradient.valid());
+    if (divided.level == 2) kept.gradient.push_back(p.gradient.valid());
   }
-  // By type: what a program lacks, what other micro-batches take, and what is not there because
-  // replicas divide it.
+  // By type: what a program lacks, what other micro-batches take, and what is not there because it
+  // is divided.
   struct Room {
     Bytes lack = 0, others = 0, divided = 0;
   };
   auto room_of = [&](const Planned& p) {
     const Shares shares(p.ratios);
     const Fractions fractions(all, shares);
-    auto memory_with = [&](const Kept& what) {
-      return memory_of(theory, p.program, fractions, group.model.types(), request_.optimizer, true,
+    auto memory_with = [&](const Program& program, const Kept& what) {
+      return memory_of(theory, program, fractions, group.model.types(), request_.optimizer, true,
                        what);
     };
-    const MemoryCost memory = memory_with(kept);
+    const MemoryCost memory = memory_with(as_run(p).program, kept);
     std::vector<Room> rooms;
     for (size_t t = 0; t < all.types.size(); ++t) {
       const Bytes others =
@@ -439,24 +446,25 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
       rooms.push_back({memory.peak[t] + others - all.types[t].memory, others, 0});
     }
     if (divided.level == 0) return rooms;
-    const MemoryCost whole = memory_with({});
+    const MemoryCost whole = memory_with(p.program, {});
     for (size_t t = 0; t < rooms.size(); ++t) rooms[t].divided = whole.peak[t] - memory.peak[t];
     return rooms;
   };
   auto fits = [](const std::vector<Room>& rooms) {
     return std::all_of(rooms.begin(), rooms.end(), [](const Room& r) { return r.lack <= 0; });
   };
-  if (fits(room_of(planned))) return planned;
+  if (fits(room_of(planned))) return as_run(planned);
   was_limited_ = true;
   // One that was found for a stage with more in flight does for its equals behind it: they are not
   // slower.
   std::unique_lock lock(mutex_);
-  std::vector<Planned>& limited = limited_[{number, group.number, micro_batches}];
+  std::vector<Planned>& limited = limited_[{number, group.number, micro_batches, pieces}];
   double& memory_price = memory_price_[group.number];
   lock.unlock();
   for (const Planned& known : limited)
-    if (fits(room_of(known))) return known;
-  // With all parameters cut: good enough if it is hardly slower, and better than nothing.
+    if (fits(room_of(known))) return as_run(known);
+  // With all parameters cut: good enough if it is hardly slower, and better than nothing. Where
+  // that does not fit, gathered and scattered in every pass.
   const auto seconds_of = [&](const Planned& p) {
     const Shares shares(p.ratios);
     const PhaseSeconds s = phase_seconds(theory, p.program, group.model,
@@ -464,9 +472,16 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
     return s.forward * (recompute ? 2 : 1) + s.backward + (s.reduction + s.update) / micro_batches;
   };
   const Planned* lean = nullptr;
-  if (group.cluster.size() > 1) {
+  Planned in_pieces;
+  if (group.cluster.size() > 1 && !pieces) {
     const Planned& cut = unlimited(theory, number, group, micro_batches, true);
-    if (cut.feasible && fits(room_of(cut))) lean = &cut;
+    if (cut.feasible && fits(room_of(cut))) {
+      lean = &cut;
+    } else if (cut.feasible) {
+      in_pieces = cut;
+      in_pieces.program = spmd::hold_pieces(theory, cut.program);
+      if (fits(room_of(in_pieces))) lean = &in_pieces;
+    }
     if (lean &&
         seconds_of(*lean) <= (thorough ? kHardlySlower : kLittleSlower) * seconds_of(planned))
       return *lean;
@@ -488,11 +503,11 @@ Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
                             most - rooms[t].others));
     }
     planned = plan(theory, CostModel(room, group.reductions, group.replicas), micro_batches, true,
-                   false, &memory_price);
+                   pieces, &memory_price);
     if (!planned.feasible) break;
     if (fits(room_of(planned))) {
       limited.push_back(better(planned));
-      return limited.back();
+      return as_run(limited.back());
     }
   }
   if (lean) return *lean;
@@ -766,7 +781,8 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   int laps = 1;  // stages on the same devices
   for (ReplicaPlan& replica : result.replicas)
     if (*reason = interleave(result, &replica, &laps); !reason->empty()) return nullptr;
-  const bool divides = composition.zero > 0 && result.replicas.size() > 1;
+  const bool divides =
+      (composition.zero == 1 || composition.zero == 2) && result.replicas.size() > 1;
   if (divides) result.zero.assign(stages, {composition.zero, {}});
   if (divides && composition.zero > 1)
     for (const ReplicaPlan& replica : result.replicas)
@@ -776,7 +792,7 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       }
   // Shares of devices of unlike memories follow from what is planned; until then they are free.
   auto divided_of = [&](int s) {
-    if (!divides) return Divided{};
+    if (!divides) return composition.zero == 3 ? Divided{3, 1} : Divided{};
     const std::vector<int> devices = devices_of(result, s);
     const bool alike = std::all_of(devices.begin(), devices.end(), [&](int d) {
       return cluster_.type_of(d).memory == cluster_.type_of(devices[0]).memory;

@@ -62,7 +62,9 @@ struct Composition {
   // other compositions reduce them so where that is faster.
   bool joint = false;
   // The level at which replicas divide the state of parameters (plan/pipeline.h), in shares by the
-  // room that their devices have. With `try_zero` level 1 where that is faster than 0.
+  // room that their devices have. With `try_zero` level 1 where that is faster than 0. At level 3
+  // the stages' own devices do: programs cut all parameters that can be cut, and hold them and
+  // their gradients whole no longer than they use them (spmd/recompute.h, hold_pieces).
   int zero = 0;
   bool try_zero = false;
   // Where memory is short, a stage's program is searched for even if the best one with all
@@ -196,7 +198,7 @@ class Workbench {
   // The best program of a graph on a group regardless of memory; of equal ones once.
   const Planned& unlimited(const Theory& theory, int number, const DeviceGroups::Kind& group,
                            int micro_batches, bool lean);
-  // What replicas divide at a level, and the share of it that one keeps.
+  // What replicas divide at a level, and the share of it that one keeps; or level 3.
   struct Divided {
     int level = 0;
     double share = 1;
@@ -224,7 +226,8 @@ class Workbench {
   std::map<std::tuple<int, int, bool>, std::vector<LayerCost>> layer_costs_;  // group, count, lean
   std::map<std::string, int> numbers_;                                        // of graphs
   std::map<std::tuple<int, int, int, bool>, Planned> unlimited_;  // graph, group, count, lean
-  std::map<std::tuple<int, int, int>, std::vector<Planned>> limited_;
+  // Graph, group, count, and whether pieces are held.
+  std::map<std::tuple<int, int, int, bool>, std::vector<Planned>> limited_;
   std::map<int, double> memory_price_;  // by group
   std::map<net::Groups, ReductionProgram> joint_;
   // And in flight, recompute, thorough, divided.

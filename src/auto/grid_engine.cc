@@ -96,8 +96,11 @@ grid::Model model_of(const Workbench& bench, int64_t samples) {
 
 // A stage's program is searched on all devices of its replica: on those of context parallelism it
 // may cut the sequence, on those of expert parallelism the experts, or whatever costs less.
-// Replicas that divide experts are one, with micro-batches as large as theirs together.
-int merged_replicas(const grid::Strategy& s) { return std::max(1, s.ep / s.cp); }
+// Replicas that divide experts are one, with micro-batches as large as theirs together; so are
+// those that divide parameters (ZeRO stage 3).
+int merged_replicas(const grid::Strategy& s) {
+  return s.zero == 3 ? s.dp : std::max(1, s.ep / s.cp);
+}
 
 // Micro-batches of the strategy that `merged` replicas from `first` on take.
 int taken_by(const grid::Strategy& s, int first, int merged) {
@@ -109,6 +112,7 @@ Composition composition_of(const grid::Strategy& s) {
   Composition composition;
   const int merged = merged_replicas(s);
   composition.micro_batch = s.micro_batch * merged;
+  composition.zero = s.zero == 3 ? 3 : 0;
   for (int r = 0; r < s.dp; r += merged) {
     ReplicaChoice replica;
     replica.micro_batches = taken_by(s, r, merged) / merged;
@@ -134,11 +138,6 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   EngineResult result;
   result.engine = "grid";
   grid::Fixed fixed = fixed_choices;
-  if (fixed.zero && *fixed.zero > 2)
-    throw user_error("grid",
-                     "fixed choice zero={}: replicas divide optimizer state (1) and gradients (2); "
-                     "parameters are cut inside of stages, where that is best, as with dp=1",
-                     *fixed.zero);
   if (!fixed.micro_batch && request.micro_batches.size() == 1)
     fixed.micro_batch = static_cast<int>(request.micro_batches[0]);
   // The layers do not depend on the micro-batch, up to its size.
@@ -168,7 +167,7 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   options.fixed = fixed;
   options.memory = request.memory_limit;
   options.zero = {0};
-  if (request.memory_limit) options.zero = {0, 1, 2};
+  if (request.memory_limit) options.zero = {0, 1, 2, 3};
   options.least_zero = true;
   options.interleave = {1, 2};
   for (int cp : kContext)
@@ -187,23 +186,22 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   std::set<std::string> seen;
   std::vector<int> everywhere(cluster.size());
   std::iota(everywhere.begin(), everywhere.end(), 0);
-  for (const grid::Candidate& candidate : found.ranked) {
-    grid::Strategy s = candidate.strategy;
-    s.zero = 0;
-    const bool parts = s.cp > 1 || s.ep > 1;
-    int& tried = composed[s.interleave > 1][parts];
-    if (tried >= (parts ? kParted : kComposed)) continue;
+  // Plans of a strategy at the levels of ZeRO that its replicas, or the devices of its stages (3),
+  // can have. Whether there are any; if it was not even tried, *skipped.
+  const auto compose = [&](grid::Strategy s, bool* skipped) {
+    *skipped = true;
     const int merged = merged_replicas(s);
-    bool even = s.dp % merged == 0 && (merged == 1 || s.ep % s.cp == 0);
+    bool even = s.dp % merged == 0 && (merged == 1 || s.zero == 3 || s.ep % s.cp == 0);
     for (int r = 0; even && r < s.dp; r += merged) even = taken_by(s, r, merged) % merged == 0;
     if (!even) {
-      if (result.plans.empty())
-        result.reason = "replicas that divide experts cannot take whole micro-batches together";
-      continue;
+      if (result.plans.empty() && (s.zero < 3 || fixed.zero))
+        result.reason =
+            "replicas that divide experts or parameters cannot take whole micro-batches together";
+      return false;
     }
     int64_t total = 0;
     for (int m : s.micro_batches) total += m;
-    if (total * s.micro_batch != request.batch) continue;
+    if (total * s.micro_batch != request.batch) return false;
     // The same devices in the same stages are the same plan.
     grid::Strategy group = s;
     group.tp *= s.cp * merged;
@@ -216,13 +214,15 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
     if (!seen.insert(
                  fmt::format("{} {}", grid::to_string(group), fmt::join(group.micro_batches, " ")))
              .second)
-      continue;
+      return false;
     Workbench& own = bench_of(s.micro_batch * merged);
-    if (own.size() != bench.size()) continue;
+    if (own.size() != bench.size()) return false;
+    *skipped = false;
     Composition composition = composition_of(s);
     // The least level at which it fits.
     const bool any = !fixed.zero && composition.replicas.size() > 1;
-    const int least = fixed.zero.value_or(0), most = any && request.memory_limit ? 2 : least;
+    const int least = s.zero == 3 ? 3 : fixed.zero.value_or(0),
+              most = any && request.memory_limit ? 2 : least;
     composition.try_zero = any;
     std::string reason;
     std::unique_ptr<Plan> plan;
@@ -230,22 +230,43 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
       if ((plan = own.compose(composition, "grid", &reason))) break;
     if (!plan) {
       if (result.plans.empty()) result.reason = reason;
-      continue;
+      return false;
     }
-    ++tried;
     std::unique_ptr<Plan> jointly;
     if (!fixed.devices && s.interleave == 1 &&
         place_jointly(cluster, {everywhere}, *plan, &composition))
       jointly = own.compose(composition, "grid", &reason);
     auto note = [&](const Plan& made) {
-      s.zero = made.pipeline->level(0);
+      if (s.zero < 3) s.zero = made.pipeline->level(0);
       return grid::to_string(s);
     };
     result.notes.push_back(note(*plan));
     result.plans.push_back(std::move(plan));
-    if (!jointly) continue;
+    if (!jointly) return true;
     result.notes.push_back(note(*jointly) + " placed jointly");
     result.plans.push_back(std::move(jointly));
+    return true;
+  };
+  for (const grid::Candidate& candidate : found.ranked) {
+    grid::Strategy s = candidate.strategy;
+    const bool parts = s.cp > 1 || s.ep > 1;
+    int& tried = composed[s.interleave > 1][parts];
+    if (tried >= (parts ? kParted : kComposed)) continue;
+    // Where less does not fit, parameters are divided too.
+    std::vector<int> levels = {0};
+    if (fixed.zero)
+      levels = {*fixed.zero == 3 ? 3 : 0};
+    else if (s.zero == 3)
+      levels = {3};
+    else if (request.memory_limit && s.dp > 1)
+      levels = {0, 3};
+    for (int level : levels) {
+      s.zero = level;
+      bool skipped = false;
+      const bool made = compose(s, &skipped);
+      if (made) ++tried;
+      if (made || skipped) break;
+    }
   }
   rank(&result);
   if (!result.plans.empty()) result.reason = found.stop_reason;

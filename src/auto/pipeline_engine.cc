@@ -24,6 +24,7 @@ constexpr int kOrdered = 6;                 // most sub-clusters of which all or
 constexpr int kLeftOut = 4;                 // most sub-clusters of which any may be left out
 constexpr double kIdle = 0.1;               // of the busiest stage, below which one may be given up
 constexpr int kLayers = 160;                // at most, unless the model has fewer heavy operators
+constexpr double kMuchState = 0.5;          // of a device's memory: it is cut, or divided
 constexpr int kCoarsest = 8;                // layers that automatic granularity begins with
 constexpr double kGranularityGain = 0.002;  // of balance or time, for which finer layers are tried
 
@@ -314,7 +315,7 @@ class Engine {
       const double share = static_cast<double>(mesh.size()) * pipelines / devices;
       on.lean = request_.memory_limit && mesh.size() > 1 &&
                 parameters * (2 + state_factor(request_.optimizer)) * share >
-                    0.5 * on.group->cluster.types[0].memory;
+                    kMuchState * on.group->cluster.types[0].memory;
       return on;
     };
     std::vector<Workbench::OnGroup> groups;  // those that the search will ask for
@@ -332,6 +333,7 @@ class Engine {
     struct OnMesh {
       bool lean = false;
       double devices = 1;
+      Bytes memory = 0;  // of one
       std::vector<int> infeasible;
       std::vector<Seconds> forward, backward, once;
       std::vector<Bytes> state, held, late, own;
@@ -345,6 +347,7 @@ class Engine {
       if (!fresh) return on;
       const Workbench::OnGroup group = on_group(mesh, pipelines);
       on.devices = mesh.size();
+      on.memory = group.group->cluster.types[0].memory;
       on.lean = group.lean;
       on.infeasible = {0};
       on.forward = on.backward = on.once = on.state = on.held = on.late = on.own = {0.0};
@@ -398,7 +401,20 @@ class Engine {
         profile.activation = on.held_inputs[q.first];
       }
       // Gradients gather while activations are given back.
-      profile.state = sum(on.state) + std::max(workspace, sum(on.late) - profile.activation);
+      Bytes state = sum(on.state);
+      if (q.pipelines > 1 && options.memory_limit && state > kMuchState * on.memory) {
+        // Pipelines divide optimizer state (ZeRO 1), which costs nothing; where that is not enough,
+        // gradients too, which are then reduced in every pass.
+        const double optimizer = state_factor(request_.optimizer), all = 2 + optimizer,
+                     part = 1.0 / q.pipelines;
+        const Bytes whole = state;
+        state = whole * (2 + optimizer * part) / all;
+        if (state > kMuchState * on.memory) {
+          state = whole * (1 + (1 + optimizer) * part) / all;
+          profile.backward += profile.reduce / 2;
+        }
+      }
+      profile.state = state + std::max(workspace, sum(on.late) - profile.activation);
       return profile;
     };
     // All pipelines send at once, each from the end of its share of one sub-cluster to the
@@ -534,7 +550,12 @@ class Engine {
       note += fmt::format(" on {} of {} devices", devices, cluster_.size());
     if (!seen_.insert(note).second) return false;
     std::string reason;
-    auto plan = benches_.at(found.micro_batch)->compose(composition, "pipeline", &reason);
+    std::unique_ptr<Plan> plan;
+    // The least level of ZeRO at which it fits.
+    const int most = request_.memory_limit && found.plan.pipelines > 1 ? 2 : 0;
+    for (; composition.zero <= most; ++composition.zero)
+      if ((plan = benches_.at(found.micro_batch)->compose(composition, "pipeline", &reason))) break;
+    if (plan && composition.zero > 0) note += fmt::format(", ZeRO {}", composition.zero);
     if (!plan) {
       if (result_.plans.empty()) result_.reason = reason;
       return true;

@@ -138,16 +138,20 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
         for (const std::vector<int>& d : devices) replica.stages[0].devices.push_back(d[i]);
         composition.replicas.push_back(std::move(replica));
       }
+      // The least level of ZeRO at which it fits.
       std::string reason;
-      auto plan = bench.compose(composition, "virtual", &reason);
+      std::unique_ptr<Plan> plan;
+      for (; composition.zero <= (request.memory_limit ? 2 : 0); ++composition.zero)
+        if ((plan = bench.compose(composition, "virtual", &reason))) break;
       if (!plan) {
         if (result.plans.empty()) result.reason = reason;
         continue;
       }
       result.plans.push_back(std::move(plan));
-      result.notes.push_back(fmt::format("{} virtual devices of {}, micro-batches of {}{}",
-                                         devices.size(), size, micro_batch,
-                                         recompute ? ", recomputing" : ""));
+      result.notes.push_back(fmt::format(
+          "{} virtual devices of {}, micro-batches of {}{}{}", devices.size(), size, micro_batch,
+          composition.zero > 0 ? fmt::format(", ZeRO {}", composition.zero) : "",
+          recompute ? ", recomputing" : ""));
     }
     result.planned += bench.planned();
     result.search_s +=

@@ -1,6 +1,8 @@
 #include "cost/cost.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -340,7 +342,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
                     ? (seconds - model.collective(step.kind, 0, shares, step.form)) / largest
                     : 0,
                 largest, theory.segment(step.value), gradient,
-                pure[step.value.index] ? gradient_part : 1);
+                pure[step.value.index] && !step.each ? gradient_part : 1);
   }
 }
 
@@ -489,12 +491,19 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
     const auto& f = fractions.by_type(theory.cut(v, p));
     for (int t = 0; t < types; ++t) memory.sums[t] += bytes * f[t];
   };
+  // A gradient is there as a sum first, then as its parameter is placed, which is counted as state.
+  std::set<std::pair<ValueId, Placement>> summed;
+  std::map<ValueId, ValueId> parameter_of;
+  for (const Parameter& p : graph.parameters)
+    if (p.gradient.valid() && persistent[p.gradient.index]) parameter_of[p.gradient] = p.value;
   if (phases && !every_pass)
     for (const auto& [v, p] : accumulated(theory, program)) {
       const TensorSpec& spec = graph.spec(v);
-      add_sum(v, p,
-              static_cast<Bytes>(spec.bytes()) * (is_half(spec) ? 2 : 1) -
-                  (persistent[v.index] ? static_cast<Bytes>(spec.bytes()) : 0));
+      const auto bytes = static_cast<Bytes>(spec.bytes());
+      summed.insert({v, p});
+      add_sum(v, p, bytes * (is_half(spec) ? 2 : 1));
+      if (const auto of = parameter_of.find(v); of != parameter_of.end())
+        add_sum(of->second, stored[of->second.index], -bytes);
     }
   // Reduced in every pass, they are summed in the placement of their parameters.
   for (size_t i = 0; phases && every_pass && i < graph.parameters.size(); ++i) {
@@ -521,7 +530,8 @@ MemoryCost memory_of(const Theory& theory, const Program& program, const Fractio
         whole_bytes[at] += sign * bytes;
     };
     add(x.made, 1);
-    add(x.last + 1, -1);
+    // Added to its sum when it is there.
+    add((summed.count({x.value, x.placement}) ? x.made : x.last) + 1, -1);
   }
   for (int t = 0; t < types; ++t) {
     local[static_cast<size_t>(end) * types + t] += converted[t];

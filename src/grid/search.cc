@@ -336,7 +336,13 @@ struct Option {
 class FirstBound {
  public:
   FirstBound(const Estimator& estimator, const SearchOptions& options)
-      : estimator_(estimator), options_(options), counts_(estimator.cluster().count_by_type()) {}
+      : estimator_(estimator), options_(options), counts_(estimator.cluster().count_by_type()) {
+    std::vector<Bytes> memory;
+    for (const Device& d : estimator.cluster().devices)
+      memory.push_back(estimator.cluster().types[d.type].memory);
+    std::sort(memory.rbegin(), memory.rend());
+    for (Bytes m : memory) largest_sum_.push_back(largest_sum_.back() + m);
+  }
 
   Seconds operator()(const Strategy& s) {
     const Layers& layers = layers_of(s);
@@ -359,16 +365,22 @@ class FirstBound {
   // What follows the reduction of gradients: some stage has the mean of all parameters at least.
   Seconds tail(const Strategy& s) { return tail(s, layers_of(s)); }
 
-  // Whether all stages together need more than the largest devices have, wherever layers go.
-  bool too_large(const Strategy& s) {
-    const int layers = estimator_.model().size();
+  // Whether all stages together need more than they can have, wherever devices and layers go. Where
+  // replicas share the state by their memory a stage has the mean of theirs, else the least: with n
+  // devices a stage, the i-th best one cannot have more than the i n-th largest device.
+  bool too_large(const Strategy& s) const {
+    const int layers = estimator_.model().size(), each = s.dp * s.cp * s.tp;
     const Calibration& c = estimator_.calibration();
-    Bytes largest = 0;
-    for (size_t type = 0; type < counts_.size(); ++type)
-      if (counts_[type] > 0) largest = std::max(largest, estimator_.cluster().types[type].memory);
+    Bytes room = 0;
+    if (s.zero > 0 && s.runtime == Runtime::motley) {
+      room = largest_sum_[s.ranks()] / each;
+    } else {
+      for (int i = 1; i <= s.pp; ++i)
+        room += largest_sum_[i * each] - largest_sum_[i * each - 1];
+    }
     return estimator_.state_bytes(0, layers, s) +
                (1 + c.fragmentation) * estimator_.activation_bytes(0, layers, s) >
-           (largest - c.context) * s.pp;
+           (room - c.context * s.pp) * (1 + 1e-12);
   }
 
  private:
@@ -418,7 +430,8 @@ class FirstBound {
 
   const Estimator& estimator_;
   const SearchOptions& options_;
-  const std::vector<int> counts_;  // [type] devices
+  const std::vector<int> counts_;           // [type] devices
+  std::vector<Bytes> largest_sum_ = {0.0};  // [n] memory of the n largest devices
   std::map<std::tuple<int, int, int, int, Recompute, Runtime>, Layers> known_;
 };
 

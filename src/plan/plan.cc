@@ -601,6 +601,21 @@ std::string describe_pipeline(const Plan& plan) {
                        pipeline.level(s) == 1 ? "optimizer state" : "optimizer state and gradients",
                        format_bytes(bytes), fmt::join(shares, " "));
   }
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const StagePlan& stage = pipeline.replicas[0].stages[s];
+    if (std::none_of(stage.program.steps.begin(), stage.program.steps.end(),
+                     [](const Step& step) { return step.each || step.again; }))
+      continue;
+    const auto stored = stored_placements(pipeline.theory(s), stage.program);
+    Bytes bytes = 0;
+    for (const Parameter& p : pipeline.graph(s).parameters)
+      if (stored[p.value.index].is_shard())
+        bytes += static_cast<Bytes>(pipeline.graph(s).spec(p.value).bytes());
+    out += fmt::format(
+        "  zero        stage {} level 3: its devices divide {} of parameters, which "
+        "passes gather and whose gradients they scatter\n",
+        s, format_bytes(bytes));
+  }
   std::vector<int> counts;
   for (const StagePlan& stage : pipeline.replicas[0].stages) counts.push_back(stage.warm_up);
   out += describe_reductions(plan);

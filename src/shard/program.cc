@@ -15,7 +15,7 @@ bool has_forms(CollectiveKind kind) {
 }
 
 std::string to_text(const Theory& theory, const Step& step) {
-  const char* again = step.again ? "again " : "";
+  const char* again = step.again ? "again " : step.each ? "each " : "";
   if (!step.is_compute())
     return fmt::format("{}{} %{} {} -> {}{}", again, to_string(step.kind), step.value.index,
                        to_string(step.from), to_string(step.to),
@@ -51,6 +51,9 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
   if (head == "again") {
     step.again = true;
     head = word(&at);
+  } else if (head == "each") {
+    step.each = true;
+    head = word(&at);
   }
   if (head == "node") {
     step.node = NodeId(index(word(&at), graph.nodes.size(), "node"));
@@ -71,8 +74,7 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
       !parse_placement(to, &step.to))
     throw fail(
         "is not a step; write 'node N op IN -> OUT' or 'collective %V FROM -> TO', with 'again ' "
-        "in "
-        "front if it runs again");
+        "in front if it runs again, 'each ' if it runs in every pass");
   step.value = ValueId(index(value.substr(1), graph.values.size(), "value"));
   if (!Theory::conversion(step.from, step.to, &step.kind) || head != to_string(step.kind))
     throw fail("is not a collective between these placements");
@@ -83,6 +85,23 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
   }
   return step;
 }
+
+namespace {
+
+// Collectives and views of gradients that only the optimizer reads.
+bool of_gradients(const Theory& theory, const std::vector<bool>& pure, const Step& step) {
+  if (!step.is_compute()) return pure[step.value.index];
+  const Node& node = theory.graph().node(step.node);
+  const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
+  return op && op->alias && node.outputs.size() == 1 && node.outputs[0].valid() &&
+         pure[node.outputs[0].index] && pure[theory.graph().inputs_of(node)[0].index];
+}
+
+bool may_reduce(const Theory& theory, const std::vector<bool>& pure, const Step& step) {
+  return !step.each && of_gradients(theory, pure, step);
+}
+
+}  // namespace
 
 std::vector<std::string> check(const Theory& theory, const Program& program) {
   const Graph& graph = theory.graph();
@@ -99,6 +118,9 @@ std::vector<std::string> check(const Theory& theory, const Program& program) {
   };
   std::map<ValueId, Placement> stored;
   std::set<std::tuple<NodeId, int, ValueId, Placement, Placement>> ran_before;
+  const bool any_each = std::any_of(program.steps.begin(), program.steps.end(),
+                                    [](const Step& step) { return step.each; });
+  const std::vector<bool> pure = any_each ? pure_gradients(graph) : std::vector<bool>();
   for (size_t s = 0; s < program.steps.size(); ++s) {
     const Step& step = program.steps[s];
     const std::tuple key(step.node, step.triple, step.value, step.from, step.to);
@@ -120,6 +142,10 @@ std::vector<std::string> check(const Theory& theory, const Program& program) {
       }
       const Node& node = graph.node(step.node);
       const Triple& triple = theory.triples(step.node)[step.triple];
+      if (step.each && !of_gradients(theory, pure, step))
+        problem(s, fmt::format("says each, and node {} is no view of a gradient on its way to the "
+                               "optimizer",
+                               step.node.index));
       auto inputs = graph.inputs_of(node);
       for (size_t i = 0; i < inputs.size(); ++i) need(s, inputs[i], triple.in[i]);
       for (size_t o = 0; o < node.outputs.size(); ++o) {
@@ -147,6 +173,9 @@ std::vector<std::string> check(const Theory& theory, const Program& program) {
           !Theory::conversion(step.from, step.to, &kind) || kind != step.kind)
         problem(s, fmt::format("{} does not turn {} of %{} into {}", to_string(step.kind),
                                to_string(step.from), step.value.index, to_string(step.to)));
+      if (step.each && !of_gradients(theory, pure, step))
+        problem(s, fmt::format("says each, and %{} is not a gradient on its way to the optimizer",
+                               step.value.index));
       if (step.form == PieceForm::grouped && !has_forms(step.kind))
         problem(s, fmt::format("{} has no grouped form", to_string(step.kind)));
       need(s, step.value, step.from);
@@ -202,15 +231,6 @@ void for_each_made(const Theory& theory, const Step& step, F f) {
     if (node.outputs[o].valid()) f(node.outputs[o], triple.out[o]);
 }
 
-// Collectives and views of gradients that only the optimizer reads.
-bool may_reduce(const Theory& theory, const std::vector<bool>& pure, const Step& step) {
-  if (!step.is_compute()) return pure[step.value.index];
-  const Node& node = theory.graph().node(step.node);
-  const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
-  return op && op->alias && node.outputs.size() == 1 && node.outputs[0].valid() &&
-         pure[node.outputs[0].index] && pure[theory.graph().inputs_of(node)[0].index];
-}
-
 bool is_backward(const Theory& theory, const Step& step) {
   return step.is_compute() && theory.graph().node(step.node).phase == Phase::backward;
 }
@@ -251,10 +271,60 @@ Phases phases_of(const Theory& theory, const Program& program) {
   for (ValueId v : theory.graph().outputs) output[v.index] = true;
   while (phases.backward > 0) {
     const Step& step = program.steps[phases.backward - 1];
-    if (step.is_compute() || output[step.value.index]) break;
+    // What runs again there is for the backward pass too.
+    if (!step.again && (step.is_compute() || output[step.value.index])) break;
     --phases.backward;
   }
   return phases;
+}
+
+Program scattered_in_passes(const Theory& theory, const Program& program) {
+  const Phases phases = phases_of(theory, program);
+  const int end = static_cast<int>(program.steps.size());
+  // What scatters in the reduction, and the views in front of it.
+  std::vector<bool> early(end);
+  std::set<std::pair<ValueId, Placement>> needed;
+  for (int s = end; s-- > phases.reduction;) {
+    const Step& step = program.steps[s];
+    bool wanted = !step.is_compute() && (step.kind == CollectiveKind::reduce_scatter ||
+                                         step.kind == CollectiveKind::slice);
+    if (step.is_compute())
+      for_each_made(theory, step, [&](ValueId v, Placement p) {
+        wanted = wanted || needed.count({v, p});
+      });
+    early[s] = wanted;
+    if (wanted) for_each_read(theory, step, [&](ValueId v, Placement p) { needed.insert({v, p}); });
+  }
+  std::map<std::pair<ValueId, Placement>, int> made;  // by which step of the passes, or behind it
+  for (int s = 0; s < phases.reduction; ++s)
+    for_each_made(theory, program.steps[s], [&](ValueId v, Placement p) {
+      made.try_emplace({v, p}, s);
+    });
+  std::vector<std::vector<int>> behind(phases.reduction);
+  for (int s = phases.reduction; s < end; ++s) {
+    if (!early[s]) continue;
+    int at = phases.backward;
+    for_each_read(theory, program.steps[s], [&](ValueId v, Placement p) {
+      const auto it = made.find({v, p});
+      at = it == made.end() || at == end ? end : std::max(at, it->second);
+    });
+    early[s] = at < phases.reduction;
+    if (!early[s]) continue;
+    behind[at].push_back(s);
+    for_each_made(theory, program.steps[s], [&](ValueId v, Placement p) { made[{v, p}] = at; });
+  }
+  Program result;
+  result.steps.reserve(program.steps.size());
+  for (int s = 0; s < phases.reduction; ++s) {
+    result.steps.push_back(program.steps[s]);
+    for (int late : behind[s]) {
+      result.steps.push_back(program.steps[late]);
+      result.steps.back().each = true;
+    }
+  }
+  for (int s = phases.reduction; s < end; ++s)
+    if (!early[s]) result.steps.push_back(program.steps[s]);
+  return result;
 }
 
 std::vector<std::string> check_phases(const Theory& theory, const Program& program) {

@@ -10,7 +10,9 @@
 //
 // A program that runs once per micro-batch has three phases: forward, backward, and reduction, the
 // collectives and views at its end that only gradients on their way to the optimizer go through.
-// They are linear, so they run once, on gradients summed over the micro-batches.
+// They are linear, so they run once, on gradients summed over the micro-batches. Those that say
+// `each` run in every pass all the same: what is summed over the micro-batches then is their
+// pieces.
 //
 // A step may run again: it makes the same values as an earlier equal step, which were freed
 // meanwhile (activations that the backward pass computes again, spmd/recompute.h).
@@ -23,6 +25,7 @@
 //   all_reduce %77 P -> R
 //   all_gather %78 S(0) -> R grouped
 //   again node 12 aten::mm S(0), R -> S(0)
+//   each reduce_scatter %79 P -> S(0)
 #pragma once
 
 #include <string>
@@ -47,6 +50,7 @@ struct Step {
   CollectiveKind kind = CollectiveKind::all_reduce;
   PieceForm form = PieceForm::padded;
   bool again = false;  // an equal step came before
+  bool each = false;   // in every pass, though the reduction could have it
 
   bool is_compute() const { return node.valid(); }
   friend bool operator==(const Step&, const Step&) = default;
@@ -74,6 +78,11 @@ Phases phases_of(const Theory& theory, const Program& program);
 
 // The same steps, those of the reduction moved to the end, otherwise in their order.
 Program phase_ordered(const Theory& theory, const Program& program);
+
+// A phase-ordered program with what makes pieces of gradients (reduce-scatters and slices of the
+// reduction, and the views they read) right behind what it reads, in every backward pass: no whole
+// gradient is kept from one pass to the next.
+Program scattered_in_passes(const Theory& theory, const Program& program);
 
 // What keeps a program from running in phases: outputs of the forward pass that are made later.
 // Empty if nothing does.

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "graph/owner.h"
+#include "graph/segment.h"
 
 namespace motley::spmd {
 
@@ -150,6 +151,71 @@ Program recompute(const Theory& theory, const Program& program, const std::vecto
       result.steps.push_back(program.steps[made]);
       result.steps.back().again = true;
     }
+    result.steps.push_back(program.steps[s]);
+  }
+  return result;
+}
+
+Program hold_pieces(const Theory& theory, const Program& phased) {
+  const Graph& graph = theory.graph();
+  const Program program = scattered_in_passes(theory, phased);
+  const int backward = phases_of(theory, program).backward,
+            steps = static_cast<int>(program.steps.size());
+  std::vector<bool> stays(graph.values.size());
+  for (ValueId v : graph.outputs) stays[v.index] = true;
+  if (graph.loss.valid()) stays[graph.loss.index] = true;
+  for (const Buffer& b : graph.buffers)
+    if (b.update.valid()) stays[b.update.index] = true;
+  // What is made of parameters alone, by which step; copies have bytes of their own.
+  struct Maker {
+    int step = 0;
+    bool copy = false;
+  };
+  std::map<Made, Maker> makers;
+  std::vector<Made> reads, made;
+  for (int s = 0; s < backward; ++s) {
+    const Step& step = program.steps[s];
+    made_by(theory, step, &made);
+    if (step.is_compute() && is_source(graph.node(step.node))) {
+      if (graph.node(step.node).op == "motley::parameter") makers[made[0]] = {s, false};
+      continue;
+    }
+    read_by(theory, step, &reads);
+    bool alone = !reads.empty(), copy = !step.is_compute() && step.kind != CollectiveKind::slice;
+    for (const Made& m : reads) {
+      const auto it = makers.find(m);
+      alone = alone && it != makers.end();
+      copy = copy || (alone && it->second.copy);
+    }
+    if (step.is_compute()) {
+      const Node& node = graph.node(step.node);
+      const OpDef* op = find_op(node.op);
+      // Views and conversions; more is computed once.
+      alone = alone && op && !op->random && !op->flops && !is_boundary(node) &&
+              theory.triples(step.node)[step.triple].collectives.empty();
+      copy = copy || !op || !op->alias;
+    }
+    for (const Made& m : made) alone = alone && !stays[m.first.index];
+    if (!alone) continue;
+    for (const Made& m : made) makers[m] = {s, copy};
+  }
+  Program result;
+  result.steps.assign(program.steps.begin(), program.steps.begin() + backward);
+  std::vector<bool> again(steps);
+  const std::function<void(const Step&)> want = [&](const Step& step) {
+    std::vector<Made> list;
+    read_by(theory, step, &list);
+    for (const Made& m : list) {
+      const auto it = makers.find(m);
+      if (it == makers.end() || !it->second.copy || again[it->second.step]) continue;
+      again[it->second.step] = true;
+      want(program.steps[it->second.step]);
+      result.steps.push_back(program.steps[it->second.step]);
+      result.steps.back().again = true;
+    }
+  };
+  for (int s = backward; s < steps; ++s) {
+    want(program.steps[s]);
     result.steps.push_back(program.steps[s]);
   }
   return result;

@@ -27,6 +27,13 @@ std::vector<int> blocks_of(const Graph& graph);
 Program recompute(const Theory& theory, const Program& program, const std::vector<int>& block_of,
                   const std::vector<bool>& chosen);
 
+// A phase-ordered program that holds parameters and gradients whole no longer than it uses them
+// (ZeRO stage 3, Rajbhandari et al. 2020): gathered copies of parameters, and what is converted of
+// parameters, are freed after the forward pass and made again in front of the backward steps that
+// read them; gradients are scattered in every backward pass. REQUIRES: `program` makes nothing
+// again.
+Program hold_pieces(const Theory& theory, const Program& program);
+
 // What a choice of blocks costs: seconds, and bytes over the memory of the device type that lacks
 // most (0: it fits).
 struct RecomputeCost {

@@ -163,6 +163,7 @@ struct Executor::Instruction {
   bool last = false;                  // one conversion: its operand is not read again
   bool passes = false;                // boundary: nothing moves
   std::vector<int> free;              // slots dead after this instruction
+  std::vector<int> sums;              // slots added to the sums of micro-batches after it
 };
 
 Executor::Executor(const Theory& theory, const Program& program, const Shares& shares,
@@ -371,6 +372,19 @@ void Executor::compile() {
   }
   if (phases.backward == end) backward_ = instructions_.size();
   if (phases.reduction == end) reduction_ = instructions_.size();
+  std::vector<int> last(values_.size(), -1);  // instruction of the backward phase, by slot
+  for (size_t i = backward_; i < reduction_; ++i) {
+    const Instruction& in = instructions_[i];
+    if (in.kind == Instruction::Kind::send) continue;  // not in phases
+    auto touch = [&](int slot) {
+      if (slot >= 0) last[slot] = static_cast<int>(i);
+    };
+    for (int s : in.operands) touch(s);
+    for (int s : in.results) touch(s);
+    for (const Step& s : in.steps) touch(slot(s.value, s.from)), touch(slot(s.value, s.to));
+  }
+  for (int s : accumulated_)
+    if (last[s] >= 0) instructions_[last[s]].sums.push_back(s);
 }
 
 void Executor::convert(const Instruction& instruction) {
@@ -629,6 +643,8 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
     }
     for (int s : in.free) values_[s].reset();
     if (options_.after) options_.after(is_compute && !exchanges, &in);
+    if (summing_)
+      for (int s : in.sums) add_up(s);
   }
 }
 
@@ -685,22 +701,27 @@ Executor::Flight Executor::forward(int64_t step, int64_t micro_batch, bool again
 
 void Executor::backward(Flight* flight, int64_t step, int64_t micro_batch) {
   std::swap(*flight, values_);
-  run(backward_, reduction_, step, micro_batch);
   if (sums_.empty()) sums_.resize(values_.size());
-  for (int s : accumulated_) {
-    // The first is copied where it may be a view of something larger, or of what others hold. Many
-    // small terms would be lost in a sum of 16 bits.
-    at::Tensor& value = values_[s];
-    if (sums_in_f32(value.scalar_type())) value = value.to(at::kFloat);
-    if (sums_[s].defined())
-      sums_[s].add_(value);
-    else
-      sums_[s] = value.is_contiguous() && value.use_count() == 1 && value.storage().use_count() == 1
-                     ? value
-                     : value.clone(at::MemoryFormat::Contiguous);
-    value.reset();
-  }
+  summing_ = true;
+  run(backward_, reduction_, step, micro_batch);
+  summing_ = false;
+  for (int s : accumulated_)
+    if (values_[s].defined()) add_up(s);  // made in the forward phase
   std::swap(*flight, values_);
+}
+
+// The first is copied where it may be a view of something larger, or of what others hold. Many
+// small terms would be lost in a sum of 16 bits.
+void Executor::add_up(int s) {
+  at::Tensor& value = values_[s];
+  if (sums_in_f32(value.scalar_type())) value = value.to(at::kFloat);
+  if (sums_[s].defined())
+    sums_[s].add_(value);
+  else
+    sums_[s] = value.is_contiguous() && value.use_count() == 1 && value.storage().use_count() == 1
+                   ? value
+                   : value.clone(at::MemoryFormat::Contiguous);
+  value.reset();
 }
 
 at::Tensor Executor::take(Flight* flight, ValueId output) {

@@ -81,7 +81,7 @@ class Executor {
   // it. Buffers are updated unless it runs `again`.
   Flight forward(int64_t step, int64_t micro_batch, bool again = false);
   // Runs the backward phase; what the reduction starts from is added to what is there of earlier
-  // micro-batches.
+  // micro-batches as soon as the phase reads it no more.
   void backward(Flight* flight, int64_t step, int64_t micro_batch);
   // Hands out an output of the phase that just ran; once.
   at::Tensor take(Flight* flight, ValueId output);
@@ -109,6 +109,7 @@ class Executor {
   at::Tensor loss_of(Placement* placement) const;
   std::vector<at::Tensor> gradients() const;
   void update_buffers();
+  void add_up(int slot);
   void convert(const Instruction& instruction);
   at::Tensor exchange(const Instruction& instruction);
   void send(const Instruction& instruction);
@@ -141,6 +142,7 @@ class Executor {
   size_t backward_ = 0, reduction_ = 0;  // first instructions of these phases
   std::vector<int> accumulated_;         // slots that the reduction starts from
   Flight sums_;                          // of them
+  bool summing_ = false;                 // in backward()
 };
 
 // Element i of the stream of one random node in one step, uniform in [0, 1).
