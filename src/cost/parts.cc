@@ -149,15 +149,21 @@ class Parts {
 
   void add_memory() {
     std::vector<bool> persistent(graph_.values.size());
+    std::vector<double> as_state(graph_.values.size(), 0);  // of gradients, the largest piece
+    const std::vector<Placement> stored = stored_placements(theory_, program_);
     for (const Parameter& p : graph_.parameters) {
       persistent[p.value.index] = true;
-      if (p.gradient.valid()) persistent[p.gradient.index] = true;
+      if (!p.gradient.valid()) continue;
+      persistent[p.gradient.index] = true;
+      as_state[p.gradient.index] = fraction(p.value, stored[p.value.index]);
     }
+    std::set<std::pair<ValueId, Placement>> summed;
     for (const auto& [v, p] : accumulated(theory_, program_)) {
-      // Sums of 16-bit gradients have 32 bits.
+      // Sums of 16-bit gradients have 32 bits. They are there before what is counted as state.
       const bool half = graph_.spec(v).dtype == DType::bf16 || graph_.spec(v).dtype == DType::f16;
       result_[part_of(v)].state +=
-          bytes_of(v) * ((half ? 2 : 1) - (persistent[v.index] ? 1 : 0)) * fraction(v, p);
+          bytes_of(v) * ((half ? 2 : 1) * fraction(v, p) - as_state[v.index]);
+      summed.insert({v, p});
     }
     std::vector<Bytes> change(static_cast<size_t>(end_) + 2);  // [step]
     for (const Held& x : storages(theory_, program_, fractions_)) {
@@ -166,6 +172,9 @@ class Parts {
       PartCost& cost = result_[part_of(x.value)];
       if (x.made < phases_.backward && x.last >= phases_.backward) {
         cost.held += bytes;
+      } else if (summed.count({x.value, x.placement})) {  // added to its sum when it is there
+        change[x.made] += bytes;
+        change[x.made + 1] -= bytes;
       } else if (x.made < phases_.reduction && x.last >= phases_.reduction) {
         cost.late += bytes;
       } else {
