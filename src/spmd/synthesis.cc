@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -54,7 +55,7 @@ constexpr double kWideGap = 1e-2;  // for which another bound is tried
 // Of a step with overlap: program searches for one class of programs (exposure.h), and times that
 // a class is looked at closer.
 constexpr int kExposedSolves = 16;
-constexpr int kExposedClasses = 100;
+constexpr int kExposedClasses = 300;
 constexpr int64_t kExposedStates = 500;  // of one step of a search
 constexpr double kWorthDeciding = 2e-3;  // of a step: what the message of a gradient takes
 
@@ -199,17 +200,6 @@ class Search {
         if (!seen_.empty() && close(everywhere(from), seen_.front())) break;
         alternate(everywhere(from), {});
       }
-      for (int t = 0; t < model_.types() && model_.types() > 1; ++t) {
-        std::vector<double> others = proportional;
-        for (int d = 0; d < model_.cluster().size(); ++d)
-          if (model_.cluster().devices[d].type == t) others[d] = 0;
-        const double part = std::accumulate(others.begin(), others.end(), 0.0);
-        // Without these devices computation alone takes longer, as far as speeds tell.
-        if (!best_.feasible || best_.cost.step - best_.cost.comm >= part * best_.cost.step)
-          continue;
-        for (double& share : others) share /= part;
-        alternate(everywhere(others), {});
-      }
       tied_ = false;
       if (segments > 1) {
         if (best_.feasible) {
@@ -226,9 +216,11 @@ class Search {
     }
     if (!fits_plain_ && options_.memory_limit && no_program_.empty()) limit_memory();
     if (best_.feasible) {
-      if (model_.types() > 1 && options_.ratios.empty()) take_turns();
-      if (options_.polish && options_.ratios.empty()) polish();
-      if (options_.overlap) hide();
+      finish();
+      if (model_.types() > 1 && options_.ratios.empty()) {
+        apart([&] { leave_out(); });
+        apart([&] { take_turns(); });
+      }
       best_.reason = to_string(worst_stop_);
       const bool worth = options_.certify && best_.step() <= options_.certify_below;
       if (!options_.overlap) {
@@ -282,18 +274,60 @@ class Search {
     }
   }
 
+  // What follows the rounds: shares nearby, and programs that hide more.
+  void finish() {
+    if (options_.polish && options_.ratios.empty()) polish();
+    if (options_.overlap) hide();
+  }
+
+  // Rounds from another beginning, to their own end: what is best before gradients are hidden need
+  // not be so after. The better end is kept.
+  void apart(const std::function<void()>& rounds) {
+    beaten_ = std::move(best_);
+    const Program* program = best_program_;
+    const ValueId first = first_;
+    best_ = {};
+    best_.rounds = beaten_.rounds;
+    best_.solves = beaten_.solves;
+    best_.states = beaten_.states;
+    rounds();
+    if (best_.feasible) finish();
+    if (best_.feasible && best_.step() < beaten_.step()) return;
+    beaten_.rounds = best_.rounds;
+    beaten_.solves = best_.solves;
+    beaten_.states = best_.states;
+    best_ = std::move(beaten_);
+    best_program_ = program;
+    first_ = first;
+  }
+
+  // Rounds without the devices of one type, unless computation alone takes longer then, as far as
+  // speeds tell.
+  void leave_out() {
+    const std::vector<double> all = proportional_ratios(model_.cluster());
+    for (int t = 0; t < model_.types(); ++t) {
+      std::vector<double> others = all;
+      for (int d = 0; d < model_.cluster().size(); ++d)
+        if (model_.cluster().devices[d].type == t) others[d] = 0;
+      const double part = std::accumulate(others.begin(), others.end(), 0.0);
+      if (beaten_.cost.step - beaten_.cost.comm >= part * beaten_.cost.step) continue;
+      for (double& share : others) share /= part;
+      alternate(everywhere(others), {});
+    }
+  }
+
   // Rounds for programs in which types wait for one another in turn: no weights of types find them.
   void take_turns() {
     Seconds stages = 0;
     std::vector<Seconds> all(model_.types(), 0);
-    for (const StageCost& s : best_.cost.stages) {
+    for (const StageCost& s : beaten_.cost.stages) {
       stages += *std::max_element(s.compute.begin(), s.compute.end());
       for (int t = 0; t < model_.types(); ++t) all[t] += s.compute[t];
     }
     const Seconds waiting = stages - *std::max_element(all.begin(), all.end());
-    if (waiting < kWorthWaiting * best_.cost.step) return;
+    if (waiting < kWorthWaiting * beaten_.cost.step) return;
     level_ = true;
-    alternate(best_.ratios, {});
+    alternate(beaten_.ratios, {});
     level_ = false;
   }
 
@@ -924,7 +958,7 @@ class Search {
   std::vector<double> byte_prices_;     // that the limits ask for; empty: none
   Priced last_;                         // of the last round
   std::vector<Ratios> seen_;
-  Synthesis best_;
+  Synthesis best_, beaten_;                // beaten_: the best so far, while rounds begin anew
   const Program* best_program_ = nullptr;  // of found_
   std::string no_program_, lack_;
   double least_excess_ = 0;

@@ -4,9 +4,10 @@
 //     Q(s) = argmin over programs of t(Q, B(s-1))      folded search on prices weighted over device
 //     types B(s) = argmin over ratios of t(Q(s), B)          load-balancing LP
 //
-// starting from ratios proportional to speed, again from equal ones and, where communication leaves
-// room, from proportional ones without the devices of one type. The weights of the types are the
-// duals of the LP's stage constraints. Per-device memory is a hard limit: a program that
+// starting from ratios proportional to speed and, again, from equal ones; then, to an end of their
+// own, from proportional ones without the devices of one type where communication leaves room, and
+// at prices of the slowest type where types wait for one another in turn. The weights of the types
+// are the duals of the LP's stage constraints. Per-device memory is a hard limit: a program that
 // exceeds it is also tried with the cheapest blocks computed again, and programs are searched again
 // with a price per byte, found by the secant method on the dual.
 //
