@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 #include "auto/engines.h"
 #include "core/error.h"
@@ -206,6 +207,24 @@ std::pair<double, std::string> best_of(const std::string& model, const Cluster& 
   EXPECT_TRUE(check(*result.plans[0]).empty());
   EXPECT_TRUE(verify_plan(*result.plans[0]).equivalent);
   return {result.plans[0]->predicted_step_s, result.notes[0]};
+}
+
+// Stages may be fixed in blocks of the model, however finely it is cut.
+TEST(GridPlans, LayersCountBlocks) {
+  const auto plan = planned("gpt:layers=6,hidden=32,heads=4,seq=8,vocab=50",
+                            devices_of({1e12, 1e12, 1e12}), 6, "pp=3,dp=1,tp=1,mbs=1,layers=1/3/2");
+  ASSERT_TRUE(plan);
+  EXPECT_TRUE(check(*plan).empty());
+  const PipelinePlan& pipeline = *plan->pipeline;
+  ASSERT_EQ(pipeline.stages(), 3);
+  const std::vector<std::set<std::string>> expected = {
+      {"block0"}, {"block1", "block2", "block3"}, {"block4", "block5"}};
+  for (int s = 0; s < 3; ++s) {
+    std::set<std::string> blocks;
+    for (const Parameter& p : pipeline.graph(s).parameters)
+      if (p.name.starts_with("block")) blocks.insert(p.name.substr(0, p.name.find('.')));
+    EXPECT_EQ(blocks, expected[s]) << s;
+  }
 }
 
 // One long sequence, few heads: where neither samples nor heads go round, the sequence does.

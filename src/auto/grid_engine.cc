@@ -2,11 +2,13 @@
 #include <chrono>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "auto/engines.h"
 #include "core/error.h"
 #include "graph/op.h"
 #include "grid/search.h"
+#include "spmd/recompute.h"
 
 namespace motley::planner {
 
@@ -130,6 +132,26 @@ Composition composition_of(const grid::Strategy& s) {
   return composition;
 }
 
+// Layers of every stage whose blocks (of the model, by the names of its parameters) are given; what
+// comes before the first block or behind a block is with it. Empty: the model has others.
+std::vector<int> layers_of_blocks(const Workbench& bench, const std::vector<int>& blocks) {
+  const std::vector<int> block_of = spmd::blocks_of(bench.graph());
+  const int count = block_of.empty() ? 0 : *std::max_element(block_of.begin(), block_of.end()) + 1;
+  if (count != std::accumulate(blocks.begin(), blocks.end(), 0)) return {};
+  std::vector<int> layers(blocks.size(), 0);
+  size_t stage = 0;
+  int end = blocks[0];  // first block of the next stage
+  for (const auto& layer : bench.layers().layers) {
+    int block = -1;
+    for (NodeId n : layer.forward)
+      if (block < 0) block = block_of[n.index];
+    for (; block >= end; end += blocks[stage]) ++stage;
+    ++layers[stage];
+  }
+  const bool all = std::find(layers.begin(), layers.end(), 0) == layers.end();
+  return all ? layers : std::vector<int>();
+}
+
 }  // namespace
 
 EngineResult plan_grid(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
@@ -145,18 +167,32 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   while (!fixed.micro_batch && samples < 4 && request.batch % (2 * samples) == 0) samples *= 2;
   DeviceGroups groups(cluster);
   std::map<int64_t, std::unique_ptr<Workbench>> benches;
+  bool finest = false;
   int wanted = fixed.stages ? std::accumulate(fixed.stages->begin(), fixed.stages->end(), 0) : 0;
   auto bench_of = [&](int64_t size) -> Workbench& {
     auto& bench = benches[size];
     if (!bench) {
       bench = std::make_unique<Workbench>(request, &groups, graph_of(size), wanted);
-      if (wanted == 0 && bench->size() > kLayers) {
+      if (wanted == 0 && !finest && bench->size() > kLayers) {
         wanted = kLayers;
         bench = std::make_unique<Workbench>(request, &groups, bench->graph(), wanted);
       }
     }
     return *bench;
   };
+  if (fixed.stages && bench_of(samples).size() != wanted) {
+    const int given = std::exchange(wanted, 0);
+    finest = true;
+    benches.clear();
+    const std::vector<int> layers = layers_of_blocks(bench_of(samples), *fixed.stages);
+    if (layers.empty()) {
+      wanted = given;
+      finest = false;
+      benches.clear();
+    } else {
+      fixed.stages = layers;
+    }
+  }
   Workbench& bench = bench_of(samples);
   const grid::Model model = model_of(bench, samples);
   grid::Calibration calibration = grid::default_calibration(cluster, model.precision);

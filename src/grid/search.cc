@@ -375,8 +375,7 @@ class FirstBound {
     if (s.zero > 0 && s.runtime == Runtime::motley) {
       room = largest_sum_[s.ranks()] / each;
     } else {
-      for (int i = 1; i <= s.pp; ++i)
-        room += largest_sum_[i * each] - largest_sum_[i * each - 1];
+      for (int i = 1; i <= s.pp; ++i) room += largest_sum_[i * each] - largest_sum_[i * each - 1];
     }
     return estimator_.state_bytes(0, layers, s) +
                (1 + c.fragmentation) * estimator_.activation_bytes(0, layers, s) >
