@@ -148,7 +148,7 @@ TEST(Pipeline, SharedDevicesEqualOneDevice) {
     RandomPipeline what = cases()[c];
     what.shared = true;
     Rng rng(900 + c);
-    for (int trial = 0; trial < 6; ++trial) {
+    for (int trial = 0; trial < 8; ++trial) {
       const Plan plan = random_pipeline(what, &rng);
       const std::vector<std::string> problems = check(plan, false);
       ASSERT_TRUE(problems.empty()) << what.model << ": " << problems[0];

@@ -8,6 +8,7 @@
 #include "auto/engines.h"
 #include "cost/parts.h"
 #include "graph/canonical.h"
+#include "sim/simulate.h"
 #include "torch/capture.h"
 
 namespace motley {
@@ -185,6 +186,47 @@ device_types:
   EXPECT_TRUE(check(*slow.plans[0], false).empty());
   EXPECT_EQ(used(*fast.plans[0]).size(), 4U);
   EXPECT_LT(fast.plans[0]->predicted_step_s, slow.plans[0]->predicted_step_s);
+}
+
+// What one stage sends to another crosses the link between them once, however many devices need all
+// of it.
+TEST(Messages, CrossALinkOnce) {
+  const Cluster cluster = parse_cluster(R"(
+name: sites
+link: {bandwidth: 1 Gbps, latency: 100 us}
+groups:
+  - {name: near, link: {bandwidth: 100 Gbps, latency: 5 us}, devices: [{type: core, count: 4}]}
+  - {name: far, link: {bandwidth: 100 Gbps, latency: 5 us}, devices: [{type: core, count: 4}]}
+device_types:
+  - {name: core, like: cpu-core, flops: 20 GFLOPS, memory: 8 GiB, memory_bandwidth: 4 GB/s, overhead: 2 us}
+)",
+                                        "sites");
+  planner::DeviceGroups groups(cluster);
+  for (const char* model : {"gpt:layers=4,hidden=64,heads=4,seq=16,vocab=50",
+                            "mlp:layers=6,hidden=256,in=256,classes=64"})
+    for (int samples : {1, 2, 4}) {
+      planner::Request request = request_of(model);
+      planner::Workbench bench(request, &groups, graphs_of(model)(samples), 0);
+      planner::Composition composition;
+      composition.micro_batch = samples;
+      planner::ReplicaChoice replica;
+      replica.micro_batches = static_cast<int>(request.batch / samples);
+      const int half = bench.size() / 2;
+      replica.stages = {{0, half - 1, {0, 1, 2, 3}}, {half, bench.size() - 1, {4, 5, 6, 7}}};
+      composition.replicas = {replica};
+      std::string reason;
+      const auto plan = bench.compose(composition, "pipeline", &reason);
+      ASSERT_TRUE(plan) << reason;
+      EXPECT_TRUE(check(*plan).empty());
+      Bytes expected = 0, sent = 0;
+      for (const Transfer& t : plan->pipeline->parts().transfers)
+        expected += static_cast<Bytes>(plan->graph->spec(t.value).bytes());
+      for (const Exchange& exchange : simulate(*plan).exchanges)
+        if (exchange.what.starts_with("stage 0 to 1") || exchange.what.starts_with("stage 1 to 0"))
+          sent += exchange.bytes;
+      EXPECT_GT(sent, 0);
+      EXPECT_NEAR(sent, expected, 1e-6 * expected) << model << ", " << samples;
+    }
 }
 
 // The steps of a program, given to layers, are all there.

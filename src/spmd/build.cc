@@ -21,6 +21,14 @@ using ProgramStep = ::motley::Step;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+constexpr double kReceivedWhole = 1.001;  // times what gathering it takes
+
+// An input that another stage sends (graph/stage.h).
+bool is_received(const GraphNode& node) {
+  if (node.op != "motley::input" || node.args.empty()) return false;
+  const std::string* name = std::get_if<std::string>(&node.args[0]);
+  return name != nullptr && name->starts_with('%');
+}
 
 int find_root(std::vector<int>& parent, int x) {
   while (parent[x] != x) x = parent[x] = parent[parent[x]];
@@ -385,6 +393,27 @@ void Builder::add_nodes() {
             std::move(stored);
         continue;
       }
+      if (is_received(node) && restriction_ == Restriction::none) {
+        std::string key = fmt::format("received|{}|{}|{}", graph.spec(v).bytes(),
+                                      theory_.segment(v), forms_key(v));
+        for (const Triple& triple : triples)
+          if (const Placement p = triple.out[0]; p.is_shard())
+            key += fmt::format("{}:{},", to_string(p), theory_.cut_size(v, p));
+        const int table = table_for(key, [&](OptionTable* t, OptionOrigin* origin) {
+          for (const bool whole : {true, false})
+            for (size_t i = 0; i < triples.size(); ++i) {
+              const Placement p = triples[i].out[0];
+              if (p.is_partial() || p.is_replicated() != whole || form_of(v, p) < 0) continue;
+              Option o;
+              o.out = {static_cast<uint8_t>(form_of(v, p))};
+              t->options.push_back(o);
+              origin->triple.push_back(static_cast<int>(i));
+            }
+        });
+        add_node(table, {}, {cls}, node.phase == Phase::backward, source);
+        add_outputs(node);
+        continue;
+      }
       // Whole is enough: pieces of it are free. A cut batch is a restriction.
       bool cut = cut_inputs.count(v) &&
                  (restriction_ == Restriction::data_parallel || restriction_ == Restriction::zero ||
@@ -551,6 +580,8 @@ void Builder::price(const Fractions& fractions, int micro_batches, const Exposur
         continue;
       }
       o.comm = inner_seconds(theory_, source.node, triple, model_, fractions);
+      if (is_received(node) && triple.out[0].is_replicated())
+        o.comm = received_whole(source.node, fractions);
       if (closed && !triple.collectives.empty() &&
           !(is_boundary(node) && moves_nothing(theory_, source.node, triple, fractions.shares())))
         o.comm = kInfinity;
@@ -575,6 +606,18 @@ void Builder::level() {
   for (OptionTable& table : problem_.option_tables)
     for (Option& o : table.options)
       o.compute.assign(o.compute.size(), *std::max_element(o.compute.begin(), o.compute.end()));
+}
+
+Seconds Builder::received_whole(NodeId node, const Fractions& fractions) const {
+  const ValueId v = theory_.graph().node(node).outputs[0];
+  Seconds least = kInfinity;
+  for (const Triple& triple : theory_.triples(node))
+    if (const Placement p = triple.out[0]; p.is_shard() && form_of(v, p) >= 0)
+      least =
+          std::min(least, model_.collective(CollectiveKind::all_gather,
+                                            static_cast<Bytes>(theory_.graph().spec(v).bytes()),
+                                            fractions.profile(theory_.cut(v, p), model_.net())));
+  return least < kInfinity ? kReceivedWhole * least : 0;
 }
 
 ExposedCost Builder::exposed_cost(const Program& program, const Fractions& fractions,

@@ -10,8 +10,11 @@
 // Sources: a parameter is stored in one placement, fixed once; its gradient must come out in the
 // same. That is expressed by a token, a second output of the parameter that has no conversions and
 // that the update consumes together with the gradient. Buffers that the step changes work alike.
-// Inputs are read whole or in pieces at no cost. An output is consumed, as soon as it is made, in
-// any form that holds a placement that is not partial.
+// Inputs are read whole or in pieces at no cost; but what a stage of a pipeline receives from
+// another comes in pieces that are gathered here, or whole at a little more than gathering it:
+// every device would be sent all of it over a link that is seldom better than those inside of the
+// stage. An output is consumed, as soon as it is made, in any form that holds a placement that is
+// not partial.
 #pragma once
 
 #include <span>
@@ -136,6 +139,8 @@ class Builder {
   void add_nodes();
   std::vector<Placement> stored_choices(ValueId source) const;
   bool is_expert(ValueId source) const;
+  // The price of a value from another stage that every device receives whole.
+  Seconds received_whole(NodeId node, const Fractions& fractions) const;
 
   const Theory& theory_;
   const CostModel& model_;
