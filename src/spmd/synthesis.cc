@@ -50,7 +50,8 @@ constexpr int kPolishIdle = 2;
 // with that in mind.
 constexpr double kWorthWaiting = 1e-2;
 
-constexpr double kWideGap = 1e-2;  // for which another bound is tried
+constexpr double kWorthApart = 5e-3;  // gap for which rounds begin elsewhere too
+constexpr double kWideGap = 1e-2;     // for which another bound is tried
 
 // Of a step with overlap: program searches for one class of programs (exposure.h), and times that
 // a class is looked at closer.
@@ -217,18 +218,17 @@ class Search {
     if (!fits_plain_ && options_.memory_limit && no_program_.empty()) limit_memory();
     if (best_.feasible) {
       finish();
-      if (model_.types() > 1 && options_.ratios.empty()) {
+      StopReason stop = worst_stop_;  // of plans, not of bounds
+      certify();
+      if (model_.types() > 1 && options_.ratios.empty() && gap() > kWorthApart) {
+        const Seconds before = best_.step();
+        worst_stop_ = stop;
         apart([&] { leave_out(); });
         apart([&] { take_turns(); });
+        stop = worst_stop_;
+        if (best_.step() < before) certify();
       }
-      best_.reason = to_string(worst_stop_);
-      const bool worth = options_.certify && best_.step() <= options_.certify_below;
-      if (!options_.overlap) {
-        best_.lower_bound = certify(worth);
-      } else if (worth) {
-        best_.lower_bound = certify_exposed();
-        if (gap() > kWideGap) best_.synchronised_bound = certify(true);
-      }
+      best_.reason = to_string(stop);
       if (!options_.memory_limit) {
         const Shares shares(best_.ratios);
         best_.cost.memory = memory_of(theory_, best_.program, Fractions(model_.cluster(), shares),
@@ -339,6 +339,17 @@ class Search {
   }
 
   double gap() const { return 1 - best_.lower_bound / best_.step(); }
+
+  // The lower bounds of the plan's shares.
+  void certify() {
+    const bool worth = options_.certify && best_.step() <= options_.certify_below;
+    if (!options_.overlap) {
+      best_.lower_bound = certify(worth);
+    } else if (worth) {
+      best_.lower_bound = certify_exposed();
+      if (gap() > kWideGap) best_.synchronised_bound = certify(true);
+    }
+  }
 
   // Shares that divide well are not always those of the linear program, which knows no integers:
   // the best program with a little more for one type and less for another.
