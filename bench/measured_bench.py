@@ -151,7 +151,7 @@ class Bench:
         for run in range(self.args.runs):
             for name, (plan, predicted, _) in plans.items():
                 warm = 2 if self.args.smoke else warm_steps(predicted)
-                steps = warm + (3 if self.args.smoke else max(3, min(8, round(2 / predicted))))
+                steps = warm + (2 if self.args.smoke else max(3, min(8, round(2 / predicted))))
                 report, foreign = self.quiet(
                     lambda: json.loads(self.motley("run", plan, "--steps", steps, "--emulate", "--json")))
                 losses[name] = [s["loss"] for s in report["steps"]]
