@@ -46,6 +46,12 @@ TEST(Fit, FindsWhatMadeTheSamples) {
   }
 }
 
+TEST(Fit, TimesThatTookNothingHaveAFiniteError) {
+  FitQuality quality;
+  fit({{1e6, 0, 1e-5}, {1e7, 0, 0}, {1e8, 0, 1e-3}}, &quality);
+  EXPECT_TRUE(std::isfinite(quality.error));
+}
+
 TEST(Fit, FindsTheCacheOfAnOptimizer) {
   Rng rng(3);
   for (int i = 0; i < 50; ++i) {

@@ -57,7 +57,9 @@ void Padding::account(const void* work) {
   if (work != nullptr) {
     const auto [known, first] = least_.try_emplace(work, worked);
     if (first) return;
-    worked = known->second = std::min(known->second, worked);
+    // The clock of a virtual machine takes back what the host took: nothing is no measurement.
+    if (worked > 0) known->second = known->second > 0 ? std::min(known->second, worked) : worked;
+    worked = known->second;
   }
   owed_ = std::max(-kMaxDebt, owed_ + worked / speed_ - (wall_ - wall));
 }
