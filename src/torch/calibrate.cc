@@ -82,7 +82,7 @@ std::array<double, 3> least_squares(const std::vector<std::array<double, 3>>& fe
   std::array<std::array<double, 3>, 3> a{};
   std::array<double, 3> b{}, best{};
   for (size_t s = 0; s < features.size(); ++s) {
-    const double weight = 1 / std::max(seconds[s], 1e-9);
+    const double weight = 1 / std::max(seconds[s], kShortest);
     for (int i = 0; i < 3; ++i) {
       if (scale[i] == 0) continue;
       const double fi = features[s][i] / scale[i];
@@ -103,7 +103,8 @@ std::array<double, 3> least_squares(const std::vector<std::array<double, 3>>& fe
       double predicted = 0;
       for (int i = 0; i < 3; ++i)
         if (scale[i] > 0) predicted += x[i] * features[s][i] / scale[i];
-      error += (predicted - seconds[s]) * (predicted - seconds[s]) / std::max(seconds[s], 1e-9);
+      error +=
+          (predicted - seconds[s]) * (predicted - seconds[s]) / std::max(seconds[s], kShortest);
     }
     if (error < least * (1 - 1e-9)) least = error, best = x;
   }
