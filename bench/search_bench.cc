@@ -127,4 +127,15 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace motley
 
-int main(int argc, char** argv) { return motley::run(argc, argv); }
+int main(int argc, char** argv) {
+  constexpr char kUsage[] = "usage: search_bench [OUT.csv]\n";
+  if (argc > 1 && std::string(argv[1]) == "--help") {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
+  if (argc > 2 || (argc > 1 && argv[1][0] == '-')) {
+    std::fprintf(stderr, "search_bench: %s is no argument\n%s", argv[argc - 1], kUsage);
+    return 2;
+  }
+  return motley::run(argc, argv);
+}

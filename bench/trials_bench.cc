@@ -5,10 +5,10 @@
 // nominal bandwidths) are fitted by least squares on log(predicted / measured), with a weak prior
 // at the catalogue's values. Every prediction printed is of a row that its calibration has not
 // seen: the rows are shuffled once, cut in ten folds, and each fold is predicted from the other
-// nine.
+// nine. Beside it stand the errors that AMP makes on the same rows, and those that Calculon, vTrain
+// and Sailor report for runs of their own (bench/data/reported.csv).
 //
-// Arguments: [amp-t4x16] [amp-mixed] ["vtrain single"] ["vtrain multi"] [sailor] [search];
-// default all. --rows prints every row.
+// Arguments: kUsage, below.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -33,20 +34,30 @@ namespace {
 using namespace motley;
 using namespace motley::grid;
 
+const char* const kSets[] = {"amp-t4x16",    "amp-mixed", "vtrain single",
+                             "vtrain multi", "sailor",    "search"};
+constexpr char kUsage[] =
+    "usage: trials_bench [amp-t4x16] [amp-mixed] [\"vtrain single\"] [\"vtrain multi\"] [sailor] "
+    "[search] [--rows]\n"
+    "  the sets to predict, default all; search: times of searches\n"
+    "  --rows prints every row\n";
+
 // ---- tables ----
 
 using Record = std::map<std::string, std::string>;
 
-std::vector<Record> read_csv(const std::string& name) {
-  const std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/" + name;
+std::vector<Record> read_csv(const std::string& name, const char* folder = "tests/data") {
+  const std::string path = fmt::format("{}/{}/{}", MOTLEY_SOURCE_DIR, folder, name);
   std::ifstream in(path);
   if (!in) throw user_error("trials_bench", "{} cannot be read", path);
   auto split = [](const std::string& line) {
     std::vector<std::string> cells;
     size_t at = 0;
     while (true) {
-      size_t comma = line.find(',', at);
+      const bool quoted = line[at] == '"';
+      size_t comma = line.find(',', quoted ? line.find('"', at + 1) : at);
       cells.push_back(line.substr(at, comma - at));
+      if (quoted) cells.back() = cells.back().substr(1, cells.back().size() - 2);
       if (comma == std::string::npos) return cells;
       at = comma + 1;
     }
@@ -175,7 +186,8 @@ class Predictor {
     while (e.cluster().type_of(first).name != profile.type) ++first;
     for (int t = 0; t < profile.tp; ++t) s.devices.push_back(first + t);
     const Mesh mesh = e.mesh(s);
-    return e.layer_time(profile.layer, mesh.type[0], s, mesh.tensor[0], mesh.context[0]).forward;
+    return e.layer_time(profile.layer, mesh.types_of(0)[0], s, mesh.tensor[0], mesh.context[0])
+        .forward;
   }
 
  private:
@@ -542,6 +554,26 @@ void report(const std::string& name, const Set& set, const Judged& judged,
   if (!predicted.empty()) print_statistics(name, predicted, measured);
 }
 
+// The errors that others report for predictions of theirs.
+class Reported {
+ public:
+  void print(const Set& set) {
+    for (const Record& r : records_) {
+      if (r.at("set") != set.name) continue;
+      fmt::print("{:32} {:>5} {:>8}  reported ({}): {}\n", "  " + r.at("system"), "",
+                 r.at("error_percent"), r.at("source"), r.at("quantity"));
+      notes_.insert(r.at("note"));
+    }
+  }
+  void print_notes() const {
+    for (const std::string& note : notes_) fmt::print("reported: {}\n", note);
+  }
+
+ private:
+  std::vector<Record> records_ = read_csv("reported.csv", "bench/data");
+  std::set<std::string> notes_;  // of what was printed
+};
+
 // Memory: the bytes the model does not state are a constant per device and a share of the
 // activations, two numbers fitted on all trials but the one predicted. Returns the mean error.
 double memory_error(const Set& set) {
@@ -767,10 +799,19 @@ int main(int argc, char** argv) {
   bool rows = false;
   std::vector<std::string> names;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--rows") == 0)
+    if (std::strcmp(argv[i], "--help") == 0) {
+      fmt::print("{}", kUsage);
+      return 0;
+    }
+    if (std::strcmp(argv[i], "--rows") == 0) {
       rows = true;
-    else
+    } else if (std::find(std::begin(kSets), std::end(kSets), std::string(argv[i])) !=
+               std::end(kSets)) {
       names.push_back(argv[i]);
+    } else {
+      fmt::print(stderr, "trials_bench: {} is no set\n{}", argv[i], kUsage);
+      return 2;
+    }
   }
   auto wanted = [&](const char* name) {
     return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
@@ -778,6 +819,7 @@ int main(int argc, char** argv) {
   fmt::print("{:32} {:>5} {:>8} {:>9} {:>8} {:>8} {:>8}\n", "set", "rows", "MAPE %", "Spearman",
              "Kendall", "regret1", "regret5");
   auto all = [](const Trial&) { return true; };
+  Reported reported;
   for (const char* cluster : {"amp-t4x16", "amp-mixed"}) {
     if (!wanted(cluster)) continue;
     const Set set = amp(cluster);
@@ -796,6 +838,7 @@ int main(int argc, char** argv) {
     if (!wanted(set.name.c_str())) continue;
     const Judged judged = judge(set);
     report(set.name, set, judged, all);
+    reported.print(set);
     ++tables;
     for (size_t i = 0; i < set.trials.size(); ++i) {
       pooled.push_back(judged.predicted[i]);
@@ -810,9 +853,11 @@ int main(int argc, char** argv) {
     const Judged judged = judge(set);
     report(set.name, set, judged, all);
     fmt::print("{:32} {:5} {:8.2f}\n", "  memory", set.trials.size(), 100 * memory_error(set));
+    reported.print(set);
     print_fit(set, judged);
     if (rows) print_rows(set, judged);
   }
+  reported.print_notes();
   if (wanted("search")) search_all();
   return 0;
 }

@@ -210,22 +210,27 @@ Mesh Estimator::mesh(const Strategy& s) const {
   Mesh mesh;
   mesh.pp = s.pp, mesh.dp = s.dp, mesh.tp = s.tp, mesh.cp = s.cp;
   const int groups = s.pp * s.dp;
-  mesh.type.assign(groups, 0);
+  mesh.mix.assign(groups, 0);
   mesh.memory.assign(s.pp, std::numeric_limits<double>::infinity());
   mesh.mean_memory.assign(s.pp, 0);
   mesh.tensor.resize(groups);
   mesh.context.resize(groups);
   mesh.data.resize(s.pp);
+  std::vector<int> types;
   for (int g = 0; g < groups; ++g) {
-    int slowest = -1;
+    types.clear();
     Bytes least = std::numeric_limits<double>::infinity();
     for (int k = 0; k < s.cp * s.tp; ++k) {
       const int d = s.devices[static_cast<size_t>(g) * s.cp * s.tp + k];
       const int type = cluster_.devices[d].type;
       least = std::min(least, cluster_.types[type].memory);
-      if (slowest < 0 || rates_[type].memory < rates_[slowest].memory) slowest = type;
+      if (types.empty() || type != types.back()) types.push_back(type);
     }
-    mesh.type[g] = slowest;
+    std::sort(types.begin(), types.end());
+    types.erase(std::unique(types.begin(), types.end()), types.end());
+    const auto known = std::find(mesh.mixes.begin(), mesh.mixes.end(), types);
+    mesh.mix[g] = static_cast<int>(known - mesh.mixes.begin());
+    if (known == mesh.mixes.end()) mesh.mixes.push_back(types);
     mesh.memory[g / s.dp] = std::min(mesh.memory[g / s.dp], least);
     mesh.mean_memory[g / s.dp] += least / s.dp;
   }
@@ -309,7 +314,7 @@ Mesh Estimator::mesh(const Strategy& s) const {
     for (int stage = 0; stage < s.pp; ++stage) {
       const size_t g = static_cast<size_t>(stage) * s.dp + r;
       const Mesh::Ring &t = mesh.tensor[g], &c = mesh.context[g];
-      column.insert(column.end(), {static_cast<double>(mesh.type[g]), t.seconds_per_byte, t.latency,
+      column.insert(column.end(), {static_cast<double>(mesh.mix[g]), t.seconds_per_byte, t.latency,
                                    c.seconds_per_byte, c.latency, mesh.message_seconds_per_byte[g],
                                    mesh.message_latency[g]});
     }
@@ -318,12 +323,21 @@ Mesh Estimator::mesh(const Strategy& s) const {
   return mesh;
 }
 
-std::vector<LayerTimes::Time> Estimator::layer_times(int type, const Strategy& s,
-                                                     const Mesh::Ring& tensor,
+std::vector<LayerTimes::Time> Estimator::layer_times(const std::vector<int>& types,
+                                                     const Strategy& s, const Mesh::Ring& tensor,
                                                      const Mesh::Ring& context) const {
   std::vector<LayerTimes::Time> times(model_.layers.size());
-  for (int l = 0; l < model_.size(); ++l)
-    times[l] = first_like_[l] < l ? times[first_like_[l]] : layer_time(l, type, s, tensor, context);
+  for (int l = 0; l < model_.size(); ++l) {
+    if (first_like_[l] < l) {
+      times[l] = times[first_like_[l]];
+      continue;
+    }
+    for (int type : types) {
+      const LayerTimes::Time time = layer_time(l, type, s, tensor, context);
+      times[l].forward = std::max(times[l].forward, time.forward);
+      times[l].backward = std::max(times[l].backward, time.backward);
+    }
+  }
   return times;
 }
 
@@ -501,9 +515,9 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
   for (int r = 0; r < ranges; ++r) first[r + 1] = first[r] + s.stages[r];
   const Precision& precision = model_.precision;
 
-  // Layer times by what they depend on: type and the rings of the group.
+  // Layer times by what they depend on: types and rings of the group.
   struct Key {
-    int type;
+    int mix;
     double tensor, tensor_latency, context, context_latency;
     auto operator<=>(const Key&) const = default;
   };
@@ -511,9 +525,9 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
   auto times_of = [&](int group) -> const std::vector<LayerTimes::Time>& {
     const Mesh::Ring &t = mesh.tensor[group], &c = mesh.context[group];
     auto [it, fresh] = cumulative.try_emplace(
-        Key{mesh.type[group], t.seconds_per_byte, t.latency, c.seconds_per_byte, c.latency});
+        Key{mesh.mix[group], t.seconds_per_byte, t.latency, c.seconds_per_byte, c.latency});
     if (fresh) {
-      const std::vector<LayerTimes::Time> each = layer_times(mesh.type[group], s, t, c);
+      const std::vector<LayerTimes::Time> each = layer_times(mesh.types_of(group), s, t, c);
       it->second.resize(model_.size() + 1);
       for (int l = 0; l < model_.size(); ++l) {
         it->second[l + 1].forward = it->second[l].forward + each[l].forward;
@@ -595,7 +609,8 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
     BytesPerSecond slow = std::numeric_limits<double>::infinity();
     for (int r = stage; r < ranges; r += s.pp) held += weights[r];
     for (int replica = 0; replica < s.dp; ++replica)
-      slow = std::min(slow, rates_[mesh.type[static_cast<size_t>(stage) * s.dp + replica]].memory);
+      for (int type : mesh.types_of(static_cast<size_t>(stage) * s.dp + replica))
+        slow = std::min(slow, rates_[type].memory);
     const Mesh::Ring& ring = mesh.data[stage];
     Seconds reduce = 0;
     if (ring.size > 1 && sent > 0)

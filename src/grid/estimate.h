@@ -5,7 +5,7 @@
 //              device = products / rate + traffic / memory bandwidth + tensor-parallel all-reduces
 //              a pass takes (host^k + device^k)^(1/k): device-bound for large micro-batches, the
 //              launch floor for small ones, so that time is sub-linear in the micro-batch
-//   stage      sum over its layers, on the slowest device of its tensor-parallel group
+//   stage      sum over its layers, each on the device type of its group that is slowest at it
 //   pipeline   exact 1F1B recurrence (schedule.h) per replica, transfers as the runtime does them
 //   gradients  when a stage's replicas are done its ranks all-reduce (ZeRO: reduce-scatter, and
 //              all-gather of weights). Rings of all stages and tensor-parallel ranks run together
@@ -42,8 +42,9 @@ struct Mesh {
     Seconds latency = 0;          // of one all-reduce
   };
   int pp = 1, dp = 1, tp = 1, cp = 1;
-  std::vector<int> type;           // [stage * dp + replica] slowest type of the group
-  std::vector<Bytes> memory;       // [stage] least among its devices
+  std::vector<std::vector<int>> mixes;  // device types of a group, ascending; each mix once
+  std::vector<int> mix;                 // [stage * dp + replica] which of them the group is
+  std::vector<Bytes> memory;            // [stage] least among its devices
   std::vector<Bytes> mean_memory;  // [stage] mean over replicas of the least among their devices
   std::vector<Ring> tensor;        // [stage * dp + replica] worst of its context ranks
   std::vector<Ring> context;       // [stage * dp + replica]
@@ -53,6 +54,8 @@ struct Mesh {
   std::vector<Seconds> message_latency;
   // Boundary pp - 1 leads from the last stage back to the first (interleaved schedules).
   std::vector<int> like;  // [replica] the first of which all the above is the same
+
+  const std::vector<int>& types_of(size_t group) const { return mixes[mix[group]]; }
 };
 
 struct Estimate {
@@ -88,11 +91,13 @@ class Estimator {
     return estimate(strategy, mesh(strategy));
   }
 
-  // Seconds of one micro-batch in one layer, with recomputation in the backward pass.
+  // Seconds of one micro-batch in one layer on one device type, with recomputation in the backward
+  // pass.
   LayerTimes::Time layer_time(int layer, int type, const Strategy& strategy,
                               const Mesh::Ring& tensor, const Mesh::Ring& context) const;
-  // [layer] The same of all layers; equal ones are worked out once.
-  std::vector<LayerTimes::Time> layer_times(int type, const Strategy& strategy,
+  // [layer] The same of all layers on a group of these types, whose devices wait for one another in
+  // each; equal layers are worked out once.
+  std::vector<LayerTimes::Time> layer_times(const std::vector<int>& types, const Strategy& strategy,
                                             const Mesh::Ring& tensor,
                                             const Mesh::Ring& context) const;
   // Bytes a parameter in the reduction of gradients at the end of a step, as of an all-reduce.

@@ -527,11 +527,22 @@ Cluster random_cluster(Rng* rng) {
                        "random");
 }
 
+// Nodes of two types of devices each.
+Cluster mixed_nodes(Rng* rng) {
+  return parse_cluster(
+      fmt::format("name: mixed\nlink: {{bandwidth: {} Gbps, latency: 10 us}}\ngroups:\n"
+                  "  - {{name: n, count: {}, link: {{bandwidth: {} Gbps, latency: 5 us}}, devices: "
+                  "[{{type: V100-16GB, count: {}}}, {{type: T4, count: {}}}]}}\n",
+                  rng->between(10, 200), rng->between(1, 3), rng->between(100, 2000),
+                  rng->between(1, 2), rng->between(1, 2)),
+      "mixed");
+}
+
 // What is worked out once for equal layers and replicas is what each of them has; what is said
 // before devices are placed is never more than after. On placements of whole groups and on any.
 TEST(Search, ShortcutsAgreeWithTheLongWay) {
   int alike = 0, narrowed = 0;
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  for (uint64_t seed = 0; seed < 400; ++seed) {
     Rng rng(seed);
     const Cluster cluster = random_cluster(&rng);
     const Estimator e = estimator_of(small_gpt(static_cast<int>(rng.between(3, 8))), cluster);
@@ -562,11 +573,17 @@ TEST(Search, ShortcutsAgreeWithTheLongWay) {
     ASSERT_EQ(assign(e, mesh, false, &s, nullptr), assign(e, apart, false, &other, nullptr));
     EXPECT_EQ(s.stages, other.stages);
     EXPECT_EQ(e.estimate(s, mesh).step, e.estimate(s, apart).step);
-    const auto times = e.layer_times(mesh.type[0], s, mesh.tensor[0], mesh.context[0]);
+    const auto times = e.layer_times(mesh.types_of(0), s, mesh.tensor[0], mesh.context[0]);
     for (int l = 0; l < e.model().size(); ++l) {
-      const auto time = e.layer_time(l, mesh.type[0], s, mesh.tensor[0], mesh.context[0]);
-      EXPECT_EQ(times[l].forward, time.forward);
-      EXPECT_EQ(times[l].backward, time.backward);
+      LayerTimes::Time slowest;
+      for (int k = 0; k < s.cp * s.tp; ++k) {
+        const int type = cluster.devices[s.devices[k]].type;
+        const auto time = e.layer_time(l, type, s, mesh.tensor[0], mesh.context[0]);
+        slowest.forward = std::max(slowest.forward, time.forward);
+        slowest.backward = std::max(slowest.backward, time.backward);
+      }
+      EXPECT_EQ(times[l].forward, slowest.forward);
+      EXPECT_EQ(times[l].backward, slowest.backward);
     }
   }
   EXPECT_GT(alike, 30);
@@ -574,13 +591,16 @@ TEST(Search, ShortcutsAgreeWithTheLongWay) {
 }
 
 // The search that stops at its bounds finds what the one that costs everything finds, on random
-// clusters, with everything that may be tried, where memory is short and where it is not.
+// clusters, with everything that may be tried, where memory is short and where it is not, and where
+// groups mix a type that is the faster one at products with one that is faster at memory or
+// launches.
 TEST(Search, BoundsLoseNothingOnRandomClusters) {
   int64_t costed = 0, all_costed = 0;
-  int none = 0, divided = 0;
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  int none = 0, divided = 0, contradictory = 0;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
     Rng rng(1000 + seed);
-    const Cluster cluster = random_cluster(&rng);
+    const bool contradicts = seed >= 60;
+    const Cluster cluster = contradicts ? mixed_nodes(&rng) : random_cluster(&rng);
     TransformerShape shape;
     shape.layers = static_cast<int>(rng.between(3, 10));
     shape.hidden = 1024 << rng.between(0, 2);
@@ -591,6 +611,10 @@ TEST(Search, BoundsLoseNothingOnRandomClusters) {
     calibration.ring_across = 0.05 + rng.uniform();
     calibration.optimizer_passes = 1 + 5 * rng.uniform();
     calibration.step = 0.01 * rng.uniform();
+    if (contradicts)
+      for (auto& [name, rates] : calibration.types)
+        rates = {1e13 * (1 + 20 * rng.uniform()), 1e11 * (1 + 20 * rng.uniform()),
+                 1e-5 * (1 + 20 * rng.uniform())};
     const Estimator e(model, cluster, calibration);
     SearchOptions o = options_of(static_cast<int>(4 * rng.between(1, 6)));
     o.runtime = seed % 2 ? Runtime::motley : Runtime::deepspeed;
@@ -618,9 +642,14 @@ TEST(Search, BoundsLoseNothingOnRandomClusters) {
     all_costed += all.counters.estimated;
     divided += std::any_of(all.ranked.begin(), all.ranked.end(),
                            [](const Candidate& c) { return c.strategy.zero > 1; });
+    contradictory +=
+        contradicts && std::any_of(all.ranked.begin(), all.ranked.end(), [&](const Candidate& c) {
+          return e.mesh(c.strategy).mixes.back().size() > 1;
+        });
   }
-  EXPECT_LT(none, 30);
+  EXPECT_LT(none, 50);
   EXPECT_GT(divided, 10);
+  EXPECT_GT(contradictory, 25);
   EXPECT_LT(costed, all_costed / 10);
 }
 

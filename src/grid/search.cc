@@ -17,10 +17,10 @@ namespace motley::grid {
 
 namespace {
 
-// Groups of one kind take the same time for a layer: device type, and paces of the rings.
+// Groups of one kind take the same time for a layer: device types, and paces of the rings.
 using Kind = std::tuple<int, double, double>;
 Kind kind_of(const Mesh& mesh, size_t group) {
-  return {mesh.type[group], mesh.tensor[group].seconds_per_byte,
+  return {mesh.mix[group], mesh.tensor[group].seconds_per_byte,
           mesh.context[group].seconds_per_byte};
 }
 
@@ -49,11 +49,15 @@ std::vector<int> expand_stages(const Model& model, std::vector<int> stages) {
   return stages;
 }
 
+std::vector<LayerTimes::Time> times_of(const Estimator& estimator, const Strategy& s,
+                                       const Mesh& mesh, size_t group) {
+  return estimator.layer_times(mesh.types_of(group), s, mesh.tensor[group], mesh.context[group]);
+}
+
 // Seconds of a micro-batch in all layers, forward and backward, on one group.
-Seconds chain_time(const Estimator& estimator, const Strategy& s, int type,
-                   const Mesh::Ring& tensor, const Mesh::Ring& context) {
+Seconds chain_time(const Estimator& estimator, const Strategy& s, const Mesh& mesh, size_t group) {
   Seconds sum = 0;
-  for (const LayerTimes::Time& t : estimator.layer_times(type, s, tensor, context))
+  for (const LayerTimes::Time& t : times_of(estimator, s, mesh, group))
     sum += t.forward + t.backward;
   return sum;
 }
@@ -72,8 +76,7 @@ std::vector<double> replica_paces(const Estimator& estimator, const Strategy& s,
     for (int stage = 0; stage < s.pp; ++stage) {
       const size_t g = static_cast<size_t>(stage) * s.dp + r;
       auto [it, fresh] = speed.try_emplace(kind_of(mesh, g), 0.0);
-      if (fresh)
-        it->second = 1 / chain_time(estimator, s, mesh.type[g], mesh.tensor[g], mesh.context[g]);
+      if (fresh) it->second = 1 / chain_time(estimator, s, mesh, g);
       sum += it->second;
     }
     pace.push_back(1 / sum);
@@ -158,8 +161,7 @@ bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy*
       if (!seen.insert({kind_of(mesh, g), s->micro_batches[r]}).second) continue;
       auto [row, fresh] = rows.try_emplace(kind_of(mesh, g));
       if (fresh)
-        for (const LayerTimes::Time& t :
-             estimator.layer_times(mesh.type[g], *s, mesh.tensor[g], mesh.context[g]))
+        for (const LayerTimes::Time& t : times_of(estimator, *s, mesh, g))
           row->second.push_back(t.forward + t.backward);
       const double share = static_cast<double>(s->micro_batches[r]) / problem.micro_batches;
       for (int l = 0; l < layers; ++l) time[l] = std::max(time[l], share * row->second[l]);
@@ -324,7 +326,8 @@ struct Option {
 // work of a layer is its time on the fastest type; a type's speed is the most work per second it
 // does in any layer.
 //
-// Let stage s of replica r have speed v_sr, work w_s and gradients that take g_s, M_r micro-batches
+// A group of several types is at each layer no faster than any of its members. Let stage s of
+// replica r have at most speed v_sr, work w_s and gradients that take g_s, M_r micro-batches
 // going to replica r. The step T is at least M_r w_s / v_sr + g_s for all of them, so that
 //
 //     T sum v_sr >= sum M_r w_s + sum g_s v_sr,   T >= total work / joint speed + share * sum g_s
@@ -407,7 +410,7 @@ class FirstBound {
     const Mesh::Ring ring = estimator_.best_ring(s.tp), context = estimator_.best_ring(s.cp);
     std::vector<std::vector<LayerTimes::Time>> times;
     for (int type = 0; type < types; ++type)
-      times.push_back(estimator_.layer_times(type, s, ring, context));
+      times.push_back(estimator_.layer_times({type}, s, ring, context));
     for (int l = 0; l < estimator_.model().size(); ++l) {
       Seconds least = std::numeric_limits<double>::infinity();
       for (int type = 0; type < types; ++type)
@@ -451,8 +454,7 @@ Seconds placed_bound(const Estimator& estimator, const Strategy& s, const Mesh& 
       ++groups[kind];
       auto [row, fresh] = kinds.try_emplace(kind);
       if (fresh)
-        for (const LayerTimes::Time& t :
-             estimator.layer_times(mesh.type[g], s, mesh.tensor[g], mesh.context[g]))
+        for (const LayerTimes::Time& t : times_of(estimator, s, mesh, g))
           row->second.push_back(t.forward + t.backward);
     }
     auto [it, fresh] = known.try_emplace(groups);
