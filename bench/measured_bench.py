@@ -12,22 +12,15 @@ other processes take more than 0.3 core a run is repeated, twice at most, and th
 bench/results/DATE/: measured.csv, measured.svg (scatter), measured.txt (this output).
 """
 import argparse
-import csv
-import datetime
 import itertools
 import json
 import math
-import os
-import pathlib
-import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-BUSY = 0.3  # cores of other processes above which a run is repeated
+from study import ROOT, Study
+
 
 CLUSTERS = {
     # name: (link of the root, [(link of the group, [speeds])]); one group: flat. Speeds are shares of a core.
@@ -78,51 +71,9 @@ def warm_steps(step_s):
     return max(3, min(15, round(5 / step_s)))
 
 
-class Load:
-    """Cores that processes other than this one's children take, kernel threads and interrupts not counted."""
-
-    def __enter__(self):
-        self.begin = self.now()
-        return self
-
-    def __exit__(self, *_):
-        busy, own, wall = (b - a for a, b in zip(self.begin, self.now()))
-        self.foreign = max(0.0, (busy - own) / wall)
-
-    @staticmethod
-    def now():
-        user, nice, system = map(int, open("/proc/stat").readline().split()[1:4])
-        own = sum(sum(resource.getrusage(w)[:2]) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return (user + nice + system) / os.sysconf("SC_CLK_TCK"), own, time.monotonic()
-
-
-class Bench:
+class Bench(Study):
     def __init__(self, args):
-        self.args, self.rows, self.lines = args, [], []
-        self.folder = tempfile.TemporaryDirectory(prefix="motley-measured-")
-        self.tmp = pathlib.Path(self.folder.name)
-
-    def say(self, text=""):
-        print(text, flush=True)
-        self.lines.append(text)
-
-    def motley(self, *words):
-        run = subprocess.run([ROOT / self.args.build / "motley", *map(str, words)], capture_output=True, text=True)
-        if run.returncode != 0:
-            sys.exit(f"motley {' '.join(map(str, words))}\n{run.stderr}")
-        return run.stdout
-
-    def quiet(self, run):
-        """The result of the quietest of up to three runs (smoke: of one), and the foreign load beside it."""
-        best = None
-        for _ in range(1 if self.args.smoke else 3):
-            with Load() as load:
-                result = run()
-            if best is None or load.foreign < best[1]:
-                best = (result, load.foreign)
-            if best[1] <= BUSY:
-                break
-        return best
+        super().__init__("measured", args, 1 if args.smoke else 3)
 
     def cluster(self, name):
         file, profile = self.tmp / f"{name}.yaml", self.tmp / f"{name}.profile"
@@ -131,7 +82,7 @@ class Bench:
         if self.args.smoke:
             for model in self.args.models:
                 words += ["--model", spec(model)]
-        result, foreign = self.quiet(lambda: json.loads(self.motley(*words)))
+        result, foreign = self.quiet(*words)
         self.say(f"\n== {name}: {result['emulated']}, calibrated in {result['seconds']:.0f} s, worst R2 of a curve "
                  f"{result['fit_r2']:.3f} (foreign load {foreign:.2f})")
         for model in self.args.models:
@@ -152,8 +103,7 @@ class Bench:
             for name, (plan, predicted, _) in plans.items():
                 warm = 2 if self.args.smoke else warm_steps(predicted)
                 steps = warm + (2 if self.args.smoke else max(3, min(8, round(2 / predicted))))
-                report, foreign = self.quiet(
-                    lambda: json.loads(self.motley("run", plan, "--steps", steps, "--emulate", "--json")))
+                report, foreign = self.quiet("run", plan, "--steps", steps, "--emulate", "--json")
                 losses[name] = [s["loss"] for s in report["steps"]]
                 seconds = statistics.median([s["seconds"] for s in report["steps"]][warm:])
                 self.row(cluster, model, name, run, predicted, seconds, foreign, measured)
@@ -162,8 +112,8 @@ class Bench:
                      "warm": warm_steps(plans["dp-cp"][1])} for _ in range(self.args.runs) for shares in DDP.values()]
             path = self.tmp / "jobs.json"
             path.write_text(json.dumps(jobs))
-            out, foreign = self.quiet(lambda: self.motley(
-                "emulate", "--cluster", file, "--", "/usr/bin/python3", ROOT / "bench" / "measured_ddp.py", path))
+            out, foreign = self.quiet("emulate", "--cluster", file, "--", "/usr/bin/python3", ROOT / "bench" / "measured_ddp.py",
+                                      path)
             for line in out.splitlines():
                 result = json.loads(line)
                 run, which = divmod(result["job"], len(DDP))
@@ -243,17 +193,6 @@ class Bench:
         self.say(f"losses differ by at most   {self.worst_loss:.1e} relative between motley's plans")
         return right, pairs
 
-    def write(self):
-        folder = pathlib.Path(self.args.out or ROOT / "bench" / "results" / datetime.date.today().isoformat())
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "measured.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, list(self.rows[0]))
-            writer.writeheader()
-            writer.writerows(self.rows)
-        (folder / "measured.svg").write_text(self.scatter())
-        (folder / "measured.txt").write_text("\n".join(self.lines) + "\n")
-        return folder
-
     def scatter(self):
         points = [(p, m, model, plan, cluster) for (cluster, model), case in self.medians().items()
                   for plan, (m, p) in case.items() if p is not None]
@@ -308,16 +247,15 @@ def main():
             parser.error(f"there is no {name}; there are {', '.join(known)}")
     start = time.monotonic()
     bench = Bench(args)
-    machine = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "unknown CPU")
-    bench.say(f"{machine}, {os.cpu_count()} cores, Linux {os.uname().release}")
+    bench.say_machine()
     for name in args.clusters:
         bench.cluster(name)
         if not args.smoke:
-            bench.write()  # what there is so far
+            bench.write(bench.scatter())  # what there is so far
     right, pairs = bench.judge()
     bench.say(f"{(time.monotonic() - start) / 60:.1f} minutes")
     if not args.smoke:
-        print(f"written to {bench.write()}")
+        print(f"written to {bench.write(bench.scatter())}")
         return
     # Other processes may disturb times; not losses, and not the ranking of plans that are far apart.
     if bench.worst_loss > 1e-3:

@@ -14,21 +14,14 @@ processes take more than 0.3 core a run is repeated once. Written to bench/resul
 overlap.txt (this output).
 """
 import argparse
-import csv
-import datetime
 import json
-import os
-import pathlib
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 
-from measured_bench import BUSY, Load
+from study import Study
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAYERS, HIDDEN, PATCHES, MICRO_BATCH, COUNT, SPEED = 4, 192, 64, 8, 48, 0.25
 MODEL = f"vit:layers={LAYERS},hidden={HIDDEN},heads=4,image=32,patch=4,classes=10"
 SENT = MICRO_BATCH * (PATCHES + 1) * HIDDEN * 4  # bytes of a micro-batch between stages, each way
@@ -45,32 +38,10 @@ def cluster_yaml(bits, devices=STAGES, speed=SPEED):
     return f"name: two-sites\nlink: {{bandwidth: {bits / 1e6:.3f} Mbps, latency: 200 us}}\ngroups:\n" + 2 * site + core
 
 
-class Bench:
+class Bench(Study):
     def __init__(self, args):
-        self.args, self.lines, self.rows, self.problems = args, [], [], []
-        self.folder = tempfile.TemporaryDirectory(prefix="motley-overlap-")
-        self.tmp = pathlib.Path(self.folder.name)
-
-    def say(self, text=""):
-        print(text, flush=True)
-        self.lines.append(text)
-
-    def motley(self, *words):
-        run = subprocess.run([ROOT / self.args.build / "motley", *map(str, words)], capture_output=True, text=True)
-        if run.returncode != 0:
-            sys.exit(f"motley {' '.join(map(str, words))}\n{run.stderr}")
-        return json.loads(run.stdout)
-
-    def quiet(self, *words):
-        best = None
-        for _ in range(2):
-            with Load() as load:
-                result = self.motley(*words)
-            if best is None or load.foreign < best[1]:
-                best = (result, load.foreign)
-            if best[1] <= BUSY:
-                break
-        return best
+        super().__init__("overlap", args, 2)
+        self.problems = []
 
     def plan(self, name, bits, layers=""):
         """The split on a link of so many bits a second, with its own warm-up counts. Returns the plan and its layers."""
@@ -169,17 +140,6 @@ class Bench:
                  max(errors) <= 0.1)
         self.cases = cases
 
-    def write(self):
-        folder = pathlib.Path(self.args.out or ROOT / "bench" / "results" / datetime.date.today().isoformat())
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "overlap.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, list(self.rows[0]))
-            writer.writeheader()
-            writer.writerows(self.rows)
-        (folder / "overlap.svg").write_text(self.plot())
-        (folder / "overlap.txt").write_text("\n".join(self.lines) + "\n")
-        print(f"written to {folder}")
-
     def plot(self):
         width, height, margin = 560, 380, 60
         right = max(max(c["ratio"] for c in self.cases), 1)
@@ -224,11 +184,10 @@ def main():
         parser.error("give ratios of at least 0, at least one run, and at least two steps")
     start = time.monotonic()
     bench = Bench(args)
-    machine = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "unknown CPU")
-    bench.say(f"{machine}, {os.cpu_count()} cores, Linux {os.uname().release}")
+    bench.say_machine()
     bench.run()
     bench.say(f"{(time.monotonic() - start) / 60:.1f} minutes")
-    bench.write()
+    print(f"written to {bench.write(bench.plot())}")
     sys.exit(1 if bench.problems else 0)
 
 

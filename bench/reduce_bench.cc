@@ -16,12 +16,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -29,6 +27,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "net/topology.h"
+#include "p2_rows.h"
 #include "reduce/best.h"
 
 namespace {
@@ -39,65 +38,8 @@ using namespace motley::reduce;
 constexpr double kRuns = 10;
 constexpr double kBytes = 2.0 * (1 << 30);
 
-struct Row {
-  std::string system, key, matrix_text;
-  Hierarchy hierarchy;
-  std::vector<int> axes, reduce;
-  Matrix matrix;
-  bool tree = false;
-  int programs = 0;
-  double all_reduce = 0, optimal = 0;
-};
-
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-std::vector<int> numbers(std::string text) {
-  for (char& c : text)
-    if (c == '[' || c == ']') c = ' ';
-  std::istringstream in(text);
-  std::vector<int> v;
-  for (int x; in >> x;) v.push_back(x);
-  return v;
-}
-
-std::vector<Row> read(const std::string& file) {
-  std::ifstream in(file);
-  if (!in) throw user_error("bench", "{} cannot be read; give the folder of the tables", file);
-  std::string line;
-  auto cells = [&] {
-    std::vector<std::string> out;
-    std::istringstream s(line);
-    for (std::string cell; std::getline(s, cell, ',');) out.push_back(cell);
-    return out;
-  };
-  std::getline(in, line);
-  std::vector<std::string> header = cells();
-  std::vector<Row> rows;
-  while (std::getline(in, line)) {
-    std::vector<std::string> cell = cells();
-    auto at = [&](const char* name) {
-      size_t i = std::find(header.begin(), header.end(), name) - header.begin();
-      return i < cell.size() ? cell[i] : std::string();
-    };
-    Row row;
-    row.system = at("system");
-    row.key = at("system") + " " + at("axes") + " " + at("reduce_axes");
-    row.matrix_text = at("matrix");
-    row.hierarchy = {{"node", std::stoi(at("nodes"))}, {"gpu", std::stoi(at("gpus_per_node"))}};
-    row.axes = numbers(at("axes"));
-    row.reduce = numbers(at("reduce_axes"));
-    row.matrix = {static_cast<int>(row.axes.size()), 2, numbers(at("matrix"))};
-    row.tree = at("algo") == "tree";
-    row.programs = std::stoi(at("n_programs_total"));
-    if (!at("allreduce_s").empty()) {
-      row.all_reduce = std::stod(at("allreduce_s"));
-      row.optimal = std::stod(at("optimal_s"));
-    }
-    rows.push_back(std::move(row));
-  }
-  return rows;
 }
 
 // What is calibrated.
@@ -113,7 +55,7 @@ class Predictor {
  public:
   explicit Predictor(const Machine& machine) : machine_(machine) {}
 
-  Prediction predict(const Row& row) {
+  Prediction predict(const AppendixRow& row) {
     CostModel model{network(row),
                     row.tree ? net::Algorithm::tree : net::Algorithm::ring,
                     {machine_.launch, machine_.tree_share}};
@@ -124,7 +66,7 @@ class Predictor {
   }
 
  private:
-  const net::Topology* network(const Row& row) {
+  const net::Topology* network(const AppendixRow& row) {
     auto& known = networks_[row.system];
     if (!known)
       known = std::make_unique<net::Topology>(parse_cluster(
@@ -186,7 +128,7 @@ double spearman(const std::vector<double>& a, const std::vector<double>& b) {
   return xy / std::sqrt(xx * yy);
 }
 
-void report(const char* title, const std::vector<Row>& rows,
+void report(const char* title, const std::vector<AppendixRow>& rows,
             const std::vector<Prediction>& predicted, const std::vector<size_t>& which) {
   fmt::print("\n{}: {} rows\n", title, which.size());
   auto part = [&](const char* name, auto&& keep) {
@@ -212,23 +154,23 @@ void report(const char* title, const std::vector<Row>& rows,
         name, some.size(), ar.mean, ar.worst, spearman(a, b), best.mean, best.worst, spearman(c, d),
         up.mean, up.worst);
   };
-  part("all", [](const Row&) { return true; });
-  part("ring", [](const Row& r) { return !r.tree; });
-  part("tree", [](const Row& r) { return r.tree; });
-  part("across nodes", [](const Row& r) { return r.all_reduce > 1; });
-  part("one node", [](const Row& r) { return r.all_reduce <= 1; });
-  part("one axis", [](const Row& r) { return r.reduce.size() == 1; });
-  part("two axes", [](const Row& r) { return r.reduce.size() == 2; });
+  part("all", [](const AppendixRow&) { return true; });
+  part("ring", [](const AppendixRow& r) { return !r.tree; });
+  part("tree", [](const AppendixRow& r) { return r.tree; });
+  part("across nodes", [](const AppendixRow& r) { return r.all_reduce > 1; });
+  part("one node", [](const AppendixRow& r) { return r.all_reduce <= 1; });
+  part("one axis", [](const AppendixRow& r) { return r.reduce.size() == 1; });
+  part("two axes", [](const AppendixRow& r) { return r.reduce.size() == 2; });
 }
 
-std::vector<Prediction> predict_all(const std::vector<Row>& rows, const Machine& machine) {
+std::vector<Prediction> predict_all(const std::vector<AppendixRow>& rows, const Machine& machine) {
   Predictor predictor(machine);
   std::vector<Prediction> all;
-  for (const Row& row : rows) all.push_back(predictor.predict(row));
+  for (const AppendixRow& row : rows) all.push_back(predictor.predict(row));
   return all;
 }
 
-Machine calibrate(const std::vector<Row>& rows, const std::vector<size_t>& training) {
+Machine calibrate(const std::vector<AppendixRow>& rows, const std::vector<size_t>& training) {
   Machine machine{8e9, 270e9, 1e-3, 0.8};
   auto loss = [&](const Machine& m) {
     Predictor predictor(m);
@@ -258,12 +200,12 @@ Machine calibrate(const std::vector<Row>& rows, const std::vector<size_t>& train
   return machine;
 }
 
-void counts(const std::vector<Row>& rows) {
-  std::map<std::string, const Row*> groups;
+void counts(const std::vector<AppendixRow>& rows) {
+  std::map<std::string, const AppendixRow*> groups;
   std::map<std::string, std::set<std::string>> matrices;
-  for (const Row& row : rows) {
-    groups.emplace(row.key, &row);
-    matrices[row.key].insert(row.matrix_text);
+  for (const AppendixRow& row : rows) {
+    groups.emplace(row.group, &row);
+    matrices[row.group].insert(row.matrix_text);
   }
   int exact = 0, matrix_sets = 0;
   int64_t programs = 0, verified = 0;
@@ -353,8 +295,8 @@ void scale() {
 }
 
 void run(const std::string& folder) {
-  std::vector<Row> rows = read(folder + "/appendix_a_a100.csv"), both = rows;
-  for (Row& row : read(folder + "/v100_structure.csv")) both.push_back(row);
+  std::vector<AppendixRow> rows = read_appendix(folder + "/appendix_a_a100.csv"), both = rows;
+  for (AppendixRow& row : read_appendix(folder + "/v100_structure.csv")) both.push_back(row);
   counts(both);
   scale();
 
@@ -380,7 +322,7 @@ void run(const std::string& folder) {
       "\ncsv,group,matrix,algo,measured_all_reduce,paper,calibrated,measured_best,paper,"
       "calibrated\n");
   for (size_t i : every)
-    fmt::print("csv,{},{},{},{:.2f},{:.2f},{:.2f},{:.2f},{:.2f},{:.2f}\n", rows[i].key,
+    fmt::print("csv,{},{},{},{:.2f},{:.2f},{:.2f},{:.2f},{:.2f},{:.2f}\n", rows[i].group,
                rows[i].matrix_text, rows[i].tree ? "tree" : "ring", rows[i].all_reduce,
                paper[i].all_reduce, calibrated[i].all_reduce, rows[i].optimal, paper[i].optimal,
                calibrated[i].optimal);

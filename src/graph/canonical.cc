@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "graph/ops/builder.h"
+#include "graph/rewrite.h"
 
 namespace motley {
 
@@ -9,24 +10,13 @@ namespace {
 
 constexpr int64_t kMean = 1, kSum = 2;  // at::Reduction
 
-class Rewriter {
+class Rewriter : Rewriting {
  public:
-  explicit Rewriter(const Graph& from) : from_(from), value_(from.values.size()) {
-    to_.model = from.model;
-  }
+  explicit Rewriter(const Graph& from) : Rewriting(from) {}
 
   Graph run() {
     for (const Node& node : from_.nodes) rewrite(node);
-    auto role = [&](ValueId v) { return v.valid() ? value_[v.index] : v; };
-    for (const Parameter& p : from_.parameters)
-      to_.parameters.push_back({p.name, role(p.value), role(p.gradient)});
-    for (const Buffer& b : from_.buffers)
-      to_.buffers.push_back({b.name, role(b.value), role(b.update)});
-    for (const Input& i : from_.inputs) to_.inputs.push_back({i.name, role(i.value)});
-    to_.loss = role(from_.loss);
-    for (ValueId v : from_.outputs) to_.outputs.push_back(role(v));
-    remove_dead(&to_);
-    return std::move(to_);
+    return finish();
   }
 
  private:
@@ -35,15 +25,6 @@ class Rewriter {
   }
   ValueId scale(ValueId x, double factor, Phase phase) {
     return emit("aten::mul.Tensor", {x, factor}, to_.spec(x), phase);
-  }
-
-  void copy(const Node& node, std::vector<Arg> args) {
-    std::vector<TensorSpec> specs;
-    for (ValueId v : node.outputs)
-      specs.push_back(v.valid() ? from_.spec(v) : TensorSpec{DType::f32, {-1}});
-    NodeId id = to_.add(node.op, std::move(args), specs, node.phase);
-    for (size_t o = 0; o < node.outputs.size(); ++o)
-      if (node.outputs[o].valid()) value_[node.outputs[o].index] = to_.node(id).outputs[o];
   }
 
   // How many targets are not `ignored`, as a scalar of the given dtype; once per target.
@@ -108,11 +89,11 @@ class Rewriter {
                op == "aten::full_like") {
       const TensorSpec& spec = from_.spec(output(0));
       Arg fill = op == "aten::full_like" ? args[1] : Arg(op == "aten::ones_like" ? 1.0 : 0.0);
-      if (std::holds_alternative<ValueId>(fill)) return copy(node, std::move(args));
+      if (std::holds_alternative<ValueId>(fill)) return add(node, std::move(args), results(node));
       value_[output(0).index] =
           emit("aten::full", {spec.shape, fill, spec.dtype, {}, {}, {}}, spec, node.phase);
     } else {
-      copy(node, std::move(args));
+      add(node, std::move(args), results(node));
     }
   }
 
@@ -122,9 +103,6 @@ class Rewriter {
     ValueId count;
   };
 
-  const Graph& from_;
-  Graph to_;
-  std::vector<ValueId> value_;  // [value of from_]
   std::vector<Count> counts_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "graph/op.h"
+#include "graph/rewrite.h"
 
 namespace motley {
 
@@ -40,11 +41,9 @@ bool is_delicate(std::string_view op) {
          op.find("binary_cross_entropy") != std::string_view::npos;
 }
 
-class Rewriter {
+class Rewriter : Rewriting {
  public:
-  Rewriter(const Graph& from, DType type)
-      : from_(from), type_(type), value_(from.values.size()), low_(from.values.size()) {
-    to_.model = from.model;
+  Rewriter(const Graph& from, DType type) : Rewriting(from), type_(type), low_(from.values.size()) {
     for (const Parameter& p : from.parameters)
       if (is_float(from.spec(p.value).dtype)) master_ = from.spec(p.value).dtype;
     for (const Parameter& p : from.parameters) {
@@ -59,16 +58,7 @@ class Rewriter {
 
   Graph run() {
     for (const Node& node : from_.nodes) rewrite(node);
-    auto role = [&](ValueId v) { return v.valid() ? value_[v.index] : v; };
-    for (const Parameter& p : from_.parameters)
-      to_.parameters.push_back({p.name, role(p.value), role(p.gradient)});
-    for (const Buffer& b : from_.buffers)
-      to_.buffers.push_back({b.name, role(b.value), role(b.update)});
-    for (const Input& i : from_.inputs) to_.inputs.push_back({i.name, role(i.value)});
-    to_.loss = role(from_.loss);
-    for (ValueId v : from_.outputs) to_.outputs.push_back(role(v));
-    remove_dead(&to_);
-    return std::move(to_);
+    return finish();
   }
 
  private:
@@ -110,9 +100,7 @@ class Rewriter {
   }
 
   void rewrite(const Node& node) {
-    std::vector<TensorSpec> specs;
-    for (ValueId v : node.outputs)
-      specs.push_back(v.valid() ? from_.spec(v) : TensorSpec{DType::f32, {-1}});
+    std::vector<TensorSpec> specs = results(node);
     std::vector<Arg> args = node.args;
     const bool low = !is_source(node) && runs_low(node);
     for (Arg& arg : args) {
@@ -124,23 +112,16 @@ class Rewriter {
     }
     for (TensorSpec& spec : specs)
       if (low && spec.dtype == master_) spec.dtype = type_;
-    const NodeId id = to_.add(node.op, std::move(args), specs, node.phase);
-    for (size_t o = 0; o < node.outputs.size(); ++o) {
-      const ValueId v = node.outputs[o];
-      if (!v.valid()) continue;
-      value_[v.index] = to_.node(id).outputs[o];
-      low_[v.index] = low && floats(v);
-    }
+    add(node, std::move(args), specs);
+    for (ValueId v : node.outputs)
+      if (v.valid()) low_[v.index] = low && floats(v);
   }
 
-  const Graph& from_;
   const DType type_;
   DType master_ = DType::f32;
-  Graph to_;
-  std::vector<ValueId> value_;  // [value of from_]
-  std::vector<bool> low_;       // [value of from_] in 16 bits
-  std::set<ValueId> weak_;      // parameters and inputs: readers may have them in 16 bits
-  std::set<ValueId> exact_;     // updates of buffers
+  std::vector<bool> low_;    // [value of from_] in 16 bits
+  std::set<ValueId> weak_;   // parameters and inputs: readers may have them in 16 bits
+  std::set<ValueId> exact_;  // updates of buffers
   std::map<std::pair<ValueId, Phase>, ValueId> converted_;
 };
 

@@ -6,74 +6,26 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <numeric>
 #include <set>
-#include <sstream>
 
 #include "cluster/cluster.h"
+#include "p2_rows.h"
 #include "reduce/best.h"
 
 namespace motley::reduce {
 namespace {
 
-struct Row {
-  std::string group, matrix_text;
-  Hierarchy hierarchy;
-  std::vector<int> axes, reduce;
-  Matrix matrix;
-  bool tree = false;
-  int programs = 0;
-  double all_reduce = 0, optimal = 0;  // 0: not in the table
-};
-
-std::vector<int> numbers(std::string text) {
-  for (char& c : text)
-    if (c == '[' || c == ']') c = ' ';
-  std::istringstream in(text);
-  std::vector<int> v;
-  for (int x; in >> x;) v.push_back(x);
-  return v;
+std::vector<AppendixRow> read(const std::string& file) {
+  return read_appendix(MOTLEY_SOURCE_DIR "/tests/data/p2/" + file);
 }
 
-std::vector<Row> read(const std::string& file) {
-  std::ifstream in(MOTLEY_SOURCE_DIR "/tests/data/p2/" + file);
-  std::string line;
-  auto cells = [&] {
-    std::vector<std::string> out;
-    std::istringstream s(line);
-    for (std::string cell; std::getline(s, cell, ',');) out.push_back(cell);
-    return out;
-  };
-  std::getline(in, line);
-  std::vector<std::string> header = cells();
-  std::vector<Row> rows;
-  while (std::getline(in, line)) {
-    std::map<std::string, std::string> at;
-    std::vector<std::string> cell = cells();
-    for (size_t i = 0; i < cell.size(); ++i) at[header[i]] = cell[i];
-    Row row;
-    row.group = at["system"] + " " + at["axes"] + " " + at["reduce_axes"];
-    row.matrix_text = at["matrix"];
-    row.hierarchy = {{"node", std::stoi(at["nodes"])}, {"gpu", std::stoi(at["gpus_per_node"])}};
-    row.axes = numbers(at["axes"]);
-    row.reduce = numbers(at["reduce_axes"]);
-    row.matrix = {static_cast<int>(row.axes.size()), 2, numbers(at["matrix"])};
-    row.tree = at["algo"] == "tree";
-    row.programs = std::stoi(at["n_programs_total"]);
-    if (at.count("allreduce_s")) row.all_reduce = std::stod(at["allreduce_s"]);
-    if (at.count("optimal_s")) row.optimal = std::stod(at["optimal_s"]);
-    rows.push_back(std::move(row));
-  }
-  return rows;
-}
-
-std::map<std::string, std::vector<Row>> row_groups() {
-  std::map<std::string, std::vector<Row>> groups;
+std::map<std::string, std::vector<AppendixRow>> row_groups() {
+  std::map<std::string, std::vector<AppendixRow>> groups;
   for (const char* file : {"appendix_a_a100.csv", "v100_structure.csv"})
-    for (Row& row : read(file)) groups[row.group].push_back(std::move(row));
+    for (AppendixRow& row : read(file)) groups[row.group].push_back(std::move(row));
   return groups;
 }
 
@@ -83,7 +35,7 @@ TEST(AppendixA, CountsAndPlacementsOfAll42RowGroupsAreExact) {
   size_t matrices = 0, programs = 0;
   for (const auto& [name, rows] : groups) {
     std::set<std::string> found, printed;
-    for (const Row& row : rows) printed.insert(row.matrix_text);
+    for (const AppendixRow& row : rows) printed.insert(row.matrix_text);
     int64_t total = 0;
     for (const Matrix& m : placements(rows[0].hierarchy, rows[0].axes)) {
       found.insert(to_string(m));
@@ -146,13 +98,13 @@ double spearman(const std::vector<double>& a, const std::vector<double>& b) {
   return xy / std::sqrt(xx * yy);
 }
 
-Accuracy judge(const std::vector<Row>& rows, const Machine& machine) {
+Accuracy judge(const std::vector<AppendixRow>& rows, const Machine& machine) {
   // Ten runs of 2 GiB a GPU; the runs over two axes number the devices of a group axis by axis.
   constexpr double kRuns = 10, kBytes = 2.0 * (1 << 30);
   ProgramSpaces spaces(5);
   Accuracy sum;
   std::vector<double> predicted[2], measured[2];
-  for (const Row& row : rows) {
+  for (const AppendixRow& row : rows) {
     Cluster cluster = parse_cluster(
         fmt::format(
             "link: {{bandwidth: {}, latency: 30 us}}\ngroups:\n  - {{count: {}, link: {{bandwidth: "
@@ -197,7 +149,7 @@ TEST(AppendixA, A100SecondsWithThePapersBandwidths) {
 }
 
 TEST(AppendixA, A100SecondsCalibratedOnAThirdAndJudgedOnTheRest) {
-  std::vector<Row> rows = read("appendix_a_a100.csv"), judged;
+  std::vector<AppendixRow> rows = read("appendix_a_a100.csv"), judged;
   EXPECT_EQ(rows.size(), 124u);
   for (size_t i = 0; i < rows.size(); ++i)
     if (i % 3 != 0) judged.push_back(rows[i]);

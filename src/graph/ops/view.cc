@@ -202,31 +202,26 @@ void localize_slice_backward(const LocalCall& call, std::vector<Arg>* args) {
               call.operand_shapes[0][dim]);
 }
 
-// select removes dimension `dim` of its operand, select_backward puts it back.
-Signature select(const Graph& graph, const Node& node) {
+// Dimension args[dim_arg] of the operand (whole: 0) or of the result (1) is not there on the other
+// side.
+Signature selected(const Graph& graph, const Node& node, int whole, size_t dim_arg) {
   Builder b(graph, node);
   b.linear({0});
-  size_t dim = wrap_dim(int_arg(node, 1), b.in(0).size());
-  for (size_t d = 0; d < b.in(0).size(); ++d) {
+  const CheckedShape shape = whole == 0 ? b.in(0) : b.out(0);
+  const size_t dim = wrap_dim(int_arg(node, dim_arg), shape.size());
+  for (size_t d = 0; d < shape.size(); ++d) {
     if (d == dim) continue;
-    int l = b.label(b.in(0)[d]);
-    b.operand(0, static_cast<int>(d), {l});
-    b.result(0, static_cast<int>(d < dim ? d : d - 1), {l});
+    const int l = b.label(shape[d]), at = static_cast<int>(d), beside = d < dim ? at : at - 1;
+    b.operand(0, whole == 0 ? at : beside, {l});
+    b.result(0, whole == 0 ? beside : at, {l});
   }
   return b.take();
 }
 
+Signature select(const Graph& graph, const Node& node) { return selected(graph, node, 0, 1); }
+
 Signature select_backward(const Graph& graph, const Node& node) {
-  Builder b(graph, node);
-  b.linear({0});
-  size_t dim = wrap_dim(int_arg(node, 2), b.out(0).size());
-  for (size_t d = 0; d < b.out(0).size(); ++d) {
-    if (d == dim) continue;
-    int l = b.label(b.out(0)[d]);
-    b.result(0, static_cast<int>(d), {l});
-    b.operand(0, static_cast<int>(d < dim ? d : d - 1), {l});
-  }
-  return b.take();
+  return selected(graph, node, 1, 2);
 }
 
 Signature unsqueeze(const Graph& graph, const Node& node) {

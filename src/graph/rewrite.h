@@ -1,0 +1,32 @@
+// What passes that make a graph again, node by node, share.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "graph/graph.h"
+
+namespace motley {
+
+class Rewriting {
+ protected:
+  explicit Rewriting(const Graph& from) : from_(from), value_(from.values.size()) {
+    to_.model = from.model;
+  }
+  ~Rewriting() = default;
+
+  // The types and shapes of a node's results; those that it does not have are f32[-1].
+  std::vector<TensorSpec> results(const Node& node) const;
+  // Adds the node with these arguments, values of to_, and results; they stand for its old results
+  // from now on.
+  void add(const Node& node, std::vector<Arg> args, const std::vector<TensorSpec>& specs);
+  // The new graph once every node is rewritten: parameters, buffers, inputs, loss and outputs are
+  // what stands for the old ones, and nodes that nothing reads are removed.
+  Graph finish();
+
+  const Graph& from_;
+  Graph to_;
+  std::vector<ValueId> value_;  // [value of from_] what stands for it in to_
+};
+
+}  // namespace motley
