@@ -291,15 +291,8 @@ class GlooCommunicator final : public ProcessCommunicator {
   }
   template <typename F>
   void guard(const char* what, F body) {
-    try {
-      body();
-    } catch (const UserError&) {
-      throw;
-    } catch (const InternalError&) {
-      throw;
-    } catch (const std::exception& e) {
-      throw peer_lost(rank_, lost(), what, e);
-    }
+    run_collective(
+        rank_, [&] { return lost(); }, what, body);
   }
 
   // The peers whose connection gloo has closed.

@@ -159,15 +159,8 @@ class ProcessGroupCommunicator final : public Communicator {
 
   template <typename F>
   void run(const char* what, F body) {
-    try {
-      body();
-    } catch (const UserError&) {
-      throw;
-    } catch (const InternalError&) {
-      throw;
-    } catch (const std::exception& e) {
-      throw peer_lost(rank_, "another worker", what, e);
-    }
+    run_collective(
+        rank_, [] { return "another worker"; }, what, body);
   }
 
   c10::intrusive_ptr<CollectiveBackend> group_;

@@ -25,6 +25,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <type_traits>
 
+#include "core/error.h"
 #include "torch/communicator.h"
 #include "torch/gloo.h"
 
@@ -49,5 +50,19 @@ c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& where, const std::string&
 
 // What c10d threw during a collective, in one line; `who` is gone if somebody is.
 PeerLost peer_lost(int rank, const std::string& who, const char* what, const std::exception& error);
+
+// Runs a collective, body(). Throws PeerLost for what c10d throws; who() is gone.
+template <typename Who, typename Body>
+void run_collective(int rank, const Who& who, const char* what, const Body& body) {
+  try {
+    body();
+  } catch (const UserError&) {
+    throw;
+  } catch (const InternalError&) {
+    throw;
+  } catch (const std::exception& e) {
+    throw peer_lost(rank, who(), what, e);
+  }
+}
 
 }  // namespace motley
