@@ -5,6 +5,9 @@
 //                                     concurrent, experts, search, sweep, segments; without
 //                                     one, all
 //
+// Of several sections each is a process of its own, as many at a time as there are cores; that of
+// search times runs alone.
+//
 // Times are the event simulator's on the catalogue's devices. The batch grows with the devices as
 // in section 7.1, and 8 k devices are k of each of the 8 machines (of 4 machines 2 k). "HAP" is the
 // search over all devices and plain collectives; "motley" may also leave devices out and reduce in
@@ -18,6 +21,8 @@
 // in which nothing overlaps ("apart").
 
 #include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -28,6 +33,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "auto/segments.h"
@@ -139,12 +145,11 @@ std::string bars(const std::vector<Panel>& panels, const std::string& unit) {
   return out + "</svg>\n";
 }
 
+// What one section prints and writes.
 class Bench {
  public:
-  explicit Bench(std::string folder) : folder_(std::move(folder)) {
-    if (!folder_.empty()) csv_.open(folder_ + "/hap.csv");
-    csv_ << "figure,model,devices,system,value,unit\n";
-  }
+  // Rows of the table go to `rows`.
+  Bench(std::string folder, std::FILE* rows) : folder_(std::move(folder)), rows_(rows) {}
 
   void figure(const std::string& name, const std::string& title) {
     figure_ = name;
@@ -152,7 +157,9 @@ class Bench {
   }
   void row(const std::string& model, int devices, const std::string& system, double value,
            const std::string& unit = "s") {
-    csv_ << fmt::format("{},{},{},{},{:.6g},{}\n", figure_, model, devices, system, value, unit);
+    std::fputs(fmt::format("{},{},{},{},{:.6g},{}\n", figure_, model, devices, system, value, unit)
+                   .c_str(),
+               rows_);
   }
   void draw(const std::vector<Panel>& panels, const std::string& unit) {
     if (!folder_.empty()) std::ofstream(folder_ + "/hap-" + figure_ + ".svg") << bars(panels, unit);
@@ -176,7 +183,7 @@ class Bench {
 
  private:
   std::string folder_, figure_;
-  std::ofstream csv_;
+  std::FILE* rows_;
   int failures_ = 0;
 };
 
@@ -217,7 +224,7 @@ spmd::PlanRequest request_of(const std::string& model, int64_t batch) {
   request.batch = batch;
   request.baselines = false;
   request.synthesis.certify = false;
-  request.synthesis.certify_states = 10'000'000;
+  request.synthesis.certify_states = 3'000'000;
   return request;
 }
 
@@ -680,35 +687,126 @@ void segments(Bench* bench) {
     }
 }
 
+void heterogeneous(Bench* bench) {
+  bench->figure("13", "Figure 13: seconds a step on 2 V100 and 6 P100 machines");
+  bench->paper("Fig 13");
+  iteration_times(bench, load_cluster("hap-64"), {1, 2, 3, 4, 8}, "", 8, false);
+}
+
+void homogeneous(Bench* bench) {
+  bench->figure("14", "Figure 14: seconds a step on 4 P100 machines");
+  bench->paper("Fig 14");
+  iteration_times(bench, load_cluster("hap-64"), {2, 4, 6, 8}, "P100-16GB", 4, true);
+}
+
+// ---- all of them --------------------------------------------------------------------------------
+
+struct Section {
+  const char* name;
+  void (*run)(Bench*);
+  bool alone;  // its processor times are reported
+  int start;   // the longest first
+};
+
+const Section kSections[] = {
+    {"models", models, false, 7},           {"heterogeneous", heterogeneous, false, 2},
+    {"homogeneous", homogeneous, false, 3}, {"ablation", ablation, false, 6},
+    {"concurrent", concurrent, false, 5},   {"experts", experts, false, 1},
+    {"search", search_times, true, 0},      {"sweep", sweep, false, 4},
+    {"segments", segments, false, 5}};
+
+// A section in a process of its own.
+struct Part {
+  const Section* section;
+  std::FILE *out, *rows;
+  pid_t process = -1;
+  bool done = false;
+};
+
+std::string text_of(std::FILE* file) {
+  std::string text;
+  std::rewind(file);
+  char buffer[1 << 16];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, file)) > 0;) text.append(buffer, n);
+  return text;
+}
+
+void start(Part* part, const std::string& folder) {
+  std::fflush(stdout);
+  part->process = ::fork();
+  MOTLEY_CHECK(part->process >= 0, "no process for a section");
+  if (part->process > 0) return;
+  ::dup2(::fileno(part->out), 1);
+  int failures = 1;
+  try {
+    Bench bench(folder, part->rows);
+    part->section->run(&bench);
+    failures = std::min(bench.failures(), 250);
+  } catch (const std::exception& e) {
+    std::printf("  FAILED: %s\n", e.what());
+  }
+  std::fflush(stdout);
+  std::fflush(part->rows);
+  ::_exit(failures);
+}
+
 int run(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  Bench bench(argc > 1 ? argv[1] : "");
-  const auto wanted = [&](const std::string& section) {
-    return argc <= 2 || std::find(argv + 2, argv + argc, section) != argv + argc;
-  };
-  const Cluster hap = load_cluster("hap-64");
-  if (wanted("models")) models(&bench);
-  if (wanted("heterogeneous")) {
-    bench.figure("13", "Figure 13: seconds a step on 2 V100 and 6 P100 machines");
-    bench.paper("Fig 13");
-    iteration_times(&bench, hap, {1, 2, 3, 4, 8}, "", 8, false);
+  const std::string folder = argc > 1 ? argv[1] : "";
+  std::vector<Part> parts;
+  for (const Section& section : kSections)
+    if (argc <= 2 || std::find(argv + 2, argv + argc, std::string(section.name)) != argv + argc)
+      parts.push_back({&section, std::tmpfile(), std::tmpfile()});
+  for (int i = 2; i < argc; ++i)
+    if (std::none_of(std::begin(kSections), std::end(kSections),
+                     [&](const Section& s) { return std::string(argv[i]) == s.name; }))
+      throw user_error("hap_bench", "there is no section '{}'; see the head of hap_bench.cc",
+                       argv[i]);
+  std::vector<Part*> queue;
+  for (Part& part : parts) queue.push_back(&part);
+  std::stable_sort(queue.begin(), queue.end(), [](const Part* a, const Part* b) {
+    return a->section->start < b->section->start;
+  });
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  std::string rows = "figure,model,devices,system,value,unit\n";
+  int failures = 0;
+  size_t running = 0, begun = 0, printed = 0;
+  bool alone = false;
+  while (printed < parts.size()) {
+    while (begun < queue.size() && !alone && running < cores &&
+           !(queue[begun]->section->alone && running > 0)) {
+      alone = queue[begun]->section->alone;
+      start(queue[begun++], folder);
+      ++running;
+    }
+    int status = 0;
+    const pid_t ended = ::wait(&status);
+    MOTLEY_CHECK(ended > 0, "a section is lost");
+    for (Part& part : parts)
+      if (part.process == ended) part.done = true;
+    --running;
+    alone = false;
+    const bool exited = WIFEXITED(status);
+    failures += exited ? WEXITSTATUS(status) : 1;
+    if (!exited) std::printf("  FAILED: a section was ended by signal %d\n", WTERMSIG(status));
+    for (; printed < parts.size() && parts[printed].done; ++printed) {
+      std::fputs(text_of(parts[printed].out).c_str(), stdout);
+      rows += text_of(parts[printed].rows);
+    }
   }
-  if (wanted("homogeneous")) {
-    bench.figure("14", "Figure 14: seconds a step on 4 P100 machines");
-    bench.paper("Fig 14");
-    iteration_times(&bench, hap, {2, 4, 6, 8}, "P100-16GB", 4, true);
-  }
-  if (wanted("ablation")) ablation(&bench);
-  if (wanted("concurrent")) concurrent(&bench);
-  if (wanted("experts")) experts(&bench);
-  if (wanted("search")) search_times(&bench);
-  if (wanted("sweep")) sweep(&bench);
-  if (wanted("segments")) segments(&bench);
-  if (bench.failures() > 0) std::printf("\n%d expectations failed\n", bench.failures());
-  return bench.failures() > 0 ? 1 : 0;
+  if (!folder.empty()) std::ofstream(folder + "/hap.csv") << rows;
+  if (failures > 0) std::printf("\n%d expectations failed\n", failures);
+  return failures > 0 ? 1 : 0;
 }
 
 }  // namespace
 }  // namespace motley
 
-int main(int argc, char** argv) { return motley::run(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return motley::run(argc, argv);
+  } catch (const motley::UserError& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 2;
+  }
+}

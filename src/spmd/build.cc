@@ -164,7 +164,7 @@ void Builder::contract() {
     if (!contracted_[n])
       for (ValueId v : inputs(NodeId(static_cast<int64_t>(n)))) used(v, static_cast<int64_t>(n));
   auto used_at_once = [&](ValueId v) {
-    int64_t node = maker(v) + 1;
+    int64_t node = ready(v);
     while (node < static_cast<int64_t>(graph.nodes.size()) && contracted_[node]) ++node;
     used(v, node);
   };
@@ -190,7 +190,7 @@ void Builder::add_values() {
     std::string key = std::to_string(graph.spec(cls.root).bytes());
     key += gradient_class_[c] ? 'g' : gradient_view_[c] ? 'v' : '|';
     if (const int segment = theory_.segment(cls.root)) key += std::to_string(segment) + ",";
-    if (const int of = gradient_view_[c] ? part_of(maker_of(static_cast<int>(c))) : 0)
+    if (const int of = gradient_view_[c] ? part_of(maker_of(static_cast<int>(c)) + 1) : 0)
       key += fmt::format("m{},", of);
     if (const int of = part_of(cls.use)) key += fmt::format("u{},", of);
     if (std::find(apart_.begin(), apart_.end(), cls.root) != apart_.end())
@@ -223,7 +223,7 @@ void Builder::add_values() {
     table_first_.resize(problem_.form_tables.size(), kNever);
     table_use_.resize(problem_.form_tables.size(), kNever);
     int64_t &first = table_first_[it->second], &use = table_use_[it->second];
-    if (gradient_view_[c]) first = std::min(first, maker_of(static_cast<int>(c)));
+    if (gradient_view_[c]) first = std::min(first, maker_of(static_cast<int>(c)) + 1);
     use = std::min(use, cls.use);
   }
 }
@@ -639,7 +639,7 @@ ExposedCost Builder::exposed_cost(const Program& program, const Fractions& fract
     const auto bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
     if (is_reduction(step)) {
       if (exposure.decision(root_of(step.value)) == nullptr)
-        cost.gradients[exposure.stretch(maker(step.value))] += message_seconds(model_, bytes);
+        cost.gradients[exposure.stretch(ready(step.value))] += message_seconds(model_, bytes);
       continue;
     }
     const Placement cut = step.from.is_shard() ? step.from : step.to;
@@ -657,7 +657,7 @@ ExposedCost Builder::exposed_cost(const Program& program, const Fractions& fract
   for (int j = 0; j < problem_.types; ++j) cost.compute[0][j] += model_.per_step(j, graph);
   for (const Decision& d : exposure.decided)
     if (d.reduced)
-      cost.gradients[exposure.stretch(maker(d.gradient))] += reduction_seconds(d.gradient);
+      cost.gradients[exposure.stretch(ready(d.gradient))] += reduction_seconds(d.gradient);
   return cost;
 }
 
@@ -670,7 +670,7 @@ Seconds Builder::decided_seconds(const Exposure& exposure) const {
   for (const Decision& d : exposure.decided)
     if (d.reduced)
       seconds +=
-          exposure.gradients[exposure.stretch(maker(d.gradient))] * reduction_seconds(d.gradient);
+          exposure.gradients[exposure.stretch(ready(d.gradient))] * reduction_seconds(d.gradient);
   return seconds;
 }
 
@@ -691,7 +691,7 @@ std::vector<ValueId> Builder::reduced(const Program& program) const {
 int64_t Builder::first_gradient() const {
   int64_t first = static_cast<int64_t>(theory_.graph().nodes.size());
   for (size_t c = 0; c < classes_.size(); ++c)
-    if (gradient_view_[c]) first = std::min(first, maker_of(static_cast<int>(c)));
+    if (gradient_view_[c]) first = std::min(first, maker_of(static_cast<int>(c)) + 1);
   return first;
 }
 

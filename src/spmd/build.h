@@ -71,9 +71,10 @@ class Builder {
   // The gradients that a program all-reduces, ascending: of values that are views of one another
   // the one they are views of.
   std::vector<ValueId> reduced(const Program& program) const;
-  // The node that makes the value that this one is a view of.
-  int64_t maker(ValueId value) const { return maker_of(class_of_[value.index]); }
-  // The first node that makes a gradient; the end of the graph if none does.
+  // The first node before which the message of a gradient may start: it follows the one that makes
+  // the value that this one is a view of.
+  int64_t ready(ValueId gradient) const { return maker_of(class_of_[gradient.index]) + 1; }
+  // The first such node of all gradients; the end of the graph if there are none.
   int64_t first_gradient() const;
   // The node that follows the last collective besides all-reduces of gradients; -1: there is none.
   int64_t last_barrier(const Program& program, const Shares& shares) const;
@@ -161,7 +162,7 @@ class Builder {
   std::vector<int> first_placement_;          // [graph value], and the end
   std::vector<int> table_class_;              // [form table] exemplar class, -1: token
   std::vector<int> table_exemplar_;           // [option table] exemplar problem node
-  std::vector<int64_t> table_first_;          // [form table] first maker of its gradients
+  std::vector<int64_t> table_first_;          // [form table] least ready() of its gradients
   std::vector<int64_t> table_use_;            // [form table] least Class::use
   std::vector<int64_t> table_begin_;          // [option table] first of its nodes
   std::vector<int64_t> table_last_;           // [option table] last of its nodes

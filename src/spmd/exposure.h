@@ -7,7 +7,8 @@
 //
 //     step = N + max(0, max over g of ( r_g + sum c_h ) - C)
 //
-// Hence, for any node i of the graph and with h over the gradients made from i on,
+// A message starts once its gradient is made. Hence, for any node i of the graph and with h over
+// the gradients made by the node before i or later,
 //
 //     begin     step >= N - (computation from i on) + sum c_h
 //     never     step >= N
@@ -57,7 +58,8 @@ struct Decision {
 struct Exposure {
   std::vector<int64_t> from;                 // ascending
   std::vector<std::vector<double>> compute;  // [stretch][type] of seconds of computation
-  std::vector<double> gradients;             // [stretch that makes it] of c_g; no less than before
+  std::vector<double> gradients;             // [stretch that it is ready in] of c_g; no less than
+                                             // before
   int closed = std::numeric_limits<int>::max();  // stretch from which on nothing else communicates
   std::vector<Decision> decided = {};
 
@@ -86,7 +88,7 @@ Exposure mixture(const std::vector<ExposureBound>& bounds, const std::vector<dou
 struct ExposedCost {
   Seconds comm = 0;                           // collectives but gradients
   std::vector<std::vector<Seconds>> compute;  // [stretch][type]; the optimizer in the first
-  std::vector<Seconds> gradients;             // [stretch that makes it] c_g
+  std::vector<Seconds> gradients;             // [stretch that it is ready in] c_g
 };
 
 // [bound] of the step of such a program.

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "core/file.h"
 #include "core/rng.h"
 #include "spmd/planner.h"
 #include "spmd/sample.h"
+#include "spmd/test_graphs.h"
 
 namespace motley::spmd {
 namespace {
@@ -42,11 +42,6 @@ loss %8
 gradient "layer0.w" %18
 gradient "layer1.w" %12
 )";
-
-Graph load(const std::string& name) {
-  const std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/" + name + ".txt";
-  return parse_graph(read_file(path), name);
-}
 
 Program whole(const Theory& theory) {
   Program program;

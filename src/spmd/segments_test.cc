@@ -7,7 +7,6 @@
 #include <map>
 #include <set>
 
-#include "core/file.h"
 #include "core/rng.h"
 #include "cost/overlap.h"
 #include "graph/segment.h"
@@ -15,27 +14,12 @@
 #include "spmd/order.h"
 #include "spmd/planner.h"
 #include "spmd/sample.h"
+#include "spmd/test_graphs.h"
 
 namespace motley::spmd {
 namespace {
 
 using ::testing::IsEmpty;
-
-const char* const kGraphs[] = {"gpt1", "convnet", "mlp"};
-
-Graph load(const std::string& name) {
-  const std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/" + name + ".txt";
-  return parse_graph(read_file(path), name);
-}
-
-DeviceType device(const std::string& name, double flops, double memory = 16e9) {
-  return {name, flops, 4 * flops, memory, flops / 20, 1e-6, 0};
-}
-
-Cluster mixed(int fast, int slow, double bandwidth = 1e9, double memory = 16e9) {
-  return flat_cluster({device("fast", 4e12, memory), device("slow", 1e12, memory)}, {fast, slow},
-                      {LinkKind::switched, bandwidth, 1e-5});
-}
 
 // Runs of forward nodes; backward nodes follow them.
 std::vector<int> random_runs(const Graph& graph, int segments, Rng* rng) {

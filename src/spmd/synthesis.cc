@@ -395,7 +395,7 @@ class Search {
     Exposure exposure;
     const std::vector<double> all(model_.types(), 1), none(model_.types(), 0);
     if (first_.valid()) {
-      exposure.from = {builder_.maker(first_)};
+      exposure.from = {builder_.ready(first_)};
       exposure.compute = {all, none};
       exposure.gradients = {0, 1};
     } else {
@@ -625,6 +625,9 @@ class Search {
     for (const DeviceType& t : cluster.types) capacity = std::max(capacity, t.memory);
     Priced low = last_, high;
     int tries = 0;
+    // Bounds at prices of bytes far from those of programs on the verge of fitting are no beginning
+    // for those.
+    const WarmStart plain = warm_;
     // In steps of what was found for the memory of a device.
     const double unit = low.seconds / capacity;
     const double hint = options_.memory_price;
@@ -639,6 +642,7 @@ class Search {
         price = low.price > 0 ? std::sqrt(low.price * high.price) : high.price / 10;
       if (high.price < 1.2 * low.price || high.seconds - low.seconds < kRoundGain * low.seconds)
         break;
+      warm_ = plain;
       const Priced between = try_price(price, ratios);
       auto is = [&](const Priced& other) {
         return std::abs(between.seconds - other.seconds) <= 1e-6 * other.seconds &&
@@ -743,7 +747,7 @@ class Search {
       return from;
     };
     Class all{0, nodes + 1, {begin}, 0, {}};
-    if (first_.valid()) all.cuts.push_back(builder_.maker(first_));
+    if (first_.valid()) all.cuts.push_back(builder_.ready(first_));
     Game whole{&builder_, order_, &warm_, parts(all.cuts), most_states};
     all.bound = play(&whole);
     all.weakest = {best_program_};
@@ -763,9 +767,9 @@ class Search {
           last = std::max(last, barrier);
         ValueId first;
         hidden_seconds(theory_, *program, model_, fractions, &first);
-        if (const int64_t maker = first.valid() ? builder_.maker(first) : 0;
-            maker > 0 && std::find(weak.cuts.begin(), weak.cuts.end(), maker) == weak.cuts.end())
-          queue = maker;
+        if (const int64_t ready = first.valid() ? builder_.ready(first) : 0;
+            ready > 0 && std::find(weak.cuts.begin(), weak.cuts.end(), ready) == weak.cuts.end())
+          queue = ready;
       }
       const ValueId gradient =
           last > 0 || queue > 0 ? ValueId() : disputed(weak.weakest, weak.decided);

@@ -10,34 +10,18 @@
 
 #include "cluster/part.h"
 #include "core/error.h"
-#include "core/file.h"
 #include "core/rng.h"
 #include "cost/overlap.h"
 #include "spmd/folded.h"
 #include "spmd/order.h"
 #include "spmd/planner.h"
 #include "spmd/sample.h"
+#include "spmd/test_graphs.h"
 
 namespace motley::spmd {
 namespace {
 
 using ::testing::HasSubstr;
-
-Graph load(const std::string& name) {
-  std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/" + name + ".txt";
-  return parse_graph(read_file(path), name);
-}
-
-DeviceType device(const std::string& name, double flops, double memory = 16e9) {
-  return {name, flops, 4 * flops, memory, flops / 20, 1e-6, 0};
-}
-
-Cluster mixed(int fast, int slow, double bandwidth = 1e9) {
-  return flat_cluster({device("fast", 4e12), device("slow", 1e12)}, {fast, slow},
-                      {LinkKind::switched, bandwidth, 1e-5});
-}
-
-const char* const kGraphs[] = {"gpt1", "convnet", "mlp"};
 
 // The price that the search minimises is the cost of the program it returns: for one device type
 // the two differ by the one latency that the gradients' all-reduces share.

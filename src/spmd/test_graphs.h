@@ -1,0 +1,29 @@
+// Captured graphs and small clusters that several tests of this room share.
+#pragma once
+
+#include <string>
+
+#include "cluster/cluster.h"
+#include "core/file.h"
+#include "graph/graph.h"
+
+namespace motley::spmd {
+
+inline const char* const kGraphs[] = {"gpt1", "convnet", "mlp"};
+
+inline Graph load(const std::string& name) {
+  const std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/" + name + ".txt";
+  return parse_graph(read_file(path), name);
+}
+
+inline DeviceType device(const std::string& name, double flops, double memory = 16e9) {
+  return {name, flops, 4 * flops, memory, flops / 20, 1e-6, 0};
+}
+
+// `fast` devices and `slow` ones of a quarter of their speed on one switch.
+inline Cluster mixed(int fast, int slow, double bandwidth = 1e9, double memory = 16e9) {
+  return flat_cluster({device("fast", 4e12, memory), device("slow", 1e12, memory)}, {fast, slow},
+                      {LinkKind::switched, bandwidth, 1e-5});
+}
+
+}  // namespace motley::spmd
