@@ -24,7 +24,11 @@ constexpr int kAttempts = 4;  // to fit a stage's program into the memory that i
 // Times the time of the best program.
 constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
 constexpr int64_t kLayerStates = 500;  // of the searches that price layers
-constexpr int kCalibrationRuns = 8;    // micro-batches of the step whose programs are measured
+// Of searches with few devices, of one kind: a sweep of their bounds costs as much as some hundred
+// states (spmd/problem.h, Limits).
+constexpr double kRough = 1e-4;
+constexpr int64_t kRoughStates = 4000;
+constexpr int kCalibrationRuns = 8;  // micro-batches of the step whose programs are measured
 
 int nodes_of(const Cluster& cluster) {
   return static_cast<int>(std::count_if(cluster.groups.begin(), cluster.groups.end(),
@@ -102,8 +106,13 @@ const DeviceGroups::Kind& DeviceGroups::of(const net::Groups& groups, size_t k,
   return *(kind = &kind_of(std::move(part), std::move(replicas)));
 }
 
-Workbench::Workbench(const Request& request, DeviceGroups* groups, Graph graph, int layers)
-    : request_(request), groups_(*groups), cluster_(groups->whole()), graph_(std::move(graph)) {
+Workbench::Workbench(const Request& request, DeviceGroups* groups, Graph graph, int layers,
+                     Experience* experience)
+    : request_(request),
+      groups_(*groups),
+      cluster_(groups->whole()),
+      graph_(std::move(graph)),
+      experience_(experience ? *experience : own_experience_) {
   pipeline::LayerOptions options;
   options.layers = std::max(0, layers);
   layers_ = find_layers(graph_, options);
@@ -120,6 +129,15 @@ std::vector<int> Workbench::stages_of(const std::vector<int>& cuts) const {
   int last = 0;
   for (int& s : stage) s = last = s < 0 ? last : s;
   return stage;
+}
+
+Bytes Workbench::tied() {
+  if (tied_ >= 0) return tied_;
+  tied_ = 0;
+  if (size() > 1)
+    for (const Tied& t : cut_stages(graph_, stages_of({size() / 2}), 2, "halves").tied)
+      tied_ += static_cast<Bytes>(graph_.spec(graph_.parameters[t.parameter].value).bytes());
+  return tied_;
 }
 
 int Workbench::kind_of(int layer) const {
@@ -235,11 +253,34 @@ void Workbench::plan_layers(const std::vector<OnGroup>& wanted, int micro_batche
     auto [it, fresh] = layer_costs_.try_emplace({on.group->number, micro_batches, on.lean});
     if (fresh) tasks.push_back({&on, &it->second, std::vector<std::vector<LayerCost>>(count)});
   }
-  parallel_for(static_cast<int>(tasks.size()) * count, request_.threads, [&](int i) {
-    Task& task = tasks[i / count];
-    task.found[i % count] =
-        find_costs(windows_[i % count], *task.on->group, micro_batches, task.on->lean);
-  });
+  // One group's searches first where nothing is known: the others begin where they end.
+  std::vector<int> first, others;
+  std::vector<spmd::WarmStart> warm(tasks.size() * count);
+  for (int i = 0; i < static_cast<int>(warm.size()); ++i) {
+    const OnGroup& on = *tasks[i / count].on;
+    const bool fresh = experience_.on_any.try_emplace({i % count, on.lean}).second;
+    (fresh ? first : others).push_back(i);
+  }
+  for (const std::vector<int>& wave : {first, others}) {
+    for (int i : wave) {
+      const OnGroup& on = *tasks[i / count].on;
+      const auto known = experience_.on_group.find({i % count, on.lean, on.group->number});
+      warm[i] = known != experience_.on_group.end() ? known->second
+                                                    : experience_.on_any.at({i % count, on.lean});
+    }
+    parallel_for(static_cast<int>(wave.size()), request_.threads, [&](int k) {
+      const int i = wave[k];
+      Task& task = tasks[i / count];
+      task.found[i % count] =
+          find_costs(windows_[i % count], *task.on->group, micro_batches, task.on->lean, &warm[i]);
+    });
+    for (int i : wave) {
+      const OnGroup& on = *tasks[i / count].on;
+      spmd::WarmStart& any = experience_.on_any.at({i % count, on.lean});
+      if (any.empty()) any = warm[i];
+      experience_.on_group[{i % count, on.lean, on.group->number}] = std::move(warm[i]);
+    }
+  }
   for (Task& task : tasks) {
     for (const auto& [w, l] : seats_) task.costs->push_back(task.found[w][l]);
     measure(*task.on->group, task.costs);
@@ -256,15 +297,18 @@ std::vector<const Theory*> Workbench::distinct_layers() {
 }
 
 Workbench::Planned Workbench::plan_window(const Window& w, const DeviceGroups::Kind& group,
-                                          int micro_batches, bool lean) {
+                                          int micro_batches, bool lean, spmd::WarmStart* warm) {
   const Theory& theory = *w.theory;
   spmd::SynthesisOptions options;
   options.certify = false;
-  options.orders = &orders_;
+  options.orders = &experience_.orders;
+  options.warm = warm;
   options.optimizer = request_.optimizer;
   options.memory_limit = false;
   options.micro_batches = micro_batches;
   options.limits = request_.limits;
+  options.limits.rough = kRough;
+  options.limits.rough_states = kRoughStates;
   options.limits.max_states = std::min(options.limits.max_states, kLayerStates);
   if (group.cluster.types.size() == 1) {
     options.ratios = spmd::even_ratios(group.cluster);
@@ -284,9 +328,10 @@ Workbench::Planned Workbench::plan_window(const Window& w, const DeviceGroups::K
 
 std::vector<Workbench::LayerCost> Workbench::find_costs(const Window& w,
                                                         const DeviceGroups::Kind& group,
-                                                        int micro_batches, bool lean) {
+                                                        int micro_batches, bool lean,
+                                                        spmd::WarmStart* warm) {
   std::vector<LayerCost> costs(w.end - w.first);
-  const Planned planned = plan_window(w, group, micro_batches, lean);
+  const Planned planned = plan_window(w, group, micro_batches, lean, warm);
   if (!planned.feasible) return costs;
   const Shares shares(planned.ratios);
   const auto parts =
@@ -370,25 +415,31 @@ int Workbench::number_of(const Graph& graph) {
       .first->second;
 }
 
-const Workbench::Planned& Workbench::unlimited(const Theory& theory, int number,
-                                               const DeviceGroups::Kind& group, int micro_batches,
-                                               bool lean) {
+const Workbench::Planned& Workbench::unlimited(const StageTask& task, bool lean,
+                                               spmd::WarmStart* warm) {
   std::unique_lock lock(mutex_);
-  auto [it, fresh] = unlimited_.try_emplace({number, group.number, micro_batches, lean});
+  auto [it, fresh] =
+      unlimited_.try_emplace({task.number, task.group->number, task.micro_batches, lean});
   lock.unlock();
   double no_price = 0;
-  if (fresh) it->second = plan(theory, group.model, micro_batches, false, lean, &no_price);
+  if (fresh)
+    it->second =
+        plan(*task.theory, task.group->model, task.micro_batches, false, lean, &no_price, warm);
   return it->second;
 }
 
 Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model, int micro_batches,
-                                   bool memory_limit, bool lean, double* memory_price) {
+                                   bool memory_limit, bool lean, double* memory_price,
+                                   spmd::WarmStart* warm) {
   spmd::SynthesisOptions options;
   options.optimizer = request_.optimizer;
   options.certify = false;
-  options.orders = &orders_;
+  options.orders = &experience_.orders;
+  options.warm = warm;
   options.micro_batches = micro_batches;
   options.limits = request_.limits;
+  options.limits.rough = kRough;
+  options.limits.rough_states = kRoughStates;
   options.memory_limit = memory_limit;
   options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
   options.memory_price = *memory_price;
@@ -405,115 +456,136 @@ Workbench::Planned Workbench::plan(const Theory& theory, const CostModel& model,
   return planned;
 }
 
-Workbench::Planned Workbench::plan_stage(const Theory& theory, int number,
-                                         const DeviceGroups::Kind& group, int laps,
-                                         int micro_batches, int in_flight, bool recompute,
-                                         const Divided& divided, bool thorough) {
-  // Whether parameters are cut and gathered, and gradients scattered, in every pass.
-  const bool pieces = divided.level == 3 && group.cluster.size() > 1;
-  Planned planned = unlimited(theory, number, group, micro_batches, pieces);
-  const auto as_run = [&](Planned p) {
-    if (pieces && p.feasible) p.program = spmd::hold_pieces(theory, p.program);
-    return p;
-  };
-  if (!request_.memory_limit || !planned.feasible) return as_run(planned);
-  Cluster all = group.cluster;
-  for (DeviceType& type : all.types) type.memory /= laps;
+Workbench::Planned Workbench::as_run(const StageTask& task, Planned planned) {
+  if (task.pieces() && planned.feasible)
+    planned.program = spmd::hold_pieces(*task.theory, planned.program);
+  return planned;
+}
+
+std::vector<Workbench::Room> Workbench::room_of(const StageTask& task, const Planned& p) const {
+  const Cluster& cluster = task.group->cluster;
+  const Divided& divided = task.divided;
   // As if the pieces of all replicas were alike.
   Kept kept;
   kept.share = divided.share;
-  for (const Parameter& p : theory.graph().parameters) {
-    if (divided.level == 1 || divided.level == 2) kept.optimizer.push_back(p.gradient.valid());
-    if (divided.level == 2) kept.gradient.push_back(p.gradient.valid());
+  for (const Parameter& parameter : task.theory->graph().parameters) {
+    if (divided.level == 1 || divided.level == 2)
+      kept.optimizer.push_back(parameter.gradient.valid());
+    if (divided.level == 2) kept.gradient.push_back(parameter.gradient.valid());
   }
-  // By type: what a program lacks, what other micro-batches take, and what is not there because it
-  // is divided.
-  struct Room {
-    Bytes lack = 0, others = 0, divided = 0;
+  const Shares shares(p.ratios);
+  const Fractions fractions(cluster, shares);
+  const auto memory_with = [&](const Program& program, const Kept& what) {
+    return memory_of(*task.theory, program, fractions, task.group->model.types(),
+                     request_.optimizer, true, what);
   };
-  auto room_of = [&](const Planned& p) {
-    const Shares shares(p.ratios);
-    const Fractions fractions(all, shares);
-    auto memory_with = [&](const Program& program, const Kept& what) {
-      return memory_of(theory, program, fractions, group.model.types(), request_.optimizer, true,
-                       what);
-    };
-    const MemoryCost memory = memory_with(as_run(p).program, kept);
-    std::vector<Room> rooms;
-    for (size_t t = 0; t < all.types.size(); ++t) {
-      const Bytes others =
-          memory.sums[t] + (in_flight - 1) * (recompute ? memory.held_inputs[t] : memory.held[t]);
-      rooms.push_back({memory.peak[t] + others - all.types[t].memory, others, 0});
-    }
-    if (divided.level == 0) return rooms;
-    const MemoryCost whole = memory_with(p.program, {});
-    for (size_t t = 0; t < rooms.size(); ++t) rooms[t].divided = whole.peak[t] - memory.peak[t];
-    return rooms;
-  };
-  auto fits = [](const std::vector<Room>& rooms) {
-    return std::all_of(rooms.begin(), rooms.end(), [](const Room& r) { return r.lack <= 0; });
-  };
-  if (fits(room_of(planned))) return as_run(planned);
+  const MemoryCost memory = memory_with(as_run(task, p).program, kept);
+  std::vector<Room> rooms;
+  for (size_t t = 0; t < cluster.types.size(); ++t) {
+    const Bytes others =
+        memory.sums[t] +
+        (task.in_flight - 1) * (task.recompute ? memory.held_inputs[t] : memory.held[t]);
+    rooms.push_back({memory.peak[t] + others - cluster.types[t].memory / task.laps, others, 0});
+  }
+  if (divided.level == 0) return rooms;
+  const MemoryCost whole = memory_with(p.program, {});
+  for (size_t t = 0; t < rooms.size(); ++t) rooms[t].divided = whole.peak[t] - memory.peak[t];
+  return rooms;
+}
+
+bool Workbench::fits(const StageTask& task, const Planned& planned) const {
+  const std::vector<Room> rooms = room_of(task, planned);
+  return std::all_of(rooms.begin(), rooms.end(), [](const Room& r) { return r.lack <= 0; });
+}
+
+void Workbench::plan_unlimited(const std::vector<StageTask>& tasks) {
+  std::vector<const StageTask*> distinct;  // the first of equal ones has most in flight
+  std::set<std::tuple<int, int, int, bool>> known;
+  for (const StageTask& t : tasks)
+    if (known.emplace(t.number, t.group->number, t.micro_batches, t.pieces()).second)
+      distinct.push_back(&t);
+  parallel_for(static_cast<int>(distinct.size()), request_.threads, [&](int i) {
+    const StageTask& task = *distinct[i];
+    spmd::WarmStart warm;
+    const Planned& best = unlimited(task, task.pieces(), &warm);
+    if (!request_.memory_limit || !best.feasible || task.pieces() ||
+        task.group->cluster.size() == 1 || fits(task, best))
+      return;
+    unlimited(task, true, &warm);
+  });
+}
+
+Workbench::Planned Workbench::plan_stage(const StageTask& task) {
+  const Theory& theory = *task.theory;
+  const DeviceGroups::Kind& group = *task.group;
+  Planned planned = unlimited(task, task.pieces(), nullptr);
+  if (!request_.memory_limit || !planned.feasible || fits(task, planned))
+    return as_run(task, std::move(planned));
   was_limited_ = true;
   // One that was found for a stage with more in flight does for its equals behind it: they are not
   // slower.
   std::unique_lock lock(mutex_);
-  std::vector<Planned>& limited = limited_[{number, group.number, micro_batches, pieces}];
+  std::vector<Planned>& limited =
+      limited_[{task.number, group.number, task.micro_batches, task.pieces()}];
   double& memory_price = memory_price_[group.number];
   lock.unlock();
   for (const Planned& known : limited)
-    if (fits(room_of(known))) return as_run(known);
+    if (fits(task, known)) return as_run(task, known);
   // With all parameters cut: good enough if it is hardly slower, and better than nothing. Where
   // that does not fit, gathered and scattered in every pass.
   const auto seconds_of = [&](const Planned& p) {
     const Shares shares(p.ratios);
     const PhaseSeconds s = phase_seconds(theory, p.program, group.model,
                                          Fractions(group.cluster, shares), request_.optimizer);
-    return s.forward * (recompute ? 2 : 1) + s.backward + (s.reduction + s.update) / micro_batches;
+    return s.forward * (task.recompute ? 2 : 1) + s.backward +
+           (s.reduction + s.update) / task.micro_batches;
   };
   const Planned* lean = nullptr;
   Planned in_pieces;
-  if (group.cluster.size() > 1 && !pieces) {
-    const Planned& cut = unlimited(theory, number, group, micro_batches, true);
-    if (cut.feasible && fits(room_of(cut))) {
+  if (group.cluster.size() > 1 && !task.pieces()) {
+    const Planned& cut = unlimited(task, true, nullptr);
+    if (cut.feasible && fits(task, cut)) {
       lean = &cut;
     } else if (cut.feasible) {
       in_pieces = cut;
       in_pieces.program = spmd::hold_pieces(theory, cut.program);
-      if (fits(room_of(in_pieces))) lean = &in_pieces;
+      if (fits(task, in_pieces)) lean = &in_pieces;
     }
     if (lean &&
-        seconds_of(*lean) <= (thorough ? kHardlySlower : kLittleSlower) * seconds_of(planned))
+        seconds_of(*lean) <= (task.thorough ? kHardlySlower : kLittleSlower) * seconds_of(planned))
       return *lean;
   }
   const auto better = [&](const Planned& p) {
     return lean && seconds_of(*lean) < seconds_of(p) ? *lean : p;
   };
-  Cluster room = all;  // with the memory that other micro-batches leave
+  Cluster room = group.cluster;  // with the memory that other micro-batches leave
+  spmd::WarmStart warm;
   for (int attempt = 1; attempt < kAttempts; ++attempt) {
-    const std::vector<Room> rooms = room_of(planned);
-    for (size_t t = 0; t < all.types.size(); ++t) {
-      const Bytes most = all.types[t].memory + rooms[t].divided;
+    const std::vector<Room> rooms = room_of(task, planned);
+    for (size_t t = 0; t < room.types.size(); ++t) {
+      const DeviceType& type = group.cluster.types[t];
+      const Bytes most = type.memory / task.laps + rooms[t].divided;
       if (attempt == 1) room.types[t].memory = most;
       if (rooms[t].lack <= 0) continue;
-      planned.reason = fmt::format("{} lacks {}", all.types[t].name, format_bytes(rooms[t].lack));
+      planned.reason = fmt::format("{} lacks {}", type.name, format_bytes(rooms[t].lack));
       room.types[t].memory =
           std::max(0.3 * room.types[t].memory,
                    std::min(attempt > 1 ? room.types[t].memory - rooms[t].lack : most,
                             most - rooms[t].others));
     }
-    planned = plan(theory, CostModel(room, group.reductions, group.replicas), micro_batches, true,
-                   pieces, &memory_price);
+    planned = plan(theory, CostModel(room, group.reductions, group.replicas), task.micro_batches,
+                   true, task.pieces(), &memory_price, &warm);
     if (!planned.feasible) break;
-    if (fits(room_of(planned))) {
+    if (fits(task, planned)) {
       limited.push_back(better(planned));
-      return as_run(limited.back());
+      return as_run(task, limited.back());
     }
   }
   if (lean) return *lean;
   if (!planned.feasible) return planned;
   planned.feasible = false;
-  planned.reason = fmt::format("no program leaves room for {} micro-batches in flight", in_flight);
+  planned.reason =
+      fmt::format("no program leaves room for {} micro-batches in flight", task.in_flight);
   return planned;
 }
 
@@ -754,14 +826,6 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
   for (size_t r = 0; r < kinds.size(); ++r)
     for (int s = 0; s < stages; ++s)
       kinds[r].push_back(&groups_.of(seats[s], r, composition.joint ? joint_of(s) : nullptr));
-  struct Task {
-    size_t replica;
-    int stage;
-    const DeviceGroups::Kind* group;
-    const Planned* planned;
-  };
-  std::vector<std::vector<Task>> chains;  // stages on groups that look alike, in order
-  std::map<int, size_t> chain_of;         // [group]
   for (size_t r = 0; r < kinds.size(); ++r) {
     const ReplicaChoice& choice = composition.replicas[r];
     ReplicaPlan replica;
@@ -770,10 +834,6 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       StagePlan stage;
       stage.devices = seats[s][r];
       stage.recompute = choice.stages[s].recompute;
-      const DeviceGroups::Kind& group = *kinds[r][s];
-      const size_t chain = chain_of.try_emplace(group.number, chains.size()).first->second;
-      if (chain == chains.size()) chains.emplace_back();
-      chains[chain].push_back({result.replicas.size(), s, &group, nullptr});
       replica.stages.push_back(std::move(stage));
     }
     result.replicas.push_back(std::move(replica));
@@ -800,38 +860,61 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
     return Divided{composition.zero, alike ? 1 / static_cast<double>(result.replicas.size()) : 0};
   };
   // What is found for one stage helps the next on a group of its kind; kinds are independent.
-  parallel_for(static_cast<int>(chains.size()), request_.threads, [&](int c) {
-    for (Task& task : chains[c]) {
-      const ReplicaPlan& replica = result.replicas[task.replica];
-      const int s = task.stage, count = replica.micro_batches,
+  struct Planning {
+    StageTask task;
+    size_t replica;
+    int stage;
+    const Planned* planned;
+  };
+  std::vector<std::vector<Planning>> chains;  // stages on groups that look alike, in order
+  std::map<int, size_t> chain_of;             // [group]
+  std::vector<StageTask> fresh;
+  const auto key_of = [](const StageTask& t) {
+    return std::tuple(t.number, t.group->number, t.laps, t.micro_batches, t.in_flight, t.recompute,
+                      t.thorough, t.divided);
+  };
+  for (size_t r = 0; r < kinds.size(); ++r) {
+    const ReplicaPlan& replica = result.replicas[r];
+    for (int s = 0; s < stages; ++s) {
+      const int count = replica.micro_batches,
                 usual = laps > 1 ? in_flight(replica, s) : std::min(stages - s, count);
-      const bool recompute = replica.stages[s].recompute;
-      const Theory& theory = result.theory(s);
-      const Divided divided = divided_of(s);
+      const StageTask task{
+          &result.theory(s),           numbers[s],           kinds[r][s],  laps, count, usual,
+          replica.stages[s].recompute, composition.thorough, divided_of(s)};
+      const size_t chain = chain_of.try_emplace(task.group->number, chains.size()).first->second;
+      if (chain == chains.size()) chains.emplace_back();
+      chains[chain].push_back({task, r, s, nullptr});
+      if (!stages_.count(key_of(task))) fresh.push_back(task);
+    }
+  }
+  plan_unlimited(fresh);
+  parallel_for(static_cast<int>(chains.size()), request_.threads, [&](int c) {
+    for (Planning& planning : chains[c]) {
+      StageTask task = planning.task;
       std::unique_lock lock(mutex_);
-      auto [it, fresh] = stages_.try_emplace({numbers[s], task.group->number, laps, count, usual,
-                                              recompute, composition.thorough, divided});
+      auto [it, unknown] = stages_.try_emplace(key_of(task));
       lock.unlock();
-      if (fresh) {
+      planning.planned = &it->second;
+      if (unknown) {
+        const int usual = task.in_flight;
         for (int held : {usual, 1}) {
-          it->second = plan_stage(theory, numbers[s], *task.group, laps, count, held, recompute,
-                                  divided, composition.thorough);
+          task.in_flight = held;
+          it->second = plan_stage(task);
           if (it->second.feasible || usual == 1) break;
         }
       }
-      task.planned = &it->second;
       if (!it->second.feasible) break;
     }
   });
   for (const auto& chain : chains)
-    for (const Task& task : chain) {
-      if (!task.planned->feasible) {
-        *reason = fmt::format("stage {}: {}", task.stage, task.planned->reason);
+    for (const Planning& planning : chain) {
+      if (!planning.planned->feasible) {
+        *reason = fmt::format("stage {}: {}", planning.stage, planning.planned->reason);
         return nullptr;
       }
-      StagePlan& stage = result.replicas[task.replica].stages[task.stage];
-      stage.program = task.planned->program;
-      stage.ratios = task.planned->ratios;
+      StagePlan& stage = result.replicas[planning.replica].stages[planning.stage];
+      stage.program = planning.planned->program;
+      stage.ratios = planning.planned->ratios;
     }
 
   if (divides) divide_by_room(cluster_, request_.optimizer, &result);

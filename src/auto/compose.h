@@ -20,6 +20,7 @@
 #include "cost/parts.h"
 #include "pipeline/layers.h"
 #include "plan/plan.h"
+#include "spmd/folded.h"
 #include "spmd/order.h"
 #include "spmd/synthesis.h"
 
@@ -108,15 +109,28 @@ class DeviceGroups {
 bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& rooms,
                    const Plan& plan, Composition* composition);
 
+// What searches leave to like ones of micro-batches of another size: orders, and for layers where
+// to begin, as those on the same group of devices left it, or on any.
+struct Experience {
+  spmd::OrderMemo orders;
+  std::map<std::tuple<int, bool, int>, spmd::WarmStart> on_group;  // window, lean, group
+  std::map<std::pair<int, bool>, spmd::WarmStart> on_any;
+};
+
 // A micro-batch's graph with its layers, and what was planned of it.
 class Workbench {
  public:
-  // `groups`: of the cluster; they may serve several benches, and outlive this one.
-  Workbench(const Request& request, DeviceGroups* groups, Graph graph, int layers);
+  // `groups`: of the cluster; they may serve several benches, and outlive this one, as does
+  // `experience` (null: none).
+  Workbench(const Request& request, DeviceGroups* groups, Graph graph, int layers,
+            Experience* experience = nullptr);
 
   const Graph& graph() const { return graph_; }
   const pipeline::Layers& layers() const { return layers_; }
   int size() const { return static_cast<int>(layers_.layers.size()); }
+
+  // Bytes of parameters that both halves of the model read.
+  Bytes tied();
 
   // The stage of every node if layers are cut in front of `cuts` (ascending).
   std::vector<int> stages_of(const std::vector<int>& cuts) const;
@@ -153,7 +167,8 @@ class Workbench {
     std::string shape;         // shape_of() its graph, where something was measured
   };
   const std::vector<Window>& windows();
-  // The program of such layers, whatever memory it takes.
+  // The program of such layers, whatever memory it takes. `warm`: where its search begins, in, and
+  // ends, out.
   struct Planned {
     bool feasible = false;
     std::string reason;
@@ -161,7 +176,7 @@ class Workbench {
     std::vector<double> ratios;
   };
   Planned plan_window(const Window& window, const DeviceGroups::Kind& group, int micro_batches,
-                      bool lean);
+                      bool lean, spmd::WarmStart* warm = nullptr);
 
   // The plan, simulated; nothing and the reason if it does not fit.
   std::unique_ptr<Plan> compose(const Composition& composition, const std::string& engine,
@@ -181,7 +196,7 @@ class Workbench {
   void find_windows();
   Window window(int first, int end) const;
   std::vector<LayerCost> find_costs(const Window& window, const DeviceGroups::Kind& group,
-                                    int micro_batches, bool lean);
+                                    int micro_batches, bool lean, spmd::WarmStart* warm);
   // Put what was measured in the place of what the model says: of layers on one device, and of all
   // layers of a window on several.
   void measure(const DeviceGroups::Kind& group, std::vector<LayerCost>* costs);
@@ -192,22 +207,42 @@ class Workbench {
   // Graphs of one number are the same but for names.
   int number_of(const Graph& graph);
 
-  // `memory_price`: of a like stage, in; of this one, out. `lean`: as of layers.
+  // `memory_price`: of a like stage, in; of this one, out. `lean`: as of layers. `warm`: where the
+  // search begins, in, and ends, out.
   Planned plan(const Theory& theory, const CostModel& model, int micro_batches, bool memory_limit,
-               bool lean, double* memory_price);
-  // The best program of a graph on a group regardless of memory; of equal ones once.
-  const Planned& unlimited(const Theory& theory, int number, const DeviceGroups::Kind& group,
-                           int micro_batches, bool lean);
+               bool lean, double* memory_price, spmd::WarmStart* warm);
   // What replicas divide at a level, and the share of it that one keeps; or level 3.
   struct Divided {
     int level = 0;
     double share = 1;
     auto operator<=>(const Divided&) const = default;
   };
-  // The best that fits with `in_flight` micro-batches into one part in `laps` of the memory.
-  Planned plan_stage(const Theory& theory, int number, const DeviceGroups::Kind& group, int laps,
-                     int micro_batches, int in_flight, bool recompute, const Divided& divided,
-                     bool thorough);
+  // A stage on a group, with `in_flight` micro-batches in one part in `laps` of the memory.
+  struct StageTask {
+    const Theory* theory;
+    int number;  // of its graph
+    const DeviceGroups::Kind* group;
+    int laps, micro_batches, in_flight;
+    bool recompute, thorough;
+    Divided divided;
+    // Whether parameters are cut and gathered, and gradients scattered, in every pass.
+    bool pieces() const { return divided.level == 3 && group->cluster.size() > 1; }
+  };
+  // Of a type of devices: what a program lacks, what other micro-batches take, and what is not
+  // there because it is divided.
+  struct Room {
+    Bytes lack = 0, others = 0, divided = 0;
+  };
+  std::vector<Room> room_of(const StageTask& task, const Planned& planned) const;
+  bool fits(const StageTask& task, const Planned& planned) const;
+  // As it runs: with pieces held, if it is to.
+  static Planned as_run(const StageTask& task, Planned planned);
+  // The best program regardless of memory; of equal graphs and groups once.
+  const Planned& unlimited(const StageTask& task, bool lean, spmd::WarmStart* warm);
+  // Finds what plan_stage() will ask for first, for all tasks at the same time.
+  void plan_unlimited(const std::vector<StageTask>& tasks);
+  // The best that fits.
+  Planned plan_stage(const StageTask& task);
 
   void add_reductions(const std::vector<std::vector<const DeviceGroups::Kind*>>& kinds, Plan* plan);
   // The reduction over all devices of a stage with such groups, of tensors of `bytes` in all.
@@ -234,7 +269,9 @@ class Workbench {
   std::map<std::tuple<int, int, int, int, int, bool, bool, Divided>, Planned> stages_;
   std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
                       // their own, and so entries
-  spmd::OrderMemo orders_;
+  Experience own_experience_;
+  Experience& experience_;
+  Bytes tied_ = -1;  // not yet known
   std::atomic<int> planned_ = 0;
   std::atomic<bool> was_limited_ = false;
 };

@@ -166,16 +166,17 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   int64_t samples = fixed.micro_batch ? *fixed.micro_batch : 1;
   while (!fixed.micro_batch && samples < 4 && request.batch % (2 * samples) == 0) samples *= 2;
   DeviceGroups groups(cluster);
+  Experience experience;
   std::map<int64_t, std::unique_ptr<Workbench>> benches;
   bool finest = false;
   int wanted = fixed.stages ? std::accumulate(fixed.stages->begin(), fixed.stages->end(), 0) : 0;
   auto bench_of = [&](int64_t size) -> Workbench& {
     auto& bench = benches[size];
     if (!bench) {
-      bench = std::make_unique<Workbench>(request, &groups, graph_of(size), wanted);
+      bench = std::make_unique<Workbench>(request, &groups, graph_of(size), wanted, &experience);
       if (wanted == 0 && !finest && bench->size() > kLayers) {
         wanted = kLayers;
-        bench = std::make_unique<Workbench>(request, &groups, bench->graph(), wanted);
+        bench = std::make_unique<Workbench>(request, &groups, bench->graph(), wanted, &experience);
       }
     }
     return *bench;

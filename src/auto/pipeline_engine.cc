@@ -159,10 +159,12 @@ class Engine {
     std::unique_ptr<Workbench>& bench = benches_[size];
     Graph graph = graph_of_(size);
     if (layers_ == kAutomaticLayers) return find_granularity(size, std::move(graph));
-    bench = std::make_unique<Workbench>(request_, &groups_, std::move(graph), layers_);
+    bench =
+        std::make_unique<Workbench>(request_, &groups_, std::move(graph), layers_, &experience_);
     if (layers_ == 0 && bench->size() > kLayers) {
       layers_ = kLayers;
-      bench = std::make_unique<Workbench>(request_, &groups_, bench->graph(), layers_);
+      bench =
+          std::make_unique<Workbench>(request_, &groups_, bench->graph(), layers_, &experience_);
     }
     if (!holds_activations(size, *bench)) return false;
     keep(size, search(size, *bench, all_parts()));
@@ -197,7 +199,7 @@ class Engine {
     for (const Part& part : parts_) speed.push_back(cluster_.type_of(part.devices[0]).flops);
     std::unique_ptr<Workbench>& bench = benches_[size];
     const auto cut = [&](int layers) {
-      return std::make_unique<Workbench>(request_, &groups_, graph, layers);
+      return std::make_unique<Workbench>(request_, &groups_, graph, layers, &experience_);
     };
     bench = cut(0);
     if (bench->size() > kLayers) bench = cut(kLayers);
@@ -440,11 +442,7 @@ class Engine {
       if (fresh) it->second = crossing(from, to, bytes, pipelines);
       return pipeline::LinkTime{it->second, it->second};
     };
-    // A parameter that both halves of the model read.
-    Bytes tied = 0;
-    if (bench.size() > 1)
-      for (const Tied& t : cut_stages(graph, bench.stages_of({bench.size() / 2}), 2, "halves").tied)
-        tied += static_cast<Bytes>(graph.spec(graph.parameters[t.parameter].value).bytes());
+    const Bytes tied = bench.tied();
     if (tied > 0)
       problem.tied_cost = [&, tied](int first, int last, int pipelines) {
         return crossing(last, first, tied, pipelines);
@@ -585,6 +583,7 @@ class Engine {
   const GraphOf& graph_of_;
   net::Topology topology_;
   DeviceGroups groups_;
+  Experience experience_;
   std::vector<Part> parts_;
   std::map<int64_t, std::unique_ptr<Workbench>> benches_;
   int layers_;

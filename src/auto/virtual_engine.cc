@@ -119,12 +119,13 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
     return result;
   }
   DeviceGroups groups(cluster);
+  Experience experience;
   std::map<int64_t, Graph> graphs;
   auto try_one = [&](const std::vector<std::vector<int>>& devices, int64_t micro_batch) {
     auto [graph, fresh] = graphs.try_emplace(micro_batch);
     if (fresh) graph->second = graph_of(micro_batch);
     const auto start = std::chrono::steady_clock::now();
-    Workbench bench(request, &groups, graph->second, 1);
+    Workbench bench(request, &groups, graph->second, 1, &experience);
     const int64_t size = static_cast<int64_t>(devices[0].size());
     for (const bool recompute : {false, true}) {
       if (recompute && !(bench.limited() && request.recompute)) break;

@@ -17,11 +17,7 @@
 namespace motley::spmd {
 namespace {
 
-// Relative gain of a sweep below which bounds are left as they are, and the states that a rough
-// bound may cost.
-constexpr Effort kRough{3e-3, 1};
 constexpr Effort kTight{1e-7, 2};
-constexpr int64_t kQuickStates = 20'000;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kBeam = 500;    // states kept once time is up
@@ -309,10 +305,10 @@ Solution search(const Problem& problem, const Order& order, const Layout& layout
                 const Weights& weights, const Limits& limits, double start, WarmStart* warm) {
   // A rough bound is enough where few states are near the best; where they are many, a tight one
   // pays.
-  Tables tables(problem, order, weights, kRough, warm);
+  Tables tables(problem, order, weights, {limits.rough, 1}, warm);
   {
     Search<W> quick(problem, order, layout, &tables, limits, start);
-    if (auto solution = quick.run(weights, kQuickStates)) return *solution;
+    if (auto solution = quick.run(weights, limits.rough_states)) return *solution;
   }
   tables.tighten(kTight, warm);
   return *Search<W>(problem, order, layout, &tables, limits, start)

@@ -153,16 +153,21 @@ void Potentials::Sweeps::join(const Port& at, int port, int value) {
   value_of[port] = value;
 }
 
-const std::vector<uint32_t>& Potentials::wants(uint32_t all, size_t users) {
+const Potentials::Wants& Potentials::wants(uint32_t all, size_t users) {
   const size_t most = std::min<size_t>(users, std::popcount(all));
   const auto [it, fresh] = wants_.try_emplace({all, most});
-  if (fresh) {
-    for (uint32_t want = all;; want = (want - 1) & all) {
-      if (static_cast<size_t>(std::popcount(want)) <= most) it->second.push_back(want);
-      if (want == 0) break;
+  Wants& wants = it->second;
+  if (!fresh) return wants;
+  for (uint32_t want = 0;; want = (want - all) & all) {
+    if (static_cast<size_t>(std::popcount(want)) <= most) {
+      const auto rest = std::lower_bound(wants.set.begin(), wants.set.end(), want & (want - 1));
+      wants.rest.push_back(static_cast<int>(rest - wants.set.begin()));
+      wants.least.push_back(want == 0 ? 0 : std::countr_zero(want));
+      wants.set.push_back(want);
     }
+    if (want == all) break;
   }
-  return it->second;
+  return wants;
 }
 
 void Potentials::find_wants(Sweeps* graph) {
@@ -291,22 +296,31 @@ void Potentials::marginal(const Sweeps& graph, int value, int port, double* resu
   FormSpace& space = spaces_[problem_.value_table[value]];
   std::fill(result, result + kMaxForms, kInf);
   const int producer = list[0];
-  const size_t users = list.size() - 1;
   const double* mu = lambda(producer);
   const uint32_t made = ports_[producer].forms;
-  for (const uint32_t want : *graph.wants[value]) {
-    double sum = 0;
-    for (size_t c = 1; c <= users && sum < kInf; ++c) {
-      const uint32_t mine = want & ports_[list[c]].forms;
-      double best = mine != 0 && list[c] == port ? 0 : -kInf;
-      if (list[c] != port) {
-        const double* price = lambda(list[c]);
-        for (uint32_t w = mine; w != 0; w &= w - 1) {
-          best = std::max(best, price[std::countr_zero(w)]);
-        }
-      }
-      sum -= best;
+  const Wants& wants = *graph.wants[value];
+  const size_t sets = wants.set.size();
+  sums_.assign(sets, 0);  // of what the others give for a set
+  most_.resize(sets);
+  double price[kMaxForms];
+  for (size_t c = 1; c < list.size(); ++c) {
+    if (list[c] == port) continue;
+    std::fill(price, price + space.forms(), -kInf);
+    const double* given = lambda(list[c]);
+    for (uint32_t w = ports_[list[c]].forms; w != 0; w &= w - 1) {
+      price[std::countr_zero(w)] = given[std::countr_zero(w)];
     }
+    most_[0] = -kInf;
+    sums_[0] = kInf;
+    for (size_t i = 1; i < sets; ++i) {
+      most_[i] = std::max(most_[wants.rest[i]], price[wants.least[i]]);
+      sums_[i] -= most_[i];
+    }
+  }
+  for (size_t i = 0; i < sets; ++i) {
+    const double sum = sums_[i];
+    const uint32_t want = wants.set[i];
+    if (port != producer && (want & ports_[port].forms) == 0) continue;
     if (!(sum < kInf)) continue;
     const double* cost = space.from_each(want);
     if (port == producer) {
@@ -355,7 +369,7 @@ double Potentials::least(int value, size_t from, bool open, uint32_t set) {
   }
   MOTLEY_CHECK(open == (producer >= 0));
   double result = kInf;
-  for (const uint32_t want : wants(all, users.size())) {
+  for (const uint32_t want : wants(all, users.size()).set) {
     double sum = 0;
     for (const auto& [forms, price] : users) {
       double best = -kInf;

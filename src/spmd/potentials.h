@@ -76,6 +76,12 @@ class Potentials {
             static_cast<size_t>(value_begin_[value + 1] - value_begin_[value])};
   }
   const Effort effort_;
+  // Sets of forms that users of a value may need, smaller numbers first: `rest` is the index of the
+  // set without its least form, `least`.
+  struct Wants {
+    std::vector<uint32_t> set;
+    std::vector<int> rest, least;
+  };
   // A graph to sweep over, with the number of times that its factors count.
   struct Sweeps {
     Sweeps(size_t value_count, size_t port_count)
@@ -85,14 +91,14 @@ class Potentials {
           value_of(port_count, -1) {}
     void join(const Port& at, int port, int value);
     std::vector<std::pair<int, double>> nodes, values;
-    std::vector<std::vector<int>> ports;              // [value] producer first
-    std::vector<int> first, last;                     // [value] steps of its first and last port
-    std::vector<int> value_of;                        // [port]
-    std::vector<const std::vector<uint32_t>*> wants;  // [value] see wants()
+    std::vector<std::vector<int>> ports;  // [value] producer first
+    std::vector<int> first, last;         // [value] steps of its first and last port
+    std::vector<int> value_of;            // [port]
+    std::vector<const Wants*> wants;      // [value] see wants()
   };
 
   // The sets out of `all` that some `users` forms make up; with the empty one.
-  const std::vector<uint32_t>& wants(uint32_t all, size_t users);
+  const Wants& wants(uint32_t all, size_t users);
   void fold(const Repeat& repeat);
   Sweeps chained();
   Sweeps tied();
@@ -124,7 +130,8 @@ class Potentials {
   double big_ = 1;              // in place of infinity
   std::vector<double> node_least_, value_least_, scratch_;
   std::vector<std::pair<uint32_t, const double*>> users_;  // of least()
-  std::map<std::pair<uint32_t, size_t>, std::vector<uint32_t>> wants_;
+  std::map<std::pair<uint32_t, size_t>, Wants> wants_;
+  std::vector<double> sums_, most_;  // of marginal()
   double bound_ = 0;
   std::vector<int> left_begin_;                     // [touch] into left_, -1: nothing known yet
   std::vector<double> left_;                        // [set] from there; NaN: not known yet

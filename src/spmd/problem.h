@@ -84,6 +84,10 @@ struct Limits {
   double time_limit_s = 1e30;
   int64_t max_states = int64_t{1} << 40;  // states kept at any one time
   uint64_t seed = 0;
+  // Bounds are rough at first: improved until that part of them is gained no more. A search that
+  // expands that many states with them begins again with tight ones.
+  double rough = 3e-3;
+  int64_t rough_states = 20'000;
 };
 
 struct Solution {

@@ -172,6 +172,7 @@ class Search {
         model_(model),
         options_(options),
         builder_(theory, model, options.optimizer, options.restriction) {
+    if (options.warm) warm_ = *options.warm;
     // The order looks at which conversions exist; any shares will do for that.
     Shares shares(everywhere(even_ratios(model.cluster())));
     builder_.price(Fractions(model.cluster(), shares));
@@ -237,6 +238,7 @@ class Search {
     }
     if (!best_.feasible && best_.reason.empty())
       best_.reason = no_program_.empty() ? lack_ : no_program_;
+    if (options_.warm) *options_.warm = std::move(warm_);
     best_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return std::move(best_);
   }

@@ -50,7 +50,10 @@ struct SynthesisOptions {
   // An answer that takes longer than this is not certified.
   Seconds certify_below = std::numeric_limits<Seconds>::infinity();
   OrderMemo* orders = nullptr;  // for searches of like programs; null: none
-  int micro_batches = 1;        // the program runs that often in a step; costs are of one run
+  // What a like search left (folded.h, WarmStart), in; what this one leaves, out; null: none. Where
+  // limits of states are met, the answer may depend on it.
+  std::vector<double>* warm = nullptr;
+  int micro_batches = 1;    // the program runs that often in a step; costs are of one run
   double memory_price = 0;  // seconds per byte that a like problem needed: where to begin; 0: none
   // Of each program search. Where bounds are loose (experts on few devices), states are many; the
   // costliest are dropped, and the lower bound of the answer says what that may have lost.
