@@ -3,9 +3,12 @@
 //
 // Calibration: a few physical numbers per set (rates of a device class, launch overhead, shares of
 // nominal bandwidths) are fitted by least squares on log(predicted / measured), with a weak prior
-// at the catalogue's values. Every prediction printed is of a row that its calibration has not
-// seen: the rows are shuffled once, cut in ten folds, and each fold is predicted from the other
-// nine. Beside it stand the errors that AMP makes on the same rows, and those that Calculon, vTrain
+// at the catalogue's values. Of vTrain's trials no layer was profiled: how well a layer of a width
+// runs, cut tp ways and with a micro-batch (Calibration::pace), is inferred from the trials.
+// Every prediction printed is of a row that its calibration has not seen: the rows are shuffled
+// once, cut in ten folds, and each fold is predicted from the other nine. "without paces" is by the
+// fitted numbers alone, "other models only" by a calibration that saw no row of the same model.
+// Beside it stand the errors that AMP makes on the same rows, and those that Calculon, vTrain
 // and Sailor report for runs of their own (bench/data/reported.csv).
 //
 // Arguments: kUsage, below.
@@ -168,13 +171,27 @@ struct Set {
   std::vector<Parameter> parameters;
   std::vector<Profile> profiles;  // calibrated with, never judged
   LayerTimes times;
+  bool paces = false;  // whether paces of layers are inferred
 };
 
 using Vector = std::vector<double>;
 
+using Paces = std::map<int, std::map<std::pair<int, int>, double>>;  // by width of the model
+
+struct Fitted {
+  Vector logs;  // [parameter]
+  Paces paces;
+};
+
+int width(const Model& model) {
+  for (const Layer& layer : model.layers)
+    if (layer.block) return static_cast<int>(layer.output / static_cast<double>(model.tokens));
+  return 0;
+}
+
 class Predictor {
  public:
-  Predictor(const Set& set, const Vector& logs) : set_(set), logs_(logs) {}
+  Predictor(const Set& set, Fitted fitted) : set_(set), fitted_(std::move(fitted)) {}
   Estimate operator()(const Trial& trial) {
     return estimator(trial.model, trial.cluster).estimate(trial.strategy);
   }
@@ -196,15 +213,17 @@ class Predictor {
     if (!slot) {
       const Cluster& cluster = set_.clusters[of_cluster];
       Calibration calibration = default_calibration(cluster, set_.models[model].precision);
-      for (size_t i = 0; i < logs_.size(); ++i)
-        set_.parameters[i].set(&calibration, std::exp(logs_[i]));
+      for (size_t i = 0; i < fitted_.logs.size(); ++i)
+        set_.parameters[i].set(&calibration, std::exp(fitted_.logs[i]));
+      if (auto paces = fitted_.paces.find(width(set_.models[model])); paces != fitted_.paces.end())
+        calibration.pace = paces->second;
       slot = std::make_unique<Estimator>(set_.models[model], cluster, calibration, set_.times);
     }
     return *slot;
   }
 
   const Set& set_;
-  Vector logs_;
+  Fitted fitted_;
   std::map<std::pair<int, int>, std::unique_ptr<Estimator>> estimators_;
 };
 
@@ -231,15 +250,14 @@ Vector solve(std::vector<Vector> a, Vector b, double damping) {
   return b;
 }
 
-// Levenberg-Marquardt with numeric derivatives; residuals beyond 2 sigma lose weight
-// (Cauchy), so that trials which something else slowed down do not bend the rest.
-Vector fit(const Set& set, const std::vector<int>& rows) {
+// Levenberg-Marquardt with numeric derivatives, from `start` and with its paces; residuals beyond 2
+// sigma lose weight (Cauchy), so that trials which something else slowed down do not bend the rest.
+Vector fit_parameters(const Set& set, const std::vector<int>& rows, const Fitted& start) {
   constexpr double kSigma = 0.05, kProfileSigma = 0.15;
   const size_t n = set.parameters.size();
-  Vector logs;
-  for (const Parameter& p : set.parameters) logs.push_back(std::log(p.start));
+  Vector logs = start.logs;
   auto residuals = [&](const Vector& at) {
-    Predictor predict(set, at);
+    Predictor predict(set, {at, start.paces});
     Vector r;
     for (int row : rows)
       r.push_back(std::log(predict(set.trials[row]).step / set.trials[row].measured) / kSigma);
@@ -293,6 +311,61 @@ Vector fit(const Set& set, const std::vector<int>& rows) {
     if (!better || before - loss(now) < 1e-4 * before) break;
   }
   return logs;
+}
+
+// Paces of layers from what is left of the rows' logarithms: an effect of width and degree and one
+// of the micro-batch besides, both normal around none, in noise (best linear unbiased prediction,
+// by backfitting). What is left is cut off where something else slowed a trial down.
+Paces infer_paces(const Set& set, const std::vector<int>& rows, const Vector& logs) {
+  constexpr double kNoise = 0.05, kDegree = 0.1, kMicroBatch = 0.03, kMost = 0.2;
+  struct Effect {
+    double value = 0, sum = 0;
+    int rows = 0;
+    void update(double prior) {
+      value = sum / (rows + kNoise * kNoise / (prior * prior));
+      sum = rows = 0;
+    }
+  };
+  std::map<std::pair<int, int>, Effect> degree;             // width, tp
+  std::map<std::tuple<int, int, int>, Effect> micro_batch;  // and micro-batch
+  Predictor predict(set, {logs, {}});
+  struct Left {
+    double left;
+    Effect *degree, *micro_batch;
+  };
+  std::vector<Left> left;
+  for (int row : rows) {
+    const Trial& t = set.trials[row];
+    const int w = width(set.models[t.model]), tp = t.strategy.tp;
+    left.push_back({std::clamp(std::log(t.measured / predict(t).step), -kMost, kMost),
+                    &degree[{w, tp}], &micro_batch[{w, tp, t.strategy.micro_batch}]});
+  }
+  for (int iteration = 0; iteration < 50; ++iteration) {
+    for (const Left& l : left) l.degree->sum += l.left - l.micro_batch->value, ++l.degree->rows;
+    for (auto& [key, effect] : degree) effect.update(kDegree);
+    for (const Left& l : left)
+      l.micro_batch->sum += l.left - l.degree->value, ++l.micro_batch->rows;
+    for (auto& [key, effect] : micro_batch) effect.update(kMicroBatch);
+  }
+  Paces paces;
+  for (const auto& [key, effect] : degree)
+    paces[key.first][{key.second, 0}] = std::exp(effect.value);
+  for (const auto& [key, effect] : micro_batch) {
+    const auto& [w, tp, mbs] = key;
+    paces[w][{tp, mbs}] = std::exp(degree[{w, tp}].value + effect.value);
+  }
+  return paces;
+}
+
+Fitted fit(const Set& set, const std::vector<int>& rows) {
+  Fitted fitted;
+  for (const Parameter& p : set.parameters) fitted.logs.push_back(std::log(p.start));
+  fitted.logs = fit_parameters(set, rows, fitted);
+  if (!set.paces) return fitted;
+  fitted.paces = infer_paces(set, rows, fitted.logs);
+  fitted.logs = fit_parameters(set, rows, fitted);
+  fitted.paces = infer_paces(set, rows, fitted.logs);
+  return fitted;
 }
 
 void add_rates(Set* set, const std::string& type, double flops, double memory, double launch) {
@@ -392,8 +465,11 @@ Set vtrain(const std::string& table) {
     shape.hidden = integer(r, "hidden");
     shape.heads = integer(r, "heads");
     shape.seq = integer(r, "seq");
-    shape.score_passes = 8;  // fused scale, mask and softmax
-    shape.hidden_passes = 50;
+    // Megatron's kernels: fused scale, mask and softmax (2), dropout with its mask (2.5); two
+    // normalisations and two bias-dropout-additions (11), the bias and GeLU of four times the width
+    // (8), two transpositions (4).
+    shape.score_passes = 4.5;
+    shape.hidden_passes = 24;
     shape.kernels = 40;
     auto [model, new_model] =
         models.try_emplace({shape.layers, shape.hidden}, static_cast<int>(set.models.size()));
@@ -420,19 +496,20 @@ Set vtrain(const std::string& table) {
     t.name = fmt::format("h={} l={} {}", shape.hidden, shape.layers, to_string(t.strategy));
     set.trials.push_back(std::move(t));
   }
-  add_rates(&set, "A100-80GB", 200e12, 1500e9, 10e-6);
-  MOTLEY_FIT(ring_inside, 0.75, 0.6);  // the all-reduce tables of the same source: 229 GB/s
+  set.paces = true;
+  add_rates(&set, "A100-80GB", 200e12, 1500e9, 20e-6);
+  MOTLEY_FIT(ring_inside, 0.76, 0.1);  // the all-reduce tables of the same source: 229 GB/s
   if (table == "multi") MOTLEY_FIT(ring_across, 0.7, 0.5);
   MOTLEY_FIT(message_inside, 0.5, 0.3);
   if (table == "multi") MOTLEY_FIT(message_across, 0.5, 0.7);
   MOTLEY_FIT(collective_launch, 50e-6, 1.0);
-  MOTLEY_FIT(hop_time, 10e-6, 1.0);
-  MOTLEY_FIT(collective_time, 20e-6, 1.0);
+  MOTLEY_FIT(hop_time, 3e-6, 0.3);  // the same tables: 80 us of the smallest for 8 devices
+  MOTLEY_FIT(collective_time, 20e-6, 0.5);
   MOTLEY_FIT(message_launch, 500e-6, 1.0);
   MOTLEY_FIT(optimizer_passes, 3, 0.7);
   MOTLEY_FIT(step, 0.005, 1.0);
   MOTLEY_FIT(narrow, 30, 1.0);
-  MOTLEY_FIT(overlap_power, 4, 0.2);
+  MOTLEY_FIT(overlap_power, 2.5, 0.2);
   return set;
 }
 
@@ -497,8 +574,10 @@ Set sailor() {
 }
 
 struct Judged {
-  std::vector<double> predicted;  // [trial], by a calibration that has not seen it
-  Vector logs;                    // of all rows
+  // [trial], by a calibration that has not seen it.
+  Vector predicted, without_paces;
+  Vector other_models;  // that has seen no trial of its model; empty: there are no others
+  Fitted fitted;        // to all rows
 };
 
 Judged judge(const Set& set) {
@@ -512,17 +591,30 @@ Judged judge(const Set& set) {
     std::swap(order[i - 1], order[rng.below(static_cast<int64_t>(i))]);
   Judged judged;
   judged.predicted.assign(set.trials.size(), 0.0);
+  judged.without_paces = judged.predicted;
   for (int fold = 0; fold < kFolds; ++fold) {
     std::vector<int> seen;
     for (size_t i = 0; i < order.size(); ++i)
       if (static_cast<int>(i) % kFolds != fold) seen.push_back(order[i]);
-    Predictor predict(set, fit(set, seen));
-    for (size_t i = 0; i < order.size(); ++i)
-      if (static_cast<int>(i) % kFolds == fold)
-        judged.predicted[order[i]] = predict(set.trials[order[i]]).step;
+    const Fitted fitted = fit(set, seen);
+    Predictor predict(set, fitted), without(set, {fitted.logs, {}});
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (static_cast<int>(i) % kFolds != fold) continue;
+      judged.predicted[order[i]] = predict(set.trials[order[i]]).step;
+      judged.without_paces[order[i]] = without(set.trials[order[i]]).step;
+    }
   }
-  judged.logs = fit(set, rows);
-  Predictor predict(set, judged.logs);
+  if (set.models.size() > 1) judged.other_models.assign(set.trials.size(), 0.0);
+  for (size_t model = 0; set.models.size() > 1 && model < set.models.size(); ++model) {
+    auto of_model = [&](int row) { return set.trials[row].model == static_cast<int>(model); };
+    std::vector<int> seen;
+    std::copy_if(rows.begin(), rows.end(), std::back_inserter(seen), std::not_fn(of_model));
+    Predictor predict(set, fit(set, seen));
+    for (int row : rows)
+      if (of_model(row)) judged.other_models[row] = predict(set.trials[row]).step;
+  }
+  judged.fitted = fit(set, rows);
+  Predictor predict(set, judged.fitted);
   for (size_t i = 0; i < set.trials.size(); ++i)  // failed trials were in no fold
     if (set.trials[i].measured <= 0) judged.predicted[i] = predict(set.trials[i]).step;
   return judged;
@@ -542,13 +634,14 @@ void print_statistics(const std::string& name, const Vector& predicted, const Ve
              kendall(predicted, measured), measured[order[0]] / best, top5 / best);
 }
 
-void report(const std::string& name, const Set& set, const Judged& judged,
-            const std::function<bool(const Trial&)>& use, bool other = false) {
+// `predictions`: [trial], 0: none.
+void report(const std::string& name, const Set& set, const Vector& predictions,
+            const std::function<bool(const Trial&)>& use) {
   Vector predicted, measured;
-  for (size_t i = 0; i < set.trials.size(); ++i) {
+  for (size_t i = 0; i < predictions.size(); ++i) {
     const Trial& t = set.trials[i];
-    if (t.measured <= 0 || !use(t) || (other && t.other <= 0)) continue;
-    predicted.push_back(other ? t.other : judged.predicted[i]);
+    if (t.measured <= 0 || !use(t) || predictions[i] <= 0) continue;
+    predicted.push_back(predictions[i]);
     measured.push_back(t.measured);
   }
   if (!predicted.empty()) print_statistics(name, predicted, measured);
@@ -615,7 +708,7 @@ double memory_error(const Set& set) {
 // Failures: which trials failed, against those said not to fit or to have a stage without a block;
 // and the failed among the ten predicted fastest.
 void report_failures(const Set& set, const Judged& judged) {
-  Predictor predict(set, judged.logs);
+  Predictor predict(set, judged.fitted);
   int failed = 0, said = 0, both = 0, slow = 0;
   std::vector<std::pair<double, bool>> usable;
   for (size_t i = 0; i < set.trials.size(); ++i) {
@@ -644,14 +737,14 @@ void report_failures(const Set& set, const Judged& judged) {
 
 void print_fit(const Set& set, const Judged& judged) {
   for (size_t i = 0; i < set.parameters.size(); ++i)
-    fmt::print("    {} = {:.3g}", set.parameters[i].name, std::exp(judged.logs[i]));
+    fmt::print("    {} = {:.3g}", set.parameters[i].name, std::exp(judged.fitted.logs[i]));
   fmt::print("\n");
 }
 
 void print_rows(const Set& set, const Judged& judged) {
   for (size_t i = 0; i < set.trials.size(); ++i) {
     const Trial& t = set.trials[i];
-    Predictor predict(set, judged.logs);
+    Predictor predict(set, judged.fitted);
     const Estimate e = predict(t);
     fmt::print(
         "    {:70} measured {:8.4f} predicted {:8.4f} {:+6.1f}%  pipe {:.3f} tied {:.3f} "
@@ -755,7 +848,7 @@ void search_all() {
     std::vector<int> rows;
     for (size_t i = 0; i < set.trials.size(); ++i)
       if (set.trials[i].measured > 0) rows.push_back(static_cast<int>(i));
-    mixed = calibrated(set, fit(set, rows));
+    mixed = calibrated(set, fit(set, rows).logs);
     cases.push_back({name, set.clusters[0], set.models[0], 32, mixed, ""});
     if (std::string(name) != "amp-mixed") continue;
     // With every device: AMP's best degrees (1.28 s measured) with other layers, and one pipeline.
@@ -824,9 +917,11 @@ int main(int argc, char** argv) {
     if (!wanted(cluster)) continue;
     const Set set = amp(cluster);
     const Judged judged = judge(set);
-    report(set.name, set, judged, all);
-    report("  without the odd", set, judged, [](const Trial& t) { return !t.odd; });
-    report("  AMP's own model", set, judged, all, true);
+    report(set.name, set, judged.predicted, all);
+    report("  without the odd", set, judged.predicted, [](const Trial& t) { return !t.odd; });
+    Vector others;
+    for (const Trial& t : set.trials) others.push_back(t.other);
+    report("  AMP's own model", set, others, all);
     report_failures(set, judged);
     print_fit(set, judged);
     if (rows) print_rows(set, judged);
@@ -837,7 +932,9 @@ int main(int argc, char** argv) {
     const Set set = vtrain(table);
     if (!wanted(set.name.c_str())) continue;
     const Judged judged = judge(set);
-    report(set.name, set, judged, all);
+    report(set.name, set, judged.predicted, all);
+    report("  without paces", set, judged.without_paces, all);
+    report("  other models only", set, judged.other_models, all);
     reported.print(set);
     ++tables;
     for (size_t i = 0; i < set.trials.size(); ++i) {
@@ -851,7 +948,7 @@ int main(int argc, char** argv) {
   if (wanted("sailor")) {
     const Set set = sailor();
     const Judged judged = judge(set);
-    report(set.name, set, judged, all);
+    report(set.name, set, judged.predicted, all);
     fmt::print("{:32} {:5} {:8.2f}\n", "  memory", set.trials.size(), 100 * memory_error(set));
     reported.print(set);
     print_fit(set, judged);

@@ -16,6 +16,13 @@ Calibration default_calibration(const Cluster& cluster, const Precision& precisi
   return calibration;
 }
 
+double Calibration::pace_of(int tp, int micro_batch) const {
+  if (pace.empty()) return 1;
+  auto known = pace.find({tp, micro_batch});
+  if (known == pace.end()) known = pace.find({tp, 0});
+  return known == pace.end() ? 1 : known->second;
+}
+
 void LayerTimes::add(const std::string& type, int tp, int micro_batch, int layer, Time time) {
   MOTLEY_CHECK(tp >= 1 && micro_batch >= 1 && layer >= 0);
   table_[{type, tp}][layer][micro_batch] = time;

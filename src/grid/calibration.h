@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cluster/cluster.h"
@@ -34,6 +35,11 @@ struct Calibration {
   double overlap_power = 4;
   // A matrix product cut tp ways runs at 1 / (1 + narrow * tp / hidden) of the rate.
   double narrow = 0;
+  // How many times as long as its formula says a block takes: by tensor-parallel degree and
+  // micro-batch (0: all others of the degree). Kernels run more or less well at the sizes that a
+  // degree leaves them, as a profile of the layer, or trials, would tell. Nothing known: 1.
+  std::map<std::pair<int, int>, double> pace;
+  double pace_of(int tp, int micro_batch) const;
   // Memory besides what the model states: per device, and as a share of the activations.
   Bytes context = 1.0e9;
   double fragmentation = 0.15;

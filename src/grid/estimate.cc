@@ -398,6 +398,11 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
   } else if (s.recompute == Recompute::selective) {
     time.backward += device(layer.core_flops, layer.core_traffic, 0);
   }
+  if (layer.block && !measured) {
+    const double pace = calibration_.pace_of(s.tp, s.micro_batch);
+    time.forward *= pace;
+    time.backward *= pace;
+  }
   return time;
 }
 

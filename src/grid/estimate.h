@@ -4,7 +4,8 @@
 //   layer      host = kernels * launch (twice that backward)
 //              device = products / rate + traffic / memory bandwidth + tensor-parallel all-reduces
 //              a pass takes (host^k + device^k)^(1/k): device-bound for large micro-batches, the
-//              launch floor for small ones, so that time is sub-linear in the micro-batch
+//              launch floor for small ones, so that time is sub-linear in the micro-batch; a block
+//              times its pace (Calibration), where that is known
 //   stage      sum over its layers, each on the device type of its group that is slowest at it
 //   pipeline   exact 1F1B recurrence (schedule.h) per replica, transfers as the runtime does them
 //   gradients  when a stage's replicas are done its ranks all-reduce (ZeRO: reduce-scatter, and

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -365,6 +366,27 @@ TEST(Estimate, FixedChoicesAreCosted) {
   EXPECT_LE(found.ranked[0].estimate.step, x.step + 1e-12);
 }
 
+TEST(Estimate, PaceIsOfBlocksOfItsDegreeAndMicroBatch) {
+  const Cluster cluster = two_kinds(1, 0 + 1, 4);
+  const Model model = small_gpt();
+  Calibration calibration = default_calibration(cluster, model.precision);
+  const Estimator plain(model, cluster, calibration);
+  calibration.pace = {{{2, 0}, 1.25}, {{2, 4}, 0.75}};
+  const Estimator paced(model, cluster, calibration);
+  for (const auto& [fixed, pace] : std::map<std::string, double>{
+           {"tp=1,mbs=4", 1}, {"tp=2,mbs=1", 1.25}, {"tp=2,mbs=4", 0.75}, {"tp=4,mbs=4", 1}}) {
+    const Strategy s = complete(plain, options_of(32, fixed + ",recompute=full"));
+    const Mesh mesh = plain.mesh(s);
+    for (int l = 0; l < model.size(); ++l) {
+      const auto a = plain.layer_time(l, 0, s, mesh.tensor[0], mesh.context[0]),
+                 b = paced.layer_time(l, 0, s, mesh.tensor[0], mesh.context[0]);
+      const double expected = model.layers[l].block ? pace : 1;
+      EXPECT_DOUBLE_EQ(b.forward, expected * a.forward) << fixed;
+      EXPECT_DOUBLE_EQ(b.backward, expected * a.backward) << fixed;
+    }
+  }
+}
+
 TEST(Estimate, MemoryCountsWhatZeroAndRecomputationSave) {
   const Cluster cluster = load_cluster("amp-t4x16");
   const Estimator e = estimator_of(small_gpt(24), cluster);
@@ -611,10 +633,12 @@ TEST(Search, BoundsLoseNothingOnRandomClusters) {
     calibration.ring_across = 0.05 + rng.uniform();
     calibration.optimizer_passes = 1 + 5 * rng.uniform();
     calibration.step = 0.01 * rng.uniform();
-    if (contradicts)
+    if (contradicts) {
       for (auto& [name, rates] : calibration.types)
         rates = {1e13 * (1 + 20 * rng.uniform()), 1e11 * (1 + 20 * rng.uniform()),
                  1e-5 * (1 + 20 * rng.uniform())};
+      calibration.pace = {{{2, 0}, 0.5 + rng.uniform()}, {{1, 4}, 0.5 + rng.uniform()}};
+    }
     const Estimator e(model, cluster, calibration);
     SearchOptions o = options_of(static_cast<int>(4 * rng.between(1, 6)));
     o.runtime = seed % 2 ? Runtime::motley : Runtime::deepspeed;
