@@ -1,6 +1,4 @@
 // Pipeline plans as a whole: soundness of random ones by running, files, training, hostile input.
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -10,6 +8,7 @@
 #include <set>
 
 #include "cluster/part.h"
+#include "counted.h"
 #include "graph/canonical.h"
 #include "grid/schedule.h"
 #include "net/messages.h"
@@ -566,39 +565,6 @@ TEST(Pipeline, DividedStateTrainsAsWhole) {
   EXPECT_EQ(levels, (std::set<int>{1, 2}));
 }
 
-// What a thread has allocated, and the most it had at once; others may free it.
-class Counted final : public c10::MemoryReportingInfoBase {
- public:
-  // Versions of libtorch differ in which of these they call.
-  void reportMemoryUsage(void* at, int64_t size, int64_t, int64_t, c10::Device) { add(at, size); }
-  void reportMemoryUsage(void* at, int64_t size, size_t, size_t, c10::Device) { add(at, size); }
-  bool memoryProfilingEnabled() const override { return true; }
-  ~Counted() override {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(owner_, [this](const auto& entry) { return entry.second == this; });
-  }
-  int64_t most() const { return most_; }
-  void start() { most_ = held_; }
-
- private:
-  void add(void* at, int64_t size) {
-    const std::lock_guard lock(mutex_);
-    // Memory that is freed where nobody counts may be allocated again.
-    if (size > 0) owner_[at] = this;
-    const auto owner = owner_.find(at);
-    if (owner == owner_.end()) return;
-    Counted& counted = *owner->second;
-    counted.held_ += size;
-    counted.most_ = std::max(counted.most_, counted.held_);
-    if (size < 0) owner_.erase(owner);
-  }
-  static std::mutex mutex_;
-  static std::map<void*, Counted*> owner_;
-  int64_t held_ = 0, most_ = 0;
-};
-std::mutex Counted::mutex_;
-std::map<void*, Counted*> Counted::owner_;
-
 // The most memory that devices hold in a step falls by what the account of the plan says.
 TEST(Pipeline, DividedStateIsNotHeld) {
   RandomPipeline what = {"mlp:layers=16,hidden=64,in=64,classes=64", 1024};
@@ -620,17 +586,7 @@ TEST(Pipeline, DividedStateIsNotHeld) {
     pipeline.zero = {{level, {3, 1}}};
     ASSERT_TRUE(check(plan, false).empty()) << check(plan, false)[0];
     planned[level] = pipeline_memory(pipeline, plan.cluster, plan.optimizer);
-    measured[level].resize(2);
-    const auto counts = {std::make_shared<Counted>(), std::make_shared<Counted>()};
-    run_thread_group(2, [&](Communicator& group) {
-      const auto counted = counts.begin()[group.rank()];
-      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counted);
-      Trainer trainer(plan, group, {});
-      trainer.step();
-      counted->start();
-      trainer.step();
-      measured[level][group.rank()] = static_cast<double>(counted->most());
-    });
+    for (const HeldBytes& held : held_by_workers(plan)) measured[level].push_back(held.most);
   }
   const auto parameters = static_cast<double>(pipeline.graph(0).parameter_bytes());
   for (int device : {0, 1})
@@ -672,17 +628,7 @@ TEST(Pipeline, PiecesAreHeld) {
     stage.program = pieces ? spmd::hold_pieces(pipeline.theory(0), whole) : whole;
     ASSERT_TRUE(check(plan, false).empty()) << check(plan, false)[0];
     planned[pieces] = pipeline_memory(pipeline, plan.cluster, plan.optimizer)[0];
-    std::vector<std::shared_ptr<Counted>> counts;
-    for (int i = 0; i < 4; ++i) counts.push_back(std::make_shared<Counted>());
-    run_thread_group(4, [&](Communicator& group) {
-      const auto counted = counts[group.rank()];
-      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counted);
-      Trainer trainer(plan, group, {});
-      trainer.step();
-      counted->start();
-      trainer.step();
-    });
-    measured[pieces] = static_cast<double>(counts[0]->most());
+    measured[pieces] = held_by_workers(plan)[0].most;
   }
   const auto parameters = static_cast<double>(pipeline.graph(0).parameter_bytes());
   EXPECT_GT(planned[0] - planned[1], parameters);  // gathered copies, and sums of gradients
