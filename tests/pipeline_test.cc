@@ -1,6 +1,7 @@
 // Pipeline plans as a whole: soundness of random ones by running, files, training, hostile input.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -10,6 +11,7 @@
 #include "cluster/part.h"
 #include "counted.h"
 #include "graph/canonical.h"
+#include "graph/precision.h"
 #include "grid/schedule.h"
 #include "net/messages.h"
 #include "pipeline/layers.h"
@@ -43,42 +45,46 @@ const std::vector<RandomPipeline>& cases() {
   return list;
 }
 
-// A stage sends one gradient to the one before it and none further, whatever layers share.
-TEST(Pipeline, BackwardStaysWithForward) {
+// A stage sends one gradient to the one before it and none further, whatever layers share; nor does
+// it send a parameter in another type.
+TEST(Pipeline, StagesTalkToTheirNeighbours) {
   for (const char* model :
        {"llama:layers=4,hidden=16,heads=4,kv_heads=2,ffn=24,seq=6,vocab=11",
         "moe:layers=4,hidden=16,heads=4,kv_heads=2,ffn=24,experts=3,seq=6,vocab=11",
         "vit:layers=4,hidden=16,heads=4,image=8,patch=4,classes=5",
-        "bert:layers=4,hidden=16,heads=4,seq=6,vocab=11"}) {
-    const Graph graph = canonicalize(capture(model, 2).graph);
-    const pipeline::Layers layers = pipeline::find_layers(graph, {});
-    // Cut where blocks begin, behind the first one.
-    const auto blocks = std::max_element(layers.modules.begin(), layers.modules.end(),
-                                         [](auto& a, auto& b) { return a.repeats < b.repeats; });
-    ASSERT_GE(blocks->repeats, 3) << model;
-    std::vector<int> stage_of(graph.nodes.size(), 0);
-    int stage = 0, forward = 0;
-    for (const pipeline::Layer& layer : layers.layers) {
-      const int period = (blocks->end - blocks->first) / blocks->repeats;
-      if (forward > blocks->first && forward < blocks->end &&
-          (forward - blocks->first) % period == 0)
-        ++stage;
-      for (NodeId n : layer.forward) stage_of[n.index] = stage;
-      for (NodeId n : layer.backward) stage_of[n.index] = stage;
-      forward += static_cast<int>(layer.forward.size());
+        "bert:layers=4,hidden=16,heads=4,seq=6,vocab=11",
+        "gpt:layers=4,hidden=16,heads=4,seq=6,vocab=11"})
+    for (const bool low : {false, true}) {
+      Graph graph = canonicalize(capture(model, 2).graph);
+      if (low) graph = with_precision(graph, DType::bf16);
+      const pipeline::Layers layers = pipeline::find_layers(graph, {});
+      // Cut where blocks begin, behind the first one.
+      const auto blocks = std::max_element(layers.modules.begin(), layers.modules.end(),
+                                           [](auto& a, auto& b) { return a.repeats < b.repeats; });
+      ASSERT_GE(blocks->repeats, 3) << model;
+      std::vector<int> stage_of(graph.nodes.size(), 0);
+      int stage = 0, forward = 0;
+      for (const pipeline::Layer& layer : layers.layers) {
+        const int period = (blocks->end - blocks->first) / blocks->repeats;
+        if (forward > blocks->first && forward < blocks->end &&
+            (forward - blocks->first) % period == 0)
+          ++stage;
+        for (NodeId n : layer.forward) stage_of[n.index] = stage;
+        for (NodeId n : layer.backward) stage_of[n.index] = stage;
+        forward += static_cast<int>(layer.forward.size());
+      }
+      for (size_t n = 1; n < stage_of.size(); ++n)
+        if (is_source(graph.nodes[n])) stage_of[n] = stage_of[n - 1];
+      const Stages stages = cut_stages(graph, stage_of, stage + 1, model);
+      int gradients = 0;
+      for (const Transfer& t : stages.transfers) {
+        EXPECT_EQ(std::abs(t.from - t.to), 1) << model << " sends " << t.from << " to " << t.to;
+        gradients += t.to < t.from;
+      }
+      EXPECT_EQ(gradients, stage) << model;
+      for (const Tied& tied : stages.tied)
+        EXPECT_EQ(tied.stages, (std::vector<int>{0, stage})) << model;
     }
-    for (size_t n = 1; n < stage_of.size(); ++n)
-      if (is_source(graph.nodes[n])) stage_of[n] = stage_of[n - 1];
-    const Stages stages = cut_stages(graph, stage_of, stage + 1, model);
-    int gradients = 0;
-    for (const Transfer& t : stages.transfers) {
-      EXPECT_EQ(std::abs(t.from - t.to), 1) << model << " sends " << t.from << " to " << t.to;
-      gradients += t.to < t.from;
-    }
-    EXPECT_EQ(gradients, stage) << model;
-    for (const Tied& tied : stages.tied)
-      EXPECT_EQ(tied.stages, (std::vector<int>{0, stage})) << model;
-  }
 }
 
 // A stage of the first replica, on one device: its phases, and what it and the next send each
@@ -733,6 +739,92 @@ TEST(Pipeline, SimulatedAsTheChainOfItsStages) {
       EXPECT_NEAR(simulation.devices[replica.stages[s].devices[0]].busy,
                   timeline.busy[s] + chain.epilogue[s], 1e-9 * timeline.makespan);
   }
+}
+
+// Counts what is sent from one side to another.
+class CountedGroup final : public Communicator {
+ public:
+  CountedGroup(Communicator& group, const std::vector<int>& sides, std::atomic<int64_t>* bytes)
+      : group_(group), sides_(sides), bytes_(*bytes) {}
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  void all_reduce(at::Tensor& tensor, Reduction reduction) override {
+    group_.all_reduce(tensor, reduction);
+  }
+  void all_gather(std::vector<at::Tensor>& pieces) override { group_.all_gather(pieces); }
+  at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
+    return group_.reduce_scatter(pieces);
+  }
+  void all_to_all(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) override {
+    group_.all_to_all(send, receive);
+  }
+  void barrier() override { group_.barrier(); }
+  std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
+    if (sides_[to] != sides_[rank()]) bytes_ += static_cast<int64_t>(tensor.nbytes());
+    return group_.send(tensor, to, tag);
+  }
+  std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
+    return group_.receive(tensor, from, tag);
+  }
+
+ private:
+  Communicator& group_;
+  const std::vector<int>& sides_;  // [rank]
+  std::atomic<int64_t>& bytes_;
+};
+
+// Stages send each other what the simulator says; the gradient of a parameter that two of them hold
+// crosses once in each direction, however many devices need all of it.
+TEST(Pipeline, SendsWhatIsSimulated) {
+  Rng rng(23);
+  int tied = 0, wide = 0, unequal = 0;
+  for (int trial = 0; trial < 80; ++trial) {
+    const Plan plan = random_pipeline(cases()[trial % 2], &rng);
+    const PipelinePlan& pipeline = *plan.pipeline;
+    if (pipeline.replicas.size() > 1 || pipeline.stages() < 2) continue;
+    const std::vector<StagePlan>& stages = pipeline.replicas[0].stages;
+    double expected = 0;
+    for (const Exchange& e : simulate(plan).exchanges) {
+      expected += e.count * e.bytes;
+      if (!e.what.starts_with("gradients of tied")) continue;
+      const Tied& t = pipeline.parts().tied[0];
+      const size_t a = stages[t.stages[0]].devices.size(), b = stages[t.stages[1]].devices.size();
+      ASSERT_EQ(t.stages.size(), 2U);
+      const auto bytes = static_cast<double>(
+          plan.graph->spec(plan.graph->parameters[t.parameter].gradient).bytes());
+      EXPECT_NEAR(e.bytes, 2 * bytes, 1e-6 * bytes);
+      ++tied;
+      unequal += a != b;
+      for (int s : t.stages) {
+        const auto& held = pipeline.parts().parameter_of[s];
+        const size_t i = std::find(held.begin(), held.end(), t.parameter) - held.begin();
+        const ValueId v = pipeline.graph(s).parameters[i].value;
+        wide += stages[s].devices.size() > 1 &&
+                !stored_placements(pipeline.theory(s), stages[s].program)[v.index].is_shard();
+      }
+    }
+    std::vector<int> sides(plan.cluster.size(), -1);
+    for (int s = 0; s < pipeline.stages(); ++s)
+      for (int d : stages[s].devices) sides[d] = s;
+    std::atomic<int64_t> sent = 0;
+    run_thread_group(plan.cluster.size(), [&](Communicator& group) {
+      at::NoGradGuard no_grad;
+      CountedGroup counted(group, sides, &sent);
+      const auto worker = make_worker(plan, counted, {});
+      const auto all = materialize(parse_model(plan.model), 1);
+      const TensorMap values = parameters_of(*all);
+      for (size_t i = 0; i < worker->parameters().size(); ++i)
+        worker->set_parameter(
+            i, worker->parameter_piece(
+                   i, values.at(plan.graph->parameters[worker->parameters()[i]].name).detach()));
+      worker->step(0, input_pieces(plan, *worker, random_inputs(*all, plan.batch, 2)));
+    });
+    EXPECT_NEAR(static_cast<double>(sent), expected, 1e-6 * expected) << "trial " << trial;
+  }
+  // The draw covers what is special.
+  EXPECT_GT(tied, 5);
+  EXPECT_GT(unequal, 3);
+  EXPECT_GT(wide, 3);
 }
 
 // A stage holds as many micro-batches as its warm-up count says, no more.

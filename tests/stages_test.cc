@@ -188,6 +188,35 @@ device_types:
   EXPECT_LT(fast.plans[0]->predicted_step_s, slow.plans[0]->predicted_step_s);
 }
 
+// Of two sub-clusters behind a slow link, of five, the search leaves one out; the other's stage,
+// which has a layer because the search gives every device one, is given up.
+TEST(SubClusters, StagesThatHardlyComputeAreGivenUp) {
+  const Cluster cluster = parse_cluster(R"(
+name: fringe
+link: {bandwidth: 1 Mbps, latency: 10 us}
+groups:
+  - {name: near, link: {bandwidth: 100 Gbps, latency: 5 us}, devices: [{type: a}, {type: b}, {type: c}]}
+  - {name: far, link: {bandwidth: 100 Gbps, latency: 5 us}, devices: [{type: d}]}
+  - {name: farther, link: {bandwidth: 100 Gbps, latency: 5 us}, devices: [{type: e}]}
+device_types:
+  - {name: a, like: cpu-core, flops: 20 GFLOPS, memory: 8 GiB, memory_bandwidth: 4 GB/s, overhead: 2 us}
+  - {name: b, like: cpu-core, flops: 19 GFLOPS, memory: 8 GiB, memory_bandwidth: 4 GB/s, overhead: 2 us}
+  - {name: c, like: cpu-core, flops: 18 GFLOPS, memory: 8 GiB, memory_bandwidth: 4 GB/s, overhead: 2 us}
+  - {name: d, like: cpu-core, flops: 2 GFLOPS, memory: 8 GiB, memory_bandwidth: 1 GB/s, overhead: 2 us}
+  - {name: e, like: cpu-core, flops: 2 GFLOPS, memory: 8 GiB, memory_bandwidth: 1 GB/s, overhead: 2 us}
+)",
+                                        "fringe");
+  const char* model = "mlp:layers=24,hidden=256,in=2,classes=2";
+  const planner::EngineResult result = plan_pipeline(request_of(model), cluster, graphs_of(model));
+  ASSERT_GE(result.plans.size(), 2U);
+  EXPECT_NE(result.notes[0].find("given up"), std::string::npos) << result.notes[0];
+  EXPECT_TRUE(check(*result.plans[0], false).empty());
+  EXPECT_EQ(result.plans[0]->pipeline->stages(), 3);
+  for (const StagePlan& stage : result.plans[0]->pipeline->replicas[0].stages)
+    EXPECT_LT(stage.devices[0], 3) << result.notes[0];
+  EXPECT_LT(result.plans[0]->predicted_step_s, 0.2 * result.plans[1]->predicted_step_s);
+}
+
 // What one stage sends to another crosses the link between them once, however many devices need all
 // of it.
 TEST(Messages, CrossALinkOnce) {
@@ -226,6 +255,15 @@ device_types:
           sent += exchange.bytes;
       EXPECT_GT(sent, 0);
       EXPECT_NEAR(sent, expected, 1e-6 * expected) << model << ", " << samples;
+      // Gradients of a parameter of both once in each direction.
+      Bytes tied = 0, exchanged = 0;
+      for (const Tied& t : plan->pipeline->parts().tied)
+        tied += static_cast<Bytes>(
+            plan->graph->spec(plan->graph->parameters[t.parameter].gradient).bytes());
+      for (const Exchange& exchange : simulate(*plan).exchanges)
+        if (exchange.what.starts_with("gradients of tied")) exchanged += exchange.bytes;
+      EXPECT_EQ(tied > 0, std::string(model).starts_with("gpt"));
+      EXPECT_NEAR(exchanged, 2 * tied, 1e-6 * tied) << model << ", " << samples;
     }
 }
 

@@ -32,4 +32,30 @@ std::vector<int> owners(const Graph& graph) {
   return owner;
 }
 
+std::vector<bool> made_by_readers(const Graph& graph) {
+  std::vector<bool> own(graph.nodes.size());
+  std::vector<bool> constant(graph.nodes.size());  // follows from constants alone
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    if (is_source(node)) {
+      own[n] = true;
+      constant[n] = node.op == "motley::constant";
+      continue;
+    }
+    const OpDef* op = find_op(node.op);
+    if (op && op->random) continue;
+    bool views = node.op == "aten::_to_copy" || (op && op->alias), follows = true;
+    for (ValueId v : graph.inputs_of(node)) {
+      views = views && own[graph.value(v).producer.index];
+      follows = follows && constant[graph.value(v).producer.index];
+    }
+    constant[n] = follows;
+    own[n] = views || follows;
+  }
+  for (const Parameter& p : graph.parameters)
+    if (p.gradient.valid()) own[graph.value(p.gradient).producer.index] = false;
+  if (graph.loss.valid()) own[graph.value(graph.loss).producer.index] = false;
+  return own;
+}
+
 }  // namespace motley

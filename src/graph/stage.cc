@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "graph/op.h"
+#include "graph/owner.h"
 
 namespace motley {
 
@@ -18,7 +19,7 @@ class Cutter {
       : graph_(graph), stage_of_(stage_of), count_(stages), where_(where) {
     MOTLEY_CHECK(stage_of.size() == graph.nodes.size() && stages >= 1);
     consumers_ = graph.consumers();
-    find_own();
+    own_ = made_by_readers(graph);
     find_terms();
   }
 
@@ -37,32 +38,6 @@ class Cutter {
 
  private:
   UserError fail(const std::string& why) const { return user_error("plan", "{}: {}", where_, why); }
-
-  // Nodes that every stage can make for itself.
-  void find_own() {
-    own_.assign(graph_.nodes.size(), false);
-    std::vector<bool> constant(graph_.nodes.size());  // follows from constants alone
-    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      const Node& node = graph_.nodes[n];
-      if (is_source(node)) {
-        own_[n] = true;
-        constant[n] = node.op == "motley::constant";
-        continue;
-      }
-      const OpDef* op = find_op(node.op);
-      if (op && op->random) continue;
-      bool views = op && op->alias, follows = true;
-      for (ValueId v : graph_.inputs_of(node)) {
-        views = views && own_[graph_.value(v).producer.index];
-        follows = follows && constant[graph_.value(v).producer.index];
-      }
-      constant[n] = follows;
-      own_[n] = views || follows;
-    }
-    for (const Parameter& p : graph_.parameters)
-      if (p.gradient.valid()) own_[graph_.value(p.gradient).producer.index] = false;
-    if (graph_.loss.valid()) own_[graph_.value(graph_.loss).producer.index] = false;
-  }
 
   // The terms of every gradient: sums of terms of different stages are taken apart.
   void find_terms() {

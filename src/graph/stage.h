@@ -7,8 +7,8 @@
 // between.
 //
 // Nothing is sent that each stage can make for itself: parameters, buffers, inputs and constants,
-// views of them, and what follows from constants alone (a causal mask). Of a value and its views
-// only the value is sent.
+// views and conversions of them, and what follows from constants alone (a causal mask). Of a value
+// and its views only the value is sent.
 //
 // A parameter that several stages read is tied: each of them holds it. Its gradient is a sum, whose
 // terms stay with the stages that make them; the runtime adds them up, once per step.

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "graph/op.h"
+#include "graph/owner.h"
 #include "pipeline/runs.h"
 
 namespace motley::pipeline {
@@ -135,8 +136,10 @@ class Builder {
       flops_before_[q + 1] = flops_before_[q] + flops_of(node);
       heavy_before_[q + 1] = heavy_before_[q] + (is_heavy(node) ? 1 : 0);
     }
-    // A value of a forward node is live from behind its producer up to its last forward reader.
-    // An alias stands for the tensor it is of: that one is carried.
+    // A value of a forward node is live from behind its producer up to its last forward reader,
+    // unless readers make it for themselves. An alias stands for the tensor it is of: that one is
+    // carried.
+    const std::vector<bool> own = made_by_readers(graph_);
     std::vector<int> root(graph_.values.size()), last(graph_.values.size(), -1);
     for (size_t v = 0; v < root.size(); ++v) root[v] = static_cast<int>(v);
     for (NodeId id : order_) {
@@ -150,8 +153,10 @@ class Builder {
     }
     std::vector<double> change(n_ + 1, 0);
     for (size_t v = 0; v < root.size(); ++v) {
-      int made = position_[graph_.values[v].producer.index];
-      if (made < 0 || root[v] != static_cast<int>(v) || last[v] <= made) continue;
+      const NodeId producer = graph_.values[v].producer;
+      int made = position_[producer.index];
+      if (made < 0 || own[producer.index] || root[v] != static_cast<int>(v) || last[v] <= made)
+        continue;
       auto bytes = static_cast<double>(graph_.values[v].spec.bytes());
       change[made + 1] += bytes;
       change[last[v] + 1] -= bytes;
@@ -230,18 +235,19 @@ class Builder {
     }
   }
 
-  // Views of parameters go to the layer that reads them first, so that no other holds the parameter
-  // for them; a layer keeps one node at least.
+  // Views and conversions of parameters go to the layer that reads them first, so that no other
+  // holds the parameter for them; a layer keeps one node at least.
   void move_views(int layers, std::vector<int>* layer_of) const {
     std::vector<int> left(layers, 0);
     for (int l : *layer_of) ++left[l];
-    std::vector<bool> own(graph_.values.size(), false);  // parameters and their views
+    std::vector<bool> own(graph_.values.size(), false);  // parameters, their views and conversions
     for (const Parameter& p : graph_.parameters) own[p.value.index] = true;
     for (NodeId id : order_) {
       const Node& node = graph_.node(id);
       const OpDef* op = find_op(node.op);
       const auto inputs = graph_.inputs_of(node);
-      if (!op || !op->alias || inputs.empty() || !own[inputs[0].index]) continue;
+      const bool follows = node.op == "aten::_to_copy" || (op && op->alias);
+      if (!follows || inputs.empty() || !own[inputs[0].index]) continue;
       for (ValueId v : node.outputs)
         if (v.valid()) own[v.index] = true;
     }

@@ -10,8 +10,8 @@
 //    in its first incomplete period; the start with the least live bytes is taken.
 // 3. Inside one period, and inside every other module, a DP cuts into layers of at most (1 + eps)
 //    times the average FLOPs with the least bytes across the cuts; eps grows until such cuts exist.
-//    The cuts of a period are copied to all its repeats. Views of parameters go to the layer that
-//    reads them first.
+//    The cuts of a period are copied to all its repeats. Views and conversions of parameters
+//    go to the layer that reads them first.
 // 4. A backward node belongs to the layer of the forward values it reads (the deepest of them), or
 //    of the gradient it continues, or, if it only leads to the gradient of a parameter, of that
 //    parameter; so forward and backward of a layer end up on one stage. What follows from constants

@@ -10,6 +10,7 @@
 #include "core/file.h"
 #include "core/rng.h"
 #include "graph/op.h"
+#include "graph/precision.h"
 #include "pipeline/runs.h"
 
 namespace motley::pipeline {
@@ -185,6 +186,15 @@ TEST(Layers, BoundariesAreOneActivation) {
   // masks are sources, which are not carried.
   for (size_t l = 1; l < layers.layers.size(); ++l)
     EXPECT_LE(layers.layers[l].boundary, 2 * 4 * 16 * 32 * 4.0) << to_text(layers);
+}
+
+// The embedding that the first and the last layer read, converted, is in front of no other layer.
+TEST(Layers, ConvertedParametersAreNotCarried) {
+  const Graph graph = with_precision(load("gpt.graph"), DType::bf16);
+  const Layers layers = find_layers(graph, {6});
+  check(graph, layers);
+  for (size_t l = 1; l < layers.layers.size(); ++l)
+    EXPECT_LE(layers.layers[l].boundary, 2 * 4 * 16 * 32 * 2.0) << to_text(layers);
 }
 
 TEST(Layers, RefusesAnEmptyGraph) { EXPECT_THROW(find_layers(Graph(), {}), UserError); }

@@ -375,6 +375,38 @@ class Simulator {
            (a.cut == 0 || a.shares->of(a.cut) == b.shares->of(b.cut));
   }
 
+  // The messages by which groups that hold a gradient, each in its pieces, have its sum. One that
+  // holds it whole takes even pieces, so that a slow link carries everything once, and gathers
+  // them: returns the seconds of the slowest.
+  Seconds exchange_sums(const std::vector<Holding>& held,
+                        const std::vector<const CostModel*>& models, const TensorSpec& spec,
+                        std::vector<net::PairMessage>* messages) const {
+    const auto bytes = static_cast<Bytes>(spec.bytes());
+    Seconds gathered = 0;
+    for (size_t to = 0; to < held.size(); ++to) {
+      Holding taken = held[to];
+      const size_t ranks = taken.devices->size();
+      const Shares even(std::vector<double>(ranks, 1.0 / static_cast<double>(ranks)));
+      if (taken.cut == 0 && ranks > 1) {
+        taken.shares = &even;
+        taken.cut = spec.numel();
+        for (const Holding& other : held)
+          if (other.cut > 0) {  // cut alike, as the pieces of others are
+            taken.cut = other.cut;
+            taken.placement = other.placement;
+            break;
+          }
+        const CostModel& model = *models[to];
+        const Fractions fractions(model.cluster(), even);
+        gathered = std::max(gathered, model.collective(CollectiveKind::all_gather, bytes,
+                                                       fractions.profile(taken.cut, model.net())));
+      }
+      for (size_t from = 0; from < held.size(); ++from)
+        if (from != to) add_messages(held[from], taken, bytes, messages);
+    }
+    return gathered;
+  }
+
   void reductions() {
     const int stages = pipeline_.stages(), replicas = static_cast<int>(replicas_.size());
     for (int r = 0; r < replicas; ++r)
@@ -401,6 +433,7 @@ class Simulator {
       std::vector<Bytes> reduced(planned(0, s).devices.size(), 0);  // [rank]
       const auto& parameters = pipeline_.graph(s).parameters;
       Bytes jointly = 0;
+      Seconds gathered = 0;
       for (size_t p = 0; p < parameters.size(); ++p) {
         if (!parameters[p].gradient.valid()) continue;
         const auto bytes =
@@ -414,7 +447,11 @@ class Simulator {
           continue;
         }
         std::vector<Holding> held;
-        for (int r = 0; r < replicas; ++r) held.push_back(gradient_of(r, s, p));
+        std::vector<const CostModel*> models;
+        for (int r = 0; r < replicas; ++r) {
+          held.push_back(gradient_of(r, s, p));
+          models.push_back(replicas_[r][s].model.get());
+        }
         if (!scattered.empty() && scattered[p]) {
           if (!divided_[s].tied[p]) continue;
           // Of tied ones every part goes straight to its owner.
@@ -440,11 +477,10 @@ class Simulator {
                                     static_cast<double>(held[0].cut);
           continue;
         }
-        for (int r = 0; r < replicas; ++r)
-          for (int q = 0; q < replicas; ++q)
-            if (q != r) add_messages(held[r], held[q], bytes, &others);
+        gathered +=
+            exchange_sums(held, models, pipeline_.graph(s).spec(parameters[p].gradient), &others);
       }
-      Seconds seconds = others.empty() ? 0 : net::messages_time(topology_, others);
+      Seconds seconds = gathered + (others.empty() ? 0 : net::messages_time(topology_, others));
       const std::vector<Bytes> parts = divided_bytes(s, scattered, true);
       seconds += around(s, parts);
       if (jointly > 0) {
@@ -495,19 +531,24 @@ class Simulator {
     }
     for (const Tied& tied : pipeline_.parts().tied) {
       if (!plan_.graph->parameters[tied.parameter].gradient.valid()) continue;
-      const auto bytes = static_cast<Bytes>(
-          plan_.graph->spec(plan_.graph->parameters[tied.parameter].gradient).bytes());
       std::vector<net::PairMessage> messages;
-      auto held = [&](int r, int s) {
-        const auto& list = pipeline_.parts().parameter_of[s];
-        return gradient_of(r, s,
-                           std::find(list.begin(), list.end(), tied.parameter) - list.begin());
-      };
-      for (int r = 0; r < replicas; ++r)
-        for (int a : tied.stages)
-          for (int b : tied.stages)
-            if (a != b) add_messages(held(r, a), held(r, b), bytes, &messages);
-      const Seconds seconds = net::messages_time(topology_, messages);
+      Seconds gathered = 0;
+      for (int r = 0; r < replicas; ++r) {
+        std::vector<Holding> held;
+        std::vector<const CostModel*> models;
+        for (int t : tied.stages) {
+          models.push_back(replicas_[r][t].model.get());
+          const auto& list = pipeline_.parts().parameter_of[t];
+          held.push_back(gradient_of(
+              r, t, std::find(list.begin(), list.end(), tied.parameter) - list.begin()));
+        }
+        gathered = std::max(
+            gathered,
+            exchange_sums(held, models,
+                          plan_.graph->spec(plan_.graph->parameters[tied.parameter].gradient),
+                          &messages));
+      }
+      const Seconds seconds = net::messages_time(topology_, messages) + gathered;
       Bytes sent = 0;
       for (const net::PairMessage& m : messages) sent += m.bytes;
       exchange(fmt::format("gradients of tied {}", plan_.graph->parameters[tied.parameter].name), 1,

@@ -41,9 +41,9 @@ double FormSpace::steiner(uint32_t have, uint32_t want) {
   return it->second;
 }
 
-const double* FormSpace::from_each(uint32_t want) {
+const double* FormSpace::from_each_anew(uint32_t want) {
   if (n_ <= kDense) {
-    if (tree_.empty()) plant();
+    plant();
     return &tree_[static_cast<size_t>(want) * n_];
   }
   for (int f = 0; f < n_; ++f) each_[f] = steiner(1u << f, want);

@@ -31,7 +31,9 @@ class FormSpace {
   double steiner(uint32_t have, uint32_t want);
 
   // The same from every single form: forms() numbers, valid until the next call.
-  const double* from_each(uint32_t want);
+  const double* from_each(uint32_t want) {
+    return tree_.empty() ? from_each_anew(want) : &tree_[static_cast<size_t>(want) * n_];
+  }
 
   // The set of available forms without those that help no consumer who may need `need`.
   uint32_t available(uint32_t set, uint32_t need) const;
@@ -45,6 +47,7 @@ class FormSpace {
  private:
   static constexpr int kDense = 9;  // forms up to which whole rows of costs are tabulated
 
+  const double* from_each_anew(uint32_t want);
   void plant();
   const double* row(uint32_t have);
   double distance(uint32_t set, int to) const;

@@ -296,8 +296,12 @@ void Potentials::marginal(const Sweeps& graph, int value, int port, double* resu
   FormSpace& space = spaces_[problem_.value_table[value]];
   std::fill(result, result + kMaxForms, kInf);
   const int producer = list[0];
-  const double* mu = lambda(producer);
-  const uint32_t made = ports_[producer].forms;
+  const int forms = space.forms();
+  double given[kMaxForms];  // by the producer
+  std::fill(given, given + forms, -kInf);
+  for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
+    given[std::countr_zero(m)] = lambda(producer)[std::countr_zero(m)];
+  }
   const Wants& wants = *graph.wants[value];
   const size_t sets = wants.set.size();
   sums_.assign(sets, 0);  // of what the others give for a set
@@ -305,10 +309,9 @@ void Potentials::marginal(const Sweeps& graph, int value, int port, double* resu
   double price[kMaxForms];
   for (size_t c = 1; c < list.size(); ++c) {
     if (list[c] == port) continue;
-    std::fill(price, price + space.forms(), -kInf);
-    const double* given = lambda(list[c]);
+    std::fill(price, price + forms, -kInf);
     for (uint32_t w = ports_[list[c]].forms; w != 0; w &= w - 1) {
-      price[std::countr_zero(w)] = given[std::countr_zero(w)];
+      price[std::countr_zero(w)] = lambda(list[c])[std::countr_zero(w)];
     }
     most_[0] = -kInf;
     sums_[0] = kInf;
@@ -324,17 +327,11 @@ void Potentials::marginal(const Sweeps& graph, int value, int port, double* resu
     if (!(sum < kInf)) continue;
     const double* cost = space.from_each(want);
     if (port == producer) {
-      for (uint32_t m = made; m != 0; m &= m - 1) {
-        const int f = std::countr_zero(m);
-        result[f] = std::min(result[f], sum + cost[f]);
-      }
+      for (int f = 0; f < forms; ++f) result[f] = std::min(result[f], sum + cost[f]);
       continue;
     }
     double base = kInf;
-    for (uint32_t m = made; m != 0; m &= m - 1) {
-      const int f = std::countr_zero(m);
-      base = std::min(base, cost[f] - mu[f]);
-    }
+    for (int f = 0; f < forms; ++f) base = std::min(base, cost[f] - given[f]);
     for (uint32_t w = want & ports_[port].forms; w != 0; w &= w - 1) {
       const int f = std::countr_zero(w);
       result[f] = std::min(result[f], base + sum);

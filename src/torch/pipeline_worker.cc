@@ -746,9 +746,25 @@ class PipelineWorker final : public Worker {
     return options_of(plan_.graph->spec(plan_.graph->parameters[of_plan].gradient));
   }
 
+  // The layout in which a group takes what the others have: its own if that is cut; else even
+  // pieces, which it gathers itself, so that a slow link carries everything once.
+  static Layout taken_in(const std::vector<Layout>& layouts, int group) {
+    const Layout& mine = layouts[group];
+    if (!mine.pieces.empty() || mine.ranks == 1) return mine;
+    Layout even{1, mine.numel(), 1, {}, mine.ranks};
+    for (const Layout& other : layouts)
+      if (!other.pieces.empty()) {  // cut alike, as the pieces of others are
+        even = other;
+        even.ranks = mine.ranks;
+        break;
+      }
+    even.pieces = divide(even.size, std::vector<double>(mine.ranks, 1));
+    return even;
+  }
+
   // The sum of what several groups hold of the gradient of the i-th parameter of stage `home`, in
   // the pieces of `mine`; terms in the order of the groups. Groups that have no term take part as
-  // receivers.
+  // receivers. REQUIRES: the devices of `mine` are those of the stage.
   at::Tensor exchange(const Local& home, size_t i,
                       const std::vector<const std::vector<int>*>& devices,
                       const std::vector<Layout>& layouts, const std::vector<bool>& has, int mine,
@@ -763,10 +779,11 @@ class PipelineWorker final : public Worker {
     };
     std::vector<Part> parts;
     if (local.defined()) local = local.to(type);
+    const Layout taken = taken_in(layouts, mine);
     for (int g = 0; g < groups; ++g) {
       if (g == mine) continue;
       if (has[g]) {
-        const Resharding in(layouts[g], layouts[mine]);
+        const Resharding in(layouts[g], taken);
         for (int s = 0; s < layouts[g].ranks; ++s)
           if (const int64_t n = in.count(s, rank_); n > 0) {
             at::Tensor part = at::empty({n}, type);
@@ -775,7 +792,7 @@ class PipelineWorker final : public Worker {
           }
       }
       if (has[mine]) {
-        const Resharding out(layouts[mine], layouts[g]);
+        const Resharding out(layouts[mine], taken_in(layouts, g));
         for (int r = 0; r < layouts[g].ranks; ++r)
           if (out.count(rank_, r) > 0)
             messages.push_back(
@@ -786,19 +803,35 @@ class PipelineWorker final : public Worker {
     at::Tensor total;
     for (int g = 0; g < groups; ++g) {
       if (!has[g]) continue;
+      const Resharding in(layouts[g], taken);
       at::Tensor term;
       if (g == mine) {
-        term = local.reshape({-1});
+        term = in.extract(rank_, rank_, local);
       } else {
-        const Resharding in(layouts[g], layouts[mine]);
-        term = at::empty({layouts[mine].numel(rank_)}, type);
+        term = at::empty({taken.numel(rank_)}, type);
         for (const Part& part : parts)
           if (part.group == g) in.insert(part.sender, rank_, part.tensor, term);
       }
       total = total.defined() ? total + term : term.clone();
     }
+    if (taken != layouts[mine]) total = gather(taken, layouts[mine], total);
     const Executor& executor = *home.executor;
     return total.reshape(executor.local_shape(parameter, executor.stored(parameter)));
+  }
+
+  // All of something of which every device of this worker's stages has a piece.
+  at::Tensor gather(const Layout& pieces, const Layout& whole, const at::Tensor& mine) {
+    std::vector<at::Tensor> all;
+    for (int r = 0; r < pieces.ranks; ++r)
+      all.push_back(r == rank_ ? mine : at::empty({pieces.numel(r)}, mine.options()));
+    if (before_) before_(false);
+    stage_group_->all_gather(all);
+    if (after_) after_(false, nullptr);
+    at::Tensor result = at::empty({whole.numel()}, mine.options());
+    const Resharding back(pieces, whole);
+    for (int r = 0; r < pieces.ranks; ++r)
+      if (all[r].numel() > 0) back.insert(r, rank_, all[r], result);
+    return result;
   }
 
   at::Tensor whole(const Owner& owner, const at::Tensor& local, bool everywhere) {
