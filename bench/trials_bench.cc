@@ -250,8 +250,11 @@ Vector solve(std::vector<Vector> a, Vector b, double damping) {
   return b;
 }
 
-// Levenberg-Marquardt with numeric derivatives, from `start` and with its paces; residuals beyond 2
-// sigma lose weight (Cauchy), so that trials which something else slowed down do not bend the rest.
+// Of a residual in sigmas: beyond 2 it loses weight, so that trials which something else slowed
+// down do not bend the rest.
+double cauchy_weight(double r) { return 1 / (1 + r * r / 4); }
+
+// Levenberg-Marquardt with numeric derivatives, from `start` and with its paces.
 Vector fit_parameters(const Set& set, const std::vector<int>& rows, const Fitted& start) {
   constexpr double kSigma = 0.05, kProfileSigma = 0.15;
   const size_t n = set.parameters.size();
@@ -267,7 +270,6 @@ Vector fit_parameters(const Set& set, const std::vector<int>& rows, const Fitted
       r.push_back((at[i] - std::log(set.parameters[i].start)) / set.parameters[i].freedom);
     return r;
   };
-  auto weight = [](double r) { return 1 / (1 + r * r / 4); };
   auto loss = [](const Vector& r) {
     double sum = 0;
     for (double x : r) sum += 4 * std::log1p(x * x / 4);
@@ -287,7 +289,7 @@ Vector fit_parameters(const Set& set, const std::vector<int>& rows, const Fitted
     std::vector<Vector> normal(n, Vector(n, 0.0));
     Vector gradient(n, 0.0);
     for (size_t k = 0; k < now.size(); ++k) {
-      const double w = weight(now[k]);
+      const double w = cauchy_weight(now[k]);
       for (size_t i = 0; i < n; ++i) {
         gradient[i] -= w * jacobian[i][k] * now[k];
         for (size_t j = 0; j < n; ++j) normal[i][j] += w * jacobian[i][k] * jacobian[j][k];
@@ -315,15 +317,15 @@ Vector fit_parameters(const Set& set, const std::vector<int>& rows, const Fitted
 
 // Paces of layers from what is left of the rows' logarithms: an effect of width and degree and one
 // of the micro-batch besides, both normal around none, in noise (best linear unbiased prediction,
-// by backfitting). What is left is cut off where something else slowed a trial down.
+// by backfitting), with the weights of the fit.
 Paces infer_paces(const Set& set, const std::vector<int>& rows, const Vector& logs) {
-  constexpr double kNoise = 0.05, kDegree = 0.1, kMicroBatch = 0.03, kMost = 0.2;
+  constexpr double kNoise = 0.05, kDegree = 0.1, kMicroBatch = 0.03;
   struct Effect {
-    double value = 0, sum = 0;
-    int rows = 0;
+    double value = 0, sum = 0, weights = 0;
+    void add(double left, double weight) { sum += weight * left, weights += weight; }
     void update(double prior) {
-      value = sum / (rows + kNoise * kNoise / (prior * prior));
-      sum = rows = 0;
+      value = sum / (weights + kNoise * kNoise / (prior * prior));
+      sum = weights = 0;
     }
   };
   std::map<std::pair<int, int>, Effect> degree;             // width, tp
@@ -332,19 +334,21 @@ Paces infer_paces(const Set& set, const std::vector<int>& rows, const Vector& lo
   struct Left {
     double left;
     Effect *degree, *micro_batch;
+    double weight() const {
+      return cauchy_weight((left - degree->value - micro_batch->value) / kNoise);
+    }
   };
   std::vector<Left> left;
   for (int row : rows) {
     const Trial& t = set.trials[row];
     const int w = width(set.models[t.model]), tp = t.strategy.tp;
-    left.push_back({std::clamp(std::log(t.measured / predict(t).step), -kMost, kMost),
-                    &degree[{w, tp}], &micro_batch[{w, tp, t.strategy.micro_batch}]});
+    left.push_back({std::log(t.measured / predict(t).step), &degree[{w, tp}],
+                    &micro_batch[{w, tp, t.strategy.micro_batch}]});
   }
   for (int iteration = 0; iteration < 50; ++iteration) {
-    for (const Left& l : left) l.degree->sum += l.left - l.micro_batch->value, ++l.degree->rows;
+    for (const Left& l : left) l.degree->add(l.left - l.micro_batch->value, l.weight());
     for (auto& [key, effect] : degree) effect.update(kDegree);
-    for (const Left& l : left)
-      l.micro_batch->sum += l.left - l.degree->value, ++l.micro_batch->rows;
+    for (const Left& l : left) l.micro_batch->add(l.left - l.degree->value, l.weight());
     for (auto& [key, effect] : micro_batch) effect.update(kMicroBatch);
   }
   Paces paces;
