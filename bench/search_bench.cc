@@ -134,7 +134,8 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (argc > 2 || (argc > 1 && argv[1][0] == '-')) {
-    std::fprintf(stderr, "search_bench: %s is no argument\n%s", argv[argc - 1], kUsage);
+    std::fprintf(stderr, "search_bench: %s is no file to write; give one path or none\n",
+                 argv[argc - 1]);
     return 2;
   }
   return motley::run(argc, argv);

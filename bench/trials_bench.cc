@@ -906,7 +906,7 @@ int main(int argc, char** argv) {
                std::end(kSets)) {
       names.push_back(argv[i]);
     } else {
-      fmt::print(stderr, "trials_bench: {} is no set\n{}", argv[i], kUsage);
+      fmt::print(stderr, "trials_bench: {} is no set; give {}\n", argv[i], fmt::join(kSets, ", "));
       return 2;
     }
   }
