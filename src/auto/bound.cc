@@ -38,6 +38,18 @@ Seconds assignment_bound_at(const std::vector<std::vector<Seconds>>& a,
 Seconds assignment_bound(const std::vector<std::vector<Seconds>>& a,
                          const std::vector<int>& count) {
   const size_t types = count.size();
+  if (std::find(count.begin(), count.end(), 0) != count.end()) {  // types that are not there
+    std::vector<int> present;
+    for (int c : count)
+      if (c > 0) present.push_back(c);
+    std::vector<std::vector<Seconds>> work;
+    for (const std::vector<Seconds>& op : a) {
+      work.emplace_back();
+      for (size_t t = 0; t < types; ++t)
+        if (count[t] > 0) work.back().push_back(op[t]);
+    }
+    return assignment_bound(work, present);
+  }
   // Prices in proportion to speed at all of the work, to begin with.
   std::vector<double> prices(types, 0);
   for (const std::vector<Seconds>& op : a)
@@ -66,7 +78,8 @@ Seconds assignment_bound(const std::vector<std::vector<Seconds>>& a,
   return best;
 }
 
-Seconds compute_bound(const Theory& theory, const CostModel& model, int times) {
+std::vector<std::vector<Seconds>> compute_work(const Theory& theory, const CostModel& model,
+                                               int times) {
   const Graph& graph = theory.graph();
   // Calls that look alike share a table of triples, but not their shapes; sum up equal rows.
   std::map<std::vector<Seconds>, double> rows;
@@ -91,7 +104,11 @@ Seconds compute_bound(const Theory& theory, const CostModel& model, int times) {
     a.push_back(row);
     for (Seconds& s : a.back()) s *= often;
   }
-  return assignment_bound(a, model.cluster().count_by_type());
+  return a;
+}
+
+Seconds compute_bound(const Theory& theory, const CostModel& model, int times) {
+  return assignment_bound(compute_work(theory, model, times), model.cluster().count_by_type());
 }
 
 }  // namespace motley::planner

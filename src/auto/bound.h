@@ -21,6 +21,9 @@ namespace motley::planner {
 
 // `times`: how often the graph runs in a step (micro-batches).
 Seconds compute_bound(const Theory& theory, const CostModel& model, int times = 1);
+// The ops that it is of, equal ones together: [op][type] seconds.
+std::vector<std::vector<Seconds>> compute_work(const Theory& theory, const CostModel& model,
+                                               int times);
 
 // The bound for given ops: a[op][type] seconds, count[type] devices; and at given prices [type].
 Seconds assignment_bound(const std::vector<std::vector<Seconds>>& a, const std::vector<int>& count);

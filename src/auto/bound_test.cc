@@ -48,6 +48,20 @@ TEST(Bound, IsBelowEveryAssignment) {
   }
 }
 
+// Types of which there are no devices do nothing.
+TEST(Bound, CountsTypesThatAreThere) {
+  Rng rng(3);
+  for (int trial = 0; trial < 100; ++trial) {
+    std::vector<std::vector<Seconds>> all, present;
+    for (int op = 0; op < 5; ++op) {
+      const Seconds a = rng.uniform(), b = rng.uniform(), c = rng.uniform();
+      all.push_back({a, 1e-6 * b, c});
+      present.push_back({a, c});
+    }
+    EXPECT_DOUBLE_EQ(assignment_bound(all, {2, 0, 3}), assignment_bound(present, {2, 3}));
+  }
+}
+
 TEST(Bound, OfAnEvenlyDividedProduct) {
   // 2 * 64 * 512 * 256 operations on devices of 1 and 3 Gflop/s, memory without end.
   const Graph graph = parse_graph(

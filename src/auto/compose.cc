@@ -805,8 +805,8 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
     return nullptr;
   }
 
-  // Programs and shares; the memory that warm-up counts will need is guessed as that of 1F1B, then
-  // of a single micro-batch.
+  // Programs and shares; the memory that warm-up counts will need is what the choice says, or else
+  // that of 1F1B, then of a single micro-batch.
   std::vector<int> numbers;
   std::vector<net::Groups> seats(stages);  // [stage][replica] devices
   for (int s = 0; s < stages; ++s) {
@@ -877,9 +877,10 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
     const ReplicaPlan& replica = result.replicas[r];
     for (int s = 0; s < stages; ++s) {
       const int count = replica.micro_batches,
-                usual = laps > 1 ? in_flight(replica, s) : std::min(stages - s, count);
+                wanted = std::max(stages - s, composition.replicas[r].stages[s].in_flight),
+                most = laps > 1 ? in_flight(replica, s) : std::min(wanted, count);
       const StageTask task{
-          &result.theory(s),           numbers[s],           kinds[r][s],  laps, count, usual,
+          &result.theory(s),           numbers[s],           kinds[r][s],  laps, count, most,
           replica.stages[s].recompute, composition.thorough, divided_of(s)};
       const size_t chain = chain_of.try_emplace(task.group->number, chains.size()).first->second;
       if (chain == chains.size()) chains.emplace_back();
@@ -896,11 +897,12 @@ std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const s
       lock.unlock();
       planning.planned = &it->second;
       if (unknown) {
-        const int usual = task.in_flight;
-        for (int held : {usual, 1}) {
+        std::set<int, std::greater<>> tries = {task.in_flight, 1};
+        if (laps == 1) tries.insert(std::min(stages - planning.stage, task.micro_batches));
+        for (int held : tries) {
           task.in_flight = held;
           it->second = plan_stage(task);
-          if (it->second.feasible || usual == 1) break;
+          if (it->second.feasible) break;
         }
       }
       if (!it->second.feasible) break;

@@ -50,6 +50,7 @@ struct StageChoice {
   int first = 0, last = 0;  // layers, last included
   std::vector<int> devices;
   bool recompute = false;
+  int in_flight = 0;  // micro-batches that it has room for, if it can; at least those of 1F1B
 };
 struct ReplicaChoice {
   int micro_batches = 1;

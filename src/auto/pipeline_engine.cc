@@ -550,9 +550,22 @@ class Engine {
     std::string reason;
     std::unique_ptr<Plan> plan;
     // The least level of ZeRO at which it fits.
+    Workbench& bench = *benches_.at(found.micro_batch);
     const int most = request_.memory_limit && found.plan.pipelines > 1 ? 2 : 0;
     for (; composition.zero <= most; ++composition.zero)
-      if ((plan = benches_.at(found.micro_batch)->compose(composition, "pipeline", &reason))) break;
+      if ((plan = bench.compose(composition, "pipeline", &reason))) break;
+    // With room for as many micro-batches in flight as the search counted on, where that is faster.
+    if (plan && bench.limited()) {
+      Composition roomy = composition;
+      for (ReplicaChoice& replica : roomy.replicas)
+        for (size_t s = 0; s < replica.stages.size(); ++s)
+          replica.stages[s].in_flight = found.plan.counts[s];
+      auto other = bench.compose(roomy, "pipeline", &reason);
+      if (other && other->predicted_step_s < plan->predicted_step_s) {
+        plan = std::move(other);
+        composition = std::move(roomy);
+      }
+    }
     if (plan && composition.zero > 0) note += fmt::format(", ZeRO {}", composition.zero);
     if (!plan) {
       if (result_.plans.empty()) result_.reason = reason;
@@ -563,7 +576,7 @@ class Engine {
     std::unique_ptr<Plan> jointly;
     const Composition before = composition;
     if (place_jointly(cluster_, rooms, *plan, &composition))
-      jointly = benches_.at(found.micro_batch)->compose(composition, "pipeline", &reason);
+      jointly = bench.compose(composition, "pipeline", &reason);
     // `plan` has the devices from before.
     const Composition* placed = &composition;
     if (jointly) {

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <map>
 #include <numeric>
 
+#include "auto/bound.h"
 #include "auto/engines.h"
 #include "core/error.h"
 
@@ -120,12 +122,29 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
   }
   DeviceGroups groups(cluster);
   Experience experience;
-  std::map<int64_t, Graph> graphs;
+  const CostModel model(cluster);
+  struct Known {
+    Graph graph;
+    std::vector<std::vector<Seconds>> work;  // of a step, for compute bounds
+  };
+  std::map<int64_t, Known> graphs;
+  // Returns whether smaller micro-batches may be needed.
   auto try_one = [&](const std::vector<std::vector<int>>& devices, int64_t micro_batch) {
     auto [graph, fresh] = graphs.try_emplace(micro_batch);
-    if (fresh) graph->second = graph_of(micro_batch);
+    if (fresh) {
+      graph->second.graph = graph_of(micro_batch);
+      graph->second.work = compute_work(Theory(graph->second.graph), model,
+                                        static_cast<int>(request.batch / micro_batch));
+    }
     const auto start = std::chrono::steady_clock::now();
-    Workbench bench(request, &groups, graph->second, 1, &experience);
+    // Where computation alone takes longer than what was found, nothing is planned.
+    Seconds best = std::numeric_limits<double>::infinity();
+    for (const auto& plan : result.plans) best = std::min(best, plan->predicted_step_s);
+    std::vector<int> count(cluster.types.size(), 0);
+    for (const std::vector<int>& d : devices)
+      for (int device : d) ++count[cluster.devices[device].type];
+    if (assignment_bound(graph->second.work, count) > best) return false;
+    Workbench bench(request, &groups, graph->second.graph, 1, &experience);
     const int64_t size = static_cast<int64_t>(devices[0].size());
     for (const bool recompute : {false, true}) {
       if (recompute && !(bench.limited() && request.recompute)) break;

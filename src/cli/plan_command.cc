@@ -4,7 +4,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 
 #include "auto/bound.h"
 #include "auto/engines.h"
@@ -13,6 +17,7 @@
 #include "cluster/profile.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/parallel.h"
 #include "graph/file.h"
 #include "graph/precision.h"
 #include "reduce/cluster.h"
@@ -146,16 +151,24 @@ void add_plan_command(CLI::App& app) {
     const bool captured = is_graph_file(args->model);
     GraphFile file;
     if (captured) file = load_graph_file(args->model);
-    double capture_s = 0;
-    const auto graph_in_f32 = [&](int64_t samples) {
-      if (captured) return file.at(samples);
-#ifdef MOTLEY_WITH_TORCH
-      GraphSource source = load_graph(args->model, samples);
-      capture_s += source.capture_s;
-      return std::move(source.graph);
-#else
-      become_torch();
+#ifndef MOTLEY_WITH_TORCH
+    if (!captured) become_torch();
 #endif
+    double capture_s = 0;
+    std::mutex capturing;             // engines ask at the same time
+    std::map<int64_t, Graph> graphs;  // captured
+    const auto graph_in_f32 = [&](int64_t samples) -> Graph {
+      if (captured) return file.at(samples);
+      const std::lock_guard lock(capturing);
+      const auto [it, fresh] = graphs.try_emplace(samples);
+#ifdef MOTLEY_WITH_TORCH
+      if (fresh) {
+        GraphSource source = load_graph(args->model, samples);
+        capture_s += source.capture_s;
+        it->second = std::move(source.graph);
+      }
+#endif
+      return it->second;
     };
     const DType precision = args->precision == "bf16"   ? DType::bf16
                             : args->precision == "fp16" ? DType::f16
@@ -209,24 +222,20 @@ void add_plan_command(CLI::App& app) {
     const bool all = args->engine == "auto" && args->strategy.empty() && !forced;
     const bool spmd_wanted =
         args->fix.empty() && !forced && (all || args->engine == "spmd" || args->engine == "auto");
+    // Engines do not know of each other; each has its own result.
+    std::vector<std::function<void()>> searches;
     // A file of one batch is of a step, or of micro-batches.
-    if (spmd_wanted &&
-        !(captured && all && !file.has(args->batch) && args->batch % file.batch == 0)) {
-      Graph graph = graph_of(args->batch);
-      for (const std::string& op : Theory(graph).unknown_ops())
-        spdlog::warn("{} is not in the op table: it runs replicated", op);
-      const Graph whole = segments.one() ? Graph() : graph;
-      result = spmd::plan(std::move(graph), cluster, request);
-      result = plan_segments(std::move(result), whole, cluster, request, segments, &tried);
-      if (result.feasible) {
-        candidates.push_back({"spmd", result.reason, simulate(result.plan).step, result.search_s,
-                              std::make_unique<Plan>(std::move(result.plan))});
-      } else {
-        reasons += "spmd: " + result.reason;
-      }
-    } else {
-      result.feasible = false;
-    }
+    const bool of_step =
+        !(captured && all && !file.has(args->batch) && args->batch % file.batch == 0);
+    result.feasible = false;
+    if (spmd_wanted && of_step)
+      searches.push_back([&, graph = graph_of(args->batch)] {
+        for (const std::string& op : Theory(graph).unknown_ops())
+          spdlog::warn("{} is not in the op table: it runs replicated", op);
+        result = spmd::plan(graph, cluster, request);
+        result = plan_segments(std::move(result), graph, cluster, request, segments, &tried);
+      });
+    std::optional<planner::EngineResult> by_pipeline, by_grid, by_virtual;
     if (args->strategy.empty()) {
       pipelines.optimizer = request.synthesis.optimizer;
       pipelines.memory_limit = request.synthesis.memory_limit;
@@ -242,31 +251,42 @@ void add_plan_command(CLI::App& app) {
           throw user_error(
               "plan", "--batch {} is not a multiple of micro-batches of {}{}; give one that is",
               args->batch, size, args->micro_batch > 0 ? "" : ", the batch of " + args->model);
-      // Computation alone, of a step, or of the micro-batches where a file has nothing else.
-      const CostModel model(cluster);
-      const auto bound_of = [&](int64_t micro_batch) {
-        const bool whole = !captured || file.has(args->batch);
-        const Graph graph = graph_of(whole ? args->batch : micro_batch);
-        return planner::compute_bound(Theory(graph), model,
-                                      whole ? 1 : static_cast<int>(args->batch / micro_batch));
-      };
-      auto take = [&](planner::EngineResult found) {
-        if (found.plans.empty())
-          reasons +=
-              fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", found.engine, found.reason);
-        if (!found.plans.empty() && pipeline_bound == 0)
-          pipeline_bound = bound_of(found.plans[0]->pipeline->micro_batch);
-        for (auto& plan : found.plans) plan->lower_bound_s = pipeline_bound;
-        for (size_t i = 0; i < found.plans.size(); ++i)
-          candidates.push_back({found.engine, found.notes[i], found.plans[i]->predicted_step_s,
-                                found.search_s, std::move(found.plans[i])});
-      };
+      const grid::Fixed fixed = grid::parse_fixed(args->fix);
       if (args->fix.empty() && (all || args->engine == "pipeline"))
-        take(plan_pipeline(pipelines, cluster, graph_of));
+        searches.push_back([&] { by_pipeline = plan_pipeline(pipelines, cluster, graph_of); });
       if (all || args->engine == "grid" || !args->fix.empty())
-        take(plan_grid(pipelines, cluster, graph_of, grid::parse_fixed(args->fix)));
+        searches.push_back(
+            [&, fixed] { by_grid = plan_grid(pipelines, cluster, graph_of, fixed); });
       if (forced || (all && args->fix.empty() && args->virtual_devices == "auto"))
-        take(plan_virtual(pipelines, cluster, graph_of, virtual_devices));
+        searches.push_back(
+            [&] { by_virtual = plan_virtual(pipelines, cluster, graph_of, virtual_devices); });
+    }
+    parallel_for(static_cast<int>(searches.size()), args->threads, [&](int i) { searches[i](); });
+    if (result.feasible)
+      candidates.push_back({"spmd", result.reason, simulate(result.plan).step, result.search_s,
+                            std::make_unique<Plan>(std::move(result.plan))});
+    else if (spmd_wanted && of_step)
+      reasons += "spmd: " + result.reason;
+    // Computation alone, of a step, or of the micro-batches where a file has nothing else.
+    const auto bound_of = [&](int64_t micro_batch) {
+      const bool whole = !captured || file.has(args->batch);
+      const Graph graph = graph_of(whole ? args->batch : micro_batch);
+      return planner::compute_bound(Theory(graph), CostModel(cluster),
+                                    whole ? 1 : static_cast<int>(args->batch / micro_batch));
+    };
+    for (auto* found : {&by_pipeline, &by_grid, &by_virtual}) {
+      if (!found->has_value()) continue;
+      planner::EngineResult& engine = **found;
+      if (engine.plans.empty())
+        reasons +=
+            fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", engine.engine, engine.reason);
+      else if (pipeline_bound == 0)
+        pipeline_bound = bound_of(engine.plans[0]->pipeline->micro_batch);
+      for (size_t i = 0; i < engine.plans.size(); ++i) {
+        engine.plans[i]->lower_bound_s = pipeline_bound;
+        candidates.push_back({engine.engine, engine.notes[i], engine.plans[i]->predicted_step_s,
+                              engine.search_s, std::move(engine.plans[i])});
+      }
     }
     Json baselines = Json::array();
     for (const spmd::Baseline& b : result.baselines) {

@@ -78,6 +78,8 @@ class Simulator {
   };
   struct Stage {
     Cluster part;
+    std::string part_text;
+    std::vector<Placement> stored;  // [value] of its graph that is a source
     std::unique_ptr<CostModel> model;
     std::unique_ptr<Shares> shares;
     std::unique_ptr<Fractions> fractions;
@@ -96,6 +98,7 @@ class Simulator {
     const StagePlan& plan = planned(r, s);
     Stage stage;
     stage.part = part_of(shared_[s], plan.devices);
+    stage.part_text = to_yaml(stage.part);
     stage.model = std::make_unique<CostModel>(
         stage.part, programs_for(plan_.reductions, plan.devices, plan_.cluster.size()));
     stage.shares = std::make_unique<Shares>(plan.ratios);
@@ -108,12 +111,14 @@ class Simulator {
           stage.order = passes_of(pipeline_.replicas[r], group, static_cast<int>(groups.size()));
       }
     for (size_t q = 0; q < r; ++q)
-      if (passes_alike(q, r, s, stage.part)) {
+      if (passes_alike(q, r, s, stage.part_text)) {
+        stage.stored = replicas_[q][s].stored;
         stage.phases = replicas_[q][s].phases;
         stage.forward = replicas_[q][s].forward;
         stage.backward = replicas_[q][s].backward;
         return stage;
       }
+    stage.stored = stored_placements(pipeline_.theory(s), plan.program);
     stage.phases = phases_of(pipeline_.theory(s), plan.program);
     stage.forward = pass(stage, r, s, {{0, stage.phases.backward}});
     std::vector<std::pair<int, int>> parts = {{stage.phases.backward, stage.phases.reduction}};
@@ -195,7 +200,7 @@ class Simulator {
   }
 
   // Whether replica r's passes of a stage take what those of replica q do.
-  bool passes_alike(size_t q, size_t r, int s, const Cluster& part) const {
+  bool passes_alike(size_t q, size_t r, int s, const std::string& part) const {
     const StagePlan &a = planned(q, s), &b = planned(r, s);
     auto programs = [&](const StagePlan& stage) {
       auto list = programs_for(plan_.reductions, stage.devices, plan_.cluster.size());
@@ -204,7 +209,7 @@ class Simulator {
     };
     return a.recompute == b.recompute && a.ratios == b.ratios &&
            a.program.steps == b.program.steps && programs(a) == programs(b) &&
-           to_yaml(replicas_[q][s].part) == to_yaml(part);
+           replicas_[q][s].part_text == part;
   }
 
   PassTime pass(const Stage& stage, size_t r, int s,
@@ -231,11 +236,10 @@ class Simulator {
     for (const Transfer& t : pipeline_.parts().transfers)
       for (size_t r = 0; r < replicas_.size(); ++r) {
         const Theory& from = pipeline_.theory(t.from);
-        const Theory& to = pipeline_.theory(t.to);
         add_messages(holding(r, t.from, planned(r, t.from).devices, t.made,
                              output_placement(from, planned(r, t.from).program, t.made)),
                      holding(r, t.to, planned(r, t.to).devices, t.taken,
-                             stored_placements(to, planned(r, t.to).program)[t.taken.index]),
+                             replicas_[r][t.to].stored[t.taken.index]),
                      static_cast<Bytes>(plan_.graph->spec(t.value).bytes()),
                      &messages[{t.from, t.to, t.backward}]);
       }
@@ -367,8 +371,7 @@ class Simulator {
 
   Holding gradient_of(size_t r, int s, size_t parameter) const {
     const ValueId v = pipeline_.graph(s).parameters[parameter].value;
-    return holding(r, s, planned(r, s).devices, v,
-                   stored_placements(pipeline_.theory(s), planned(r, s).program)[v.index]);
+    return holding(r, s, planned(r, s).devices, v, replicas_[r][s].stored[v.index]);
   }
   static bool alike(const Holding& a, const Holding& b) {
     return a.devices->size() == b.devices->size() && a.placement == b.placement && a.cut == b.cut &&
