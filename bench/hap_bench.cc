@@ -217,6 +217,21 @@ Outcome run(const Graph& graph, const Cluster& cluster, spmd::PlanRequest reques
   return outcome;
 }
 
+bool certified(const Outcome& o) { return std::min(o.gap, o.apart > 0 ? o.apart : kInf) <= 0.01; }
+
+// Seconds of a step for which types of devices wait for one another in turn: what no bound that
+// weighs types sees (spmd/synthesis.h).
+Seconds waiting(const Plan& plan) {
+  const Shares shares(plan.ratios);
+  const CostModel model(plan.cluster);
+  const ProgramCost cost = cost_of(*plan.theory, plan.program, model,
+                                   Fractions(plan.cluster, shares), plan.optimizer, 1, false);
+  Seconds stages = 0;
+  for (const StageCost& s : cost.stages)
+    stages += *std::max_element(s.compute.begin(), s.compute.end());
+  return stages - *std::max_element(cost.compute.begin(), cost.compute.end());
+}
+
 // Without baselines and certificate.
 spmd::PlanRequest request_of(const std::string& model, int64_t batch) {
   spmd::PlanRequest request;
@@ -270,8 +285,7 @@ Systems compare(Bench* bench, const Benchmark& b, const Cluster& cluster, bool s
       bench->expect(
           hap.step <= baseline.step * 1.01,
           fmt::format("{}: simulated {:.4f} s, {} {:.4f} s", where, hap.step, name, baseline.step));
-  bench->expect(std::min(hap.gap, hap.apart > 0 ? hap.apart : kInf) <= 0.01,
-                fmt::format("{}: gap {:.2f}%", where, 100 * hap.gap));
+  bench->expect(certified(hap), fmt::format("{}: gap {:.2f}%", where, 100 * hap.gap));
   return systems;
 }
 
@@ -445,7 +459,8 @@ void experts(Bench* bench) {
                 "an expert, seconds a step");
   bench->paper("Fig 17");
   std::printf("%8s %9s %9s | %-31s | %7s %8s\n", "experts", "HAP s", "motley s",
-              "experts padded to 4: least, most", "x least", "gap (apart), from the last");
+              "experts padded to 4: least, most", "x least",
+              "gap (apart), from the last; types wait in turn; motley's devices and gap");
   const Cluster cluster = load_cluster("hap-a100-p100");
   Panel panel{"BERT-MoE", {}, {{"HAP", {}}, {"padded", {}}}};
   double before = 0;
@@ -471,16 +486,19 @@ void experts(Bench* bench) {
       padded[most] = run(load_graph(model, samples).graph, cluster, request);
     }
     bench->expect(hap.feasible && motley.feasible, fmt::format("{} experts: no plan", n));
-    bench->expect(std::min(hap.gap, hap.apart > 0 ? hap.apart : kInf) <= 0.01,
-                  fmt::format("{} experts: gap {:.2f}%", n, 100 * hap.gap));
+    bench->expect(certified(hap), fmt::format("{} experts: gap {:.2f}%", n, 100 * hap.gap));
+    bench->expect(certified(motley),
+                  fmt::format("{} experts, motley: gap {:.2f}%", n, 100 * motley.gap));
     for (const spmd::Baseline& baseline : hap.baselines)
       if (baseline.feasible)
         bench->expect(hap.predicted <= baseline.predicted_step_s * (1 + 1e-9),
                       fmt::format("{} experts: {} is faster", n, baseline.name));
-    std::printf("%8ld %9.4f %9.4f | %14.4f  %15.4f | %7.2f %7.2f%% (%.2f%%) %+.4f\n",
-                static_cast<long>(n), hap.step, motley.step, padded[0].step, padded[1].step,
-                padded[0].step / hap.step, 100 * hap.gap, 100 * hap.apart,
-                before > 0 ? hap.step - before : 0);
+    std::printf(
+        "%8ld %9.4f %9.4f | %14.4f  %15.4f | %7.2f %7.2f%% (%.2f%%) %+.4f; %.4f s; %d, %.2f%%\n",
+        static_cast<long>(n), hap.step, motley.step, padded[0].step, padded[1].step,
+        padded[0].step / hap.step, 100 * hap.gap, 100 * hap.apart,
+        before > 0 ? hap.step - before : 0, waiting(hap.result.plan), motley.devices,
+        100 * motley.gap);
     before = hap.step;
     panel.at.push_back(std::to_string(n));
     panel.systems[0].second.push_back(hap.step);
@@ -490,6 +508,11 @@ void experts(Bench* bench) {
     bench->row("BERT-MoE", static_cast<int>(n), "padded, least", padded[0].step);
     bench->row("BERT-MoE", static_cast<int>(n), "padded, most", padded[1].step);
   }
+  std::printf(
+      "HAP's plans are over all four devices, where experts are few for the bounds: shares of the "
+      "P100s go\nto zero, so that what is cut waits for the A100s and what is not for the P100s, "
+      "and programs with all\ngradients hidden behind either keep the bound low. The planner's own "
+      "answer (motley) leaves them out.\n");
   bench->draw({panel}, "seconds a step, by experts");
 }
 

@@ -30,6 +30,9 @@ Plan make_plan(Graph graph, const Cluster& cluster, const PlanRequest& request,
 
 namespace {
 
+// Times the best step, of an answer for the whole cluster that is looked at again.
+constexpr double kNearly = 1.1;
+
 struct Known {
   const char* name;
   Restriction restriction;
@@ -133,11 +136,16 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     return request.reductions && request.strategy.empty() ? request.reductions(c)
                                                           : std::vector<ReductionProgram>{};
   };
-  std::vector<ReductionProgram> reductions = reductions_of(cluster);
-  const CostModel model(cluster, reductions), plain(cluster);
+  const std::vector<ReductionProgram> all_reductions = reductions_of(cluster);
+  std::vector<ReductionProgram> reductions;
+  const CostModel model(cluster, all_reductions), plain(cluster);
   Synthesis best;
-  result.devices.resize(cluster.size());
-  std::iota(result.devices.begin(), result.devices.end(), 0);
+  auto take_all = [&] {
+    reductions = all_reductions;
+    result.devices.resize(cluster.size());
+    std::iota(result.devices.begin(), result.devices.end(), 0);
+  };
+  take_all();
   Cluster chosen = cluster;
   {
     Theory theory(graph);
@@ -153,12 +161,14 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     const bool free = options.restriction == Restriction::none && options.ratios.empty();
     options.overlap = true;
     // Keeps the better of the best so far and a new one.
-    auto search = [&](const CostModel& costs) {
-      if (best.feasible) options.certify_below = best.step();
+    auto search = [&](const CostModel& costs, Seconds below) {
+      options.certify_below = below;
       Synthesis s = synthesize(theory, costs, options);
       s.solves += best.solves;
       s.states += best.states;
-      const bool better = s.feasible && (!best.feasible || s.step() < best.step());
+      // The same answer may now be certified.
+      const bool better = s.feasible && (!best.feasible || s.step() < best.step() ||
+                                         (s.step() == best.step() && best.lower_bound == 0));
       if (better) {
         best = std::move(s);
         chosen = costs.cluster();
@@ -169,17 +179,23 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
       }
       return better;
     };
-    search(model);
-    if (request.parts && free)
+    constexpr Seconds kAny = std::numeric_limits<Seconds>::infinity();
+    const bool parts = request.parts && free;
+    // Whether the answer for the whole cluster matters is known after that for its parts.
+    search(model, parts ? 0 : kAny);
+    const Seconds whole = best.feasible ? best.step() : kAny;
+    if (parts) {
       for (const std::vector<int>& devices : parts_of(cluster)) {
         const Cluster part = part_of(cluster, devices);
         if (best.feasible && least_seconds(theory, CostModel(part)) >= best.step()) continue;
         std::vector<ReductionProgram> its_reductions = reductions_of(part);
-        if (search(CostModel(part, its_reductions))) {
+        if (search(CostModel(part, its_reductions), best.feasible ? best.step() : kAny)) {
           reductions = std::move(its_reductions);
           result.devices = devices;
         }
       }
+      if (whole <= kNearly * best.step() && search(model, best.step())) take_all();
+    }
     result.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     Synthesis rival;
@@ -196,10 +212,9 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     if (free && rival.feasible && !(best.feasible && best.step() <= rival.step())) {
       options.ratios = rival.ratios[0];
       options.known = &rival;
-      if (search(plain)) {
+      if (search(plain, best.feasible ? best.step() : kAny)) {
+        take_all();
         reductions.clear();
-        result.devices.resize(cluster.size());
-        std::iota(result.devices.begin(), result.devices.end(), 0);
       }
       result.search_s += best.seconds;
     }

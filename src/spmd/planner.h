@@ -48,9 +48,10 @@ struct PlanResult {
 
 // The plan is no slower than the best baseline that was looked at. With `parts`, where a plan
 // communicates so long that fewer devices could win, groups of the cluster, its faster types and
-// single devices are planned for too; the plan's cluster is then the part that won. A part is left
-// out if its devices could not compute the model in the plan's time, however they shared it. Throws
-// UserError if there is no strategy of that name.
+// single devices are planned for too; the plan's cluster is then the part that won, and only where
+// none is much faster is the whole cluster certified. A part is left out if its devices could not
+// compute the model in the plan's time, however they shared it. Throws UserError if there is no
+// strategy of that name.
 PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request);
 
 // A plan from one synthesis.

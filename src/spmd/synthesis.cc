@@ -43,7 +43,7 @@ constexpr int kCertifyLimited = 2;  // of them that may stop at their limit of s
 constexpr double kCertifyGain = 1e-3;
 
 // Of all that is shared, moved to and fro between two types until that often nothing is gained.
-constexpr double kPolish[] = {0.001, 0.002, 0.004, 0.008};
+constexpr double kPolish[] = {0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064};
 constexpr int kPolishIdle = 2;
 
 // Of a step: what types of devices wait for one another in turn, for programs to be searched for
@@ -52,6 +52,8 @@ constexpr double kWorthWaiting = 1e-2;
 
 constexpr double kWorthApart = 5e-3;  // gap for which rounds begin elsewhere too
 constexpr double kWideGap = 1e-2;     // for which another bound is tried
+constexpr double kHalfway[] = {0.5, 0.75};
+constexpr double kNearly = 1.1;  // times the step that matters, for which rounds begin elsewhere
 
 // Of a step with overlap: program searches for one class of programs (exposure.h), and times that
 // a class is looked at closer.
@@ -221,11 +223,14 @@ class Search {
       finish();
       StopReason stop = worst_stop_;  // of plans, not of bounds
       certify();
-      if (model_.types() > 1 && options_.ratios.empty() && gap() > kWorthApart) {
+      if (model_.types() > 1 && options_.ratios.empty() && gap() > kWorthApart &&
+          best_.step() <= kNearly * options_.certify_below) {
         const Seconds before = best_.step();
         worst_stop_ = stop;
         apart([&] { leave_out(); });
         apart([&] { take_turns(); });
+        if (options_.overlap && options_.certify && gap() > kWideGap)
+          for (const double way : kHalfway) apart([&] { halfway(way); });
         stop = worst_stop_;
         if (best_.step() < before) certify();
       }
@@ -303,19 +308,41 @@ class Search {
     first_ = first;
   }
 
-  // Rounds without the devices of one type, unless computation alone takes longer then, as far as
-  // speeds tell.
+  // Rounds without the devices of one type.
   void leave_out() {
+    for (int t = 0; t < model_.types(); ++t)
+      if (const std::vector<double> others = without(t); !others.empty())
+        alternate(everywhere(others), {});
+  }
+
+  // Shares in proportion to speed of all devices but those of a type; empty if computation alone
+  // takes longer than the best step then, as far as speeds tell.
+  std::vector<double> without(int type) const {
+    std::vector<double> others = proportional_ratios(model_.cluster());
+    for (int d = 0; d < model_.cluster().size(); ++d)
+      if (model_.cluster().devices[d].type == type) others[d] = 0;
+    const double part = std::accumulate(others.begin(), others.end(), 0.0);
+    if (beaten_.cost.step - beaten_.cost.comm >= part * beaten_.cost.step) return {};
+    for (double& share : others) share /= part;
+    return others;
+  }
+
+  // A round at shares between those in proportion to speed and those without the devices of one
+  // type, to which rounds tend that see no gradients hidden: so much of the way to the latter.
+  // Their bounds come with programs that hide more.
+  void halfway(double way) {
     const std::vector<double> all = proportional_ratios(model_.cluster());
     for (int t = 0; t < model_.types(); ++t) {
-      std::vector<double> others = all;
-      for (int d = 0; d < model_.cluster().size(); ++d)
-        if (model_.cluster().devices[d].type == t) others[d] = 0;
-      const double part = std::accumulate(others.begin(), others.end(), 0.0);
-      if (beaten_.cost.step - beaten_.cost.comm >= part * beaten_.cost.step) continue;
-      for (double& share : others) share /= part;
-      alternate(everywhere(others), {});
+      const std::vector<double> others = without(t);
+      if (others.empty()) continue;
+      std::vector<double> between(all.size());
+      for (size_t d = 0; d < all.size(); ++d) between[d] = all[d] + way * (others[d] - all[d]);
+      weights_ = {};
+      round(everywhere(between), false);
     }
+    if (!best_.feasible) return;
+    hide();
+    if (certify_exposed() < (1 - kWideGap) * best_.step()) certify(true);
   }
 
   // Rounds for programs in which types wait for one another in turn: no weights of types find them.

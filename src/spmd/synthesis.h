@@ -6,10 +6,11 @@
 //
 // starting from ratios proportional to speed and, again, from equal ones; then, to an end of their
 // own, from proportional ones without the devices of one type where communication leaves room, and
-// at prices of the slowest type where types wait for one another in turn. The weights of the types
-// are the duals of the LP's stage constraints. Per-device memory is a hard limit: a program that
-// exceeds it is also tried with the cheapest blocks computed again, and programs are searched again
-// with a price per byte, found by the secant method on the dual.
+// at prices of the slowest type where types wait for one another in turn, and, where gradients are
+// hidden and the lower bound is far, at shares between those with and without a type. The weights
+// of the types are the duals of the LP's stage constraints. Per-device memory is a hard limit: a
+// program that exceeds it is also tried with the cheapest blocks computed again, and programs are
+// searched again with a price per byte, found by the secant method on the dual.
 //
 // A graph of several segments (graph/segment.h) has ratios for each of them. Its rounds first keep
 // all segments to the same ratios, as if there were one; they go on from the best pair with ratios
@@ -47,7 +48,8 @@ struct SynthesisOptions {
   bool certify = true;               // false: lower bounds are what the search gives for nothing
   // What the lower bound of a step with overlap may cost: states of its program searches, about.
   int64_t certify_states = 300'000;
-  // An answer that takes longer than this is not certified.
+  // An answer that takes longer than this is not certified, and one that takes much longer is not
+  // looked for as hard.
   Seconds certify_below = std::numeric_limits<Seconds>::infinity();
   OrderMemo* orders = nullptr;  // for searches of like programs; null: none
   // What a like search left (folded.h, WarmStart), in; what this one leaves, out; null: none. Where
