@@ -1,4 +1,6 @@
 // Pipeline plans as a whole: soundness of random ones by running, files, training, hostile input.
+#include "sim/pipeline.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -739,6 +741,33 @@ TEST(Pipeline, SimulatedAsTheChainOfItsStages) {
       EXPECT_NEAR(simulation.devices[replica.stages[s].devices[0]].busy,
                   timeline.busy[s] + chain.epilogue[s], 1e-9 * timeline.makespan);
   }
+}
+
+// Steps by what was worked out once are those of simulations from the beginning.
+TEST(Pipeline, StepsOfOtherCountsAreThoseOfSimulations) {
+  Rng rng(43);
+  std::set<Seconds> different;
+  for (RandomPipeline what : cases()) {
+    for (int trial = 0; trial < 2; ++trial) {
+      what.zero = trial == 1;
+      Plan plan = random_pipeline(what, &rng);
+      PipelineSteps steps(plan);
+      for (int counts = 0; counts < 4; ++counts) {
+        for (ReplicaPlan& replica : plan.pipeline->replicas) {
+          int warm_up = 1;
+          for (auto stage = replica.stages.rbegin(); stage != replica.stages.rend(); ++stage) {
+            stage->warm_up = warm_up;
+            warm_up = static_cast<int>(
+                std::min<int64_t>(replica.micro_batches, warm_up + rng.between(0, 2)));
+          }
+        }
+        const Seconds step = steps.step();
+        EXPECT_EQ(step, simulate(plan).step);
+        different.insert(step);
+      }
+    }
+  }
+  EXPECT_GT(different.size(), 2 * cases().size());
 }
 
 // Counts what is sent from one side to another.

@@ -60,13 +60,34 @@ class Simulator {
   }
 
   Simulation run() {
-    for (size_t r = 0; r < replicas_.size(); ++r) passes(static_cast<int>(r));
-    reductions();
-    finish();
+    step();
+    summarize();
     return std::move(sim_);
   }
 
+  // The same again, with the plan's warm-up counts as they are now: only the step.
+  Seconds again() {
+    sim_.devices.assign(plan_.cluster.size(), {});
+    hidden_ = 0;
+    only_step_ = true;
+    step();
+    return sim_.step;
+  }
+
  private:
+  void step() {
+    for (size_t r = 0; r < replicas_.size(); ++r) {
+      const auto groups = stage_groups(pipeline_.replicas[r]);
+      for (const auto& group : groups)
+        replicas_[r][group[0]].order =
+            passes_of(pipeline_.replicas[r], group, static_cast<int>(groups.size()));
+      for (Stage& stage : replicas_[r]) stage.free = 0, stage.next = 0;
+    }
+    for (size_t r = 0; r < replicas_.size(); ++r) passes(static_cast<int>(r));
+    reductions();
+    update();
+  }
+
   struct Piece {  // of work on a device inside a pass
     int rank;
     Seconds begin, end;
@@ -103,13 +124,8 @@ class Simulator {
         stage.part, programs_for(plan_.reductions, plan.devices, plan_.cluster.size()));
     stage.shares = std::make_unique<Shares>(plan.ratios);
     stage.fractions = std::make_unique<Fractions>(stage.model->cluster(), *stage.shares);
-    const auto groups = stage_groups(pipeline_.replicas[r]);
-    for (const auto& group : groups)
-      if (std::binary_search(group.begin(), group.end(), s)) {
-        stage.head = group[0];
-        if (s == group[0])
-          stage.order = passes_of(pipeline_.replicas[r], group, static_cast<int>(groups.size()));
-      }
+    for (const auto& group : stage_groups(pipeline_.replicas[r]))
+      if (std::binary_search(group.begin(), group.end(), s)) stage.head = group[0];
     for (size_t q = 0; q < r; ++q)
       if (passes_alike(q, r, s, stage.part_text)) {
         stage.stored = replicas_[q][s].stored;
@@ -336,6 +352,7 @@ class Simulator {
   }
 
   void record(int r, int s, Seconds start, const PassTime& pass, Pass task) {
+    if (only_step_) return;
     const std::vector<int>& devices = planned(r, s).devices;
     std::vector<Seconds> used(devices.size(), 0);
     for (const Piece& p : pass.work) {
@@ -564,9 +581,10 @@ class Simulator {
     }
   }
 
-  void finish() {
-    const std::vector<Bytes> memory = pipeline_memory(pipeline_, plan_.cluster, plan_.optimizer);
-    std::vector<Seconds> end(plan_.cluster.size(), 0);
+  // Optimizers run.
+  void update() {
+    std::vector<Seconds>& end = end_;
+    end.assign(plan_.cluster.size(), 0);
     for (size_t r = 0; r < replicas_.size(); ++r)
       for (int s = 0; s < pipeline_.stages(); ++s) {
         Stage& stage = replicas_[r][s];
@@ -605,10 +623,14 @@ class Simulator {
       }
     }
     sim_.step = *std::max_element(end.begin(), end.end());
+  }
+
+  void summarize() {
+    const std::vector<Bytes> memory = pipeline_memory(pipeline_, plan_.cluster, plan_.optimizer);
     Seconds busiest = 0, total = 0, comm = 0;
     for (int d = 0; d < plan_.cluster.size(); ++d) {
       DeviceTime& t = sim_.devices[d];
-      t.idle += sim_.step - end[d];
+      t.idle += sim_.step - end_[d];
       t.peak_memory = memory[d];
       busiest = std::max(busiest, t.busy);
       total += t.busy;
@@ -628,7 +650,9 @@ class Simulator {
   std::vector<std::vector<Stage>> replicas_;
   std::vector<Way> ways_;
   Simulation sim_;
-  Seconds hidden_ = 0;  // device-seconds of transfers that nobody waits for
+  std::vector<Seconds> end_;  // [device]
+  bool only_step_ = false;    // what devices do in passes does not count
+  Seconds hidden_ = 0;        // device-seconds of transfers that nobody waits for
 };
 
 }  // namespace
@@ -636,5 +660,14 @@ class Simulator {
 Simulation simulate_pipeline(const Plan& plan, bool with_spans) {
   return Simulator(plan, with_spans).run();
 }
+
+class PipelineSteps::Impl : public Simulator {
+ public:
+  using Simulator::Simulator;
+};
+
+PipelineSteps::PipelineSteps(const Plan& plan) : impl_(std::make_unique<Impl>(plan, false)) {}
+PipelineSteps::~PipelineSteps() = default;
+Seconds PipelineSteps::step() { return impl_->again(); }
 
 }  // namespace motley

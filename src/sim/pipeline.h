@@ -12,12 +12,30 @@
 // the slowest replica.
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "net/messages.h"
 #include "sim/simulate.h"
 
 namespace motley {
 
 Simulation simulate_pipeline(const Plan& plan, bool with_spans);
+
+// Steps of one plan with several warm-up counts: what passes and messages take is worked out once.
+class PipelineSteps {
+ public:
+  // REQUIRES: the plan outlives this, and nothing of it changes but its warm-up counts.
+  explicit PipelineSteps(const Plan& plan);
+  ~PipelineSteps();
+
+  // simulate_pipeline(plan).step, with the counts that the plan has now.
+  Seconds step();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 // What rank by rank moves when a value of `bytes` that one group holds in `from` is handed to
 // another that wants it in `to`. Shares give the pieces of the two groups; a placement that is not
