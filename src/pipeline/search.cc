@@ -880,6 +880,27 @@ class Chain {
     return true;
   }
 
+  // Adds a label to those that no other is as fast as and launches as little, by latency, if it is
+  // one; for one pipeline, whose labels reduce nothing.
+  static void keep(const Label& label, std::vector<Label>* kept) {
+    const auto at = std::lower_bound(
+        kept->begin(), kept->end(), label.latency,
+        [](const Label& other, Seconds latency) { return other.latency < latency; });
+    const auto dominates = [&](const Label& other) {
+      return other.latency <= label.latency && other.launch.state <= label.launch.state;
+    };
+    if (at != kept->begin() && dominates(*(at - 1))) return;
+    if (at != kept->end() && dominates(*at)) return;
+    auto end = at;
+    while (end != kept->end() && end->launch.state >= label.launch.state) ++end;
+    if (end == at) {
+      kept->insert(at, label);
+      return;
+    }
+    *at = label;
+    kept->erase(at + 1, end);
+  }
+
   // Second phase: Pareto labels in the states that the first phase left.
   bool solve_labels(Seconds p, Seconds cutoff, Solution* solution) {
     ++result_->label_solves;
@@ -896,6 +917,7 @@ class Chain {
         Seconds rest = prefix_[at][k - low] + gap(k, at);
         if (!(suffix_[at][k - low].latency + rest <= limit)) continue;
         fresh.clear();
+        std::vector<Label>& kept = labels[at][k - low];
         for (size_t m = 0; m < moves.size(); ++m) {
           const Move& move = moves[m];
           const int to = behind(at, move);
@@ -917,12 +939,17 @@ class Chain {
               for (size_t i = 0; i < tails.size(); ++i) {
                 const Label& tail = tails[i];
                 Seconds latency = tail.latency + link + t;
+                if (latency + rest > limit) break;
                 Seconds most = std::max(reduce, tail.reduce);
                 if (latency + rest + most > limit) continue;
                 Launch launch = last(to) ? launch_last(t) : launch_before(tail.launch, t, link, p);
                 if (launch.count > room) continue;
-                fresh.push_back({latency, launch, most, static_cast<int>(m), end, tail_at,
-                                 static_cast<int>(i)});
+                const Label label{
+                    latency, launch, most, static_cast<int>(m), end, tail_at, static_cast<int>(i)};
+                if (pipelines_ == 1)
+                  keep(label, &kept);
+                else
+                  fresh.push_back(label);
               }
             }
           }
@@ -932,15 +959,11 @@ class Chain {
           if (a.launch.state != b.launch.state) return a.launch.state < b.launch.state;
           return a.reduce < b.reduce;
         });
-        auto& kept = labels[at][k - low];
-        for (const Label& label : fresh) {
-          // All kept so far are as fast; without reduce, the last one launches least.
-          bool dominated = false;
-          for (auto it = kept.rbegin(); it != kept.rend() && !dominated; ++it) {
-            dominated = it->launch.state <= label.launch.state && it->reduce <= label.reduce;
-            if (pipelines_ == 1) break;
-          }
-          if (!dominated) kept.push_back(label);
+        for (const Label& label : fresh) {  // all kept so far are as fast
+          const auto dominates = [&](const Label& other) {
+            return other.launch.state <= label.launch.state && other.reduce <= label.reduce;
+          };
+          if (std::none_of(kept.rbegin(), kept.rend(), dominates)) kept.push_back(label);
         }
         result_->labels += static_cast<int64_t>(kept.size());
       }
