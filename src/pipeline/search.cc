@@ -24,6 +24,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr Seconds kLongest = 1e30;  // a period that bounds nothing
 constexpr int kUnlimited = 1 << 30;
 constexpr double kSlack = 1e-12;
+constexpr double kClose = 0.02;     // of periods, between which no incumbent is looked for
 constexpr double kMostCells = 4e7;  // states of orders that are searched at once
 
 double now() {
@@ -357,6 +358,7 @@ class Chain {
     const int wanted = shared_.incumbents && problem_.clusters.size() > 2 ? 0 : 3;
     shared_.incumbents = true;
     int found = 0;
+    Seconds missed = 0, met = 0;  // longest period without a plan, the shortest with one
     for (double excess = 0; found < wanted; excess = excess == 0 ? 0.001 : 2 * excess) {
       if (expired()) return stop(micro_batches_ * least);
       Seconds bound = reach * (1 + excess);
@@ -364,10 +366,24 @@ class Chain {
       Solution s;
       reset();
       if (solve(bound, pool->best() - constant_ - more * least, &s)) {
-        offer(s, pool);
+        const Seconds period = offer(s, pool);
+        met = found == 0 ? std::min(period, bound) : met;
         ++found;
+      } else if (found == 0) {
+        missed = bound;
       }
       if (excess > 1e6) break;
+    }
+    // Where memory is short the first may be far above: between.
+    while (missed > 0 && met > (1 + kClose) * missed) {
+      if (expired()) return stop(micro_batches_ * least);
+      const Seconds middle = missed + (met - missed) / 2;
+      Solution s;
+      reset();
+      if (solve(middle, pool->best() - constant_ - more * least, &s))
+        met = std::min(offer(s, pool), middle);
+      else
+        missed = middle;
     }
     reset();
     Seconds bound =
