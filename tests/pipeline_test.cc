@@ -770,6 +770,17 @@ TEST(Pipeline, StepsOfOtherCountsAreThoseOfSimulations) {
   EXPECT_GT(different.size(), 2 * cases().size());
 }
 
+// One step of a worker, from the parameters that the model begins with.
+void step_once(const Plan& plan, Worker* worker) {
+  const auto all = materialize(parse_model(plan.model), 1);
+  const TensorMap values = parameters_of(*all);
+  for (size_t i = 0; i < worker->parameters().size(); ++i)
+    worker->set_parameter(
+        i, worker->parameter_piece(
+               i, values.at(plan.graph->parameters[worker->parameters()[i]].name).detach()));
+  worker->step(0, input_pieces(plan, *worker, random_inputs(*all, plan.batch, 2)));
+}
+
 // Counts what is sent from one side to another.
 class CountedGroup final : public Communicator {
  public:
@@ -840,13 +851,7 @@ TEST(Pipeline, SendsWhatIsSimulated) {
       at::NoGradGuard no_grad;
       CountedGroup counted(group, sides, &sent);
       const auto worker = make_worker(plan, counted, {});
-      const auto all = materialize(parse_model(plan.model), 1);
-      const TensorMap values = parameters_of(*all);
-      for (size_t i = 0; i < worker->parameters().size(); ++i)
-        worker->set_parameter(
-            i, worker->parameter_piece(
-                   i, values.at(plan.graph->parameters[worker->parameters()[i]].name).detach()));
-      worker->step(0, input_pieces(plan, *worker, random_inputs(*all, plan.batch, 2)));
+      step_once(plan, worker.get());
     });
     EXPECT_NEAR(static_cast<double>(sent), expected, 1e-6 * expected) << "trial " << trial;
   }
@@ -867,13 +872,7 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsPlanned) {
       at::NoGradGuard no_grad;
       const auto worker = make_worker(plan, group, {});
       const std::vector<Seat> seats = plan.pipeline->seats(group.rank());
-      const auto all = materialize(parse_model(plan.model), 1);
-      const TensorMap values = parameters_of(*all);
-      for (size_t i = 0; i < worker->parameters().size(); ++i)
-        worker->set_parameter(
-            i, worker->parameter_piece(
-                   i, values.at(plan.graph->parameters[worker->parameters()[i]].name).detach()));
-      worker->step(0, input_pieces(plan, *worker, random_inputs(*all, plan.batch, 2)));
+      step_once(plan, worker.get());
       if (seats.empty()) return;
       const ReplicaPlan& replica = plan.pipeline->replicas[seats[0].replica];
       if (seats.size() == 1) {
