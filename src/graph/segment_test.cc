@@ -7,8 +7,8 @@
 #include <set>
 
 #include "core/error.h"
-#include "core/file.h"
 #include "core/rng.h"
+#include "graph/test_graphs.h"
 
 namespace motley {
 namespace {
@@ -61,11 +61,6 @@ loss %7
 gradient "a.weight" %16
 gradient "b.weight" %10
 )";
-
-Graph load(const std::string& name) {
-  const std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/" + name + ".txt";
-  return parse_graph(read_file(path), name);
-}
 
 std::string failure(const std::vector<std::string>& modules) {
   try {
@@ -126,7 +121,7 @@ TEST(Segments, WrongBoundariesAreFound) {
 // Any assignment of nodes gives a sound graph, from which the assignment can be read again; without
 // its boundaries it is the graph it was made of.
 TEST(Segments, AnyAssignmentIsSoundAndCanBeReadBack) {
-  for (const char* name : {"gpt1", "convnet", "mlp"}) {
+  for (const char* name : kGraphs) {
     const Graph graph = load(name);
     Rng rng(3);
     for (int trial = 0; trial < 50; ++trial) {

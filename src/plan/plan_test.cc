@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "graph/precision.h"
+#include "graph/test_graphs.h"
 
 namespace motley {
 namespace {
@@ -189,9 +190,8 @@ TEST(Plan, SurvivesGarbage) {
 TEST(Graph, SurvivesGarbage) {
   Rng rng(2);
   int refused = 0, read = 0;
-  for (const char* name : {"gpt1", "convnet", "mlp"}) {
-    std::string text =
-        read_file(std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/" + name + ".txt");
+  for (const char* name : kGraphs) {
+    const std::string text = graph_text(name);
     for (int trial = 0; trial < 700; ++trial) {
       std::string bad = text;
       for (int64_t i = rng.between(1, 3); i > 0; --i) {

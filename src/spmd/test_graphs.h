@@ -4,17 +4,9 @@
 #include <string>
 
 #include "cluster/cluster.h"
-#include "core/file.h"
-#include "graph/graph.h"
+#include "graph/test_graphs.h"
 
 namespace motley::spmd {
-
-inline const char* const kGraphs[] = {"gpt1", "convnet", "mlp"};
-
-inline Graph load(const std::string& name) {
-  const std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/" + name + ".txt";
-  return parse_graph(read_file(path), name);
-}
 
 inline DeviceType device(const std::string& name, double flops, double memory = 16e9) {
   return {name, flops, 4 * flops, memory, flops / 20, 1e-6, 0};
