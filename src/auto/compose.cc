@@ -355,8 +355,7 @@ void Workbench::measure(const Window& w, const DeviceGroups::Kind& group,
   if (group.cluster.size() == 1) return;
   for (const ProfiledStage& m : request_.measured) {
     if (m.shape != w.shape || m.devices != group.cluster.size() ||
-        m.nodes != nodes_of(group.cluster) || group.cluster.types.size() > 1 ||
-        m.type != group.cluster.types[0].name)
+        m.nodes != nodes_of(group.cluster) || m.type != types_of(group.cluster))
       continue;
     LayerCost sum;
     for (const LayerCost& cost : *costs) {

@@ -158,6 +158,9 @@ class Workbench {
     bool lean = false;
   };
   void plan_layers(const std::vector<OnGroup>& wanted, int micro_batches);
+  bool knows(const OnGroup& on, int micro_batches) const {
+    return layer_costs_.count({on.group->number, micro_batches, on.lean}) > 0;
+  }
 
   // Neighbouring layers that are planned together; a few stretches stand for the whole model.
   struct Window {

@@ -66,6 +66,15 @@ Group* find(Cluster* cluster, const std::vector<int>& path) {
 
 }  // namespace
 
+std::string types_of(const Cluster& cluster) {
+  if (cluster.types.size() == 1) return cluster.types[0].name;
+  const std::vector<int> counts = cluster.count_by_type();
+  std::vector<std::string> names;
+  for (size_t t = 0; t < counts.size(); ++t)
+    names.push_back(fmt::format("{} x{}", cluster.types[t].name, counts[t]));
+  return fmt::format("{}", fmt::join(names, " + "));
+}
+
 Json to_json(const ProfiledStage& s) {
   return {{"shape", s.shape},
           {"model", s.model},
@@ -198,9 +207,9 @@ Profile parse_profile(const std::string& text, const std::string& name) {
         const int64_t devices = stage.integer("devices"), nodes = stage.integer("nodes");
         if (nodes < 1 || nodes > kMost)
           throw stage.bad("nodes", fmt::format("is {}; give 1 to {}", nodes, kMost));
-        if (devices < nodes || devices > kMost || devices % nodes != 0)
+        if (devices < nodes || devices > kMost)
           throw stage.bad("devices",
-                          fmt::format("is {}; give a multiple of nodes, {}", devices, nodes));
+                          fmt::format("is {}; give at least one per node, of {}", devices, nodes));
         s.devices = static_cast<int>(devices);
         s.nodes = static_cast<int>(nodes);
       }

@@ -56,11 +56,11 @@ struct ProfiledGroup {
 struct ProfiledStage {
   std::string shape;  // planner::shape_of() its graph
   std::string model;  // for people
-  std::string type;   // of the devices
+  std::string type;   // of the devices, as types_of() has it
   int64_t micro_batch = 1;
   Seconds forward = 0, backward = 0;
   Bytes activation = 0;        // held between the two passes, on the fullest device
-  int devices = 1, nodes = 1;  // that ran it together; equally many of every node
+  int devices = 1, nodes = 1;  // that ran it together
 };
 
 struct Profile {
@@ -71,6 +71,9 @@ struct Profile {
   std::vector<ProfiledStage> stages;  // each shape once for each type and number of devices
   double seconds = 0;                 // that measuring took
 };
+
+// The types of all devices, in the order of `cluster.types`: "fast", or "fast x2 + slow x1".
+std::string types_of(const Cluster& cluster);
 
 Json to_json(const ProfiledStage& stage);
 Json to_json(const Profile& profile);

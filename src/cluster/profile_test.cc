@@ -111,7 +111,7 @@ TEST(Profile, MistakesAreNamed) {
   EXPECT_THAT(stage_with("type", "fast"), HasSubstr("is 0123 again for fast"));
   EXPECT_THAT(stage_with("nodes", 0), HasSubstr("field 'nodes' is 0; give 1 to"));
   EXPECT_THAT(stage_with("nodes", 2),
-              HasSubstr("field 'devices' is 1; give a multiple of nodes, 2"));
+              HasSubstr("field 'devices' is 1; give at least one per node, of 2"));
   json = to_json(example());
   json["stages"][1]["devices"] = 4;
   json["stages"][1]["nodes"] = 2;

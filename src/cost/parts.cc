@@ -28,6 +28,11 @@ class Parts {
         end_(static_cast<int>(program.steps.size())),
         result_(parts) {
     MOTLEY_CHECK(part_of_.size() == graph_.nodes.size() && parts >= 1);
+    const std::vector<DeviceType>& types = model.cluster().types;
+    Bytes least = types[0].memory;
+    for (const DeviceType& type : types) least = std::min(least, type.memory);
+    for (const DeviceType& type : types)
+      fullness_.push_back(type.memory > 0 ? least / type.memory : 1);
     complete();
   }
 
@@ -63,10 +68,12 @@ class Parts {
   int part_of(const Step& step) const {
     return step.is_compute() ? part_of_[step.node.index] : part_of(step.value);
   }
-  // The largest piece.
+  // The piece that fills its device most, as of one with the least memory.
   double fraction(ValueId v, Placement placement) const {
     const auto& f = fractions_.by_type(theory_.cut(v, placement));
-    return *std::max_element(f.begin(), f.end());
+    double most = 0;
+    for (size_t t = 0; t < f.size(); ++t) most = std::max(most, f[t] * fullness_[t]);
+    return most;
   }
   Bytes bytes_of(ValueId v) const { return static_cast<Bytes>(graph_.spec(v).bytes()); }
 
@@ -149,7 +156,7 @@ class Parts {
 
   void add_memory() {
     std::vector<bool> persistent(graph_.values.size());
-    std::vector<double> as_state(graph_.values.size(), 0);  // of gradients, the largest piece
+    std::vector<double> as_state(graph_.values.size(), 0);  // of gradients, by fraction()
     const std::vector<Placement> stored = stored_placements(theory_, program_);
     for (const Parameter& p : graph_.parameters) {
       persistent[p.value.index] = true;
@@ -232,6 +239,7 @@ class Parts {
   Phases phases_;
   std::vector<bool> pure_;  // [value]
   int end_;
+  std::vector<double> fullness_;  // [type] the least memory of any over its own
   std::vector<PartCost> result_;
 };
 

@@ -4,7 +4,8 @@
 //
 // A collective belongs to the part that makes what it converts; if that is a source, to the first
 // part that reads it. Of several device types a step counts as on the slowest, and bytes as on the
-// fullest; of one type the seconds of all parts add up to phase_seconds(), and state and held bytes
+// one whose memory they fill most, in proportion to the least memory of any: a part fits if they do
+// in that. Of one type the seconds of all parts add up to phase_seconds(), and state and held bytes
 // to memory_of().
 #pragma once
 

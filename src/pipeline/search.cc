@@ -26,6 +26,7 @@ constexpr int kUnlimited = 1 << 30;
 constexpr double kSlack = 1e-12;
 constexpr double kClose = 0.02;     // of periods, between which no incumbent is looked for
 constexpr double kMostCells = 4e7;  // states of orders that are searched at once
+constexpr int kSizeBits = 20;       // of sub-clusters' sizes
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -103,11 +104,10 @@ class CostTable {
 
   // Number of a mesh in this table.
   int mesh(const Mesh& mesh) {
-    uint64_t key =
-        ((static_cast<uint64_t>(mesh.cluster) << 24 | static_cast<uint64_t>(mesh.nodes)) << 24 |
-         static_cast<uint64_t>(mesh.devices)) *
-            2 +
-        mesh.recompute;
+    uint64_t key = static_cast<uint64_t>(mesh.cluster);
+    for (int part : {mesh.at, mesh.nodes, mesh.devices})
+      key = key << kSizeBits | static_cast<uint64_t>(part);
+    key = key << 1 | static_cast<uint64_t>(mesh.recompute);
     auto [it, fresh] = numbers_.try_emplace(key, static_cast<int>(meshes_.size()));
     if (!fresh) return it->second;
     meshes_.push_back(mesh);
@@ -1069,20 +1069,58 @@ std::vector<Orders> chains_of(const SearchProblem& problem, const SearchOptions&
 
 }  // namespace
 
+namespace {
+
+// Where a slice that starts at a device starts first: on nodes of the same kinds, as far in; if the
+// devices of its node are alike, at the beginning.
+class FirstPlace {
+ public:
+  FirstPlace(const SubCluster& cluster, int d) : per_node_(cluster.devices), d_(d) {
+    if (cluster.kinds.empty()) return;
+    const auto node = [&](int n) { return cluster.kinds.begin() + n * per_node_; };
+    for (int n = 0; n < cluster.nodes; ++n) {
+      int same = 0;
+      while (!std::equal(node(same), node(same + 1), node(n))) ++same;
+      like_.push_back(same);
+    }
+    const int here = d / per_node_;
+    uniform_ = std::count(node(here), node(here + 1), cluster.kinds[d]) == per_node_;
+  }
+  int of_part() const {
+    if (like_.empty()) return 0;
+    return like_[d_ / per_node_] * per_node_ + (uniform_ ? 0 : d_ % per_node_);
+  }
+  int of_nodes(int count) const {
+    if (like_.empty()) return 0;
+    const auto here = like_.begin() + d_ / per_node_;
+    int first = 0;
+    while (!std::equal(here, here + count, like_.begin() + first)) ++first;
+    return first * per_node_;
+  }
+
+ private:
+  int per_node_, d_;
+  bool uniform_ = false;
+  std::vector<int> like_;  // [node] the first of the same kinds; empty: devices are alike
+};
+
+}  // namespace
+
 void for_each_mesh(const SubCluster& cluster, int index, Shapes shapes, int d,
                    const std::function<void(const Mesh&, int)>& visit) {
   int per_node = cluster.devices, in_node = d % per_node;
   bool power = (per_node & (per_node - 1)) == 0;
   // Powers of two up to a node, and whole nodes, pack in any order; other sizes stay in a node.
-  bool anywhere = shapes == Shapes::paper && power;
+  bool anywhere = shapes == Shapes::paper && power && cluster.kinds.empty();
+  const FirstPlace first(cluster, d);
   for (int m = 1; m < per_node; shapes == Shapes::paper ? m *= 2 : ++m) {
     int behind = d + m;
     if (anywhere ? behind <= cluster.size() : in_node + m <= per_node)
-      visit({index, 1, m, false}, behind);
+      visit({index, 1, m, false, first.of_part()}, behind);
   }
   if (anywhere || in_node == 0)
     for (int n = 1; d + n * per_node <= cluster.size(); ++n)
-      visit({index, n, per_node, false}, d + n * per_node);
+      visit({index, n, per_node, false, first.of_nodes(n)}, d + n * per_node);
 }
 
 PipelinePlan evaluate(const SearchProblem& problem, const std::vector<Stage>& stages,
@@ -1120,7 +1158,8 @@ PipelinePlan evaluate(const SearchProblem& problem, const std::vector<Stage>& st
 
 namespace {
 
-// The clusters one of `pipelines` equal pipelines has; false if they do not divide.
+// The clusters one of `pipelines` equal pipelines has; false if they do not divide, or not into
+// devices of the same kinds.
 bool divide(const std::vector<SubCluster>& clusters, int pipelines, std::vector<SubCluster>* part) {
   *part = clusters;
   for (SubCluster& c : *part) {
@@ -1130,6 +1169,11 @@ bool divide(const std::vector<SubCluster>& clusters, int pipelines, std::vector<
       c.devices /= pipelines;
     else
       return false;
+    if (c.kinds.empty()) continue;
+    const auto size = static_cast<size_t>(c.size());
+    for (size_t d = size; d < c.kinds.size(); ++d)
+      if (c.kinds[d] != c.kinds[d % size]) return false;
+    c.kinds.resize(size);
   }
   return true;
 }
@@ -1142,11 +1186,19 @@ void check_problem(const SearchProblem& problem, const SearchOptions& options) {
   positive("batch", problem.batch);
   if (problem.layers > 100'000)
     throw user_error("pipeline", "layers is {}; give at most 100000", problem.layers);
-  if (problem.clusters.empty() || problem.clusters.size() > 8)
-    throw user_error("pipeline", "clusters has {} entries; give 1 to 8", problem.clusters.size());
+  if (problem.clusters.empty() || problem.clusters.size() > kMostSubClusters)
+    throw user_error("pipeline", "clusters has {} entries; give 1 to {}", problem.clusters.size(),
+                     kMostSubClusters);
   for (const SubCluster& c : problem.clusters) {
     positive("clusters.nodes", c.nodes);
     positive("clusters.devices", c.devices);
+    const int64_t size = static_cast<int64_t>(c.nodes) * c.devices;
+    if (size >= int64_t{1} << kSizeBits)
+      throw user_error("pipeline", "clusters has one of {} x {} devices; give less than {}",
+                       c.nodes, c.devices, int64_t{1} << kSizeBits);
+    if (!c.kinds.empty() && static_cast<int64_t>(c.kinds.size()) != size)
+      throw user_error("pipeline", "clusters.kinds has {} entries; give {}, one per device",
+                       c.kinds.size(), size);
   }
   for (int64_t m : options.micro_batches) positive("micro_batches", m);
   for (int d : options.pipelines) positive("pipelines", d);

@@ -57,7 +57,8 @@ struct SubCluster {
   std::string name;
   int nodes = 1;
   int devices = 1;   // per node
-  Bytes memory = 0;  // of a device
+  Bytes memory = 0;  // of a device; of unequal ones the least, to which profiles scale their bytes
+  std::vector<int> kinds = {};  // [device] of unequal ones; empty: all are alike
   int size() const { return nodes * devices; }
 };
 
@@ -67,6 +68,7 @@ struct Mesh {
   int nodes = 1;
   int devices = 1;         // per node
   bool recompute = false;  // the backward pass computes the activations again
+  int at = 0;              // of unequal devices: its first one, where such a slice starts first
   int size() const { return nodes * devices; }
   friend bool operator==(const Mesh&, const Mesh&) = default;
 };
@@ -94,6 +96,8 @@ using StageCost = std::function<StageProfile(const StageQuery&)>;
 using LinkCost =
     std::function<LinkTime(int layer, int from, int to, int64_t micro_batch, int pipelines)>;
 
+constexpr int kMostSubClusters = 8;
+
 struct SearchProblem {
   int layers = 0;
   // Equal classes, equal layers: stages of equal sequences are planned once. Empty: all differ.
@@ -108,12 +112,13 @@ struct SearchProblem {
 };
 
 // Sub-meshes of an N x M sub-cluster: (1, 2^k) and (1..N, M), which always pack (the paper's); or
-// any (1, m) that does not straddle nodes, and whole nodes; or plans of either kind.
+// any (1, m) that does not straddle nodes, and whole nodes; or plans of either kind. Of unequal
+// devices (1, 2^k) does not straddle nodes either.
 enum class Shapes { paper, uneven, both };
 
 struct SearchOptions {
   std::vector<int64_t> micro_batches = {1};  // samples; those that do not divide are passed over
-  std::vector<int> pipelines = {1};          // likewise
+  std::vector<int> pipelines = {1};          // likewise, and of whose shares the kinds differ
   Shapes shapes = Shapes::paper;
   bool recompute = false;  // also try stages that compute activations again
   bool memory_limit = true;

@@ -16,7 +16,8 @@ namespace motley::pipeline {
 namespace {
 
 // A small problem with random monotone costs: every layer has its own work and bytes, stages add
-// them up plus a random part that grows with the stage, and meshes scale imperfectly.
+// them up plus a random part that grows with the stage, and meshes scale imperfectly. Some
+// sub-clusters have devices of several kinds, each with a speed and a part of the memory.
 struct Sample {
   SearchProblem problem;
   SearchOptions options;
@@ -59,6 +60,19 @@ Sample random_sample(uint64_t seed) {
   }
   std::vector<double> speed;
   for (int c = 0; c < clusters; ++c) speed.push_back(static_cast<double>(rng.between(1, 4)));
+  Rng unequal(mix64(seed));
+  for (SubCluster& sub : p.clusters) {
+    if (sub.size() == 1 || !unequal.chance(0.3)) continue;
+    for (int d = 0; d < sub.size(); ++d) sub.kinds.push_back(static_cast<int>(unequal.below(3)));
+  }
+  // Speed and memory of a slice, in devices.
+  const auto devices_in = [clusters = p.clusters](const Mesh& mesh) {
+    const std::vector<int>& kinds = clusters[mesh.cluster].kinds;
+    if (kinds.empty()) return static_cast<double>(mesh.size());
+    double sum = 0;
+    for (int d = mesh.at; d < mesh.at + mesh.size(); ++d) sum += 1 + 0.7 * kinds[d];
+    return sum;
+  };
   double loss = rng.uniform() * 0.5, extra = rng.uniform();
   double slow = rng.chance(0.3) ? 20.0 : 2.0;
   p.stage_cost = [=](const StageQuery& q) {
@@ -69,7 +83,7 @@ Sample random_sample(uint64_t seed) {
       bytes += weight[l];
       held += hold[l];
     }
-    double n = q.mesh.size();
+    double n = devices_in(q.mesh);
     double scale =
         static_cast<double>(q.micro_batch) / (speed[q.mesh.cluster] * n / (1 + loss * (n - 1)));
     w += extra * (q.last - q.first);
@@ -108,6 +122,9 @@ Seconds brute_force(const Sample& s, int64_t* plans) {
           c.devices /= d;
         else
           divides = false;
+        for (size_t i = 0; i < c.kinds.size() && divides; ++i)
+          for (size_t j = i % c.size(); j < i; j += c.size())
+            divides = divides && c.kinds[i] == c.kinds[j];
       }
       if (!divides) continue;
       int count = static_cast<int>(p.batch / (d * m));
@@ -147,7 +164,7 @@ Seconds brute_force(const Sample& s, int64_t* plans) {
 }
 
 TEST(Search, EqualsBruteForce) {
-  int infeasible = 0, memory = 0, several = 0;
+  int infeasible = 0, memory = 0, several = 0, unequal = 0, straddling = 0;
   int64_t plans = 0;
   for (uint64_t seed = 0; seed < 20000; ++seed) {
     Sample s = random_sample(seed);
@@ -168,10 +185,21 @@ TEST(Search, EqualsBruteForce) {
     ASSERT_FALSE(search(s.problem, s.options).feasible) << "seed " << seed;
     memory += r.best.period > least_period(r.best.pipeline) * (1 + 1e-9);
     several += r.best.stages.size() > 2;
+    bool any = false, mixed = false;
+    for (const SubCluster& c : s.problem.clusters) any = any || !c.kinds.empty();
+    for (const Stage& stage : r.best.stages) {
+      const std::vector<int>& kinds = s.problem.clusters[stage.mesh.cluster].kinds;
+      for (int d = 1; d < stage.mesh.size() && !kinds.empty(); ++d)
+        mixed = mixed || kinds[stage.mesh.at + d] != kinds[stage.mesh.at];
+    }
+    unequal += any;
+    straddling += mixed;
   }
   EXPECT_GT(infeasible, 500);
   EXPECT_GT(memory, 500);  // optimal plans that wait for memory
   EXPECT_GT(several, 2000);
+  EXPECT_GT(unequal, 5000);
+  EXPECT_GT(straddling, 500);  // optimal plans with stages of several kinds
   EXPECT_GT(plans, 1'000'000);
 }
 
@@ -210,14 +238,14 @@ TEST(Search, PlansEachDistinctStageOnce) {
     s.options.pipelines = {1};
     s.options.micro_batches = {1};
     if (s.problem.layer_class.empty()) continue;
-    std::set<std::tuple<std::vector<int>, int, int, int, bool>> seen;
+    std::set<std::tuple<std::vector<int>, int, int, int, int, bool>> seen;
     auto inner = s.problem.stage_cost;
     s.problem.stage_cost = [&](const StageQuery& q) {
       std::vector<int> content(s.problem.layer_class.begin() + q.first,
                                s.problem.layer_class.begin() + q.last + 1);
-      EXPECT_TRUE(
-          seen.insert({content, q.mesh.cluster, q.mesh.nodes, q.mesh.devices, q.mesh.recompute})
-              .second);
+      EXPECT_TRUE(seen.insert({content, q.mesh.cluster, q.mesh.at, q.mesh.nodes, q.mesh.devices,
+                               q.mesh.recompute})
+                      .second);
       return inner(q);
     };
     SearchResult r = search(s.problem, s.options);
@@ -237,6 +265,36 @@ TEST(ForEachMesh, PaperShapes) {
     shapes.insert({m.nodes, m.devices});
   });
   EXPECT_EQ(shapes, (std::set<std::pair<int, int>>{{1, 1}, {1, 2}, {1, 4}, {2, 4}, {3, 4}}));
+}
+
+// A slice stands for all of the same kinds: it is named by the first.
+TEST(ForEachMesh, UnequalDevices) {
+  int elsewhere = 0;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    Rng rng(seed);
+    SubCluster c{"a", static_cast<int>(rng.between(1, 4)), static_cast<int>(rng.between(1, 4)), 0};
+    std::vector<std::vector<int>> nodes(2);
+    for (auto& node : nodes)
+      for (int d = 0; d < c.devices; ++d) node.push_back(static_cast<int>(rng.below(2)));
+    for (int n = 0; n < c.nodes; ++n)
+      for (int kind : nodes[rng.below(2)]) c.kinds.push_back(kind);
+    for (Shapes shapes : {Shapes::paper, Shapes::uneven}) {
+      std::map<std::tuple<int, int, int>, std::vector<int>> kinds_of;  // a mesh
+      for (int d = 0; d < c.size(); ++d)
+        for_each_mesh(c, 0, shapes, d, [&](const Mesh& m, int behind) {
+          const std::vector<int> kinds(c.kinds.begin() + d, c.kinds.begin() + behind);
+          ASSERT_EQ(behind - d, m.size());
+          ASSERT_LE(m.at, d);
+          EXPECT_EQ(kinds,
+                    std::vector<int>(c.kinds.begin() + m.at, c.kinds.begin() + m.at + m.size()));
+          EXPECT_TRUE(m.nodes == 1 || m.at % c.devices == 0);
+          EXPECT_LE(m.at % c.devices + m.devices, c.devices);
+          EXPECT_EQ(kinds_of.try_emplace({m.at, m.nodes, m.devices}, kinds).first->second, kinds);
+          elsewhere += m.at < d;
+        });
+    }
+  }
+  EXPECT_GT(elsewhere, 500);
 }
 
 }  // namespace

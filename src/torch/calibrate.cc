@@ -572,8 +572,8 @@ std::vector<ProfiledStage> measure_layers(const CalibrateOptions& options,
 }
 
 // Of several devices together, which this rank is one of: as they see it, waiting included.
-std::vector<ProfiledStage> measure_meshes(Communicator& group, const CalibrateOptions& options,
-                                          const std::string& type) {
+std::vector<ProfiledStage> measure_meshes(Communicator& group, const Cluster& cluster,
+                                          const CalibrateOptions& options) {
   constexpr int kRuns = 5;
   std::vector<ProfiledStage> result;
   int number = 0;
@@ -617,7 +617,7 @@ std::vector<ProfiledStage> measure_meshes(Communicator& group, const CalibrateOp
       const Passes passes = run_passes(executor, graph, sources, run, meet, now);
       if (run > 0) runs.push_back(passes);  // after warming up
     }
-    result.push_back(profile_of(shape, type, runs, median));
+    result.push_back(profile_of(shape, types_of(part_of(cluster, shape.devices)), runs, median));
   }
   return result;
 }
@@ -879,7 +879,7 @@ Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOp
   if (!options.stages.empty()) {
     say(fmt::format("{} layers and stages of pipelines", options.stages.size()));
     profile.stages = measure_layers(options, profile.devices[0].type);
-    for (ProfiledStage& s : measure_meshes(group, options, profile.devices[0].type))
+    for (ProfiledStage& s : measure_meshes(group, cluster, options))
       profile.stages.push_back(std::move(s));
     group.barrier();
   }

@@ -1,0 +1,34 @@
+// The sub-clusters of which stages of the pipeline engine are slices (HAPT section 5.2).
+//
+// Equal devices in equal nodes are one. Sub-clusters between which the link is about as good as
+// inside are also taken together, as one of unequal devices, so that stages may lie in devices of
+// several types: node after node, the types one after another in any order, or in turns. So are
+// alike machines of unequal devices, as nodes of one sub-cluster.
+#pragma once
+
+#include <vector>
+
+#include "cluster/cluster.h"
+#include "pipeline/search.h"
+
+namespace motley::planner {
+
+struct Part {
+  pipeline::SubCluster shape;
+  std::vector<int> devices;      // node by node
+  std::vector<int> covers = {};  // of unequal devices: those of equal ones that it takes together
+};
+
+// Of equal devices, disjoint, in the order of the file: neighbours that are alike are one.
+std::vector<Part> equal_parts(const Cluster& cluster);
+
+// What may stand for some of `parts`, as equal_parts() returns them. REQUIRES: of `cluster`.
+std::vector<Part> unequal_parts(const Cluster& cluster, const std::vector<Part>& parts);
+
+// What pipeline k of `count` has of a part (as pipeline/search.h divides), in its order.
+std::vector<int> share_of(const Part& part, int count, int k);
+
+// The devices of a mesh where it starts first, ascending.
+std::vector<int> devices_of(const Part& part, const pipeline::Mesh& mesh);
+
+}  // namespace motley::planner
