@@ -113,12 +113,15 @@ void report(const Profile& profile, const CalibrateArgs& args) {
     sum += s.forward + s.backward;
   }
   if (!args.json)
-    for (const auto& [of, sum] : layers)
+    for (const auto& [of, sum] : layers) {
+      const auto& [type, count] = of;
+      const bool several = type.find(" + ") != std::string::npos;
       std::printf(
           "%-10s %d distinct %s, %s forward and backward in all\n",
-          of.second > 1 ? fmt::format("{} x {}", of.second, of.first).c_str() : of.first.c_str(),
-          sum.first, of.second > 1 ? "stretches of layers" : "layers",
+          count > 1 && !several ? fmt::format("{} x {}", count, type).c_str() : type.c_str(),
+          sum.first, count > 1 ? "stretches of layers" : "layers",
           format_seconds(sum.second).c_str());
+    }
   if (args.json)
     print_json({{"profile", args.output},
                 {"emulated", profile.emulated},
