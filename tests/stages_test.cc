@@ -5,7 +5,11 @@
 #include <numeric>
 #include <set>
 
+#include "auto/calibrated.h"
+#include "auto/compose.h"
 #include "auto/engines.h"
+#include "auto/joint_placement.h"
+#include "auto/shape.h"
 #include "cost/parts.h"
 #include "graph/canonical.h"
 #include "sim/simulate.h"

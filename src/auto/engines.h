@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "auto/compose.h"
+#include "auto/joint_placement.h"
 #include "grid/strategy.h"
 
 namespace motley::planner {

@@ -4,7 +4,9 @@
 #include <set>
 #include <utility>
 
+#include "auto/compose.h"
 #include "auto/engines.h"
+#include "auto/joint_placement.h"
 #include "core/error.h"
 #include "graph/op.h"
 #include "grid/search.h"

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "auto/bound.h"
+#include "auto/compose.h"
 #include "auto/engines.h"
 #include "core/error.h"
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <memory>
 
-#include "auto/compose.h"
+#include "auto/calibrated.h"
 #include "cli/commands.h"
 #include "cluster/profile.h"
 #include "core/error.h"

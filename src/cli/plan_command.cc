@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "auto/bound.h"
+#include "auto/calibrated.h"
 #include "auto/engines.h"
 #include "auto/segments.h"
 #include "cli/commands.h"

@@ -1,0 +1,37 @@
+// What engines choose, and compose.h makes into a plan: the stages of replicas.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace motley::planner {
+
+struct StageChoice {
+  int first = 0, last = 0;  // layers, last included
+  std::vector<int> devices;
+  bool recompute = false;
+  int in_flight = 0;  // micro-batches that it has room for, if it can; at least those of 1F1B
+};
+struct ReplicaChoice {
+  int micro_batches = 1;
+  // The same layers in every replica. Stages may share their devices, as many on all.
+  std::vector<StageChoice> stages;
+};
+struct Composition {
+  int64_t micro_batch = 1;
+  std::vector<ReplicaChoice> replicas;
+  // Programs are searched for gradients that are reduced over ranks and replicas at once. Plans of
+  // other compositions reduce them so where that is faster.
+  bool joint = false;
+  // The level at which replicas divide the state of parameters (plan/pipeline.h), in shares by the
+  // room that their devices have. With `try_zero` level 1 where that is faster than 0. At level 3
+  // the stages' own devices do: programs cut all parameters that can be cut, and hold them and
+  // their gradients whole no longer than they use them (spmd/recompute.h, hold_pieces).
+  int zero = 0;
+  bool try_zero = false;
+  // Where memory is short, a stage's program is searched for even if the best one with all
+  // parameters cut fits and is not much slower than without a limit.
+  bool thorough = true;
+};
+
+}  // namespace motley::planner
