@@ -32,6 +32,8 @@ namespace motley {
 
 namespace {
 
+constexpr int64_t kCertifyStates = 20'000'000;  // of --certify all
+
 struct Candidate {
   std::string engine, note;
   Seconds simulated_s = 0;
@@ -78,7 +80,7 @@ void add_plan_command(CLI::App& app) {
   struct Args {
     std::string model, cluster, output, fix,
         engine = "auto", memory = "on", optimizer = "adamw", strategy, profile, precision = "fp32",
-        recompute = "auto", virtual_devices = "auto", segments = "1";
+        recompute = "auto", virtual_devices = "auto", segments = "1", certify = "own";
     int scale = 0;
     int64_t batch = 0, micro_batch = 0;
     std::string layers;
@@ -140,6 +142,12 @@ void add_plan_command(CLI::App& app) {
                    "bf16 or fp16: compute in 16 bits, parameters and optimizer state in 32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   command->add_option("--time-limit", args->time_limit, "Seconds a program search may take");
+  command
+      ->add_option(
+          "--certify", args->certify,
+          "own: a lower bound of programs on the plan's devices at its shares; all: also at "
+          "other shares and on other devices, which may take a minute")
+      ->check(CLI::IsMember({"own", "all"}));
   command->add_option("--seed", args->seed, "Seed of the search");
   command
       ->add_option("--threads", args->threads,
@@ -195,6 +203,7 @@ void add_plan_command(CLI::App& app) {
     request.strategy = args->strategy;
     request.parts = true;
     request.reductions = reduce::reductions_of_all;
+    if (args->certify == "all") request.elsewhere_states = kCertifyStates;
     request.synthesis.memory_limit = args->memory == "on";
     request.synthesis.recompute = args->recompute == "auto";
     request.synthesis.limits.time_limit_s = args->time_limit;
@@ -332,6 +341,9 @@ void add_plan_command(CLI::App& app) {
         for (size_t i = 0; i < of_plan.size(); ++i) of_all[result.devices[i]] = of_plan[i];
         return of_all;
       };
+      const auto bound_or_null = [&](Seconds bound) {
+        return spmd && args->certify == "all" && bound > 0 ? Json(bound) : Json();
+      };
       Json ratios = Json::array();  // of several segments a list of each
       if (spmd && plan.ratios.size() == 1)
         ratios = spread(plan.ratios[0]);
@@ -355,6 +367,8 @@ void add_plan_command(CLI::App& app) {
                   {"predicted_step_s", plan.predicted_step_s},
                   {"lower_bound_s", plan.lower_bound_s},
                   {"gap", gap},
+                  {"other_shares_bound_s", bound_or_null(result.shares_bound_s)},
+                  {"other_devices_bound_s", bound_or_null(result.elsewhere_bound_s)},
                   {"search_s", best.search_s},
                   {"capture_s", capture_s},
                   {"peak_memory_bytes", spread(plan.peak_memory_bytes)},
@@ -388,7 +402,12 @@ void add_plan_command(CLI::App& app) {
           "searches, %s\n",
           format_seconds(plan.lower_bound_s).c_str(), 100 * gap, apart.c_str(),
           result.reason.c_str(), result.solves, format_seconds(result.search_s).c_str());
-    else
+    if (spmd && args->certify == "all" && result.elsewhere_bound_s > 0)
+      for (const auto& [where, bound] : {std::pair("at other shares", result.shares_bound_s),
+                                         std::pair("on other devices", result.elsewhere_bound_s)})
+        std::printf("              %s any takes at least %s (gap %.2f%%)\n", where,
+                    format_seconds(bound).c_str(), 100 * (1 - bound / plan.predicted_step_s));
+    if (!spmd)
       std::printf("  certificate computation alone takes any plan at least %s (gap %.1f%%)\n",
                   format_seconds(plan.lower_bound_s).c_str(), 100 * gap);
     for (size_t c = 1; c < candidates.size(); ++c)

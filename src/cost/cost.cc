@@ -168,17 +168,23 @@ const std::vector<double>& Fractions::by_device(Cut cut) const {
   auto [it, fresh] = by_device_.try_emplace(cut);
   if (fresh) {
     it->second.assign(shares_.devices(), 1.0);
-    if (cut.size > 0)
-      for (int d = 0; d < shares_.devices(); ++d)
-        it->second[d] = static_cast<double>(shares_.of(cut)[d]) / static_cast<double>(cut.size);
+    if (cut.size == 0) return it->second;
+    const std::vector<int64_t> pieces =
+        range_ != nullptr ? divide(cut.size, *range_).least : shares_.of(cut);
+    for (int d = 0; d < shares_.devices(); ++d)
+      it->second[d] = static_cast<double>(pieces[d]) / static_cast<double>(cut.size);
   }
   return it->second;
 }
 
 const CollectiveModel::ShareProfile& Fractions::profile(Cut cut, const CollectiveModel& net) const {
   auto [it, fresh] = profile_.try_emplace(cut);
-  if (fresh) it->second = net.profile(by_device(cut));
-  return it->second;
+  if (!fresh) return it->second;
+  if (range_ == nullptr || cut.size == 0) return it->second = net.profile(by_device(cut));
+  std::vector<double> most;
+  for (int64_t piece : divide(cut.size, *range_).most)
+    most.push_back(static_cast<double>(piece) / static_cast<double>(cut.size));
+  return it->second = net.least_profile(by_device(cut), most);
 }
 
 const std::vector<double>& Fractions::by_type(Cut cut) const {

@@ -8,6 +8,7 @@
 
 #include "cluster/part.h"
 #include "core/error.h"
+#include "spmd/parts.h"
 
 namespace motley::spmd {
 
@@ -79,48 +80,6 @@ std::vector<std::vector<int>> parts_of(const Cluster& cluster) {
   return {parts.begin(), parts.end()};
 }
 
-// What a step of any program takes at least: every operator is done once, by devices that share it
-// as they like and never wait. With u_d >= 0 of sum 1, s_d(n) the seconds of operator n as a whole
-// on device d and f_d(n) the part that the device does, of which the sum is at least 1,
-//
-//     step >= sum_d u_d sum_n f_d(n) s_d(n) >= sum_n min_d u_d s_d(n)
-//
-// since a part of an operator takes at least that part of its time. Devices weigh what they are
-// fast.
-Seconds least_seconds(const Theory& theory, const CostModel& model) {
-  const int types = model.types();
-  std::vector<std::vector<Seconds>> whole(theory.tables());  // [table][type]
-  std::vector<int> times(theory.tables());
-  std::vector<Seconds> all(types, 0);  // of everything on one device
-  for (size_t n = 0; n < theory.graph().nodes.size(); ++n) {
-    const NodeId node(static_cast<int64_t>(n));
-    auto& seconds = whole[theory.table(node)];
-    if (seconds.empty()) {
-      seconds.assign(types, std::numeric_limits<Seconds>::infinity());
-      for (const Triple& triple : theory.triples(node)) {
-        const Work work = work_of(theory, node, triple);
-        for (int t = 0; t < types; ++t)
-          seconds[t] = std::min(seconds[t], model.compute(t, work, 1));
-      }
-    }
-    ++times[theory.table(node)];
-    for (int t = 0; t < types; ++t) all[t] += seconds[t];
-  }
-  const std::vector<int> count = model.cluster().count_by_type();
-  if (*std::min_element(all.begin(), all.end()) <= 0) return 0;
-  double speed = 0;  // of all devices, in models a second
-  for (int t = 0; t < types; ++t) speed += count[t] / all[t];
-  Seconds least = 0;
-  for (size_t table = 0; table < whole.size(); ++table) {
-    if (times[table] == 0) continue;
-    Seconds least_share = std::numeric_limits<Seconds>::infinity();
-    for (int t = 0; t < types; ++t)
-      least_share = std::min(least_share, whole[table][t] / all[t] / speed);
-    least += times[table] * least_share;
-  }
-  return least;
-}
-
 }  // namespace
 
 std::vector<std::string> strategies() {
@@ -187,7 +146,9 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     if (parts) {
       for (const std::vector<int>& devices : parts_of(cluster)) {
         const Cluster part = part_of(cluster, devices);
-        if (best.feasible && least_seconds(theory, CostModel(part)) >= best.step()) continue;
+        if (best.feasible &&
+            LeastSeconds(theory, CostModel(part)).of(part.count_by_type()) >= best.step())
+          continue;
         std::vector<ReductionProgram> its_reductions = reductions_of(part);
         if (search(CostModel(part, its_reductions), best.feasible ? best.step() : kAny)) {
           reductions = std::move(its_reductions);
@@ -217,6 +178,20 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
         reductions.clear();
       }
       result.search_s += best.seconds;
+    }
+    if (parts && best.feasible && theory.segments() == 1) {
+      const int64_t states = request.elsewhere_states;
+      options = request.synthesis;
+      const Elsewhere others = bound_elsewhere(theory, cluster, result.devices, request.reductions,
+                                               options, best.step(), states);
+      // Devices of one type have one share each.
+      const Elsewhere shares = chosen.types.size() == 1
+                                   ? Elsewhere{best.lower_bound}
+                                   : bound_at_any_shares(theory, CostModel(chosen, reductions),
+                                                         options, best.step(), states);
+      result.elsewhere_bound_s = others.bound;
+      result.shares_bound_s = shares.bound;
+      result.elsewhere_states = others.states + shares.states;
     }
     result.synchronised_bound_s = best.synchronised_bound;
     result.hidden_s = best.hidden;

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "cost/overlap.h"
 #include "spmd/balance.h"
+#include "spmd/certify.h"
 #include "spmd/folded.h"
 #include "spmd/order.h"
 #include "spmd/recompute.h"
@@ -51,16 +52,8 @@ constexpr int kPolishIdle = 2;
 constexpr double kWorthWaiting = 1e-2;
 
 constexpr double kWorthApart = 5e-3;  // gap for which rounds begin elsewhere too
-constexpr double kWideGap = 1e-2;     // for which another bound is tried
 constexpr double kHalfway[] = {0.5, 0.75};
 constexpr double kNearly = 1.1;  // times the step that matters, for which rounds begin elsewhere
-
-// Of a step with overlap: program searches for one class of programs (exposure.h), and times that
-// a class is looked at closer.
-constexpr int kExposedSolves = 16;
-constexpr int kExposedClasses = 300;
-constexpr int64_t kExposedStates = 500;  // of one step of a search
-constexpr double kWorthDeciding = 2e-3;  // of a step: what the message of a gradient takes
 
 // Of a step that communicates less, overlapping does not decide.
 constexpr double kWorthOverlapping = 0.02;
@@ -190,8 +183,7 @@ class Search {
     auto start = std::chrono::steady_clock::now();
     if (options_.memory_limit && !holds_state()) return std::move(best_);
     if (options_.known != nullptr) {
-      found_.push_back({{}, {}, std::make_unique<Program>(options_.known->program)});
-      offer(*found_.back().program, options_.known->ratios);
+      offer(pool_.add(options_.known->program), options_.known->ratios);
     }
     if (!options_.ratios.empty()) {
       round(everywhere(options_.ratios), false);
@@ -478,7 +470,7 @@ class Search {
   }
 
   struct Offer {
-    const Program* program;  // of found_
+    const Program* program;  // of pool_
     Ratios ratios;
     ProgramCost cost;
     Seconds hidden;
@@ -556,28 +548,12 @@ class Search {
     return worst;
   }
 
-  // The program of a solution. Rounds often find the program of an earlier one again.
-  const Program& program_of(const Solution& solution) {
-    for (const Found& f : found_)
-      if (f.option == solution.option && f.conversions == solution.conversions) return *f.program;
-    found_.push_back({solution.option, solution.conversions,
-                      std::make_unique<Program>(builder_.program(solution))});
-    return *found_.back().program;
-  }
-
   Solution solve(const Ratios& ratios, const Weights& weights) {
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
     builder_.price(fractions, options_.micro_batches, exposure_);
     if (level_) builder_.level();
-    return solve(builder_, *order_, weights, &warm_);
-  }
-
-  Solution solve(const Builder& builder, const Order& order, const Weights& weights,
-                 WarmStart* warm, int64_t max_states = std::numeric_limits<int64_t>::max()) {
-    Limits limits = options_.limits;
-    limits.max_states = std::min(limits.max_states, max_states);
-    Solution solution = solve_folded(builder.problem(), order, weights, limits, warm);
+    Solution solution = solve_folded(builder_.problem(), *order_, weights, options_.limits, &warm_);
     ++best_.solves;
     best_.states += solution.states;
     if (solution.stop != StopReason::kOptimal && solution.stop != StopReason::kInfeasible)
@@ -624,7 +600,7 @@ class Search {
       no_program_ = "no program satisfies the theory under this restriction";
       return {};
     }
-    const Program& program = program_of(solution);
+    const Program& program = pool_.of(builder_, solution);
     const Offer& offered = offer(program, ratios);
     if (weights_.memory.empty() && exposure_ == nullptr && !level_)
       proven_.push_back({ratios, solution.lower_bound + besides(weights_)});
@@ -742,7 +718,7 @@ class Search {
       const Solution solution = solve(ratios, weights);
       if (solution.option.empty()) break;
       bound = std::max(bound, solution.lower_bound + besides(weights));
-      const ProgramCost& cost = offer(program_of(solution), ratios).cost;
+      const ProgramCost& cost = offer(pool_.of(builder_, solution), ratios).cost;
       if (best_.ratios != ratios || step() - bound <= kCertifyGain * step()) break;
       // Searches where two programs tie are the hardest.
       if (solution.stop != StopReason::kOptimal && ++limited == kCertifyLimited) break;
@@ -754,217 +730,22 @@ class Search {
     return std::min(bound, step());
   }
 
-  // The same of the step with overlap (exposure.h). Where the bound of a class of programs is
-  // least, it is divided where a program that keeps it low has its last barrier, or gets a stretch
-  // that begins where the messages of such a program begin to queue, or is divided by whether the
-  // largest gradient is all-reduced that only some of these programs all-reduce.
+  // The same of the step with overlap, of the best pair.
   Seconds certify_exposed() {
-    struct Class {
-      int64_t first, end;         // where the last barrier runs; 0: or nowhere
-      std::vector<int64_t> cuts;  // where stretches begin, besides
-      Seconds bound;
-      std::vector<const Program*> weakest;
-      std::vector<Decision> decided = {};
-    };
-    const int64_t most_states = best_.states + options_.certify_states;
-    const int64_t nodes = static_cast<int64_t>(theory_.graph().nodes.size());
-    const int64_t begin = builder_.first_gradient();
-    auto parts = [&](std::vector<int64_t> from) {
-      std::sort(from.begin(), from.end());
-      from.erase(std::unique(from.begin(), from.end()), from.end());
-      std::erase_if(from, [&](int64_t node) { return node <= 0 || node > nodes; });
-      return from;
-    };
-    Class all{0, nodes + 1, {begin}, 0, {}};
-    if (first_.valid()) all.cuts.push_back(builder_.ready(first_));
-    Game whole{&builder_, order_, &warm_, parts(all.cuts), most_states};
-    all.bound = play(&whole);
-    all.weakest = {best_program_};
-    std::vector<Class> classes{all};
-    const Shares shares(best_.ratios);
-    const Fractions fractions(model_.cluster(), shares);
-    for (int i = 0; i < kExposedClasses && best_.states < most_states; ++i) {
-      const auto least =
-          std::min_element(classes.begin(), classes.end(),
-                           [](const Class& a, const Class& b) { return a.bound < b.bound; });
-      if (least->bound >= (1 - kWideGap) * best_.step()) break;
-      Class weak = *least;
-      int64_t last = 0, queue = 0;  // 0: none
-      for (const Program* program : weak.weakest) {
-        const int64_t barrier = builder_.last_barrier(*program, shares);
-        if (barrier > std::max(weak.first, begin) && barrier < weak.end)
-          last = std::max(last, barrier);
-        ValueId first;
-        hidden_seconds(theory_, *program, model_, fractions, &first);
-        if (const int64_t ready = first.valid() ? builder_.ready(first) : 0;
-            ready > 0 && std::find(weak.cuts.begin(), weak.cuts.end(), ready) == weak.cuts.end())
-          queue = ready;
-      }
-      const ValueId gradient =
-          last > 0 || queue > 0 ? ValueId() : disputed(weak.weakest, weak.decided);
-      // The first time, tables that tell the stretches apart are new.
-      if (last == 0 && !gradient.valid() && queue == 0 && i > 0) break;
-      if (last == 0 && queue > 0) weak.cuts.push_back(queue);
-      std::vector<int64_t> from = weak.cuts;
-      from.insert(from.end(), {weak.first, last, weak.end});
-      from = parts(std::move(from));
-      std::vector<ValueId> apart;
-      for (const Decision& d : weak.decided) apart.push_back(d.gradient);
-      if (gradient.valid()) apart.push_back(gradient);
-      Builder builder(theory_, model_, options_.optimizer, options_.restriction, from, apart);
-      builder.price(fractions);
-      const Order order = make_order(builder.problem());
-      WarmStart warm;
-      classes.erase(least);
-      auto add = [&](int64_t after, int64_t before, const std::vector<Decision>& decided) {
-        Game game{&builder, &order, &warm, from, most_states};
-        game.barrier = after;
-        game.closed = before <= nodes ? before : 0;
-        game.decided = decided;
-        const Seconds bound = std::max(weak.bound, play(&game));
-        classes.push_back({after, before, weak.cuts, bound, game.weakest, decided});
-      };
-      if (gradient.valid()) {
-        for (const bool reduced : {false, true}) {
-          std::vector<Decision> decided = weak.decided;
-          decided.push_back({gradient, reduced});
-          add(weak.first, weak.end, decided);
-        }
-        continue;
-      }
-      if (last > 0) add(last, weak.end, weak.decided);
-      add(weak.first, last > 0 ? last : weak.end, weak.decided);
-    }
-    Seconds bound = best_.step();
-    for (const Class& c : classes) bound = std::min(bound, c.bound);
-    return bound;
-  }
-
-  // The largest gradient that some of the programs all-reduce and others do not, if it is large and
-  // not decided; else none.
-  ValueId disputed(const std::vector<const Program*>& programs,
-                   const std::vector<Decision>& decided) const {
-    std::map<ValueId, size_t> times;
-    for (const Program* program : programs)
-      for (ValueId gradient : builder_.reduced(*program)) ++times[gradient];
-    for (const Decision& d : decided) times.erase(d.gradient);
-    ValueId largest;
-    Seconds most = kWorthDeciding * best_.step();
-    for (const auto& [gradient, count] : times) {
-      const Seconds seconds = builder_.reduction_seconds(gradient);
-      if (count == programs.size() || seconds < most) continue;
-      largest = gradient;
-      most = seconds;
-    }
-    return largest;
-  }
-
-  // Bounds against the programs of a class.
-  struct Game {
-    Builder* builder;
-    const Order* order;
-    WarmStart* warm;
-    std::vector<int64_t> from;
-    int64_t most_states;  // of the whole synthesis
-    // Nodes, 0: none. No program communicates from `closed` on but for gradients; all do from
-    // `barrier` on.
-    int64_t closed = 0, barrier = 0;
-    std::vector<Decision> decided = {};
-    std::vector<const Program*> weakest = {};  // that keep the bound low
-  };
-
-  // The greatest least price of the class over mixtures of bounds, as far as searches found it.
-  Seconds play(Game* game) {
     const Ratios ratios = best_.ratios;
     const Shares shares(ratios);
     const Fractions fractions(model_.cluster(), shares);
-    const int types = model_.types(), stretches = static_cast<int>(game->from.size()) + 1;
-    auto stretch = [&](int64_t node) { return stretch_of(game->from, node); };
-    const std::vector<ExposureBound> bounds =
-        exposure_bounds(stretches, types, game->barrier > 0 ? stretch(game->barrier) : 0);
-    const std::vector<double> ones(types, 1);
-    std::vector<PriceLine> lines;
-    std::vector<const Program*> programs;
-    auto line = [&](const Program& program) -> PriceLine {
-      Exposure parts{game->from, {}, {}};
-      parts.decided = game->decided;
-      return {0, exposed(bounds, builder_.exposed_cost(program, fractions, parts))};
-    };
-    auto add = [&](const Program& program) {
-      lines.push_back(line(program));
-      programs.push_back(&program);
-    };
-    std::vector<PriceLine> others;
-    for (const Found& f : found_) {
-      const int64_t last = builder_.last_barrier(*f.program, shares);
-      const std::vector<ValueId> reduced = builder_.reduced(*f.program);
-      const bool agrees =
-          std::all_of(game->decided.begin(), game->decided.end(), [&](const Decision& d) {
-            return std::binary_search(reduced.begin(), reduced.end(), d.gradient) == d.reduced;
-          });
-      if (agrees && (game->closed == 0 || last < game->closed) && last >= game->barrier)
-        add(*f.program);
-      else
-        others.push_back(line(*f.program));
-    }
-    std::vector<double> weights, held;
-    if (lines.empty()) weights = dearest_weights(others);
-    Seconds bound = 0;
-    int limited = 0;
-    bool between = true;
-    for (int i = 0; i < kExposedSolves && best_.states < game->most_states; ++i) {
-      const bool divided = game->builder != &builder_;
-      const Seconds target = (1 - (divided ? kWideGap / 2 : kCertifyGain)) * best_.step();
-      if (!lines.empty()) {
-        double most = 0;
-        weights = dearest_weights(lines, &most);
-        game->weakest = weakest(lines, programs, weights);
-        // No mixture can prove more than the programs that are known cost under it.
-        if (most - bound <= kCertifyGain * best_.step()) break;
-        if (most < (1 - kWideGap) * best_.step() && !divided) break;
-        // Between there and where the bound was best: the extremes of few programs are wild.
-        between = between && !held.empty();
-        for (size_t b = 0; b < held.size() && between; ++b) weights[b] = (weights[b] + held[b]) / 2;
-      }
-      Exposure exposure = mixture(bounds, weights, game->from, types);
-      if (game->closed > 0) exposure.closed = stretch(game->closed);
-      exposure.decided = game->decided;
-      game->builder->price(fractions, 1, &exposure);
-      const Solution solution =
-          solve(*game->builder, *game->order, {ones, {}}, game->warm, kExposedStates);
-      if (solution.stop == StopReason::kInfeasible) return std::numeric_limits<double>::infinity();
-      Seconds proven = solution.lower_bound + game->builder->decided_seconds(exposure);
-      for (int t = 0; t < types; ++t)
-        proven += exposure.compute[0][t] * model_.per_step(t, theory_.graph());
-      if (proven > bound || held.empty()) held = weights;
-      bound = std::max(bound, proven);
-      if (solution.option.empty()) break;
-      const Program& program = program_of(solution);
-      offer(program, ratios);
-      if (best_.ratios != ratios || bound >= target) break;
-      if (solution.stop != StopReason::kOptimal && ++limited == kCertifyLimited) break;
-      const bool known = std::find(programs.begin(), programs.end(), &program) != programs.end();
-      // Nothing more to learn at the extreme.
-      if (known && !between) break;
-      between = !known;
-      if (!known) add(program);
-    }
+    Certifier certifier(theory_, model_, options_.optimizer, options_.restriction, options_.limits,
+                        &builder_, order_, &warm_, &pool_);
+    const Seconds bound =
+        certifier.bound({&fractions, [&] { return best_.step(); }, best_program_, first_,
+                         [&](const Program& program) { offer(program, ratios); }},
+                        options_.certify_states);
+    best_.solves += certifier.effort().solves;
+    best_.states += certifier.effort().states;
+    if (certifier.effort().worst_stop != StopReason::kOptimal)
+      worst_stop_ = certifier.effort().worst_stop;
     return bound;
-  }
-
-  // The programs that are about the cheapest.
-  static std::vector<const Program*> weakest(const std::vector<PriceLine>& lines,
-                                             const std::vector<const Program*>& programs,
-                                             const std::vector<double>& weights) {
-    std::vector<double> prices;
-    for (const PriceLine& line : lines)
-      prices.push_back(
-          std::inner_product(weights.begin(), weights.end(), line.compute.begin(), line.comm));
-    const double least = *std::min_element(prices.begin(), prices.end());
-    std::vector<const Program*> result;
-    for (size_t i = 0; i < lines.size(); ++i)
-      if (prices[i] <= least * (1 + kCertifyGain)) result.push_back(programs[i]);
-    return result;
   }
 
   // What every program takes besides its operators, as it is priced.
@@ -981,15 +762,10 @@ class Search {
     Seconds bound;
   };
 
-  struct Found {
-    std::vector<int> option;
-    std::vector<Conversion> conversions;
-    std::unique_ptr<Program> program;
-  };
   const Theory& theory_;
   const CostModel& model_;
   const SynthesisOptions& options_;
-  std::vector<Found> found_;
+  ProgramPool pool_;
   std::deque<Offer> offers_;
   std::vector<Proven> proven_;
   Builder builder_;
@@ -1003,7 +779,7 @@ class Search {
   Priced last_;                         // of the last round
   std::vector<Ratios> seen_;
   Synthesis best_, beaten_;                // beaten_: the best so far, while rounds begin anew
-  const Program* best_program_ = nullptr;  // of found_
+  const Program* best_program_ = nullptr;  // of pool_
   std::string no_program_, lack_;
   double least_excess_ = 0;
   bool level_ = false;         // prices are those of the slowest type of each operator
