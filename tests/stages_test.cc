@@ -192,9 +192,8 @@ device_types:
   EXPECT_LT(fast.plans[0]->predicted_step_s, slow.plans[0]->predicted_step_s);
 }
 
-// Of two sub-clusters behind slow links, of five, the search leaves one out; the other's stage,
-// which has a layer because the search gives every device one, is given up.
-TEST(SubClusters, StagesThatHardlyComputeAreGivenUp) {
+// Devices behind slow links are left out one after another where sub-clusters are many.
+TEST(SubClusters, AreLeftOutOneByOne) {
   const Cluster cluster = parse_cluster(R"(
 name: fringe
 link: {bandwidth: 200 kbps, latency: 10 us}
@@ -223,13 +222,11 @@ device_types:
                                         "fringe");
   const char* model = "mlp:layers=24,hidden=256,in=2,classes=2";
   const planner::EngineResult result = plan_pipeline(request_of(model), cluster, graphs_of(model));
-  ASSERT_GE(result.plans.size(), 2U);
-  EXPECT_NE(result.notes[0].find("given up"), std::string::npos) << result.notes[0];
+  ASSERT_FALSE(result.plans.empty());
+  EXPECT_NE(result.notes[0].find("on 4 of 6 devices"), std::string::npos) << result.notes[0];
   EXPECT_TRUE(check(*result.plans[0], false).empty());
-  EXPECT_EQ(result.plans[0]->pipeline->stages(), 3);
   for (const StagePlan& stage : result.plans[0]->pipeline->replicas[0].stages)
     EXPECT_LT(stage.devices[0], 4) << result.notes[0];
-  EXPECT_LT(result.plans[0]->predicted_step_s, 0.2 * result.plans[1]->predicted_step_s);
 }
 
 // Where memory is short, a stage is planned with room for the micro-batches in flight that a slow

@@ -10,7 +10,6 @@
 #include "auto/sub_clusters.h"
 #include "core/error.h"
 #include "pipeline/search.h"
-#include "sim/simulate.h"
 
 namespace motley::planner {
 
@@ -25,7 +24,6 @@ constexpr int kMicroBatches = 128;          // most of a step that are tried
 constexpr int kOrdered = 6;                 // most sub-clusters of which all orders are tried
 constexpr int kLeftOut = 4;                 // most sub-clusters of which any may be left out
 constexpr int kUnequalSizes = 2;            // micro-batch sizes at which unequal devices are tried
-constexpr double kIdle = 0.1;               // of the busiest stage, below which one may be given up
 constexpr int kLayers = 160;                // at most, unless the model has fewer heavy operators
 constexpr int kCoarsest = 8;                // layers that automatic granularity begins with
 constexpr double kGranularityGain = 0.002;  // of balance or time, for which finer layers are tried
@@ -76,7 +74,6 @@ class Engine {
       }
     }
     refine();
-    drop_stages();
     rank(&result_);
     for (const auto& [size, bench] : benches_) result_.planned += bench->planned();
     result_.search_s =
@@ -133,16 +130,34 @@ class Engine {
     return all;
   }
 
-  // Pipelines that leave sub-clusters out, which may be faster where links are slow: any of few,
-  // one of more.
-  void search_fewer(int64_t size, Workbench& bench, const std::vector<int>& all) {
+  // Pipelines that leave sub-clusters out, which may be faster where links are slow: any of few; of
+  // more one at a time, the one without which it is best, as long as that is faster.
+  void search_fewer(int64_t size, Workbench& bench, std::vector<int> all) {
     const auto count = static_cast<int>(all.size());
-    for (int left_out = 1; left_out + 1 < (1 << count); ++left_out) {
+    const auto without = [&](const auto& left_out) {
       std::vector<int> use;
-      for (int c = 0; c < count; ++c)
-        if ((left_out >> c & 1) == 0) use.push_back(all[c]);
-      if (count <= kLeftOut || static_cast<int>(use.size()) + 1 == count)
-        keep(size, search(size, bench, use));
+      for (size_t i = 0; i < all.size(); ++i)
+        if (!left_out(i)) use.push_back(all[i]);
+      return use;
+    };
+    if (count <= kLeftOut) {
+      for (size_t left_out = 1; left_out + 1 < size_t{1} << count; ++left_out)
+        keep(size, search(size, bench, without([&](size_t i) { return left_out >> i & 1; })));
+      return;
+    }
+    for (Seconds least = std::numeric_limits<double>::infinity(); all.size() > 1;) {
+      std::vector<int> best;
+      for (size_t c = 0; c < all.size(); ++c) {
+        const std::vector<int> use = without([&](size_t i) { return i == c; });
+        pipeline::SearchResult found = search(size, bench, use);
+        if (found.feasible && found.objective < least) {
+          least = found.objective;
+          best = use;
+        }
+        keep(size, std::move(found));
+      }
+      if (best.empty()) break;
+      all = std::move(best);
     }
   }
 
@@ -327,47 +342,6 @@ class Engine {
     for (size_t i = 1; i < result_.plans.size(); ++i)
       if (result_.plans[i]->predicted_step_s < result_.plans[best]->predicted_step_s) best = i;
     return best;
-  }
-
-  // Stages that hardly compute, such as a last one for devices that are slow, are not worth their
-  // messages if the best plan is no slower without them, their layers being a neighbour's.
-  void drop_stages() {
-    if (result_.plans.empty()) return;
-    const size_t best = best_plan();
-    for (bool dropped = true; dropped;) {
-      dropped = false;
-      std::unique_ptr<Plan>& plan = result_.plans[best];
-      const Composition whole = compositions_[best];
-      const int stages = plan->pipeline->stages();
-      const Simulation simulation = simulate(*plan);
-      std::vector<Seconds> busy(stages, 0);
-      for (const ReplicaPlan& replica : plan->pipeline->replicas)
-        for (int s = 0; s < stages; ++s)
-          for (int d : replica.stages[s].devices)
-            busy[s] = std::max(busy[s], simulation.devices[d].busy);
-      const Seconds most = *std::max_element(busy.begin(), busy.end());
-      for (int s = 0; s < stages && stages > 1 && !dropped; ++s) {
-        if (busy[s] > kIdle * most) continue;
-        for (int to : {s - 1, s + 1}) {
-          if (to < 0 || to == stages) continue;
-          Composition without = whole;
-          for (ReplicaChoice& replica : without.replicas) {
-            StageChoice& taken = replica.stages[to];
-            taken.first = std::min(taken.first, replica.stages[s].first);
-            taken.last = std::max(taken.last, replica.stages[s].last);
-            replica.stages.erase(replica.stages.begin() + s);
-          }
-          std::string reason;
-          auto smaller = benches_.at(whole.micro_batch)->compose(without, "pipeline", &reason);
-          if (!smaller || smaller->predicted_step_s > plan->predicted_step_s) continue;
-          plan = std::move(smaller);
-          compositions_[best] = std::move(without);
-          result_.notes[best] += fmt::format(", stage {} given up", s);
-          dropped = true;
-          break;
-        }
-      }
-    }
   }
 
   // Plans the best plan's stages again, with more effort where memory is short.
