@@ -1,15 +1,16 @@
 // The engines that plan stages and replicas: HAPT's stage-mesh search, AMP's grid, and HAP's
 // virtual devices, each from a model to a plan. Both are composed of rooms that do not know each
-// other: layers and programs come from compose.h, and plans are ranked by the event simulator.
+// other: layers and their costs come from layered_graph.h, plans from compose.h, and they are
+// ranked by the event simulator.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "auto/compose.h"
-#include "auto/joint_placement.h"
+#include "auto/request.h"
 #include "grid/strategy.h"
+#include "plan/plan.h"
 
 namespace motley::planner {
 

@@ -5,7 +5,9 @@
 #include <numeric>
 #include <set>
 
+#include "auto/compose.h"
 #include "auto/engines.h"
+#include "auto/joint_placement.h"
 #include "auto/stage_costs.h"
 #include "auto/sub_clusters.h"
 #include "core/error.h"
