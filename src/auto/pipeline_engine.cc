@@ -170,9 +170,9 @@ class Engine {
     for (const Found& f : found_)
       if (std::find(sizes.begin(), sizes.end(), f.micro_batch) == sizes.end())
         sizes.push_back(f.micro_batch);
+    if (sizes.size() > kUnequalSizes) sizes.resize(kUnequalSizes);
     if (sizes.empty())
       for (const auto& [size, bench] : benches_) sizes.push_back(size);
-    if (sizes.size() > kUnequalSizes) sizes.resize(kUnequalSizes);
     for (int64_t size : sizes)
       for (const std::vector<int>& use : uses_of_unequal()) {
         keep(size, search(size, *benches_.at(size), use));
