@@ -273,7 +273,7 @@ spmd::PlanRequest request_of(const std::string& model, int64_t batch) {
   request.batch = batch;
   request.baselines = false;
   request.synthesis.certify = false;
-  request.synthesis.certify_states = 3'000'000;
+  request.synthesis.certify_states = 4'000'000;
   return request;
 }
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include "cost/overlap.h"
 #include "spmd/balance.h"
@@ -35,6 +36,33 @@ std::vector<const Program*> weakest(const std::vector<PriceLine>& lines,
   return result;
 }
 
+// Weights of bounds by kind, node and type: what they are of whatever the stretches.
+using Mixture = std::map<std::tuple<ExposureBound::Kind, int64_t, int>, double>;
+
+std::tuple<ExposureBound::Kind, int64_t, int> name_of(const ExposureBound& bound,
+                                                      const std::vector<int64_t>& from) {
+  const bool begin = bound.kind == ExposureBound::Kind::begin;
+  return {bound.kind, begin ? from[bound.stretch - 1] : 0, bound.type};
+}
+
+// The weights of these bounds; what the mixture gives to others goes to those of the same type that
+// leave no computation out.
+std::vector<double> weights_of(const Mixture& mixture, const std::vector<ExposureBound>& bounds,
+                               const std::vector<int64_t>& from) {
+  std::vector<double> weights(bounds.size(), 0);
+  for (const auto& [name, weight] : mixture)
+    for (size_t b = 0; b < bounds.size(); ++b)
+      if (name_of(bounds[b], from) == name) weights[b] = weight;
+  for (const auto& [name, weight] : mixture) {
+    const auto is = [&](const ExposureBound& bound) { return name_of(bound, from) == name; };
+    if (std::any_of(bounds.begin(), bounds.end(), is)) continue;
+    for (size_t b = 0; b < bounds.size(); ++b)
+      if (bounds[b].kind == ExposureBound::Kind::never && bounds[b].type == std::get<2>(name))
+        weights[b] += weight;
+  }
+  return weights;
+}
+
 }  // namespace
 
 const Program& ProgramPool::add(Program program) {
@@ -60,6 +88,7 @@ struct Certifier::Game {
   // `barrier` on.
   int64_t closed = 0, barrier = 0;
   std::vector<Decision> decided = {};
+  Mixture mixture = {};  // in: that of the class it is part of, empty: none; out: what proves most
   std::vector<const Program*> weakest = {};  // that keep the bound low
 };
 
@@ -115,6 +144,7 @@ Seconds Certifier::bound(const Certified& certified, int64_t states) {
     std::vector<int64_t> cuts;  // where stretches begin, besides
     Seconds bound;
     std::vector<const Program*> weakest;
+    Mixture mixture;
     std::vector<Decision> decided = {};
   };
   most_states_ = effort_.states + states;
@@ -125,6 +155,7 @@ Seconds Certifier::bound(const Certified& certified, int64_t states) {
   Class all{0, nodes + 1, opening.from, 0, {}};
   all.bound = play(certified, &opening);
   all.weakest = opening.weakest;
+  all.mixture = opening.mixture;
   if (certified.program != nullptr) all.weakest = {certified.program};
   std::vector<Class> classes{all};
   for (int i = 0; i < kClasses && effort_.states < most_states_; ++i) {
@@ -165,8 +196,11 @@ Seconds Certifier::bound(const Certified& certified, int64_t states) {
       game.barrier = after;
       game.closed = before <= nodes ? before : 0;
       game.decided = decided;
+      // That of a later barrier proves most of those that communicate after it.
+      if (after == weak.first) game.mixture = weak.mixture;
       const Seconds bound = std::max(weak.bound, play(certified, &game));
-      classes.push_back({after, before, weak.cuts, bound, game.weakest, decided});
+      classes.push_back(
+          {after, before, weak.cuts, bound, game.weakest, std::move(game.mixture), decided});
     };
     if (gradient.valid()) {
       for (const bool reduced : {false, true}) {
@@ -235,6 +269,7 @@ Seconds Certifier::play(const Certified& certified, Game* game) {
       others.push_back(line(*f.program));
   }
   std::vector<double> weights, held;
+  if (!game->mixture.empty()) held = weights_of(game->mixture, bounds, game->from);
   if (lines.empty())
     weights = others.empty() ? std::vector<double>(bounds.size(), 1.0 / bounds.size())
                              : dearest_weights(others);
@@ -264,7 +299,12 @@ Seconds Certifier::play(const Certified& certified, Game* game) {
     Seconds proven = solution.lower_bound + game->builder->decided_seconds(exposure);
     for (int t = 0; t < types; ++t)
       proven += exposure.compute[0][t] * model_.per_step(t, theory_.graph());
-    if (proven > bound || held.empty()) held = weights;
+    if (proven > bound || held.empty()) {
+      held = weights;
+      game->mixture.clear();
+      for (size_t b = 0; b < bounds.size(); ++b)
+        game->mixture[name_of(bounds[b], game->from)] = weights[b];
+    }
     bound = std::max(bound, proven);
     if (solution.option.empty()) break;
     const Program& program = pool_->of(*builder_, solution);

@@ -5,7 +5,9 @@
 // by searches at those weights. Where the bound of a class of programs is least, the class is
 // divided where a program that keeps it low has its last barrier, or gets a stretch that begins
 // where the messages of such a program begin to queue, or is divided by whether the largest
-// gradient is all-reduced that only some of these programs all-reduce.
+// gradient is all-reduced that only some of these programs all-reduce. The game of a class goes on
+// from the weights that proved most of the class it is part of: searches at the extremes of the few
+// programs that are known take long and prove little.
 //
 // Prices at a range of shares (Fractions) are no more than those at any of its shares, of every
 // program: the bound then holds for all of them.
