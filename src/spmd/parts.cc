@@ -308,6 +308,8 @@ Devices same_for_all(const Cluster& cluster, const Group& group, const Devices& 
 // `most`.
 bool choices_below(const Cluster& cluster, const Group& group, size_t most,
                    std::vector<Devices>* choices) {
+  // One of every number of devices at least.
+  if (static_cast<size_t>(group.device_count) > most) return false;
   std::set<Devices> all{{}};
   // Puts together what there is with each of some more.
   auto with = [&](const std::vector<Devices>& more) {

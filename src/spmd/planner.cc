@@ -179,7 +179,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
       }
       result.search_s += best.seconds;
     }
-    if (parts && best.feasible && theory.segments() == 1) {
+    if (parts && request.elsewhere_states > 0 && best.feasible && theory.segments() == 1) {
       const int64_t states = request.elsewhere_states;
       options = request.synthesis;
       const Elsewhere others = bound_elsewhere(theory, cluster, result.devices, request.reductions,
