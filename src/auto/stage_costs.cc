@@ -22,20 +22,20 @@ Bytes least_memory(const Cluster& cluster) {
 }  // namespace
 
 StageCosts::StageCosts(const Request& request, DeviceGroups* groups, const net::Topology& topology,
-                       Workbench* bench, std::vector<const Part*> use, int64_t micro_batch)
+                       LayeredGraph* graph, std::vector<const Part*> use, int64_t micro_batch)
     : request_(request),
       groups_(*groups),
       topology_(topology),
-      bench_(*bench),
+      graph_(*graph),
       use_(std::move(use)),
       micro_batch_(micro_batch),
       runs_(static_cast<int>(request.batch / micro_batch)) {
-  std::vector<Workbench::OnGroup> alone;
+  std::vector<LayeredGraph::OnGroup> alone;
   for (const Part* p : use_) {
     devices_ += p->shape.size();
     for (int d : p->devices) alone.push_back({&groups_.of({d})});
   }
-  bench_.plan_layers(alone, runs_);
+  graph_.plan_layers(alone, runs_);
 }
 
 pipeline::SearchProblem StageCosts::problem(bool bound) {
@@ -43,17 +43,17 @@ pipeline::SearchProblem StageCosts::problem(bool bound) {
   slices_.clear();
   pipeline::SearchProblem problem;
   for (const Part* p : use_) problem.clusters.push_back(p->shape);
-  problem.layers = bench_.size();
-  for (int l = 0; l < bench_.size(); ++l) problem.layer_class.push_back(bench_.cost_class(l));
+  problem.layers = graph_.size();
+  for (int l = 0; l < graph_.size(); ++l) problem.layer_class.push_back(graph_.cost_class(l));
   problem.batch = request_.batch;
   problem.stage_cost = [this](const pipeline::StageQuery& q) { return profile(q); };
   problem.link_cost = [this](int layer, int from, int to, int64_t, int pipelines) {
-    const Bytes bytes = bench_.layers().layers[layer].boundary;
+    const Bytes bytes = graph_.layers().layers[layer].boundary;
     auto [it, fresh] = crossings_.try_emplace({from, to, bytes, pipelines});
     if (fresh) it->second = crossing(from, to, bytes, pipelines);
     return pipeline::LinkTime{it->second, it->second};
   };
-  if (const Bytes tied = bench_.tied(); tied > 0)
+  if (const Bytes tied = graph_.tied(); tied > 0)
     problem.tied_cost = [this, tied](int first, int last, int pipelines) {
       return crossing(last, first, tied, pipelines);
     };
@@ -61,7 +61,7 @@ pipeline::SearchProblem StageCosts::problem(bool bound) {
 }
 
 void StageCosts::plan_slices(const std::vector<int>& pipelines, bool unequal) {
-  std::vector<Workbench::OnGroup> wanted;
+  std::vector<LayeredGraph::OnGroup> wanted;
   unequal_.clear();
   for (int c = 0; c < static_cast<int>(use_.size()); ++c)
     for (pipeline::Shapes shapes : {pipeline::Shapes::paper, pipeline::Shapes::uneven})
@@ -71,36 +71,36 @@ void StageCosts::plan_slices(const std::vector<int>& pipelines, bool unequal) {
           pipeline::for_each_mesh(part(c).shape, c, shapes, d,
                                   [&](const pipeline::Mesh& mesh, int behind) {
                                     if (behind > share) return;
-                                    const Workbench::OnGroup group = on(mesh, count);
+                                    const LayeredGraph::OnGroup group = on(mesh, count);
                                     const bool equal = group.group->cluster.types.size() == 1;
                                     (equal || unequal ? wanted : unequal_).push_back(group);
                                   });
       }
-  bench_.plan_layers(wanted, runs_);
+  graph_.plan_layers(wanted, runs_);
 }
 
 bool StageCosts::plan(const std::vector<pipeline::PipelinePlan>& plans) {
   std::set<std::pair<int, bool>> wanted;  // number of a group, lean
-  std::vector<Workbench::OnGroup> groups;
-  const auto want = [&](const Workbench::OnGroup& on) {
-    if (!bench_.knows(on, runs_) && wanted.emplace(on.group->number, on.lean).second)
+  std::vector<LayeredGraph::OnGroup> groups;
+  const auto want = [&](const LayeredGraph::OnGroup& on) {
+    if (!graph_.knows(on, runs_) && wanted.emplace(on.group->number, on.lean).second)
       groups.push_back(on);
   };
   for (const pipeline::PipelinePlan& plan : plans)
     for (const pipeline::Stage& stage : plan.stages) want(on(stage.mesh, plan.pipelines));
   if (groups.empty()) return false;
-  for (const Workbench::OnGroup& on : unequal_)
+  for (const LayeredGraph::OnGroup& on : unequal_)
     if (groups.size() < kTogether) want(on);
-  bench_.plan_layers(groups, runs_);
+  graph_.plan_layers(groups, runs_);
   return true;
 }
 
-Workbench::OnGroup StageCosts::on(const pipeline::Mesh& mesh, int pipelines) {
-  Workbench::OnGroup on{&groups_.of(devices_of(part(mesh.cluster), mesh))};
+LayeredGraph::OnGroup StageCosts::on(const pipeline::Mesh& mesh, int pipelines) {
+  LayeredGraph::OnGroup on{&groups_.of(devices_of(part(mesh.cluster), mesh))};
   // A slice gets about its share of the model. Where the state of that share, whole on every
   // device, takes most of a device's memory, it is cut.
   const double share = static_cast<double>(mesh.size()) * pipelines / devices_;
-  const auto parameters = static_cast<Bytes>(bench_.graph().parameter_bytes());
+  const auto parameters = static_cast<Bytes>(graph_.graph().parameter_bytes());
   on.lean = request_.memory_limit && mesh.size() > 1 &&
             parameters * (2 + state_factor(request_.optimizer)) * share >
                 kMuchState * least_memory(on.group->cluster);
@@ -118,11 +118,11 @@ std::vector<std::pair<const DeviceGroups::Kind*, int>> StageCosts::types_of(
   return result;
 }
 
-Workbench::LayerCost StageCosts::bound(const pipeline::Mesh& mesh, int layer) {
-  Workbench::LayerCost cost;
+LayeredGraph::LayerCost StageCosts::bound(const pipeline::Mesh& mesh, int layer) {
+  LayeredGraph::LayerCost cost;
   double forward = 0, backward = 0;  // per second
   for (const auto& [one, count] : types_of(mesh)) {
-    const Workbench::LayerCost& alone = bench_.layer_cost(layer, *one, runs_, false);
+    const LayeredGraph::LayerCost& alone = graph_.layer_cost(layer, *one, runs_, false);
     if (!alone.feasible) continue;
     cost.feasible = true;
     forward += count / alone.seconds.forward;
@@ -135,16 +135,16 @@ Workbench::LayerCost StageCosts::bound(const pipeline::Mesh& mesh, int layer) {
 
 StageCosts::Slice StageCosts::slice(const pipeline::Mesh& mesh, int pipelines) {
   Slice slice;
-  const Workbench::OnGroup group = on(mesh, pipelines);
-  const bool bounded = bound_ || !bench_.knows(group, runs_);
+  const LayeredGraph::OnGroup group = on(mesh, pipelines);
+  const bool bounded = bound_ || !graph_.knows(group, runs_);
   slice.devices = mesh.size();
   slice.memory = part(mesh.cluster).shape.memory;
   slice.lean = group.lean;
   const double scale = slice.memory / least_memory(group.group->cluster);
   const auto add = [](auto* sums, auto more) { sums->push_back(sums->back() + more); };
-  for (int l = 0; l < bench_.size(); ++l) {
-    const Workbench::LayerCost cost =
-        bounded ? bound(mesh, l) : bench_.layer_cost(l, *group.group, runs_, group.lean);
+  for (int l = 0; l < graph_.size(); ++l) {
+    const LayeredGraph::LayerCost cost =
+        bounded ? bound(mesh, l) : graph_.layer_cost(l, *group.group, runs_, group.lean);
     add(&slice.infeasible, cost.feasible ? 0 : 1);
     add(&slice.forward, cost.seconds.forward);
     add(&slice.backward, cost.seconds.backward);
@@ -152,7 +152,7 @@ StageCosts::Slice StageCosts::slice(const pipeline::Mesh& mesh, int pipelines) {
     add(&slice.state, scale * cost.state);
     add(&slice.held, scale * cost.held);
     add(&slice.late, scale * cost.late);
-    add(&slice.own, bench_.layers().layers[l].parameters);
+    add(&slice.own, graph_.layers().layers[l].parameters);
     slice.workspace.push_back(scale * cost.workspace);
     slice.held_inputs.push_back(scale * cost.held_inputs);
   }

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "auto/compose.h"
+#include "auto/layered_graph.h"
 #include "auto/sub_clusters.h"
 #include "net/topology.h"
 
@@ -15,10 +15,10 @@ namespace motley::planner {
 
 class StageCosts {
  public:
-  // Of pipelines on all devices of `use`, with micro-batches of the bench's graph. All arguments
+  // Of pipelines on all devices of `use`, with micro-batches of the graph. All arguments
   // outlive this.
   StageCosts(const Request& request, DeviceGroups* groups, const net::Topology& topology,
-             Workbench* bench, std::vector<const Part*> use, int64_t micro_batch);
+             LayeredGraph* graph, std::vector<const Part*> use, int64_t micro_batch);
 
   // Clusters, layers and costs of a problem that refers to this. The costs are bounds of those that
   // stages have: on slices that are not planned as if their devices divided all work without any
@@ -46,25 +46,25 @@ class StageCosts {
     Seconds reduce_latency = 0, reduce_byte = 0;  // of a gradient, over the pipelines
   };
   const Part& part(int cluster) const { return *use_[cluster]; }
-  Workbench::OnGroup on(const pipeline::Mesh& mesh, int pipelines);
+  LayeredGraph::OnGroup on(const pipeline::Mesh& mesh, int pipelines);
   // One device of each type on a slice, and how many it has of the type.
   std::vector<std::pair<const DeviceGroups::Kind*, int>> types_of(const pipeline::Mesh& mesh);
   Slice slice(const pipeline::Mesh& mesh, int pipelines);
-  Workbench::LayerCost bound(const pipeline::Mesh& mesh, int layer);
+  LayeredGraph::LayerCost bound(const pipeline::Mesh& mesh, int layer);
   pipeline::StageProfile profile(const pipeline::StageQuery& query);
   Seconds crossing(int from, int to, Bytes bytes, int pipelines) const;
 
   const Request& request_;
   DeviceGroups& groups_;
   const net::Topology& topology_;
-  Workbench& bench_;
+  LayeredGraph& graph_;
   std::vector<const Part*> use_;
   int64_t micro_batch_;
   int devices_ = 0;  // of all parts
   // How often the program runs in a step, about, which only says which one is best.
   int runs_;
   bool bound_ = false;
-  std::vector<Workbench::OnGroup> unequal_;                        // slices of several types
+  std::vector<LayeredGraph::OnGroup> unequal_;                     // slices of several types
   std::map<std::array<int, 5>, Slice> slices_;                     // by mesh and pipelines
   std::map<std::tuple<int, int, Bytes, int>, Seconds> crossings_;  // from, to, bytes, pipelines
 };
