@@ -19,14 +19,14 @@
 //
 //   gap         HAP's plan, programs on the same devices at the same shares; "apart": in HAP's own
 //               model, in which nothing overlaps
-//   motley's    motley's plan, likewise; where HAP's is not certified
+//   motley's    motley's plan, likewise; of any number of experts
 //   elsewhere   motley's plan, programs on any other devices of the cluster at any shares
 //               (spmd/parts.h); likewise
 //
 // Writes FOLDER/hap.csv and FOLDER/hap-N.svg if a folder is given. The exit code is 1 if a model
 // has the wrong size, or a plan is slower than a baseline, slower with segments than without, or
-// if neither HAP's plan over all devices is certified within 1%, with overlap or apart, nor
-// motley's against all there is: at its shares and on any other devices at any shares.
+// not certified within 1%: HAP's plan in time with overlap or, where that bound is loose, in HAP's
+// own model; and of any number of experts motley's, at its shares and elsewhere.
 
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -228,18 +228,10 @@ Outcome run(const Graph& graph, const Cluster& cluster, spmd::PlanRequest reques
 }
 
 constexpr double kGap = 0.01;
-constexpr int64_t kElsewhereStates = 5'000'000, kExpertStates = 20'000'000;
+constexpr int64_t kElsewhereStates = 20'000'000;
 
 // In time with overlap or, where that bound is loose, in HAP's own model.
 bool certified(const Outcome& o) { return std::min(o.gap, o.apart > 0 ? o.apart : kInf) <= kGap; }
-
-// HAP's plan over all devices is certified, or else motley's against all there is.
-void expect_certified(Bench* bench, const std::string& where, const Outcome& hap,
-                      const Outcome& motley) {
-  bench->expect(certified(hap) || std::max(motley.gap, motley.elsewhere) <= kGap,
-                fmt::format("{}: gap {:.2f}%, motley's {:.2f}%, elsewhere {:.2f}%", where,
-                            100 * hap.gap, 100 * motley.gap, 100 * motley.elsewhere));
-}
 
 // Seconds of a step for which types of devices wait for one another in turn: what no bound that
 // weighs types sees (spmd/synthesis.h).
@@ -282,11 +274,8 @@ Systems compare(Bench* bench, const Benchmark& b, const Cluster& cluster, bool s
   request.baselines = request.synthesis.certify = true;
   systems.hap = run(graph, cluster, request);
   request.parts = true;
-  // What its certificate finds on the way is part of the answer.
-  if (certified(systems.hap))
-    request.synthesis.certify_states = spmd::SynthesisOptions().certify_states;
-  else
-    request.elsewhere_states = kElsewhereStates;
+  // Its certificate is not looked at, but what it finds on the way is part of the answer.
+  request.synthesis.certify_states = spmd::SynthesisOptions().certify_states;
   request.reductions = reduce::reductions_of_all;
   systems.motley = run(graph, cluster, request);
   request = request_of(model, batch);
@@ -310,7 +299,7 @@ Systems compare(Bench* bench, const Benchmark& b, const Cluster& cluster, bool s
       bench->expect(
           hap.step <= baseline.step * 1.01,
           fmt::format("{}: simulated {:.4f} s, {} {:.4f} s", where, hap.step, name, baseline.step));
-  expect_certified(bench, where, hap, systems.motley);
+  bench->expect(certified(hap), fmt::format("{}: gap {:.2f}%", where, 100 * hap.gap));
   return systems;
 }
 
@@ -498,7 +487,7 @@ void experts(Bench* bench) {
     request.baselines = request.synthesis.certify = true;
     const Outcome hap = run(graph, cluster, request);
     request.parts = true;
-    request.elsewhere_states = kExpertStates;
+    request.elsewhere_states = kElsewhereStates;
     request.reductions = reduce::reductions_of_all;
     const Outcome motley = run(graph, cluster, request);
     // DeepSpeed pads tensors of experts to the next multiple of the devices. The experts that are
@@ -512,7 +501,10 @@ void experts(Bench* bench) {
       padded[most] = run(load_graph(model, samples).graph, cluster, request);
     }
     bench->expect(hap.feasible && motley.feasible, fmt::format("{} experts: no plan", n));
-    expect_certified(bench, fmt::format("{} experts", n), hap, motley);
+    bench->expect(certified(hap), fmt::format("{} experts: gap {:.2f}%", n, 100 * hap.gap));
+    bench->expect(std::max(motley.gap, motley.elsewhere) <= kGap,
+                  fmt::format("{} experts, motley: gap {:.2f}%, elsewhere {:.2f}%", n,
+                              100 * motley.gap, 100 * motley.elsewhere));
     for (const spmd::Baseline& baseline : hap.baselines)
       if (baseline.feasible)
         bench->expect(hap.predicted <= baseline.predicted_step_s * (1 + 1e-9),

@@ -217,7 +217,7 @@ TEST(UnequalStages, EqualOneDevice) {
   EXPECT_GT(plans, 20);
 }
 
-// A layer more than there are sites: one stage a site, on all its devices.
+// One stage a site, on all its devices.
 TEST(UnequalStages, AreChosenWhereTheyPay) {
   const Cluster cluster = cluster_of(R"(
 name: sites

@@ -11,6 +11,7 @@
 #include "core/rng.h"
 #include "cost/overlap.h"
 #include "spmd/folded.h"
+#include "spmd/least_of_all.h"
 #include "spmd/order.h"
 #include "spmd/sample.h"
 #include "spmd/test_graphs.h"
@@ -107,42 +108,6 @@ gradient "w" %6
                      "one layer");
 }
 
-// The least step of all programs at some shares. Conversions are the cheapest of those that hide
-// nothing and of those that hide every gradient.
-Seconds least_of_all(const Theory& theory, const CostModel& model,
-                     const std::vector<double>& ratios) {
-  const Shares shares(ratios);
-  const Fractions fractions(model.cluster(), shares);
-  const int types = model.types();
-  const Exposure free{{}, {std::vector<double>(types, 1)}, {0}};
-  Builder plain(theory, model, Optimizer::sgd), hidden(theory, model, Optimizer::sgd);
-  plain.price(fractions);
-  hidden.price(fractions, 1, &free);
-  const Problem& problem = hidden.problem();
-  const Weights mean{std::vector<double>(types, 1.0 / types), {}};
-  std::vector<int> option(problem.nodes.size());
-  Seconds least = std::numeric_limits<Seconds>::infinity();
-  std::function<void(size_t)> choose = [&](size_t n) {
-    if (n < problem.nodes.size()) {
-      const size_t options = problem.option_tables[problem.nodes[n].table].options.size();
-      for (size_t o = 0; o < options; ++o) {
-        option[n] = static_cast<int>(o);
-        choose(n + 1);
-      }
-      return;
-    }
-    for (const Builder* builder : {&hidden, &plain}) {
-      const Solution solution = evaluate(builder->problem(), option, mean);
-      if (solution.option.empty() || !std::isfinite(solution.price)) return;
-      if (builder == &hidden && solution.price >= least) return;
-      least = std::min(least,
-                       step_of(theory, model, ratios, builder->program(solution), Optimizer::sgd));
-    }
-  };
-  choose(0);
-  return least;
-}
-
 // Against every program on every subset of the devices, at shares all along the line.
 TEST(Parts, BoundsAreBelowTheBestOfAllProgramsEverywhere) {
   Rng rng(11);
@@ -163,7 +128,9 @@ TEST(Parts, BoundsAreBelowTheBestOfAllProgramsEverywhere) {
       const int points = part.types.size() == 1 ? 0 : 20;
       for (int i = 0; i <= points; ++i) {
         const double x = points == 0 ? 1 : static_cast<double>(i) / points;
-        least = std::min(least, least_of_all(theory, model, by_type(part, {x, 1 - x})));
+        least = std::min(
+            least, least_of_all(theory, model,
+                                Fractions(model.cluster(), Shares(by_type(part, {x, 1 - x})))));
       }
       best.emplace_back(least, devices);
       // At any shares of its own.
