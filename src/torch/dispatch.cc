@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "torch/blas.h"
 
 namespace motley {
 namespace {
@@ -219,7 +220,10 @@ std::vector<at::Tensor> call(const Operator& op, const std::vector<Arg>& args, T
     else
       stack.push_back(schema.kind == ArgKind::device ? c10::IValue(device) : schema.fill);
   }
-  op.handle.callBoxed(&stack);
+  {
+    const auto turn = blas_turn();
+    op.handle.callBoxed(&stack);
+  }
   std::vector<at::Tensor> outputs;
   for (c10::IValue& value : stack) {
     if (value.isTensor()) {

@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "core/error.h"
 
 namespace motley {
@@ -74,6 +77,22 @@ TEST(Dispatch, ViewsReadElementsInOrder) {
 TEST(Dispatch, ResultsNeedNoGradient) {
   auto leaf = [](ValueId) { return kX.clone().requires_grad_(); };
   EXPECT_FALSE(call(find_operator("aten::relu"), {ValueId(0)}, leaf)[0].requires_grad());
+}
+
+TEST(Dispatch, ThreadsMultiplyAtTheSameTime) {
+  const at::Tensor a = at::randn({37, 53}, at::kDouble), b = at::randn({53, 41}, at::kDouble);
+  const auto operand = [&](ValueId v) { return v.index == 0 ? a : b; };
+  const Operator& mm = find_operator("aten::mm");
+  const at::Tensor expected = call(mm, {ValueId(0), ValueId(1)}, operand)[0];
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 6; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 2000; ++i)
+        wrong += !call(mm, {ValueId(0), ValueId(1)}, operand)[0].allclose(expected, 1e-12, 1e-12);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
 }
 
 TEST(DispatchErrors, NameTheMistake) {

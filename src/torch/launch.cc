@@ -19,6 +19,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "torch/blas.h"
 #include "torch/gloo.h"
 
 extern char** environ;
@@ -299,7 +300,10 @@ const char* network_of_worker() { return std::getenv(kNetworkVariable); }
 
 bool is_launched_worker() { return std::getenv(kReportVariable) != nullptr; }
 
-void set_threads(int threads) { at::set_num_threads(threads); }
+void set_threads(int threads) {
+  at::set_num_threads(threads);
+  set_blas_threads(threads);
+}
 
 void keep_freed_memory() {
   memory_is_kept = true;
