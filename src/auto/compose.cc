@@ -194,6 +194,8 @@ class Workbench::Composer {
                          .fewer = laps_ > 1 ? most : usual,
                          .recompute = replica.stages[s].recompute,
                          .thorough = composition_.thorough,
+                         .worth = stages_ == 1 ? composition_.worth
+                                           : std::numeric_limits<double>::infinity(),
                          .divided = divided_of(s)});
       }
     }

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
+
+#include "core/units.h"
 
 namespace motley::planner {
 
@@ -32,6 +35,9 @@ struct Composition {
   // Where memory is short, a stage's program is searched for even if the best one with all
   // parameters cut fits and is not much slower than without a limit.
   bool thorough = true;
+  // Of a composition of one stage: no program is fitted into memory that would take longer than
+  // this even if it fitted.
+  Seconds worth = std::numeric_limits<double>::infinity();
 };
 
 }  // namespace motley::planner

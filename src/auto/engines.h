@@ -4,6 +4,7 @@
 // ranked by the event simulator.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,6 +53,8 @@ struct VirtualDevices {
   bool automatic = true;  // nothing where machines are joined as well as their devices
   int size = 0;           // devices of a virtual one; 0: all that divide the machines are tried
   bool machine = false;   // the largest such size
+  // The step of another engine's plan: nothing is fitted into memory that would take longer.
+  Seconds known = std::numeric_limits<double>::infinity();
 };
 // Throws UserError if what is wanted does not divide the machines or the batch.
 EngineResult plan_virtual(const Request& request, const Cluster& cluster, const GraphOf& graph_of,

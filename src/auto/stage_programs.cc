@@ -149,6 +149,20 @@ Planned StagePrograms::plan(const StageTask& task) {
   Planned planned = unlimited(task, task.pieces(), nullptr);
   if (!request_.memory_limit || !planned.feasible || fits(task, planned))
     return as_run(task, std::move(planned));
+  // `hidden`: with as much of the reduction as a backward pass can hide.
+  const auto seconds_of = [&](const Planned& p, bool hidden = false) {
+    const Shares shares(p.ratios);
+    const PhaseSeconds s = phase_seconds(theory, p.program, group.model,
+                                         Fractions(group.cluster, shares), request_.optimizer);
+    const Seconds reduction = hidden ? std::max(0.0, s.reduction - s.backward) : s.reduction;
+    return s.forward * (task.recompute ? 2 : 1) + s.backward +
+           (reduction + s.update) / task.micro_batches;
+  };
+  if (const Seconds all = task.micro_batches * seconds_of(planned, true); all > task.worth) {
+    planned.feasible = false;
+    planned.reason = fmt::format("takes {:.3g} s a step even with more memory", all);
+    return planned;
+  }
   was_limited_ = true;
   // One that was found for a stage with more in flight does for its equals behind it: they are not
   // slower.
@@ -161,13 +175,6 @@ Planned StagePrograms::plan(const StageTask& task) {
     if (fits(task, known)) return as_run(task, known);
   // With all parameters cut: good enough if it is hardly slower, and better than nothing. Where
   // that does not fit, gathered and scattered in every pass.
-  const auto seconds_of = [&](const Planned& p) {
-    const Shares shares(p.ratios);
-    const PhaseSeconds s = phase_seconds(theory, p.program, group.model,
-                                         Fractions(group.cluster, shares), request_.optimizer);
-    return s.forward * (task.recompute ? 2 : 1) + s.backward +
-           (s.reduction + s.update) / task.micro_batches;
-  };
   const Planned* lean = nullptr;
   Planned in_pieces;
   if (group.cluster.size() > 1 && !task.pieces()) {

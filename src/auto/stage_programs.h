@@ -33,6 +33,7 @@ struct StageTask {
   int laps, micro_batches, in_flight;
   int fewer;  // in flight, if there is no room for `in_flight`; if there is none for these, 1
   bool recompute, thorough;
+  Seconds worth;  // of all micro-batches: no program is fitted into memory that takes longer
   Divided divided;
   // Whether parameters are cut and gathered, and gradients scattered, in every pass.
   bool pieces() const { return divided.level == 3 && group->cluster.size() > 1; }

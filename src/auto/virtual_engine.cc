@@ -139,7 +139,7 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
     }
     const auto start = std::chrono::steady_clock::now();
     // Where computation alone takes longer than what was found, nothing is planned.
-    Seconds best = std::numeric_limits<double>::infinity();
+    Seconds best = wanted.known;
     for (const auto& plan : result.plans) best = std::min(best, plan->predicted_step_s);
     std::vector<int> count(cluster.types.size(), 0);
     for (const std::vector<int>& d : devices)
@@ -152,6 +152,7 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
       Composition composition;
       composition.micro_batch = micro_batch;
       composition.joint = true;
+      composition.worth = best;
       for (int64_t i = 0; i < size; ++i) {
         ReplicaChoice replica;
         replica.micro_batches = static_cast<int>(request.batch / (micro_batch * size));

@@ -212,7 +212,7 @@ void add_plan_command(CLI::App& app) {
     std::vector<Candidate> candidates;
     spmd::PlanResult result;
     Seconds pipeline_bound = 0;
-    const planner::VirtualDevices virtual_devices = read_virtual_devices(args->virtual_devices);
+    planner::VirtualDevices virtual_devices = read_virtual_devices(args->virtual_devices);
     const bool forced = args->virtual_devices != "auto" && args->virtual_devices != "off";
     if (forced && (args->engine != "auto" || !args->fix.empty() || !args->strategy.empty()))
       throw user_error(
@@ -232,14 +232,15 @@ void add_plan_command(CLI::App& app) {
     const bool all = args->engine == "auto" && args->strategy.empty() && !forced;
     const bool spmd_wanted =
         args->fix.empty() && !forced && (all || args->engine == "spmd" || args->engine == "auto");
-    // Engines do not know of each other; each has its own result.
-    std::vector<std::function<void()>> searches;
+    // Each engine has its own result. The second ones need not look hard for what is slower than
+    // those of the first.
+    std::vector<std::function<void()>> first, second;
     // A file of one batch is of a step, or of micro-batches.
     const bool of_step =
         !(captured && all && !file.has(args->batch) && args->batch % file.batch == 0);
     result.feasible = false;
     if (spmd_wanted && of_step)
-      searches.push_back([&, graph = graph_of(args->batch)] {
+      first.push_back([&, graph = graph_of(args->batch)] {
         for (const std::string& op : Theory(graph).unknown_ops())
           spdlog::warn("{} is not in the op table: it runs replicated", op);
         result = spmd::plan(graph, cluster, request);
@@ -263,15 +264,20 @@ void add_plan_command(CLI::App& app) {
               args->batch, size, args->micro_batch > 0 ? "" : ", the batch of " + args->model);
       const grid::Fixed fixed = grid::parse_fixed(args->fix);
       if (args->fix.empty() && (all || args->engine == "pipeline"))
-        searches.push_back([&] { by_pipeline = plan_pipeline(pipelines, cluster, graph_of); });
+        second.push_back([&] { by_pipeline = plan_pipeline(pipelines, cluster, graph_of); });
       if (all || args->engine == "grid" || !args->fix.empty())
-        searches.push_back(
-            [&, fixed] { by_grid = plan_grid(pipelines, cluster, graph_of, fixed); });
+        first.push_back([&, fixed] { by_grid = plan_grid(pipelines, cluster, graph_of, fixed); });
       if (forced || (all && args->fix.empty() && args->virtual_devices == "auto"))
-        searches.push_back(
-            [&] { by_virtual = plan_virtual(pipelines, cluster, graph_of, virtual_devices); });
+        second.push_back([&] {
+          if (result.feasible) virtual_devices.known = result.plan.predicted_step_s;
+          if (by_grid.has_value() && !by_grid->plans.empty())
+            virtual_devices.known =
+                std::min(virtual_devices.known, by_grid->plans[0]->predicted_step_s);
+          by_virtual = plan_virtual(pipelines, cluster, graph_of, virtual_devices);
+        });
     }
-    parallel_for(static_cast<int>(searches.size()), args->threads, [&](int i) { searches[i](); });
+    for (const auto& searches : {first, second})
+      parallel_for(static_cast<int>(searches.size()), args->threads, [&](int i) { searches[i](); });
     if (result.feasible)
       candidates.push_back({"spmd", result.reason, simulate(result.plan).step, result.search_s,
                             std::make_unique<Plan>(std::move(result.plan))});

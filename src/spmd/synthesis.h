@@ -47,7 +47,7 @@ struct SynthesisOptions {
   const Synthesis* known = nullptr;  // a pair that the answer must not be worse than
   bool certify = true;               // false: lower bounds are what the search gives for nothing
   // What the lower bound of a step with overlap may cost: states of its program searches, about.
-  int64_t certify_states = 300'000;
+  int64_t certify_states = 4'000'000;
   // An answer that takes longer than this is not certified, and one that takes much longer is not
   // looked for as hard.
   Seconds certify_below = std::numeric_limits<Seconds>::infinity();
