@@ -185,18 +185,18 @@ class Workbench::Composer {
         const int count = replica.micro_batches, usual = std::min(stages_ - s, count),
                   wanted = std::max(stages_ - s, composition_.replicas[r].stages[s].in_flight),
                   most = laps_ > 1 ? in_flight(replica, s) : std::min(wanted, count);
-        tasks.push_back({.theory = &result_.theory(s),
-                         .number = numbers[s],
-                         .group = kinds_[r][s],
-                         .laps = laps_,
-                         .micro_batches = count,
-                         .in_flight = most,
-                         .fewer = laps_ > 1 ? most : usual,
-                         .recompute = replica.stages[s].recompute,
-                         .thorough = composition_.thorough,
-                         .worth = stages_ == 1 ? composition_.worth
-                                           : std::numeric_limits<double>::infinity(),
-                         .divided = divided_of(s)});
+        tasks.push_back(
+            {.theory = &result_.theory(s),
+             .number = numbers[s],
+             .group = kinds_[r][s],
+             .laps = laps_,
+             .micro_batches = count,
+             .in_flight = most,
+             .fewer = laps_ > 1 ? most : usual,
+             .recompute = replica.stages[s].recompute,
+             .thorough = composition_.thorough,
+             .worth = stages_ == 1 ? composition_.worth : std::numeric_limits<double>::infinity(),
+             .divided = divided_of(s)});
       }
     }
     std::vector<const Planned*> found;
