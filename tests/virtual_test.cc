@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <set>
 
 #include "auto/engines.h"
@@ -137,6 +138,29 @@ TEST(Virtual, GradientsCrossBetweenMachinesOnce) {
   // Eight groups side by side, each with all of it, through one port of 1.3 GB/s.
   const Seconds once = 2 * 7. / 8 * bytes / 1.3e9;
   EXPECT_GT(simulate(without).step - simulate(plan).step, 5 * once);
+}
+
+// Where a program would be slower than what is known even if it had more memory, none is fitted.
+TEST(Virtual, WhatIsSlowIsNotFittedIntoMemory) {
+  const std::string model = "mlp:layers=8,hidden=512,in=64";
+  Cluster cluster = uneven(1);
+  const planner::EngineResult ample = planned(model, cluster, 64, {.automatic = false, .size = 2});
+  ASSERT_FALSE(ample.plans.empty());
+  for (DeviceType& type : cluster.types) type.memory = 6e6;
+  auto with = [&](Seconds known) {
+    return planned(model, cluster, 64, {.automatic = false, .size = 2, .known = known});
+  };
+  const planner::EngineResult fitted = with(std::numeric_limits<double>::infinity());
+  ASSERT_FALSE(fitted.plans.empty()) << fitted.reason;
+  const Seconds step = fitted.plans[0]->predicted_step_s;
+  EXPECT_GT(step, ample.plans[0]->predicted_step_s);
+  const planner::EngineResult same = with(2 * step);
+  ASSERT_FALSE(same.plans.empty()) << same.reason;
+  EXPECT_EQ(same.plans[0]->predicted_step_s, step);
+  const planner::EngineResult none = with(0.5 * ample.plans[0]->predicted_step_s);
+  EXPECT_TRUE(none.plans.empty());
+  EXPECT_THAT(none.reason, HasSubstr("even with more memory"));
+  EXPECT_LT(none.planned, fitted.planned);
 }
 
 TEST(Virtual, WhatDoesNotDivideIsSaidInOneLine) {
