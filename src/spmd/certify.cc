@@ -138,7 +138,7 @@ Seconds Certifier::plain_bound(const Certified& certified, int64_t states) {
   return std::min(certified.step(), play(certified, &game));
 }
 
-Seconds Certifier::bound(const Certified& certified, int64_t states) {
+Seconds Certifier::bound(const Certified& certified, int64_t states, int divisions) {
   struct Class {
     int64_t first, end;         // where the last barrier runs; 0: or nowhere
     std::vector<int64_t> cuts;  // where stretches begin, besides
@@ -158,7 +158,8 @@ Seconds Certifier::bound(const Certified& certified, int64_t states) {
   all.mixture = opening.mixture;
   if (certified.program != nullptr) all.weakest = {certified.program};
   std::vector<Class> classes{all};
-  for (int i = 0; i < kClasses && effort_.states < most_states_; ++i) {
+  divisions = std::min(divisions, kClasses);
+  for (int i = 0; i < divisions && effort_.states < most_states_; ++i) {
     const auto least =
         std::min_element(classes.begin(), classes.end(),
                          [](const Class& a, const Class& b) { return a.bound < b.bound; });

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -70,8 +71,9 @@ class Certifier {
             WarmStart* warm, ProgramPool* pool);
 
   // No more than the step. Where it is more than kWideGap below the step, about so many states were
-  // searched, or nothing is left to divide by.
-  Seconds bound(const Certified& certified, int64_t states);
+  // searched, classes were divided that often, or nothing is left to divide by.
+  Seconds bound(const Certified& certified, int64_t states,
+                int divisions = std::numeric_limits<int>::max());
   // The same without classes of programs.
   Seconds plain_bound(const Certified& certified, int64_t states);
 

@@ -57,6 +57,10 @@ constexpr double kNearly = 1.1;  // times the step that matters, for which round
 
 // Of a step that communicates less, overlapping does not decide.
 constexpr double kWorthOverlapping = 0.02;
+// Where no bound is asked for, that its games are played for: of programs that take the same while
+// nothing overlaps some hide all gradients and some none.
+constexpr int64_t kPlayStates = 20'000;
+constexpr int kPlayDivisions = 1;
 
 // Tries of the secant method for the price of a byte.
 constexpr int kMemorySolves = 5, kHintedMemorySolves = 2;
@@ -334,7 +338,7 @@ class Search {
     }
     if (!best_.feasible) return;
     hide();
-    if (certify_exposed() < (1 - kWideGap) * best_.step()) certify(true);
+    if (certify_exposed(options_.certify_states) < (1 - kWideGap) * best_.step()) certify(true);
   }
 
   // Rounds for programs in which types wait for one another in turn: no weights of types find them.
@@ -367,8 +371,14 @@ class Search {
     if (!options_.overlap) {
       best_.lower_bound = certify(worth);
     } else if (worth) {
-      best_.lower_bound = certify_exposed();
+      best_.lower_bound = certify_exposed(options_.certify_states);
       if (gap() > kWideGap) best_.synchronised_bound = certify(true);
+    } else if (options_.restriction == Restriction::none &&
+               best_.cost.comm - best_.hidden > kWorthOverlapping * best_.step()) {
+      // All programs so far at the best ratios: the game asks for others than these.
+      const Ratios ratios = best_.ratios;
+      for (const ProgramPool::Found& f : pool_.found()) offer(*f.program, ratios);
+      certify_exposed(kPlayStates, kPlayDivisions);
     }
   }
 
@@ -730,8 +740,8 @@ class Search {
     return std::min(bound, step());
   }
 
-  // The same of the step with overlap, of the best pair.
-  Seconds certify_exposed() {
+  // The same of the step with overlap, of the best pair, for about so many states.
+  Seconds certify_exposed(int64_t states, int divisions = std::numeric_limits<int>::max()) {
     const Ratios ratios = best_.ratios;
     const Shares shares(ratios);
     const Fractions fractions(model_.cluster(), shares);
@@ -740,7 +750,7 @@ class Search {
     const Seconds bound =
         certifier.bound({&fractions, [&] { return best_.step(); }, best_program_, first_,
                          [&](const Program& program) { offer(program, ratios); }},
-                        options_.certify_states);
+                        states, divisions);
     best_.solves += certifier.effort().solves;
     best_.states += certifier.effort().states;
     if (certifier.effort().worst_stop != StopReason::kOptimal)
