@@ -367,19 +367,21 @@ class Search {
 
   // The lower bounds of the plan's shares.
   void certify() {
-    const bool worth = options_.certify && best_.step() <= options_.certify_below;
+    auto worth = [&] { return options_.certify && best_.step() <= options_.certify_below; };
     if (!options_.overlap) {
-      best_.lower_bound = certify(worth);
-    } else if (worth) {
-      best_.lower_bound = certify_exposed(options_.certify_states);
-      if (gap() > kWideGap) best_.synchronised_bound = certify(true);
-    } else if (options_.restriction == Restriction::none &&
-               best_.cost.comm - best_.hidden > kWorthOverlapping * best_.step()) {
+      best_.lower_bound = certify(worth());
+      return;
+    }
+    if (!worth() && options_.restriction == Restriction::none &&
+        best_.cost.comm - best_.hidden > kWorthOverlapping * best_.step()) {
       // All programs so far at the best ratios: the game asks for others than these.
       const Ratios ratios = best_.ratios;
       for (const ProgramPool::Found& f : pool_.found()) offer(*f.program, ratios);
       certify_exposed(kPlayStates, kPlayDivisions);
     }
+    if (!worth()) return;
+    best_.lower_bound = certify_exposed(options_.certify_states);
+    if (gap() > kWideGap) best_.synchronised_bound = certify(true);
   }
 
   // Shares that divide well are not always those of the linear program, which knows no integers:
