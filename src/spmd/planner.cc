@@ -155,7 +155,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
           result.devices = devices;
         }
       }
-      if (whole <= kNearly * best.step() && search(model, best.step())) take_all();
+      if (whole <= kNearly * best.step() && search(model, kNearly * best.step())) take_all();
     }
     result.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
