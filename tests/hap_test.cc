@@ -12,6 +12,7 @@
 #include "graph/canonical.h"
 #include "shard/shares.h"
 #include "spmd/planner.h"
+#include "spmd/test_memory.h"
 #include "torch/capture.h"
 #include "torch/trainer.h"
 
@@ -176,6 +177,22 @@ TEST(Hap, MemoryPressureCutsParameters) {
       expect_equal_to_one_device(tight.plan, fmt::format("{} at {}", model, part));
     }
     EXPECT_GT(found, 0) << model;
+  }
+}
+
+// What a lower bound that knows of memory counts, no program of these models is below.
+TEST(Hap, MemoryProblemsBoundPrograms) {
+  int64_t seed = 1;
+  for (const auto& [model, batch] : std::vector<std::pair<std::string, int64_t>>{
+           {"gpt:layers=3,hidden=16,heads=4,seq=6,vocab=11,dropout=0.2", 24},
+           {"bert-moe:layers=4,hidden=16,heads=2,seq=6,vocab=11,experts=5,every=2", 24},
+           {"moe:layers=2,hidden=8,heads=2,kv_heads=1,ffn=6,experts=3,seq=6,vocab=11", 20},
+           {"vit:layers=3,hidden=16,heads=4,image=8,patch=4,classes=5", 24},
+           {"resnet50:width=2,image=32,classes=5", 12}}) {
+    SCOPED_TRACE(model);
+    EXPECT_LT(
+        spmd::expect_no_program_below(canonicalize(capture(model, batch).graph), 1, 12, seed++),
+        0.5);
   }
 }
 

@@ -304,47 +304,62 @@ Balance balance(const BalanceProblem& problem) {
   return result;
 }
 
-std::vector<double> dearest_weights(const std::vector<PriceLine>& lines, double* price) {
+Dearest dearest(const std::vector<PriceLine>& lines, double most) {
   MOTLEY_CHECK(!lines.empty());
-  const size_t types = lines[0].compute.size();
+  const size_t types = lines[0].compute.size(), limits = lines[0].excess.size();
   double unit = 0;
   for (const PriceLine& line : lines) {
-    MOTLEY_CHECK(line.compute.size() == types);
+    MOTLEY_CHECK(line.compute.size() == types && line.excess.size() == limits);
     for (double seconds : line.compute) unit = std::max(unit, line.comm + seconds);
   }
   if (unit == 0) unit = 1;
   // Maximise z, which is at most the price of every line.
   LinearProgram lp;
-  const int z = lp.column(-1, 1);
+  const int z = lp.column(-1, 1 + most);
   std::vector<std::pair<int, double>> sum;
-  std::vector<int> w;
+  std::vector<int> w, m;
   for (size_t j = 0; j < types; ++j) {
     w.push_back(lp.column(0));
     sum.emplace_back(w.back(), 1);
   }
+  for (size_t k = 0; k < limits; ++k) m.push_back(lp.column(0, most));
   lp.row(1, 1, sum);
+  std::vector<int> rows;
   for (const PriceLine& line : lines) {
     std::vector<std::pair<int, double>> terms{{z, 1}};
     for (size_t j = 0; j < types; ++j) terms.emplace_back(w[j], -line.compute[j] / unit);
-    lp.row(-kClpInf, line.comm / unit, terms);
+    for (size_t k = 0; k < limits; ++k) terms.emplace_back(m[k], -line.excess[k] / unit);
+    rows.push_back(lp.row(-kClpInf, line.comm / unit, terms));
   }
   MOTLEY_CHECK(lp.solve(), "dearest weights");
-  std::vector<double> weights;
+  Dearest result;
+  double mixed = 0;
+  for (int row : rows) {
+    result.mix.push_back(std::max(0.0, -lp.dual[row]));
+    mixed += result.mix.back();
+  }
+  for (double& part : result.mix) part /= mixed > 0 ? mixed : 1;
   double total = 0;
   for (int column : w) {
-    weights.push_back(std::max(0.0, lp.value[column]));
-    total += weights.back();
+    result.weights.push_back(std::max(0.0, lp.value[column]));
+    total += result.weights.back();
   }
-  for (double& weight : weights) weight /= total;
-  if (price != nullptr) {
-    *price = kInf;
-    for (const PriceLine& line : lines) {
-      double sum_of_line = line.comm;
-      for (size_t j = 0; j < types; ++j) sum_of_line += weights[j] * line.compute[j];
-      *price = std::min(*price, sum_of_line);
-    }
+  for (double& weight : result.weights) weight /= total;
+  for (int column : m) result.multipliers.push_back(std::clamp(lp.value[column], 0.0, most));
+  result.price = kInf;
+  for (const PriceLine& line : lines) {
+    double price = line.comm;
+    for (size_t j = 0; j < types; ++j) price += result.weights[j] * line.compute[j];
+    for (size_t k = 0; k < limits; ++k) price += result.multipliers[k] * line.excess[k];
+    result.price = std::min(result.price, price);
   }
-  return weights;
+  return result;
+}
+
+std::vector<double> dearest_weights(const std::vector<PriceLine>& lines, double* price) {
+  Dearest result = dearest(lines, 0);
+  if (price != nullptr) *price = result.price;
+  return result.weights;
 }
 
 }  // namespace motley::spmd

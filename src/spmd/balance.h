@@ -79,10 +79,12 @@ struct Balance {
 Balance balance(const BalanceProblem& problem);
 
 // What a program costs under fixed ratios if the device types took turns: under weights w it is
-// priced comm + sum_j w_j compute_j, at most the time of its step.
+// priced comm + sum_j w_j compute_j, at most the time of its step. With limits that it has to keep,
+// and multipliers m of them, sum_k m_k excess_k is added: no more than 0 if it keeps them.
 struct PriceLine {
-  double comm = 0;              // seconds
-  std::vector<double> compute;  // [type] seconds
+  double comm = 0;                  // seconds
+  std::vector<double> compute;      // [type] seconds
+  std::vector<double> excess = {};  // [limit] over it, seconds
 };
 
 // The weights (>= 0, sum 1) under which the cheapest of the lines is dearest. Searching programs
@@ -91,6 +93,16 @@ struct PriceLine {
 // `price`, if given, is that of the cheapest line: what no bound of this kind exceeds.
 // REQUIRES: at least one line; all of one length.
 std::vector<double> dearest_weights(const std::vector<PriceLine>& lines, double* price = nullptr);
+
+// The same with multipliers of limits, each between 0 and `most`.
+struct Dearest {
+  std::vector<double> weights;      // [type]
+  std::vector<double> multipliers;  // [limit]
+  std::vector<double> mix;          // [line] sum 1: the mixture of lines that costs as little under
+                                    // any weights and multipliers
+  double price = 0;                 // of the cheapest line
+};
+Dearest dearest(const std::vector<PriceLine>& lines, double most);
 
 // The time of the step under given ratios.
 double step_seconds(const BalanceProblem& problem, const std::vector<std::vector<double>>& ratio);

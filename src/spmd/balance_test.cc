@@ -253,6 +253,39 @@ TEST(Balance, DearestWeightsEqualTernarySearch) {
   }
 }
 
+// With a limit, multipliers prove what the best mixture of lines that keeps it on average costs.
+TEST(Balance, DearestEqualsTheBestMixture) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed);
+    std::vector<PriceLine> lines(rng.between(2, 8));
+    for (PriceLine& line : lines) line = {rng.uniform(), {rng.uniform()}, {rng.uniform() - 0.5}};
+    lines[0].excess[0] = -0.5;
+    const auto cost = [&](size_t i) { return lines[i].comm + lines[i].compute[0]; };
+    double least = kInf;
+    for (size_t a = 0; a < lines.size(); ++a)
+      for (size_t b = 0; b < lines.size(); ++b) {
+        const double over = lines[a].excess[0], under = lines[b].excess[0];
+        if (over <= 0) least = std::min(least, cost(a));
+        if (over <= 0 || under >= 0) continue;
+        const double part = under / (under - over);
+        least = std::min(least, part * cost(a) + (1 - part) * cost(b));
+      }
+    const Dearest d = dearest(lines, 1e4);
+    EXPECT_NEAR(d.price, least, 1e-6);
+    EXPECT_NEAR(d.weights[0], 1, 1e-12);
+    double mixed = 0, excess = 0, sum = 0;
+    for (size_t i = 0; i < lines.size(); ++i) {
+      mixed += d.mix[i] * cost(i);
+      excess += d.mix[i] * lines[i].excess[0];
+      sum += d.mix[i];
+    }
+    EXPECT_NEAR(sum, 1, 1e-9);
+    EXPECT_NEAR(mixed, least, 1e-6);
+    EXPECT_LE(excess, 1e-6);
+  }
+}
+
 TEST(Balance, InfeasibleSaysWhichTypeLacksWhat) {
   // Type 1 holds 3 GB too much of replicated state, whatever the ratios.
   const BalanceProblem fixed{

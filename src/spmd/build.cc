@@ -289,6 +289,9 @@ void Builder::add_nodes() {
     node.inputs = std::move(inputs);
     node.outputs = std::move(outputs);
     node.backward = backward;
+    for (int v : node.outputs)
+      if (v < static_cast<int>(makers_.size()))
+        makers_[v] = static_cast<int>(problem_.nodes.size());
     problem_.nodes.push_back(std::move(node));
     sources_.push_back(source);
     table_begin_.resize(problem_.option_tables.size(), kNever);
@@ -318,6 +321,7 @@ void Builder::add_nodes() {
     int token;
     std::vector<Placement> choices;
   };
+  makers_.assign(classes_.size(), -1);
   std::vector<Stored> parameters(graph.parameters.size()), buffers(graph.buffers.size());
   std::map<ValueId, std::pair<int, int>> role;  // source value -> (parameter, buffer)
   for (size_t p = 0; p < graph.parameters.size(); ++p)
@@ -600,6 +604,19 @@ void Builder::price(const Fractions& fractions, int micro_batches, const Exposur
       }
     }
   }
+}
+
+Bytes Builder::bytes(int value, int form, int type, const Fractions& fractions) const {
+  const auto& [v, p] = held(forms(classes_[value])[form])[0];
+  const double part = p.is_shard() ? fractions.by_type(theory_.cut(v, p))[type] : 1;
+  return part * static_cast<Bytes>(theory_.graph().spec(v).bytes());
+}
+
+Bytes Builder::least_bytes(int value, int type, const Fractions& fractions) const {
+  Bytes least = bytes(value, 0, type, fractions);
+  for (int f = 1; f < static_cast<int>(forms(classes_[value]).size()); ++f)
+    least = std::min(least, bytes(value, f, type, fractions));
+  return least;
 }
 
 void Builder::level() {

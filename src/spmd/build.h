@@ -48,6 +48,28 @@ class Builder {
           std::vector<ValueId> apart = {});
 
   const Problem& problem() const { return problem_; }
+  // The node of the graph that a node of the problem runs; invalid: what it is about is stored,
+  // or it only reads.
+  NodeId node(int problem_node) const {
+    const Source& source = sources_[problem_node];
+    return source.origin == Origin::node ? source.node : NodeId();
+  }
+  // The value of the problem that a value of the graph is in, and of that what its views are of.
+  int value(ValueId v) const { return class_of_[v.index]; }
+  ValueId root(int value) const { return classes_[value].root; }
+  int values() const { return static_cast<int>(classes_.size()); }
+  // The node of the problem that makes a value, and the token that it makes with a parameter that
+  // the step changes; -1: none.
+  int maker(int value) const { return makers_[value]; }
+  int token(int value) const {
+    const std::vector<int>& made = problem_.nodes[makers_[value]].outputs;
+    return sources_[makers_[value]].parameter >= 0 && made.size() == 2 ? made[1] : -1;
+  }
+  // What a device of a type holds of a value in a form, and at least in any form.
+  Bytes bytes(int value, int form, int type, const Fractions& fractions) const;
+  Bytes least_bytes(int value, int type, const Fractions& fractions) const;
+  // Whether it is nothing but a gradient.
+  bool is_gradient(int value) const { return gradient_view_[value]; }
   // Sets all costs for the given shares. The structure (what order.h looks at) does not change.
   // With `micro_batches` the program runs that often in a step: what it does once per step, the
   // collectives of gradients and the optimizer, counts one part in so many.
@@ -167,6 +189,7 @@ class Builder {
   std::vector<int64_t> table_begin_;          // [option table] first of its nodes
   std::vector<int64_t> table_last_;           // [option table] last of its nodes
   std::vector<Source> sources_;               // [problem node]
+  std::vector<int> makers_;                   // [class] problem node
   std::vector<OptionOrigin> option_origins_;  // [option table]
   std::vector<bool> gradient_class_;          // class holds a gradient that only an update reads
   std::vector<bool> gradient_view_;           // some member of the class is one

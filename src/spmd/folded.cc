@@ -17,7 +17,8 @@
 namespace motley::spmd {
 namespace {
 
-constexpr Effort kTight{1e-7, 2};
+// Of the bound, that sweeps go on for.
+constexpr double kTight = 1e-7;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kBeam = 500;    // states kept once time is up
@@ -305,12 +306,12 @@ Solution search(const Problem& problem, const Order& order, const Layout& layout
                 const Weights& weights, const Limits& limits, double start, WarmStart* warm) {
   // A rough bound is enough where few states are near the best; where they are many, a tight one
   // pays.
-  Tables tables(problem, order, weights, {limits.rough, 1}, warm);
+  Tables tables(problem, order, weights, {limits.rough, 1, limits.max_sweeps}, warm);
   {
     Search<W> quick(problem, order, layout, &tables, limits, start);
     if (auto solution = quick.run(weights, limits.rough_states)) return *solution;
   }
-  tables.tighten(kTight, warm);
+  tables.tighten({kTight, 2, limits.max_sweeps}, warm);
   return *Search<W>(problem, order, layout, &tables, limits, start)
               .run(weights, std::numeric_limits<int64_t>::max());
 }

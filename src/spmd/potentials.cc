@@ -14,14 +14,13 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kMostForms = 9;   // that users of a value may need; beyond it has no lambda
 constexpr int kMostUsers = 24;  // likewise
-constexpr int kSweeps = 40;
 
 }  // namespace
 
 Potentials::Potentials(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
-                       const std::vector<std::vector<double>>& prices, Effort effort,
+                       const std::vector<std::vector<double>>& prices, SweepLimits sweeps,
                        std::vector<double>* warm)
-    : effort_(effort), problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
+    : sweeps_(sweeps), problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
   const size_t values = problem.value_table.size();
   const int steps = static_cast<int>(order.steps.size());
   frozen_.assign(values, 0);
@@ -277,11 +276,11 @@ Potentials::Sweeps Potentials::tied() {
 void Potentials::improve(const Sweeps& graph) {
   double most = total(graph);
   std::vector<double> best = lambda_;
-  for (int i = 0, idle = 0; i < kSweeps && idle < effort_.idle; ++i, ++idle) {
+  for (int i = 0, idle = 0; i < sweeps_.most && idle < sweeps_.idle; ++i, ++idle) {
     for (size_t k = 0; k < graph.nodes.size(); ++k) visit(graph, graph.nodes[k].first, true);
     for (size_t k = graph.nodes.size(); k-- > 0;) visit(graph, graph.nodes[k].first, false);
     const double now = total(graph);
-    if (now > most + effort_.progress * std::abs(now)) idle = -1;
+    if (now > most + sweeps_.progress * std::abs(now)) idle = -1;
     if (now > most) {
       most = now;
       best = lambda_;

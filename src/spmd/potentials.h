@@ -37,16 +37,17 @@ namespace motley::spmd {
 // Blocks at the end of a repeat, and at its beginning, whose lambda is their own.
 constexpr int kEndBlocks = 2;
 
-// Sweeps end after `idle` of them in a row that gain less than `progress` of the bound.
-struct Effort {
+// Sweeps end after `idle` of them in a row that gain less than `progress` of the bound, and after
+// `most`.
+struct SweepLimits {
   double progress;
-  int idle;
+  int idle, most;
 };
 
 class Potentials {
  public:
   Potentials(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
-             const std::vector<std::vector<double>>& prices, Effort effort,
+             const std::vector<std::vector<double>>& prices, SweepLimits sweeps,
              std::vector<double>* warm);
 
   // Least over options of the node's price with lambda.
@@ -75,7 +76,7 @@ class Potentials {
     return {value_ports_.data() + value_begin_[value],
             static_cast<size_t>(value_begin_[value + 1] - value_begin_[value])};
   }
-  const Effort effort_;
+  const SweepLimits sweeps_;
   // Sets of forms that users of a value may need, smaller numbers first: `rest` is the index of the
   // set without its least form, `least`.
   struct Wants {

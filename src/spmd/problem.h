@@ -88,6 +88,7 @@ struct Limits {
   // expands that many states with them begins again with tight ones.
   double rough = 3e-3;
   int64_t rough_states = 20'000;
+  int max_sweeps = 40;  // over a problem and back, for its bounds
 };
 
 struct Solution {

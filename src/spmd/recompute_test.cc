@@ -43,21 +43,6 @@ gradient "layer0.w" %18
 gradient "layer1.w" %12
 )";
 
-Program whole(const Theory& theory) {
-  Program program;
-  const Graph& graph = theory.graph();
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    Step step;
-    step.node = NodeId(n);
-    const auto& triples = theory.triples(step.node);
-    for (size_t t = 0; t < triples.size(); ++t)
-      if (triples[t].cut == 0 && triples[t].out[0].is_replicated())
-        step.triple = static_cast<int>(t);
-    program.steps.push_back(step);
-  }
-  return program;
-}
-
 std::vector<std::string> lines_again(const Theory& theory, const Program& program) {
   std::vector<std::string> lines;
   for (const Step& step : program.steps)
@@ -74,7 +59,7 @@ TEST(Recompute, BlocksAreLayers) {
 TEST(Recompute, MakesAgainWhatOnlyItsBackwardPassReads) {
   const Graph graph = parse_graph(kGraph, "g");
   const Theory theory(graph);
-  const Program program = whole(theory);
+  const Program program = whole_program(theory);
   ASSERT_THAT(check(theory, program), IsEmpty());
   // Of layer 0, the second layer reads the relu's result, which stays; tanh's is made again.
   const Program lean = recompute(theory, program, blocks_of(graph), {true, false});
@@ -103,10 +88,10 @@ TEST(Recompute, MakesAgainWhatOnlyItsBackwardPassReads) {
 TEST(Recompute, TheCheckerSeesStepsThatNeverRan) {
   const Graph graph = parse_graph(kGraph, "g");
   const Theory theory(graph);
-  Program program = whole(theory);
+  Program program = whole_program(theory);
   program.steps[3].again = true;
   EXPECT_THAT(check(theory, program), testing::Contains(HasSubstr("what no earlier step ran")));
-  program = whole(theory);
+  program = whole_program(theory);
   program.steps.push_back(program.steps[0]);
   program.steps.back().again = true;
   EXPECT_THAT(check(theory, program), testing::Contains(HasSubstr("a source, again")));

@@ -16,6 +16,7 @@
 #include "spmd/balance.h"
 #include "spmd/certify.h"
 #include "spmd/folded.h"
+#include "spmd/memory_bound.h"
 #include "spmd/order.h"
 #include "spmd/recompute.h"
 
@@ -370,6 +371,8 @@ class Search {
     auto worth = [&] { return options_.certify && best_.step() <= options_.certify_below; };
     if (!options_.overlap) {
       best_.lower_bound = certify(worth());
+      if (worth() && gap() > kWideGap)
+        best_.lower_bound = std::max(best_.lower_bound, certify_limited(false));
       return;
     }
     if (!worth() && options_.restriction == Restriction::none &&
@@ -381,7 +384,11 @@ class Search {
     }
     if (!worth()) return;
     best_.lower_bound = certify_exposed(options_.certify_states);
-    if (gap() > kWideGap) best_.synchronised_bound = certify(true);
+    if (gap() > kWideGap) best_.lower_bound = std::max(best_.lower_bound, certify_limited(true));
+    if (gap() <= kWideGap) return;
+    best_.synchronised_bound = certify(true);
+    if (best_.synchronised_bound < (1 - kWideGap) * best_.cost.step)
+      best_.synchronised_bound = std::max(best_.synchronised_bound, certify_limited(false));
   }
 
   // Shares that divide well are not always those of the linear program, which knows no integers:
@@ -758,6 +765,29 @@ class Search {
     if (certifier.effort().worst_stop != StopReason::kOptimal)
       worst_stop_ = certifier.effort().worst_stop;
     return bound;
+  }
+
+  // A lower bound of the step of the best pair, with overlap or nothing hidden, that knows of the
+  // memory of devices; 0 where that is no limit.
+  Seconds certify_limited(bool overlap) {
+    const bool limited =
+        options_.memory_limit && options_.micro_batches == 1 &&
+        std::any_of(offers_.begin(), offers_.end(), [](const Offer& o) { return !o.fits; });
+    if (!limited) return 0;
+    const Ratios ratios = best_.ratios;
+    const Shares shares(ratios);
+    const Fractions fractions(model_.cluster(), shares);
+    const std::vector<int> none(theory_.graph().nodes.size(), -1);
+    const MemoryBound bound = memory_bound(
+        theory_, model_, options_.optimizer, options_.restriction, options_.limits,
+        {&fractions, options_.recompute ? &block_of_ : &none, overlap, first_,
+         [&] { return overlap ? best_.step() : best_.cost.step; },
+         [&](const Solution& solution) { offer(pool_.of(builder_, solution), ratios); }},
+        options_.certify_states);
+    best_.solves += bound.effort.solves;
+    best_.states += bound.effort.states;
+    if (bound.effort.worst_stop != StopReason::kOptimal) worst_stop_ = bound.effort.worst_stop;
+    return bound.bound;
   }
 
   // What every program takes besides its operators, as it is priced.

@@ -37,7 +37,7 @@ double Upgrade::compute(uint32_t b, uint32_t a) {
 }
 
 Tables::Tables(const Problem& the_problem, const Order& the_order, const Weights& weights,
-               Effort effort, std::vector<double>* warm)
+               SweepLimits sweeps, std::vector<double>* warm)
     : problem(the_problem), order(the_order), kinds_(order.kinds) {
   spaces_.reserve(problem.form_tables.size());
   for (const FormTable& table : problem.form_tables) spaces_.emplace_back(table);
@@ -47,11 +47,11 @@ Tables::Tables(const Problem& the_problem, const Order& the_order, const Weights
       prices[t].push_back(price(option, weights));
     }
   }
-  tighten(effort, warm);
+  tighten(sweeps, warm);
 }
 
-void Tables::tighten(Effort effort, std::vector<double>* warm) {
-  potentials = std::make_unique<Potentials>(problem, order, &spaces_, prices, effort, warm);
+void Tables::tighten(SweepLimits sweeps, std::vector<double>* warm) {
+  potentials = std::make_unique<Potentials>(problem, order, &spaces_, prices, sweeps, warm);
 }
 
 Upgrade* Tables::upgrade(int value, Role role) {

@@ -48,11 +48,11 @@ struct Kind {
 
 class Tables {
  public:
-  Tables(const Problem& the_problem, const Order& the_order, const Weights& weights, Effort effort,
-         std::vector<double>* warm);
+  Tables(const Problem& the_problem, const Order& the_order, const Weights& weights,
+         SweepLimits sweeps, std::vector<double>* warm);
 
   // Better bounds in place of those there are.
-  void tighten(Effort effort, std::vector<double>* warm);
+  void tighten(SweepLimits sweeps, std::vector<double>* warm);
 
   const Problem& problem;
   const Order& order;

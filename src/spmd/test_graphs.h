@@ -5,6 +5,7 @@
 
 #include "cluster/cluster.h"
 #include "graph/test_graphs.h"
+#include "shard/program.h"
 
 namespace motley::spmd {
 
@@ -16,6 +17,22 @@ inline DeviceType device(const std::string& name, double flops, double memory = 
 inline Cluster mixed(int fast, int slow, double bandwidth = 1e9, double memory = 16e9) {
   return flat_cluster({device("fast", 4e12, memory), device("slow", 1e12, memory)}, {fast, slow},
                       {LinkKind::switched, bandwidth, 1e-5});
+}
+
+// Every device does everything.
+inline Program whole_program(const Theory& theory) {
+  Program program;
+  const Graph& graph = theory.graph();
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    motley::Step step;
+    step.node = NodeId(n);
+    const auto& triples = theory.triples(step.node);
+    for (size_t t = 0; t < triples.size(); ++t)
+      if (triples[t].cut == 0 && triples[t].out[0].is_replicated())
+        step.triple = static_cast<int>(t);
+    program.steps.push_back(step);
+  }
+  return program;
 }
 
 }  // namespace motley::spmd
