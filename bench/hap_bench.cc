@@ -344,6 +344,8 @@ void iteration_times(Bench* bench, const Cluster& all, const std::vector<int>& e
         bench->row(b.name, cluster.size(), name, values.back());
       bench->row(b.name, cluster.size(), "gap", systems.hap.gap, "1");
       bench->row(b.name, cluster.size(), "motley gap", systems.motley.gap, "1");
+      if (systems.motley.gap > kGap)
+        bench->row(b.name, cluster.size(), "motley gap apart", systems.motley.apart, "1");
       const auto cell = [&](const std::string& name) {
         if (!systems.baselines.count(name)) return std::string("-");
         return time(name) > 0 ? fmt::format("{:.4f}", time(name)) : "no memory";
@@ -359,7 +361,11 @@ void iteration_times(Bench* bench, const Cluster& all, const std::vector<int>& e
           systems.hap.apart > 0 ? fmt::format("({:.2f}%)", 100 * systems.hap.apart).c_str() : "",
           100 * systems.motley.gap,
           systems.motley.devices < cluster.size()
-              ? fmt::format("  motley uses {}{}", systems.motley.devices,
+              ? fmt::format("{}  motley uses {}{}",
+                            systems.motley.gap > kGap && systems.motley.apart > 0
+                                ? fmt::format(" ({:.2f}%)", 100 * systems.motley.apart)
+                                : "",
+                            systems.motley.devices,
                             systems.motley.recomputes ? ", computes again for want of memory" : "")
                     .c_str()
               : "");

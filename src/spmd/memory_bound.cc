@@ -17,7 +17,7 @@ namespace motley::spmd {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kTarget = kWideGap / 2;  // gap at which a class of programs is left alone
+constexpr double kTarget = 0.9 * kWideGap;  // gap at which a class of programs is left alone
 constexpr double kGain = 1e-3;  // of the step, that another search could gain for it to be made
 constexpr int kSolves = 12;     // of one class
 constexpr int kClasses = 60;
