@@ -207,7 +207,7 @@ struct Outcome {
   double gap = 0, apart = 0;  // of the certificate; of the one with nothing hidden, if looked at
   double elsewhere = 0;       // on other devices, if looked at
   int devices = 0;            // in use
-  bool recomputes = false;    // activations, for want of memory, of which no bound knows
+  bool recomputes = false;    // activations, for want of memory
   std::string reason;
   std::vector<spmd::Baseline> baselines;
   spmd::PlanResult result;

@@ -68,8 +68,13 @@ class Builder {
   // What a device of a type holds of a value in a form, and at least in any form.
   Bytes bytes(int value, int form, int type, const Fractions& fractions) const;
   Bytes least_bytes(int value, int type, const Fractions& fractions) const;
-  // Whether it is nothing but a gradient.
+  // Whether it is nothing but a gradient, or a value and its view that is one.
   bool is_gradient(int value) const { return gradient_view_[value]; }
+  bool is_pure_gradient(int value) const { return gradient_class_[value]; }
+  // How a form holds what has it and is nearest to the value.
+  Placement placement(int value, int form) const {
+    return held(forms(classes_[value])[form])[0].second;
+  }
   // Sets all costs for the given shares. The structure (what order.h looks at) does not change.
   // With `micro_batches` the program runs that often in a step: what it does once per step, the
   // collectives of gradients and the optimizer, counts one part in so many.

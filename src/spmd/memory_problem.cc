@@ -228,6 +228,7 @@ class MemoryProblem::Assembly {
     find_pairs();
     hold();
     add_seconds();
+    add_reduced();
     add_modes();
     for (size_t n = 0; n < base_.nodes.size(); ++n) add_node(static_cast<int>(n));
   }
@@ -251,7 +252,9 @@ class MemoryProblem::Assembly {
   void add_least(int value, std::vector<Bytes>* bytes) const {
     for (int j = 0; j < types_; ++j) (*bytes)[j] += builder_.least_bytes(value, j, fractions_);
   }
-  int add_table(FormTable table, int origin) {
+  int add_table(int forms, FormOrigin origin) {
+    FormTable table{forms, std::vector<double>(forms * forms, kInfinity)};
+    for (int i = 0; i < forms; ++i) table.convert[i * forms + i] = 0;
     problem_.form_tables.push_back(std::move(table));
     result_.form_origins_.push_back(origin);
     return static_cast<int>(problem_.form_tables.size()) - 1;
@@ -262,11 +265,7 @@ class MemoryProblem::Assembly {
   }
   int add_token(int forms) {
     const auto [it, fresh] = token_tables_.try_emplace(forms, 0);
-    if (fresh) {
-      FormTable table{forms, std::vector<double>(forms * forms, kInfinity)};
-      for (int i = 0; i < forms; ++i) table.convert[i * forms + i] = 0;
-      it->second = add_table(std::move(table), -1);
-    }
+    if (fresh) it->second = add_table(forms, {});
     return add_value(it->second);
   }
   // The view of a value that views outside of its own block are of.
@@ -280,6 +279,7 @@ class MemoryProblem::Assembly {
   void find_pairs();
   void hold();
   void add_seconds();
+  void add_reduced();
   void add_modes();
   void add_node(int n);
   struct Plan;
@@ -306,6 +306,7 @@ class MemoryProblem::Assembly {
   std::vector<bool> pass_;                // [graph node] passes the mode on for a pair
   std::vector<std::vector<Bytes>> held_;  // [value][type] at the moment; empty: nothing
   std::vector<int> second_;               // [value] its second value, -1: none
+  std::vector<bool> reduced_;             // [value] has a form for being all-reduced
   std::vector<int> mode_;                 // [block] value that passes the mode on, -1: none
   std::map<int, int> token_tables_;       // by forms
   std::map<std::string, int> known_;      // option tables
@@ -375,10 +376,28 @@ void MemoryProblem::Assembly::add_seconds() {
                      [&](const Read& read) { return twice(read.at); }))
       continue;
     const auto [it, fresh] = tables.try_emplace(base_.value_table[c], 0);
-    if (fresh)
-      it->second =
-          add_table({forms, std::vector<double>(forms * forms, kInfinity)}, base_.value_table[c]);
+    if (fresh) it->second = add_table(forms, {base_.value_table[c], -1});
     second_[c] = add_value(it->second);
+  }
+}
+
+// Gradients that only the update of one parameter reads.
+void MemoryProblem::Assembly::add_reduced() {
+  reduced_.assign(builder_.values(), false);
+  std::vector<int> readers(builder_.values(), 0);
+  for (const spmd::Node& node : base_.nodes)
+    for (int c : node.inputs)
+      if (c < builder_.values()) ++readers[c];
+  std::map<int, int> tables;
+  for (size_t n = 0; n < base_.nodes.size(); ++n) {
+    const spmd::Node& node = base_.nodes[n];
+    if (builder_.node(static_cast<int>(n)).valid() || node.inputs.size() != 2) continue;
+    const int c = node.inputs[1];
+    if (!builder_.is_pure_gradient(c) || readers[c] != 1 || forms_of(c) + 1 > kMaxForms) continue;
+    reduced_[c] = true;
+    const auto [it, fresh] = tables.try_emplace(base_.value_table[c], 0);
+    if (fresh) it->second = add_table(forms_of(c) + 1, {base_.value_table[c], c});
+    problem_.value_table[c] = it->second;
   }
 }
 
@@ -424,6 +443,7 @@ struct MemoryProblem::Assembly::Plan {
   bool source = false, must = false, may = false, moded = false;
   std::vector<int> in, out;  // slots with second values
   std::vector<Bytes> bytes;  // held if it runs once
+  bool reduced = false;      // it updates with a gradient that has a form for being all-reduced
   int part = 0, again = 0;   // stretches that it runs in, and again
 
   bool runs_again() const { return must || may; }
@@ -438,7 +458,8 @@ std::string MemoryProblem::Assembly::key_of(const Plan& plan) const {
     key += fmt::format("|{}{},{},{}", what, slot, pair.once, base_.value_table[pair.value]);
     if (pair.parameter()) key += fmt::format(",{}", base_.nodes[builder_.maker(pair.value)].table);
   };
-  key += fmt::format("|{}", made_[plan.node].size());
+  key += fmt::format("|{},{}", made_[plan.node].size(),
+                     plan.reduced ? forms_of(base_.nodes[plan.node].inputs[1]) : 0);
   for (int p : early_[plan.node]) add("e", pairs_[p].early.slot, pairs_[p]);
   for (int p : late_[plan.node]) add("l", pairs_[p].late.slot, pairs_[p]);
   return key;
@@ -513,6 +534,10 @@ void MemoryProblem::Assembly::fill(const Plan& plan, OptionTable* table,
   };
   for (int o = 0; o < static_cast<int>(options.size()); ++o) {
     fill_option(o, 1, 0);
+    if (plan.reduced && builder_.placement(node.inputs[1], options[o].in[1]).is_replicated()) {
+      fill_option(o, 1, 0);
+      table->options.back().in[1] = none_of(node.inputs[1]);
+    }
     if (plan.moded && !plan.must) fill_option(o, 1, 1);
     if (plan.runs_again()) fill_option(o, 2, 1);
   }
@@ -529,6 +554,8 @@ void MemoryProblem::Assembly::add_node(int n) {
   plan.may = forward && !plan.must && twice(of.index);
   plan.moded = plan.must || (forward && pass_[of.index]);
   plan.bytes.assign(types_, 0);
+  plan.reduced = !of.valid() && node.inputs.size() == 2 && node.inputs[1] < builder_.values() &&
+                 reduced_[node.inputs[1]];
   auto has_second = [&](int value) { return value < builder_.values() && second_[value] >= 0; };
   for (size_t i = 0; i < node.inputs.size() && plan.runs_again(); ++i)
     if (has_second(node.inputs[i])) plan.in.push_back(static_cast<int>(i));
@@ -593,13 +620,33 @@ void MemoryProblem::price(const Exposure* exposure) {
   const Problem& base = builder_.problem();
   std::copy(base.form_tables.begin(), base.form_tables.end(), problem_.form_tables.begin());
   for (size_t t = 0; t < form_origins_.size(); ++t) {
-    if (form_origins_[t] < 0) continue;
-    const FormTable& from = base.form_tables[form_origins_[t]];
+    const FormOrigin& origin = form_origins_[t];
+    if (origin.base < 0) continue;
+    const FormTable& from = base.form_tables[origin.base];
     FormTable& table = problem_.form_tables[first_form_table_ + t];
-    for (int a = 0; a < table.forms; ++a) {
-      for (int b = 0; a < from.forms && b < from.forms; ++b)
-        table.convert[a * table.forms + b] = from.convert[a * from.forms + b];
-      table.convert[a * table.forms + from.forms] = 0;
+    const int last = from.forms;
+    for (int a = 0; a < last; ++a) {
+      for (int b = 0; b < last; ++b)
+        table.convert[a * table.forms + b] = from.convert[a * last + b];
+      if (origin.reduced < 0) table.convert[a * table.forms + last] = 0;
+    }
+    if (origin.reduced < 0) continue;
+    // In place of the whole form there is the one for being all-reduced.
+    auto is = [&](int form) { return builder_.placement(origin.reduced, form); };
+    for (int whole = 0; whole < last; ++whole) {
+      if (!is(whole).is_replicated()) continue;
+      Seconds shown = kInfinity;  // what counts of the message
+      for (int a = 0; a < last; ++a) {
+        if (!is(a).is_partial() || from.convert[a * last + whole] == kInfinity) continue;
+        shown = from.convert[a * last + whole];
+        table.convert[a * table.forms + last] = shown;
+        table.convert[a * table.forms + whole] = kInfinity;
+      }
+      const Seconds hidden =
+          std::max(0.0, builder_.reduction_seconds(builder_.root(origin.reduced)) - shown);
+      for (int b = 0; b < last && shown < kInfinity; ++b)
+        if (b != whole)
+          table.convert[last * table.forms + b] = from.convert[whole * last + b] + hidden;
     }
   }
   for (size_t t = 0; t < origins_.size(); ++t) {
@@ -650,7 +697,18 @@ Solution MemoryProblem::plain(const Solution& solution) const {
   for (size_t n = modes_.size(); n < problem_.nodes.size(); ++n)
     result.option.push_back(origins_[problem_.nodes[n].table].variants[solution.option[n]].option);
   for (const Conversion& c : solution.conversions)
-    if (c.value < builder_.values()) result.conversions.push_back(c);
+    if (c.value < builder_.values()) {
+      const Problem& base = builder_.problem();
+      const int forms = base.form_tables[base.value_table[c.value]].forms;
+      // All-reduced is whole.
+      auto form = [&](uint8_t f) {
+        if (f < forms) return f;
+        int whole = 0;
+        while (!builder_.placement(c.value, whole).is_replicated()) ++whole;
+        return static_cast<uint8_t>(whole);
+      };
+      result.conversions.push_back({c.value, form(c.from), form(c.to)});
+    }
   return result;
 }
 

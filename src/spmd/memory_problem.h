@@ -12,6 +12,10 @@
 // reader passes the form that it read on to the later one. So copies of parameters count that are
 // gathered once for both passes, and what blocks read of one another.
 //
+// A gradient that is all-reduced and then cut, for a parameter that is stored in pieces, is not
+// hidden: the program waits where it is cut. So gradients have a form for being all-reduced, which
+// an update of the whole parameter takes as it is, and which is cut at the price of a message.
+//
 // A solution is a program and a choice of blocks. Its price is at most the time of that program,
 // and its bytes are at most what that program holds at the moment; either may be less, since forms
 // count that are no program's.
@@ -79,7 +83,12 @@ class MemoryProblem {
   Problem problem_;
   std::vector<TableOrigin> origins_;  // [option table]
   int first_form_table_ = 0;          // after those of the builder
-  std::vector<int> form_origins_;     // [form table from there] of the builder; -1: no conversions
+  // Where a form table comes from: one of the builder with a last form more.
+  struct FormOrigin {
+    int base = -1;     // -1: it has no conversions
+    int reduced = -1;  // a gradient whose last form is: all-reduced; -1: it is: none
+  };
+  std::vector<FormOrigin> form_origins_;  // [form table from there]
   std::vector<Bytes> besides_;
   std::vector<int> kinds_;
   struct Mode {
