@@ -384,10 +384,15 @@ class Search {
     }
     if (!worth()) return;
     best_.lower_bound = certify_exposed(options_.certify_states);
-    if (gap() > kWideGap) best_.lower_bound = std::max(best_.lower_bound, certify_limited(true));
     if (gap() <= kWideGap) return;
     best_.synchronised_bound = certify(true);
-    if (best_.synchronised_bound < (1 - kWideGap) * best_.cost.step)
+    auto loose = [&] { return best_.synchronised_bound < (1 - kWideGap) * best_.cost.step; };
+    // Bounds that are loose even if nothing overlaps may have to know of memory.
+    if (!loose()) return;
+    best_.lower_bound = std::max(best_.lower_bound, certify_limited(true));
+    if (gap() <= kWideGap)
+      best_.synchronised_bound = 0;
+    else if (loose())
       best_.synchronised_bound = std::max(best_.synchronised_bound, certify_limited(false));
   }
 
