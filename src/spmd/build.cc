@@ -682,6 +682,10 @@ Seconds Builder::reduction_seconds(ValueId gradient) const {
   return message_seconds(model_, static_cast<Bytes>(theory_.graph().spec(gradient).bytes()));
 }
 
+Seconds Builder::waited_seconds(ValueId gradient) const {
+  return std::max(0.0, reduction_seconds(gradient) - model_.net().all_reduce(0));
+}
+
 Seconds Builder::decided_seconds(const Exposure& exposure) const {
   Seconds seconds = 0;
   for (const Decision& d : exposure.decided)

@@ -95,6 +95,8 @@ class Builder {
   Seconds decided_seconds(const Exposure& exposure) const;
   // What the message of a gradient adds to a step at least.
   Seconds reduction_seconds(ValueId gradient) const;
+  // What it adds at least if the step waits for it at once: a neighbour may share its latency.
+  Seconds waited_seconds(ValueId gradient) const;
   // The gradients that a program all-reduces, ascending: of values that are views of one another
   // the one they are views of.
   std::vector<ValueId> reduced(const Program& program) const;

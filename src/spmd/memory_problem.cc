@@ -642,8 +642,10 @@ void MemoryProblem::price(const Exposure* exposure) {
         table.convert[a * table.forms + last] = shown;
         table.convert[a * table.forms + whole] = kInfinity;
       }
+      // Without an exposure all of it counts.
       const Seconds hidden =
-          std::max(0.0, builder_.reduction_seconds(builder_.root(origin.reduced)) - shown);
+          exposure ? std::max(0.0, builder_.waited_seconds(builder_.root(origin.reduced)) - shown)
+                   : 0;
       for (int b = 0; b < last && shown < kInfinity; ++b)
         if (b != whole)
           table.convert[last * table.forms + b] = from.convert[whole * last + b] + hidden;

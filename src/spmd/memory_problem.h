@@ -38,8 +38,7 @@ class MemoryProblem {
   static NodeId moment(const Theory& theory, const Builder& builder, const Fractions& fractions);
 
   // `block_of` as by blocks_of(); where all are -1, nothing is computed again. `from`: the parts of
-  // the builder. REQUIRES: builder.price() was called; theory and
-  // builder outlive this.
+  // the builder. REQUIRES: builder.price() was called; theory and builder outlive this.
   MemoryProblem(const Theory& theory, const Builder& builder, const std::vector<int>& block_of,
                 const Fractions& fractions, NodeId moment, std::vector<int64_t> from = {});
 

@@ -66,10 +66,12 @@ struct Synthesis {
   bool feasible = false;
   std::string reason;  // infeasible: which device type lacks how much; else why the search stopped
   Program program;
-  Ratios ratios;            // [segment][device], sum 1 each
-  ProgramCost cost;         // of program at ratios, nothing hidden
-  Seconds hidden = 0;       // of it behind the backward pass, if `overlap`
-  Seconds lower_bound = 0;  // of cost.step - hidden, of any program at these ratios
+  Ratios ratios;       // [segment][device], sum 1 each
+  ProgramCost cost;    // of program at ratios, nothing hidden
+  Seconds hidden = 0;  // of it behind the backward pass, if `overlap`
+  // Of cost.step - hidden, of any program at these ratios; of any that fits, if bounds that know no
+  // memory are loose.
+  Seconds lower_bound = 0;
   // Of cost.step, of any program at these ratios, if the overlap leaves a gap of more than 1%; else
   // 0.
   Seconds synchronised_bound = 0;
