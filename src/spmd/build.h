@@ -163,6 +163,8 @@ class Builder {
   }
   int part_of(int64_t node) const { return stretch_of(parts_, node); }
   ValueId root_of(ValueId value) const { return classes_[class_of_[value.index]].root; }
+  // Whether it is an input that another stage sends (graph/stage.h).
+  static bool is_received(const ::motley::Node& node);
   bool is_reduction(const ::motley::Step& step) const;
   void contract();
   void add_values();

@@ -17,9 +17,6 @@
 namespace motley::spmd {
 namespace {
 
-// Of the bound, that sweeps go on for.
-constexpr double kTight = 1e-7;
-
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kBeam = 500;    // states kept once time is up
 constexpr int kLookBack = 4;  // block boundaries compared with the newest
@@ -311,7 +308,7 @@ Solution search(const Problem& problem, const Order& order, const Layout& layout
     Search<W> quick(problem, order, layout, &tables, limits, start);
     if (auto solution = quick.run(weights, limits.rough_states)) return *solution;
   }
-  tables.tighten({kTight, 2, limits.max_sweeps}, warm);
+  tables.tighten({limits.tight, 2, limits.max_sweeps}, warm);
   return *Search<W>(problem, order, layout, &tables, limits, start)
               .run(weights, std::numeric_limits<int64_t>::max());
 }

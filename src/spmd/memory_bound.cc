@@ -23,6 +23,7 @@ constexpr int kSolves = 12;     // of one class
 constexpr int kClasses = 60;
 constexpr int64_t kStates = 200;  // of one step of a search
 constexpr int kSweeps = 1000;     // operators that run twice or not take long to agree
+constexpr double kTight = 1e-6;   // of the bound, that they go on for
 
 // Multipliers are in units of a step per memory of a device, or per so many blocks.
 constexpr double kFirstMost = 1, kMost = 64;
@@ -78,6 +79,7 @@ class Game {
       : theory_(theory), model_(model), limited_(limited), limits_(limits) {
     limits_.max_states = std::min(limits_.max_states, kStates);
     limits_.max_sweeps = kSweeps;
+    limits_.tight = kTight;
     builder_.emplace(theory, model, optimizer, restriction);
     if (limited.overlap) {
       from_ = stretches();

@@ -8,13 +8,13 @@
 
 #include "core/error.h"
 #include "graph/segment.h"
+#include "spmd/rerun.h"
 
 namespace motley::spmd {
 
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr int kMostPairForms = 9;  // of values that pairs of readers are looked for
 
 // Whether a value takes memory of its own, and not for the whole step.
@@ -27,140 +27,9 @@ bool takes_memory(const Graph& graph, const Builder& builder, int value) {
 
 }  // namespace
 
-// A use of a value.
-struct MemoryProblem::Read {
-  int node = -1, slot = 0;  // of the problem, and of its inputs
-  int64_t at = 0;           // node of the graph
-  ValueId view;             // what it reads: the value or a view of it
-};
-
-// What of a graph runs again when its block does.
-struct MemoryProblem::Blocks {
-  struct Value {
-    NodeId maker;
-    int block = -1;
-    bool made_forward = false, source = false;
-    bool inner = false;                   // nothing but its own block reads it forward
-    int64_t last = -1;                    // node that reads it last
-    std::vector<Read> forward, backward;  // in order
-  };
-  std::vector<Value> values;    // [value of the builder]
-  std::vector<bool> must, may;  // [graph node] runs again if its block does; may do so then
-  std::vector<int64_t> begin;   // [block] first node that reads what only the block reads forward
-  std::vector<bool> alone;      // [block] nothing reads that and the same of another block
-
-  Blocks(const Theory& theory, const Builder& builder, const std::vector<int>& block_of);
-  bool is_inner(int value) const {
-    return value < static_cast<int>(values.size()) && values[value].inner && !values[value].source;
-  }
-
- private:
-  void find_readers(const Graph& graph, const Builder& builder, const std::vector<int>& block_of);
-  void find_twice(const Graph& graph, const Builder& builder);
-};
-
-MemoryProblem::Blocks::Blocks(const Theory& theory, const Builder& builder,
-                              const std::vector<int>& block_of) {
-  const Graph& graph = theory.graph();
-  find_readers(graph, builder, block_of);
-  find_twice(graph, builder);
-  const int blocks = 1 + *std::max_element(block_of.begin(), block_of.end());
-  begin.assign(std::max(blocks, 0), kNever);
-  alone.assign(begin.size(), true);
-  const Problem& problem = builder.problem();
-  for (size_t n = 0; n < problem.nodes.size(); ++n) {
-    const NodeId node = builder.node(static_cast<int>(n));
-    if (!node.valid() || graph.node(node).phase == Phase::forward) continue;
-    std::vector<int> read;
-    for (int c : problem.nodes[n].inputs)
-      if (is_inner(c)) read.push_back(values[c].block);
-    for (int b : read) {
-      begin[b] = std::min<int64_t>(begin[b], node.index);
-      for (int other : read)
-        if (other != b) alone[b] = false;
-    }
-  }
-}
-
-void MemoryProblem::Blocks::find_readers(const Graph& graph, const Builder& builder,
-                                         const std::vector<int>& block_of) {
-  const Problem& problem = builder.problem();
-  for (int c = 0; c < builder.values(); ++c) {
-    Value v;
-    v.maker = graph.value(builder.root(c)).producer;
-    const ::motley::Node& node = graph.node(v.maker);
-    v.made_forward = node.phase == Phase::forward;
-    v.source = is_source(node);
-    v.block = block_of[v.maker.index];
-    v.inner = v.made_forward && v.block >= 0 && (!v.source || node.op == "motley::parameter");
-    values.push_back(std::move(v));
-  }
-  // Views of other blocks read it too.
-  for (size_t i = 0; i < graph.values.size(); ++i) {
-    const NodeId maker = graph.values[i].producer;
-    Value& v = values[builder.value(ValueId(i))];
-    if (graph.node(maker).phase == Phase::forward && block_of[maker.index] != v.block)
-      v.inner = false;
-  }
-  for (size_t n = 0; n < problem.nodes.size(); ++n) {
-    const NodeId node = builder.node(static_cast<int>(n));
-    const std::vector<ValueId> views =
-        node.valid() ? graph.inputs_of(graph.node(node)) : std::vector<ValueId>();
-    const auto& inputs = problem.nodes[n].inputs;
-    for (int slot = 0; slot < static_cast<int>(inputs.size()); ++slot) {
-      if (inputs[slot] >= builder.values()) continue;
-      Value& v = values[inputs[slot]];
-      if (!node.valid()) {  // needed at the end
-        v.inner = false;
-        continue;
-      }
-      const bool backward = graph.node(node).phase == Phase::backward;
-      v.last = std::max<int64_t>(v.last, node.index);
-      (backward ? v.backward : v.forward)
-          .push_back({static_cast<int>(n), slot, node.index, views[slot]});
-      if (!backward && block_of[node.index] != v.block) v.inner = false;
-    }
-  }
-  // Values of one node stay together.
-  for (const spmd::Node& node : problem.nodes) {
-    bool all = true;
-    for (int c : node.outputs) all = all && (c >= builder.values() || values[c].inner);
-    for (int c : node.outputs)
-      if (c < builder.values() && !all) values[c].inner = false;
-  }
-}
-
-// What the backward pass reads of a block and only that reads forward is made again, and all that
-// it is made of. What other blocks read too may be made again.
-void MemoryProblem::Blocks::find_twice(const Graph& graph, const Builder& builder) {
-  const Problem& problem = builder.problem();
-  std::vector<int> problem_node(graph.nodes.size(), -1);
-  for (size_t n = 0; n < problem.nodes.size(); ++n)
-    if (const NodeId node = builder.node(static_cast<int>(n)); node.valid())
-      problem_node[node.index] = static_cast<int>(n);
-  must.assign(graph.nodes.size(), false);
-  may = must;
-  auto close = [&](std::vector<bool>* set, std::vector<int64_t> stack) {
-    while (!stack.empty()) {
-      const int64_t n = stack.back();
-      stack.pop_back();
-      if (must[n] || (*set)[n]) continue;
-      (*set)[n] = true;
-      for (int c : problem.nodes[problem_node[n]].inputs)
-        if (is_inner(c)) stack.push_back(values[c].maker.index);
-    }
-  };
-  std::vector<int64_t> inner, outer;
-  for (const Value& v : values)
-    if (v.made_forward && !v.source && v.block >= 0 && !v.backward.empty())
-      (v.inner ? inner : outer).push_back(v.maker.index);
-  close(&must, std::move(inner));
-  close(&may, std::move(outer));
-}
-
 struct MemoryProblem::Pair {
   int value;
-  Read early, late;
+  Rerun::Read early, late;
   int token = -1;     // the form that the early reader read, the last one: none, or it is counted
   int stored = -1;    // of a parameter: its token, by choices; -1: no parameter
   int again = -1;     // of others: whether their maker runs again
@@ -219,7 +88,7 @@ class MemoryProblem::Assembly {
     result_.first_form_table_ = static_cast<int>(base_.form_tables.size());
     // Blocks that may run again later than the moment.
     for (size_t b = 0; b < blocks_.begin.size(); ++b)
-      modal_.push_back(blocks_.begin[b] < kNever &&
+      modal_.push_back(blocks_.begin[b] < Rerun::kNever &&
                        !(blocks_.begin[b] <= moment_ && blocks_.alone[b]));
     made_.resize(base_.nodes.size());
     early_.resize(base_.nodes.size());
@@ -294,7 +163,7 @@ class MemoryProblem::Assembly {
   const int64_t moment_;
   const std::vector<int64_t> from_;
   const int types_;
-  const Blocks blocks_;
+  const Rerun blocks_;
   MemoryProblem& result_;
   Problem& problem_;
 
@@ -315,15 +184,15 @@ class MemoryProblem::Assembly {
 void MemoryProblem::Assembly::find_pairs() {
   paired_.assign(builder_.values(), false);
   for (int c = 0; c < builder_.values(); ++c) {
-    const Blocks::Value& v = blocks_.values[c];
+    const Rerun::Value& v = blocks_.values[c];
     const int stored = graph_.node(v.maker).op == "motley::parameter" ? builder_.token(c) : -1;
     const bool outer = v.made_forward && !v.inner && is_modal(v.block) &&
                        blocks_.may[v.maker.index] && takes_memory(graph_, builder_, c);
     if (!(stored >= 0 || outer) || forms_of(c) + 1 > kMostPairForms) continue;
     Pair best{c, {}, {}};
     best.stored = stored;
-    for (const Read& early : v.forward)
-      for (const Read& late : v.backward) {
+    for (const Rerun::Read& early : v.forward)
+      for (const Rerun::Read& late : v.backward) {
         if (early.at >= moment_ || late.at < moment_) continue;
         const bool own = block_of_[early.at] == v.block;
         // Of a value of a block that runs again stays what another block reads.
@@ -350,7 +219,7 @@ void MemoryProblem::Assembly::hold() {
   result_.besides_.assign(types_, 0);
   held_.resize(builder_.values());
   for (int c = 0; c < builder_.values(); ++c) {
-    const Blocks::Value& v = blocks_.values[c];
+    const Rerun::Value& v = blocks_.values[c];
     if (v.last < moment_ || v.maker.index > moment_ || paired_[c] ||
         !takes_memory(graph_, builder_, c))
       continue;
@@ -368,12 +237,12 @@ void MemoryProblem::Assembly::add_seconds() {
   second_.assign(builder_.values(), -1);
   std::map<int, int> tables;
   for (int c = 0; c < builder_.values(); ++c) {
-    const Blocks::Value& v = blocks_.values[c];
+    const Rerun::Value& v = blocks_.values[c];
     const int forms = forms_of(c) + 1;
     if (!v.inner || !is_modal(v.block) || (!v.source && !twice(v.maker.index)) ||
         forms > kMaxForms ||
         std::none_of(v.forward.begin(), v.forward.end(),
-                     [&](const Read& read) { return twice(read.at); }))
+                     [&](const Rerun::Read& read) { return twice(read.at); }))
       continue;
     const auto [it, fresh] = tables.try_emplace(base_.value_table[c], 0);
     if (fresh) it->second = add_table(forms, {base_.value_table[c], -1});

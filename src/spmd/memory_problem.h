@@ -59,8 +59,6 @@ class MemoryProblem {
   Solution plain(const Solution& solution) const;
 
  private:
-  struct Blocks;
-  struct Read;
   // A value and two nodes that read it, one before the moment and one after.
   struct Pair;
   class Assembly;

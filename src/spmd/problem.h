@@ -89,6 +89,7 @@ struct Limits {
   double rough = 3e-3;
   int64_t rough_states = 20'000;
   int max_sweeps = 40;  // over a problem and back, for its bounds
+  double tight = 1e-7;  // of the bound, that they go on for
 };
 
 struct Solution {
