@@ -165,6 +165,9 @@ class Peers:
         self.inside = True
         try:
             yield
+        except BaseException:
+            self.entered -= 1  # whoever waits in it for this worker, which is not coming, need not be waited for
+            raise
         finally:
             self.inside = False
 
