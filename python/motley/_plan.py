@@ -78,9 +78,9 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     memory_limit  whether the devices' memory is a hard limit
     time_limit    seconds a program search may take
     ratios        shares of the devices; without them they are searched too
-    engine        'spmd': one program. 'pipeline', 'grid': stages of the model, fed with micro-batches; they
-                  compute the same only if the loss is a mean over samples, and batch normalisation sees a micro-batch at a
-                  time. 'auto': the fastest of the three.
+    engine        'spmd': one program. 'pipeline', 'grid': stages of the model, fed with micro-batches; they compute the same
+                  only if the loss is a mean over samples, and batch normalisation sees a micro-batch at a time. 'auto': the
+                  fastest of the three.
     all_devices   whether one program has to use every device; otherwise it leaves out those without which the step is
                   faster, and the plan's `devices` says which it uses. Given ratios are of all devices
 
