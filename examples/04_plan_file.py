@@ -24,7 +24,7 @@ if "RANK" not in os.environ:
     graph = motley.capture(make_model(), batch, loss_fn)
     plan = motley.plan(graph, f"{HERE}/three.yaml", optimizer="sgd")
     plan.save(path)
-    print(f"{plan}written to {path}; problems: {plan.check() or 'none'}")
+    print(f"{plan}written to {path}, for {len(plan.cluster)} workers; problems: {plan.check() or 'none'}")
 else:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

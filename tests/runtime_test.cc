@@ -164,6 +164,16 @@ void collectives(ProcessCommunicator& group) {
   equals_the_thread_group(group);
 }
 
+// Ranks 1 and 2 as a group of their own, over sockets of its own.
+void part_of_a_group(ProcessCommunicator& group) {
+  if (group.rank() == 0) return;
+  const auto part = join_group(part_of(*rendezvous_from_environment(), {1, 2}, "/part"));
+  MOTLEY_CHECK(part->size() == 2 && part->rank() == group.rank() - 1);
+  const int peer = part->sockets()[1 - part->rank()];
+  MOTLEY_CHECK(peer >= 0 && peer != group.sockets()[3 - group.rank()], "socket {}", peer);
+  equals_the_thread_group(*part);
+}
+
 // The communicator over any backend of c10d, here gloo.
 void over_c10d(ProcessCommunicator& group) {
   Rendezvous where = *rendezvous_from_environment();
@@ -355,6 +365,7 @@ const Body kBodies[] = {{"collectives", collectives},
                         {"over_c10d", over_c10d},
                         {"padded", padded},
                         {"paced", paced},
+                        {"part_of_a_group", part_of_a_group},
                         {"stuck_exit", stuck_exit},
                         {"training", training},
                         {"training_hap", training_hap}};
@@ -385,6 +396,8 @@ void run_processes(int workers, const std::string& body) {
 TEST(GlooTest, CollectivesEqualTheThreadGroups) {
   EXPECT_NO_THROW(run_processes(4, "collectives"));
 }
+
+TEST(GlooTest, APartOfAGroupIsAGroup) { EXPECT_NO_THROW(run_processes(3, "part_of_a_group")); }
 
 TEST(ProcessGroupTest, AnyBackendEqualsTheThreadGroup) {
   EXPECT_NO_THROW(run_processes(3, "over_c10d"));

@@ -1,6 +1,7 @@
 """distribute(): a model trained by a plan, used like one wrapped in DistributedDataParallel."""
 
 import collections
+import json
 import os
 import types
 
@@ -34,9 +35,9 @@ class Workers:
         with self.peers.collective():
             self.native.barrier()
 
-    def pace(self, cluster):
+    def pace(self, cluster, devices):
         with self.peers.collective():
-            return self.native.pace(cluster)
+            return self.native.pace(cluster, devices)
 
 
 def group(device="auto"):
@@ -112,16 +113,16 @@ class Distributed:
         dist.step()                      # or dist.optimizer.step(); dist.zero_grad()
 
     Every worker passes the same global batch, or all pass the rows that DataSplitter gives them. Methods marked collective must be
-    called by all workers.
+    called by all workers, also by those whose device the plan leaves out: they hold no piece and only wait for the loss.
     """
 
     def __init__(self, step, plan, group, optimizer, seed, emulate):
         self._step_spec, self.plan, self._group = step, plan, group
         self.module, self.training = step.model, True
         speed = 0.0
-        if emulate:
-            speed = plan.cluster.speed(group.rank)
-        self._worker = _motley.Worker(plan._native, group.native, seed, speed)
+        if emulate and group.rank in plan.devices:
+            speed = plan.cluster.speed(plan.devices.index(group.rank))
+        self._worker = _motley.Worker(plan._native, group.native, plan.devices, seed, speed)
         self._leaves = [
             (name, tensor.shape, tensor.dtype) for name, tensor in step.leaves
         ]
@@ -129,7 +130,7 @@ class Distributed:
         names = [slot.name for slot in step.parameters]
         self._held = Held(self._worker, names, [slot.name for slot in step.buffers])
         group.peers.add(self._held, self)
-        self._pieces = []  # of every parameter; empty where another stage of a pipeline has it
+        self._pieces = []  # of every parameter; empty where this worker has none: another stage has it, or it is idle
         with torch.no_grad():
             for slot in step.parameters:
                 local = self._own("parameter", slot.name, self._rank_0(slot.tensor))
@@ -149,7 +150,7 @@ class Distributed:
             self.optimizer.step = types.MethodType(_announced(type(self.optimizer).step, group.peers, self._held), self.optimizer)
         with group.peers.change(self._held, alone=False):  # from now on it can be asked for
             self._held.mark = self._held.versions()
-        self.pacing = group.pace(plan.cluster) if emulate else "off"
+        self.pacing = group.pace(plan.cluster, plan.devices) if emulate else "off"
         self._anchor = torch.zeros((), requires_grad=True)
 
     # ---- training -------------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class Distributed:
         with peers.change(held, alone=False):
             self._worker.publish()
             if held.own_steps:
-                held.settled, held.mark = False, held.versions()
+                held.settled, held.mark = not held.pieces, held.versions()
         if torch.is_grad_enabled():
             loss = _Loss.apply(self._anchor, loss, gradients, list(held.pieces.values()))
         self._loss = loss
@@ -462,6 +463,22 @@ class Distributed:
         Returns (rows of each worker, this worker's rows), or (None, None) where the plan does not cut batches into rows.
         Small inputs that the plan keeps whole, such as labels, are put together from all workers at every step.
         """
+        rows = [] if self._worker.idle else self._own_rows()
+        counts = torch.zeros(self._group.size, dtype=torch.long, device=self._group.device)
+        counts[self._group.rank] = len(rows or ())
+        self._group.all_reduce(counts)
+        counts = counts.tolist()
+        first = sum(counts[: self._group.rank])
+        misfits = torch.tensor([rows != list(range(first, first + counts[self._group.rank]))], dtype=torch.int32)
+        misfits = misfits.to(self._group.device)
+        self._group.all_reduce(misfits)
+        if misfits.item() > 0 or sum(counts) != self.plan.batch:
+            return None, None
+        self._counts = counts
+        return counts, rows
+
+    def _own_rows(self):
+        """The rows of a batch that this worker's pieces of the inputs are; None if they are not whole rows, or few are cut."""
         rows, cut, kept = None, 0, 0
         for name, whole, dtype in self._leaves:
             if len(whole) == 0 or whole[0] != self.plan.batch:
@@ -474,22 +491,13 @@ class Distributed:
             piece = self._worker.piece("input", name, index)
             mine = piece.reshape(piece.shape[0], -1)[:, 0].tolist() if piece.numel() > 0 else []
             if piece.shape[1:] != whole[1:] or (rows is not None and rows != mine):
-                return None, None
+                return None
             rows, cut = mine, cut + size
-        if rows is None or kept > cut:
-            return None, None
-        counts = torch.zeros(self._group.size, dtype=torch.long, device=self._group.device)
-        counts[self._group.rank] = len(rows)
-        self._group.all_reduce(counts)
-        counts = counts.tolist()
-        first = sum(counts[: self._group.rank])
-        if sum(counts) != self.plan.batch or rows != list(range(first, first + len(rows))):
-            return None, None
-        self._counts = counts
-        return counts, rows
+        return rows if kept <= cut else None
 
     def __repr__(self):
-        where = f"worker {self._group.rank} of {self._group.size}, on {self._group.device}"
+        idle = ", idle: the plan leaves its device out" if self._worker.idle else ""
+        where = f"worker {self._group.rank} of {self._group.size}{idle}, on {self._group.device}"
         return f"{type(self.module).__name__} distributed by motley ({where})\n{self.plan}"
 
 
@@ -504,13 +512,13 @@ def _agreed_plan(step, group, cluster, optimizer, plan, options):
             else:
                 made = plan if isinstance(plan, Plan) else load(plan)
                 _check_plan(made, step, optimizer)
-            size = len(made.cluster)
+            name, size = made._made_for
             if size != group.size:
                 raise UserError(
                     f"[distribute] the cluster has {size} devices, but {group.size} worker{'s were' if group.size > 1 else ' was'} "
                     f"started; start {size}, for example with torchrun --nproc_per_node={size}"
                 )
-            text = "plan" + made._native.text()
+            text = "plan" + json.dumps([made.devices, name, size]) + "\n" + made._native.text()
         except Exception as error:
             failure, text = error, "fail" + str(error)
     text = _send_text(group, text)
@@ -518,7 +526,11 @@ def _agreed_plan(step, group, cluster, optimizer, plan, options):
         raise failure
     if text.startswith("fail"):
         raise UserError(text[4:])
-    return made or Plan(_motley.parse_plan(text[4:], "the plan of rank 0"))
+    if made is not None:
+        return made
+    devices, text = text[4:].split("\n", 1)
+    devices, *made_for = json.loads(devices)
+    return Plan(_motley.parse_plan(text, "the plan of rank 0"), devices=devices, made_for=tuple(made_for))
 
 
 def _check_plan(plan, step, optimizer):
@@ -556,13 +568,14 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     """Trains a model by a plan on the workers that torchrun, Slurm or mpirun started; collective.
 
     model, example_inputs, loss_fn   as for capture(); rank 0's parameters are everyone's
-    cluster        as for plan(); one device for each worker, in the order of ranks
+    cluster        as for plan(); one device for each worker, in the order of ranks; workers whose device the plan leaves
+                   out stay idle
     optimizer      'adamw', 'sgd', a torch.optim.Optimizer on model.parameters(), or None
     plan           a Plan or a plan file, instead of a cluster
     seed           of dropout, which does not depend on the sharding
     device         'cpu' (gloo), 'cuda' (NCCL) or 'auto'
     emulate        slows this process and its sockets down to the devices and links of the cluster
-    options        engine, memory_limit, time_limit, ratios, as for plan()
+    options        engine, memory_limit, time_limit, ratios, all_devices, as for plan()
     """
     if (cluster is None) == (plan is None):
         raise UserError("[distribute] give either a cluster or a plan")

@@ -28,13 +28,16 @@ class Plan:
     """A distributed program for a graph on a cluster; print it to read it in words.
 
     predicted_step_s, lower_bound_s   seconds: of this plan, and of any program at its shares
+    cluster, devices                  the devices that the plan uses, and their numbers in the cluster that it was made for
     ratios                            share of each device of what is cut
     peak_memory_bytes                 of each device
     baselines                         what the usual strategies would take (of a plan just made)
     """
 
-    def __init__(self, native, baselines=(), search_s=0.0, reason=""):
+    def __init__(self, native, baselines=(), search_s=0.0, reason="", devices=None, made_for=None):
         self._native, self.baselines, self.search_s, self.reason = native, list(baselines), search_s, reason
+        self.devices = list(range(len(native.cluster))) if devices is None else list(devices)
+        self._made_for = made_for or (native.cluster.name, len(native.cluster))  # a cluster's name and devices
 
     def __getattr__(self, name):
         if name in ("engine", "model", "batch", "ratios", "cluster", "predicted_step_s", "lower_bound_s",
@@ -43,7 +46,13 @@ class Plan:
         raise AttributeError(name)
 
     def __str__(self):
-        return str(self._native)
+        name, size = self._made_for
+        if len(self.devices) == size:
+            return str(self._native)
+        return (
+            f"{self._native}  devices     {len(self.devices)} of the {size} of {name}: with the others it would communicate "
+            "longer than they save\n"
+        )
 
     def check(self, memory_limit=True):
         """What is wrong with the plan, by the independent checker; an empty list if it is sound."""
@@ -59,7 +68,8 @@ class Plan:
 ENGINES = ("spmd", "pipeline", "grid", "auto")
 
 
-def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=None, seed=0, ratios=None, engine="spmd"):
+def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=None, seed=0, ratios=None, engine="spmd",
+         all_devices=False):
     """The fastest program found for a graph on a cluster.
 
     graph         of capture()
@@ -68,9 +78,11 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     memory_limit  whether the devices' memory is a hard limit
     time_limit    seconds a program search may take
     ratios        shares of the devices; without them they are searched too
-    engine        'spmd': one program on all devices. 'pipeline', 'grid': stages of the model, fed with micro-batches; they
-                  compute the same only if the loss is a mean over samples, and batch normalisation sees a micro-batch at a
-                  time. 'auto': the fastest of the three.
+    engine        'spmd': one program. 'pipeline', 'grid': stages of the model, fed with micro-batches; they compute the same
+                  only if the loss is a mean over samples, and batch normalisation sees a micro-batch at a time. 'auto': the
+                  fastest of the three.
+    all_devices   whether one program has to use every device; otherwise it leaves out those without which the step is
+                  faster, and the plan's `devices` says which it uses. Given ratios are of all devices
 
     Raises NoPlanError where nothing fits.
     """
@@ -84,11 +96,12 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     limit = 1e30 if time_limit is None else time_limit
     found, candidates, reasons = None, [], []
     if engine in ("spmd", "auto"):
-        found = _motley.plan(graph, devices, optimizer, memory_limit, limit, seed, ratios or [])
+        found = _motley.plan(graph, devices, optimizer, memory_limit, limit, seed, ratios or [], not all_devices)
         if found.plan is None:
             reasons.append(found.reason)
         else:
-            candidates.append(Plan(found.plan, found.baselines, found.search_s, found.reason))
+            made_for = devices.name, len(devices)
+            candidates.append(Plan(found.plan, found.baselines, found.search_s, found.reason, found.devices, made_for))
     for other in ("pipeline", "grid") if engine == "auto" else (engine,) if engine != "spmd" else ():
         if ratios is not None:
             raise UserError(f"[plan] ratios are shares of engine='spmd'; engine is {engine!r}")

@@ -88,7 +88,12 @@ class Held:
         return sum(piece._version for piece in self.pieces.values())
 
     def moved(self):
-        """Whether they were since the last forward pass, where that is not known from the optimizer."""
+        """Whether they were since the last forward pass, where that is not known from the optimizer.
+
+        None: a worker without pieces cannot tell.
+        """
+        if self.own_steps and not self.pieces:
+            return None
         return self.own_steps and self.versions() != self.mark
 
 
@@ -160,6 +165,9 @@ class Peers:
         self.inside = True
         try:
             yield
+        except BaseException:
+            self.entered -= 1  # whoever waits in it for this worker, which is not coming, need not be waited for
+            raise
         finally:
             self.inside = False
 
@@ -246,7 +254,8 @@ class Peers:
             while not self._ready(number, count):
                 self.changed.wait()
             held = self.held.get(number)
-            if held is None or held.count != count or held.moved() != question["moved"]:
+            moved = held is not None and held.moved()
+            if held is None or held.count != count or (None not in (moved, question["moved"]) and moved != question["moved"]):
                 _send_header(connection, {"count": -1 if held is None else held.count})
                 return
             if question["ask"] == "layout":
@@ -262,7 +271,7 @@ class Peers:
                     else:
                         row.append([key, None, value])
                 answer.append(row)
-            _send_header(connection, {"count": count, "values": answer})
+            _send_header(connection, {"count": count, "moved": moved, "values": answer})
             for tensor in tensors:
                 connection.sendall(bytes_of(tensor))
 
@@ -288,12 +297,15 @@ class Peers:
             self.connections.pop(rank, None)
             raise PeerLost(f"rank {self.group.rank} asked rank {rank} for its part of the state, and it is gone ({error})") from None
         if not answer.keys() & {"values", "parts", "go"}:
-            raise UserError(
-                f"[distribute] rank {rank} is at another step than rank {self.group.rank} ({answer['count']} and {held.count} "
-                "changes of the state); one worker alone may ask for the state only after dist.step(), not between a forward "
-                "pass and its step, and every worker has to make the same calls"
-            )
+            raise self._apart(rank, held, answer["count"])
         return answer, connection
+
+    def _apart(self, rank, held, count):
+        return UserError(
+            f"[distribute] rank {rank} is at another step than rank {self.group.rank} ({count} and {held.count} "
+            "changes of the state); one worker alone may ask for the state only after dist.step(), not between a forward "
+            "pass and its step, and every worker has to make the same calls"
+        )
 
     def _parts(self, rank, held):
         """{kind: {name: part}} of what a worker holds."""
@@ -333,6 +345,7 @@ class Peers:
                 covers[kind, name] = self._cover(held, "parameter" if kind == "state" else kind, name)
                 for rank in covers[kind, name]:
                     questions.setdefault(rank, []).append((kind, name, shape))
+            moved = held.moved()
             for rank in sorted(questions, key=lambda r: r != self.group.rank):
                 asked = questions[rank]
                 if rank == self.group.rank:
@@ -354,6 +367,9 @@ class Peers:
                 except OSError as error:
                     self.connections.pop(rank, None)
                     raise PeerLost(f"rank {rank} ended while it sent its part of the state ({error})") from None
+                if None not in (moved, answer["moved"]) and moved != answer["moved"]:
+                    raise self._apart(rank, held, answer["count"])
+                moved = answer["moved"] if moved is None else moved
             return result
 
     @staticmethod

@@ -175,11 +175,7 @@ void work(const CalibrateArgs& args, const Rendezvous& where) {
     group = std::move(processes);
   }
   options.subgroup = [&](const std::vector<int>& ranks, const std::string& name) {
-    Rendezvous part = where;
-    part.size = static_cast<int>(ranks.size());
-    part.rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), where.rank) - ranks.begin());
-    part.prefix += name;
-    part.store_outside = true;
+    const Rendezvous part = part_of(where, ranks, name);
     return cuda ? join_nccl(part, index) : std::unique_ptr<Communicator>(join_group(part));
   };
   if (where.rank == 0)

@@ -91,7 +91,7 @@ void narrow_inputs(Plan* plan) {
 
 Planned make_plan(const CapturedGraph& graph, const Cluster& cluster, const std::string& optimizer,
                   bool memory_limit, double time_limit, uint64_t seed,
-                  const std::vector<double>& ratios) {
+                  const std::vector<double>& ratios, bool parts) {
   spmd::PlanRequest request;
   request.model = graph.graph.model;
   request.batch = graph.batch;
@@ -100,6 +100,7 @@ Planned make_plan(const CapturedGraph& graph, const Cluster& cluster, const std:
   request.synthesis.limits.time_limit_s = time_limit;
   request.synthesis.limits.seed = seed;
   request.synthesis.ratios = ratios;
+  request.parts = parts;
   request.reductions = reduce::reductions_of_all;
   Planned planned;
   planned.result = spmd::plan(graph.graph, cluster, request);
@@ -178,6 +179,7 @@ void bind_plan(py::module_& m) {
       .def_readonly("plan", &Planned::plan)
       .def_property_readonly("reason", [](const Planned& p) { return p.result.reason; })
       .def_property_readonly("search_s", [](const Planned& p) { return p.result.search_s; })
+      .def_property_readonly("devices", [](const Planned& p) { return p.result.devices; })
       .def_property_readonly("baselines", &baselines);
   m.def("plan", &make_plan, py::call_guard<py::gil_scoped_release>());
   m.def("engine_plans", &engine_plans);

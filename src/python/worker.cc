@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -20,6 +21,8 @@ namespace motley::python {
 
 namespace {
 
+constexpr int kIdleTag = 1 << 20;  // of messages from and to idle workers
+
 // The workers that a launcher started; this process alone if none did.
 class WorkerGroup {
  public:
@@ -33,44 +36,128 @@ class WorkerGroup {
       where->store_outside = true;
     }
     where->store_outside = where->store_outside || store_outside;
-    if (cuda) {
-      const int index = cuda_device_of(*where);
-      device_ = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
-      group_ = join_nccl(*where, index);
-    } else {
+    if (cuda)
+      device_ = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device_of(*where)));
+    else
       keep_freed_memory();  // as in the workers of motley run
-      std::unique_ptr<ProcessCommunicator> processes = join_group(*where);
-      sockets_ = processes.get();
-      group_ = std::move(processes);
-    }
+    where_ = *where;
+    all_ = join(where_);
   }
-  Communicator& operator*() { return *group_; }
-  Communicator* operator->() { return group_.get(); }
+  Communicator* operator->() { return all_.group.get(); }
   at::Device device() const { return device_; }
   // [rank] The connected socket to each peer, -1 where there is none; empty over NCCL.
   std::vector<int> sockets() const {
-    return sockets_ == nullptr ? std::vector<int>() : sockets_->sockets();
+    return all_.sockets == nullptr ? std::vector<int>() : all_.sockets->sockets();
   }
-  std::string pace(const Cluster& cluster) {
-    if (sockets_ == nullptr)
+  // The group of workers with these ranks, ascending; nullptr if this worker is none of them.
+  // Collective among them; one that has been joined stays.
+  Communicator* among(const std::vector<int>& ranks) {
+    const Joined* part = joined(ranks);
+    return part == nullptr ? nullptr : part->group.get();
+  }
+  // Paces the sockets between these ranks, whose devices are those of the cluster.
+  std::string pace(const Cluster& cluster, const std::vector<int>& ranks) {
+    const Joined* part = joined(ranks);
+    if (part == nullptr) return "off";
+    if (part->sockets == nullptr)
       throw user_error("python", "emulate works on the CPU; give it without device='cuda'");
-    return emulate_links(*sockets_, cluster);
+    return emulate_links(*part->sockets, cluster);
+  }
+
+  // A step in which only the workers with `ranks` compute. Whoever is idle waits for its loss, and
+  // the first of `ranks` does not begin before all have come: so nobody is a step ahead of an idle
+  // worker that asks for the state. All of it is nothing where no worker is idle.
+  void begin_step(const std::vector<int>& ranks) {
+    if (!has_messages() || all_.group->rank() != ranks[0]) return;
+    std::vector<std::unique_ptr<Message>> coming;
+    std::vector<at::Tensor> here;
+    for (int rank : idle(ranks)) {
+      here.push_back(at::empty({1}, at::kByte));
+      coming.push_back(all_.group->receive(here.back(), rank, kIdleTag));
+    }
+    for (auto& message : coming) message->wait();
+    for (auto& message : going_) message->wait();
+    going_.clear();
+  }
+  // The loss, which the workers with `ranks` give, everywhere. It is sent and not waited for; over
+  // NCCL, which has no messages, all workers reduce it.
+  double end_step(const std::vector<int>& ranks, double loss) {
+    const std::vector<int> others = idle(ranks);
+    const int rank = all_.group->rank();
+    if (others.empty()) return loss;
+    at::Tensor value = at::full({1}, loss, at::TensorOptions(at::kDouble));
+    if (!has_messages()) {
+      value = rank == ranks[0] ? value.to(device_) : at::zeros_like(value, device_);
+      all_.group->all_reduce(value);
+    } else if (rank == ranks[0]) {
+      for (int other : others) going_.push_back(all_.group->send(value, other, kIdleTag));
+    } else if (std::find(others.begin(), others.end(), rank) != others.end()) {
+      const auto here = all_.group->send(at::zeros({1}, at::kByte), ranks[0], kIdleTag);
+      all_.group->receive(value, ranks[0], kIdleTag)->wait();
+      here->wait();
+    }
+    return value.item<double>();
   }
 
  private:
+  struct Joined {
+    std::unique_ptr<Communicator> group;
+    ProcessCommunicator* sockets = nullptr;  // the group, where it can be paced
+  };
+  Joined join(const Rendezvous& where) {
+    Joined made;
+    if (device_.is_cuda()) {
+      made.group = join_nccl(where, device_.index());
+    } else {
+      std::unique_ptr<ProcessCommunicator> processes = join_group(where);
+      made.sockets = processes.get();
+      made.group = std::move(processes);
+    }
+    return made;
+  }
+  const Joined* joined(const std::vector<int>& ranks) {
+    if (static_cast<int>(ranks.size()) == where_.size) return &all_;
+    if (std::find(ranks.begin(), ranks.end(), where_.rank) == ranks.end()) return nullptr;
+    auto it = parts_.find(ranks);
+    if (it == parts_.end()) {
+      const std::string name = fmt::format("/devices_{}", fmt::join(ranks, "_"));
+      it = parts_.emplace(ranks, join(part_of(where_, ranks, name))).first;
+    }
+    return &it->second;
+  }
+  bool has_messages() const { return all_.sockets != nullptr; }
+  std::vector<int> idle(const std::vector<int>& ranks) const {
+    std::vector<int> others;
+    for (int rank = 0; rank < where_.size; ++rank)
+      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) others.push_back(rank);
+    return others;
+  }
+
   std::unique_ptr<RendezvousStore> store_;
-  std::unique_ptr<Communicator> group_;
-  ProcessCommunicator* sockets_ = nullptr;  // the group, where it can be paced
+  Rendezvous where_;
   at::Device device_ = at::kCPU;
+  Joined all_;
+  std::map<std::vector<int>, Joined> parts_;     // by ranks
+  std::vector<std::unique_ptr<Message>> going_;  // losses, to idle workers
 };
 
+// What a worker does for a plan whose devices are those of the workers with `ranks`. The others are
+// idle: they hold nothing, and a step is the wait for its loss.
 class LocalWorker {
  public:
   // `speed` of this worker where a slower device is emulated; 0: none.
-  LocalWorker(std::shared_ptr<Plan> plan, std::shared_ptr<WorkerGroup> group, uint64_t seed,
-              double speed)
-      : plan_(std::move(plan)), group_(std::move(group)) {
-    const auto rank = static_cast<size_t>((*group_)->rank());
+  LocalWorker(std::shared_ptr<Plan> plan, std::shared_ptr<WorkerGroup> group,
+              std::vector<int> ranks, uint64_t seed, double speed)
+      : plan_(std::move(plan)),
+        group_(std::move(group)),
+        ranks_(std::move(ranks)),
+        among_(group_->among(ranks_)) {
+    const Graph& graph = *plan_->graph;
+    for (size_t i = 0; i < graph.inputs.size(); ++i) inputs_[graph.inputs[i].name] = i;
+    const ValueId loss = graph.loss;
+    if (loss.valid()) loss_type_ = to_torch(graph.spec(loss).dtype);
+    if (idle()) return;
+    const auto rank = static_cast<size_t>(among_->rank());
     if (speed > 0) {
       padding_.emplace(speed);
       if (rank < plan_->peak_memory_bytes.size())
@@ -85,15 +172,11 @@ class LocalWorker {
         padding_->after(compute, instruction);
       };
     }
-    worker_ = make_worker(*plan_, **group_, options);
-    const Graph& graph = *plan_->graph;
-    for (size_t i = 0; i < graph.inputs.size(); ++i) inputs_[graph.inputs[i].name] = i;
+    worker_ = make_worker(*plan_, *among_, options);
     for (size_t i = 0; i < worker_->parameters().size(); ++i)
       parameters_[graph.parameters[worker_->parameters()[i]].name] = i;
     for (size_t i = 0; i < worker_->buffers().size(); ++i)
       buffers_[graph.buffers[worker_->buffers()[i]].name] = i;
-    const ValueId loss = graph.loss;
-    if (loss.valid()) loss_type_ = to_torch(graph.spec(loss).dtype);
     published_.resize(buffers_.size());
   }
 
@@ -104,6 +187,7 @@ class LocalWorker {
   at::Tensor piece(const std::string& kind, const std::string& name,
                    const at::Tensor& whole) const {
     const size_t i = find(kind, name);
+    if (idle()) return at::empty({0}, whole.options());  // of an input
     return kind == "parameter" ? worker_->parameter_piece(i, whole.detach())
            : kind == "buffer"  ? worker_->buffer_piece(i, whole.detach())
                                : worker_->input_piece(i, whole.detach());
@@ -116,7 +200,10 @@ class LocalWorker {
     return {p.outer, p.size, p.inner, p.begin, p.length, p.group, p.first, p.count};
   }
   std::string input_placement(const std::string& name) const {
-    return to_string(worker_->input_placement(find("input", name)));
+    const size_t i = find("input", name);
+    if (!idle()) return to_string(worker_->input_placement(i));
+    const ValueId value = plan_->graph->inputs[i].value;
+    return to_string(stored_placements(*plan_->theory, plan_->program)[value.index]);
   }
   bool counts(const std::string& parameter) const {
     return worker_->counts(find("parameter", parameter));
@@ -137,17 +224,19 @@ class LocalWorker {
     return published_[find("buffer", buffer)];
   }
 
-  // All workers' rows of a tensor, of which each has counts[rank].
+  // All workers' rows of a tensor, of which each has counts[rank]. An idle worker's stay as they
+  // are.
   at::Tensor gather_rows(const at::Tensor& local, const std::vector<int64_t>& counts) {
+    if (idle()) return local;
     std::vector<at::Tensor> pieces;
-    for (int r = 0; r < (*group_)->size(); ++r) {
+    for (int r = 0; r < among_->size(); ++r) {
       std::vector<int64_t> shape = local.sizes().vec();
-      shape.at(0) = counts.at(static_cast<size_t>(r));
-      pieces.push_back(r == (*group_)->rank() ? local.contiguous()
-                                              : at::empty(shape, local.options()));
+      shape.at(0) = counts.at(static_cast<size_t>(ranks_[r]));
+      pieces.push_back(r == among_->rank() ? local.contiguous()
+                                           : at::empty(shape, local.options()));
+      MOTLEY_CHECK(pieces.back().size(0) == shape[0]);
     }
-    MOTLEY_CHECK(local.size(0) == counts[static_cast<size_t>((*group_)->rank())]);
-    (*group_)->all_gather(pieces);
+    among_->all_gather(pieces);
     return at::cat(pieces);
   }
 
@@ -155,7 +244,10 @@ class LocalWorker {
   // worker holds, undefined where there is none.
   std::pair<at::Tensor, std::vector<at::Tensor>> step(int64_t number,
                                                       const std::vector<at::Tensor>& inputs) {
-    Worker::Result result = worker_->step(number, inputs);
+    Worker::Result result;
+    group_->begin_step(ranks_);
+    if (!idle()) result = worker_->step(number, inputs);
+    result.loss = group_->end_step(ranks_, result.loss);
     return {at::scalar_tensor(result.loss, loss_type_), std::move(result.gradients)};
   }
   // Around work that is done outside of the step, where a slower device is emulated.
@@ -165,6 +257,8 @@ class LocalWorker {
   void after(bool compute) {
     if (padding_) padding_->after(compute, this);  // the optimizer's step
   }
+
+  bool idle() const { return among_ == nullptr; }
 
  private:
   using Table = std::map<std::string, size_t>;
@@ -179,8 +273,10 @@ class LocalWorker {
 
   std::shared_ptr<Plan> plan_;
   std::shared_ptr<WorkerGroup> group_;
+  std::vector<int> ranks_;  // of the workers of the plan, in the order of its devices
+  Communicator* among_;     // them; nullptr: this worker is idle
   std::optional<Padding> padding_;
-  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<Worker> worker_;       // null where it is idle
   Table parameters_, buffers_, inputs_;  // name: index of the worker's, of the plan's for inputs
   at::ScalarType loss_type_ = at::kFloat;
   std::vector<at::Tensor> published_;  // [buffer of the worker]
@@ -202,12 +298,17 @@ void bind_worker(py::module_& m) {
       .def(
           "barrier", [](WorkerGroup& g) { g->barrier(); }, unlocked())
       .def(
-          "pace", [](WorkerGroup& g, const Cluster& cluster) { return g.pace(cluster); },
+          "pace",
+          [](WorkerGroup& g, const Cluster& cluster, const std::vector<int>& ranks) {
+            return g.pace(cluster, ranks);
+          },
           unlocked());
 
   py::class_<LocalWorker>(m, "Worker")
-      .def(py::init<std::shared_ptr<Plan>, std::shared_ptr<WorkerGroup>, uint64_t, double>(),
+      .def(py::init<std::shared_ptr<Plan>, std::shared_ptr<WorkerGroup>, std::vector<int>, uint64_t,
+                    double>(),
            unlocked())
+      .def_property_readonly("idle", &LocalWorker::idle)
       .def("holds", &LocalWorker::holds)
       .def("piece", &LocalWorker::piece)
       .def("part", &LocalWorker::part)

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -102,14 +103,16 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
 
 class GlooCommunicator final : public ProcessCommunicator {
  public:
-  explicit GlooCommunicator(const Rendezvous& where) : rank_(where.rank), size_(where.size) {
+  explicit GlooCommunicator(const Rendezvous& where)
+      : rank_(where.rank), size_(where.size), where_(where) {
     store_ = meet(where, "gloo");
+    const std::vector<Connection> before = connections();  // of other groups
     auto group = c10d::ProcessGroupGloo::Options::create();
     group->timeout = kCollectiveTime;
     group->threads = 1;
     group->devices.push_back(device(where.host));
     group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store_, rank_, size_, group);
-    find_sockets(where.port);
+    find_sockets(before);
   }
 
   int rank() const override { return rank_; }
@@ -292,7 +295,7 @@ class GlooCommunicator final : public ProcessCommunicator {
   template <typename F>
   void guard(const char* what, F body) {
     run_collective(
-        rank_, [&] { return lost(); }, what, body);
+        where_.number(rank_), [&] { return lost(); }, what, body);
   }
 
   // The peers whose connection gloo has closed.
@@ -301,18 +304,22 @@ class GlooCommunicator final : public ProcessCommunicator {
     int count = 0;
     for (int r = 0; r < size_; ++r) {
       if (sockets_[r] < 0 || peer_end(sockets_[r]) == peer_ends_[r]) continue;
-      ranks += fmt::format("{}{}", count++ > 0 ? ", " : "", r);
+      ranks += fmt::format("{}{}", count++ > 0 ? ", " : "", where_.number(r));
     }
     return count == 0 ? "another worker" : fmt::format("rank{} {}", count > 1 ? "s" : "", ranks);
   }
 
   // Everybody publishes its end points; a connection to rank r is one whose ends r has the other
   // way round.
-  void find_sockets(int store_port) {
+  void find_sockets(const std::vector<Connection>& before) {
     std::vector<Connection> mine;
     std::string list;
     for (const Connection& c : connections()) {
-      if (ends_with_port(c.here, store_port) || ends_with_port(c.there, store_port)) continue;
+      const bool old = std::any_of(before.begin(), before.end(), [&](const Connection& b) {
+        return b.here == c.here && b.there == c.there;
+      });
+      if (old || ends_with_port(c.here, where_.port) || ends_with_port(c.there, where_.port))
+        continue;
       mine.push_back(c);
       list += c.here + " " + c.there + "\n";
     }
@@ -333,6 +340,7 @@ class GlooCommunicator final : public ProcessCommunicator {
   }
 
   int rank_, size_;
+  Rendezvous where_;
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
   std::vector<int> sockets_;
@@ -370,6 +378,20 @@ std::optional<Rendezvous> rendezvous_from_environment() {
     return where;
   }
   return std::nullopt;
+}
+
+Rendezvous part_of(const Rendezvous& whole, const std::vector<int>& ranks,
+                   const std::string& name) {
+  const auto own = std::find(ranks.begin(), ranks.end(), whole.rank);
+  MOTLEY_CHECK(own != ranks.end(), "rank {} is not in its part", whole.rank);
+  Rendezvous part = whole;
+  part.size = static_cast<int>(ranks.size());
+  part.rank = static_cast<int>(own - ranks.begin());
+  part.prefix += name;
+  part.store_outside = true;
+  part.numbers.clear();
+  for (int rank : ranks) part.numbers.push_back(whole.number(rank));
+  return part;
 }
 
 std::unique_ptr<ProcessCommunicator> join_group(const Rendezvous& rendezvous) {

@@ -36,7 +36,14 @@ struct Rendezvous {
   bool store_outside = false;         // a launcher holds the store; otherwise rank 0 does
   std::string prefix;                 // of keys in the store, one per attempt
   std::chrono::seconds patience{60};  // until all workers must be there
+  std::vector<int> numbers;           // [rank] what messages call a worker; empty: its rank
+
+  int number(int r) const { return numbers.empty() ? r : numbers[static_cast<size_t>(r)]; }
 };
+
+// Where some workers of a group that has been joined meet for a group of their own. `ranks` of the
+// larger group, this one's among them; `name` tells such groups apart.
+Rendezvous part_of(const Rendezvous& whole, const std::vector<int>& ranks, const std::string& name);
 
 // Reads what launchers set: RANK and WORLD_SIZE (motley itself, torchrun), SLURM_PROCID and
 // SLURM_NTASKS of a step of several tasks, or OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE; with

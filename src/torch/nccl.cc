@@ -28,7 +28,7 @@ std::unique_ptr<Communicator> join_nccl(const Rendezvous& where, int device_inde
   options->timeout = kCollectiveTime;
   std::unique_ptr<Communicator> group = communicator_over(
       c10::make_intrusive<c10d::ProcessGroupNCCL>(store, where.rank, where.size, options),
-      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device_index)));
+      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device_index)), where.number(where.rank));
   group->barrier();  // NCCL connects at the first collective
   return group;
 }

@@ -35,11 +35,13 @@ void grouped(Group& group, F post) {
 
 class ProcessGroupCommunicator final : public Communicator {
  public:
-  ProcessGroupCommunicator(c10::intrusive_ptr<CollectiveBackend> group, at::Device device)
+  ProcessGroupCommunicator(c10::intrusive_ptr<CollectiveBackend> group, at::Device device,
+                           std::optional<int> number)
       : group_(std::move(group)),
         device_(device),
         rank_(group_->getRank()),
-        size_(group_->getSize()) {}
+        size_(group_->getSize()),
+        number_(number.value_or(rank_)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -160,19 +162,20 @@ class ProcessGroupCommunicator final : public Communicator {
   template <typename F>
   void run(const char* what, F body) {
     run_collective(
-        rank_, [] { return "another worker"; }, what, body);
+        number_, [] { return "another worker"; }, what, body);
   }
 
   c10::intrusive_ptr<CollectiveBackend> group_;
   at::Device device_;
   int rank_, size_;
+  int number_;  // of this worker in messages
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> communicator_over(c10::intrusive_ptr<CollectiveBackend> group,
-                                                at::Device device) {
-  return std::make_unique<ProcessGroupCommunicator>(std::move(group), device);
+                                                at::Device device, std::optional<int> number) {
+  return std::make_unique<ProcessGroupCommunicator>(std::move(group), device, number);
 }
 
 c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& where, const std::string& backend) {
@@ -202,17 +205,18 @@ c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& where, const std::string&
   } catch (const std::exception&) {
     std::string missing;
     for (int r = 0; r < where.size; ++r)
-      if (!store->check({key(r)})) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
+      if (!store->check({key(r)}))
+        missing += fmt::format("{}{}", missing.empty() ? "" : ", ", where.number(r));
     throw user_error("run",
                      "rank {} waited {} s in vain for rank {} of {} workers; start all of them",
-                     where.rank, where.patience.count(), missing, where.size);
+                     where.number(where.rank), where.patience.count(), missing, where.size);
   }
   for (int r = 0; r < where.size; ++r) {
     const std::vector<uint8_t> raw = store->get(key(r));
     const std::string theirs(raw.begin(), raw.end());
     if (theirs != backend)
       throw user_error("run", "rank {} uses {}, but rank {} {}; give all workers the same --device",
-                       where.rank, backend, r, theirs);
+                       where.number(where.rank), backend, where.number(r), theirs);
   }
   return store;
 }

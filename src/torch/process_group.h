@@ -18,6 +18,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -40,9 +41,10 @@ using CollectiveBackend =
     std::conditional_t<std::is_base_of_v<c10d::Backend, c10d::ProcessGroupGloo>, c10d::Backend,
                        c10d::ProcessGroup>;
 
-// All tensors given to it are on `device`.
+// All tensors given to it are on `device`. `number`: what messages call this worker, if not by its
+// rank.
 std::unique_ptr<Communicator> communicator_over(c10::intrusive_ptr<CollectiveBackend> group,
-                                                at::Device device);
+                                                at::Device device, std::optional<int> number = {});
 
 // Connects to the store and waits until all workers are there. Throws UserError as join_group does,
 // and if workers meet for different backends.

@@ -30,7 +30,7 @@ for name, build in support.architectures():
     expected = support.plain_training(plain, loss_fn, batches, optimizer)
     try:
         dist = motley.distribute(
-            model, batches[0], loss_fn, support.CLUSTER, torch.optim.AdamW(model.parameters(), lr=1e-2)
+            model, batches[0], loss_fn, support.CLUSTER, torch.optim.AdamW(model.parameters(), lr=1e-2), all_devices=True
         )
     except motley.UserError as error:
         report[name] = {"error": str(error)}

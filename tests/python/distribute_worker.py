@@ -34,7 +34,7 @@ def adam(model):
 
 
 def distributed(model, optimizer="adamw", **options):
-    return motley.distribute(model, batches(1)[0], F.cross_entropy, support.CLUSTER, optimizer, **options)
+    return motley.distribute(model, batches(1)[0], F.cross_entropy, support.CLUSTER, optimizer, all_devices=True, **options)
 
 
 def near(a, b, limit=1e-9):

@@ -108,7 +108,7 @@ for engine in ("pipeline", "grid"):
 
     # Onto one program over all workers, onto the plan file, and a state of plain PyTorch onto stages.
     other = Net(5)
-    flat = motley.distribute(other, data[0], loss_fn, support.CLUSTER, optimizer_of(other))
+    flat = motley.distribute(other, data[0], loss_fn, support.CLUSTER, optimizer_of(other), all_devices=True)
     assert flat.plan.stages == 0
     third = Net(6)
     again = motley.distribute(third, data[0], loss_fn, plan=f"{FOLDER}/{engine}.json", optimizer=optimizer_of(third))

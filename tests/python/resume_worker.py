@@ -27,7 +27,8 @@ optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
 expected = support.plain_training(plain, F.cross_entropy, data, optimizer)
 torch.manual_seed(8)
 mine = support.Net()
-dist = motley.distribute(mine, data[0], F.cross_entropy, PAIR, torch.optim.AdamW(mine.parameters(), lr=1e-2))
+optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
+dist = motley.distribute(mine, data[0], F.cross_entropy, PAIR, optimizer, all_devices=True)
 dist.load(f"{folder}/checkpoint.pt")
 assert dist.steps == 3
 for batch, loss in zip(data[3:], expected[3:]):

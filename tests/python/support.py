@@ -31,6 +31,20 @@ class Net(nn.Module):
         return self.out(self.drop(F.relu(self.norm(self.inside(self.embed(x)) * self.scale))))
 
 
+def far_off(which):
+    """A cluster of three devices of which one, the 'first' or the 'last', is so far off that small models do without it."""
+    near = "  - {name: near, link: {bandwidth: 10 Gbps, latency: 1 us}, devices: [{type: fast}, {type: slow}]}\n"
+    far = "  - {name: far, link: {bandwidth: 10 Gbps, latency: 1 us}, devices: [{type: fast}]}\n"
+    return (
+        "name: far-off\nlink: {bandwidth: 1 Mbps, latency: 5 ms}\ngroups:\n"
+        + (far + near if which == "first" else near + far)
+        + """device_types:
+  - {name: fast, flops: 60 MFLOPS, memory: 1 GiB, memory_bandwidth: 100 MB/s, overhead: 2 us}
+  - {name: slow, flops: 25 MFLOPS, memory: 1 GiB, memory_bandwidth: 40 MB/s, overhead: 4 us}
+"""
+    )
+
+
 def load_file(path):
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
     module = importlib.util.module_from_spec(spec)

@@ -1,5 +1,6 @@
 """Capture, plans, files and messages: what needs no second process."""
 
+import json
 import os
 import random
 import subprocess
@@ -328,8 +329,9 @@ class Plans(unittest.TestCase):
         self.graph = motley.capture(mlp(), example(), F.cross_entropy)
 
     def test_a_plan_is_sound_and_explains_itself(self):
-        plan = motley.plan(self.graph, PAIR)
+        plan = motley.plan(self.graph, PAIR, all_devices=True)
         self.assertEqual(plan.check(), [])
+        self.assertEqual(plan.devices, [0, 1])
         self.assertAlmostEqual(sum(plan.ratios), 1)
         self.assertGreaterEqual(plan.predicted_step_s, plan.lower_bound_s)
         self.assertEqual(len(plan.peak_memory_bytes), 2)
@@ -344,7 +346,7 @@ class Plans(unittest.TestCase):
             motley.save(self.graph, f"{folder}/graph.json")
             graph = motley.load(f"{folder}/graph.json")
             self.assertEqual(str(graph), str(self.graph))
-            plan = motley.plan(graph, PAIR)
+            plan = motley.plan(graph, PAIR, all_devices=True)
             motley.save(plan, f"{folder}/plan.json")
             again = motley.load(f"{folder}/plan.json")
             self.assertEqual(str(again), str(plan))
@@ -365,11 +367,80 @@ class Plans(unittest.TestCase):
             motley.plan(motley.capture(wide, (x, x), F.mse_loss), tiny)
 
     def test_clusters(self):
-        self.assertEqual(len(motley.plan(self.graph, "hap-a100-p100").ratios), 4)
+        self.assertEqual(len(motley.plan(self.graph, "hap-a100-p100", all_devices=True).ratios), 4)
         with self.assertRaisesRegex(motley.UserError, "nowhere"):
             motley.plan(self.graph, "nowhere")
         with self.assertRaisesRegex(motley.UserError, "bandwidth"):
             motley.plan(self.graph, "name: x\nlink: {bandwidth: -1}\ndevices: [{type: T4}]\n")
+
+
+class DevicesLeftOut(unittest.TestCase):
+    """The fastest plan may do without devices."""
+
+    def setUp(self):
+        net = support.Net()
+        tokens = torch.zeros(12, dtype=torch.long)
+        self.graph = motley.capture(net, (tokens, tokens), F.cross_entropy)
+
+    def test_devices_are_left_out_where_that_is_faster(self):
+        for which, used in (("last", [0, 1]), ("first", [1, 2])):
+            cluster = support.far_off(which)
+            plan, of_all = motley.plan(self.graph, cluster), motley.plan(self.graph, cluster, all_devices=True)
+            self.assertEqual((plan.devices, of_all.devices), (used, [0, 1, 2]))
+            self.assertLess(plan.predicted_step_s, 0.5 * of_all.predicted_step_s)
+            self.assertLessEqual(plan.lower_bound_s, plan.predicted_step_s)
+            self.assertGreater(plan.lower_bound_s, 0.9 * plan.predicted_step_s)
+            self.assertEqual((len(plan.cluster), len(plan.ratios), len(plan.peak_memory_bytes)), (2, 2, 2))
+            self.assertEqual((plan.cluster.device(0), plan.cluster.device(1)), ("fast", "slow"))
+            self.assertEqual((plan.check(), of_all.check()), ([], []))
+            self.assertEqual(len(motley.simulate(plan)["devices"]), 2)
+            words = "devices     2 of the 3 of far-off: with the others it would communicate longer than they save"
+            self.assertEqual([line.strip() for line in str(plan).splitlines() if "with the others" in line], [words])
+            self.assertNotIn("with the others", str(of_all))
+
+    def test_the_program_that_plans_agrees(self):
+        model, cluster = "bert-moe:layers=3,experts=6,vocab=5000", "hap-a100-p100"
+        plan = motley.plan(motley._motley.capture_zoo(model, 48), cluster)
+        self.assertEqual(plan.devices, [0, 1])
+        done = subprocess.run(
+            [os.path.join(os.environ["MOTLEY_BINARY_DIR"], "motley"), "plan", model, "--cluster", cluster, "--batch", "48",
+             "--engine", "spmd", "--json"], capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        other = json.loads(done.stdout)
+        self.assertAlmostEqual(plan.predicted_step_s, other["predicted_step_s"], delta=1e-6 * plan.predicted_step_s)
+        self.assertEqual(other["ratios"], [*plan.ratios, 0, 0])
+
+    def test_every_device_is_kept(self):
+        cluster = support.far_off("last")
+        for options in ({"ratios": [0.4, 0.4, 0.2]}, {"engine": "grid"}, {"all_devices": True}):
+            net = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))
+            tokens = torch.zeros(12, dtype=torch.long)
+            plan = motley.plan(motley.capture(net, (tokens, tokens), F.cross_entropy), cluster, **options)
+            self.assertEqual((plan.devices, len(plan.cluster)), ([0, 1, 2], 3))
+
+    def test_the_fastest_engine_may_do_without(self):
+        plan = motley.plan(self.graph, support.far_off("first"), engine="auto")
+        self.assertEqual((plan.engine, plan.devices), ("spmd", [1, 2]))
+
+    def test_a_file_has_the_devices_that_are_used(self):
+        plan = motley.plan(self.graph, support.far_off("first"))
+        with tempfile.TemporaryDirectory() as folder:
+            plan.save(f"{folder}/plan.json")
+            again = motley.load(f"{folder}/plan.json")
+        self.assertEqual((again.devices, len(again.cluster), again.ratios), ([0, 1], 2, plan.ratios))
+        self.assertNotIn("with the others", str(again))
+
+    def test_workers_are_one_for_each_device_of_the_cluster(self):
+        batch = torch.zeros(12, dtype=torch.long), torch.zeros(12, dtype=torch.long)
+        plan = motley.plan(self.graph, support.far_off("first"))
+        with tempfile.TemporaryDirectory() as folder:
+            plan.save(f"{folder}/plan.json")
+            for given, size in (
+                ({"cluster": support.far_off("first")}, 3), ({"plan": plan}, 3), ({"plan": f"{folder}/plan.json"}, 2),
+            ):  # fmt: skip
+                words = f"the cluster has {size} devices, but 1 worker was started; start {size}, .*nproc_per_node={size}$"
+                with self.assertRaisesRegex(motley.UserError, words):
+                    motley.distribute(support.Net(), batch, F.cross_entropy, **given)
 
 
 class OneWorker(unittest.TestCase):

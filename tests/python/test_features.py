@@ -117,7 +117,7 @@ class Features(unittest.TestCase):
             self.assertEqual(sorted(updates), sorted(changed))
         error, what = soundness_module.worst_error(str(graph), parameters, buffers, leaves, [2, 3], 6, 5)
         self.assertLess(error, 1e-9, what)
-        self.assertEqual(motley.plan(graph, support.CLUSTER).check(), [])
+        self.assertEqual(motley.plan(graph, support.CLUSTER, all_devices=True).check(), [])
         return graph
 
     def test_several_inputs(self):

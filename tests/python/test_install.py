@@ -37,7 +37,7 @@ class Install(unittest.TestCase):
             code = (
                 "import motley, torch; from torch import nn; x = torch.randn(4, 3);"
                 "g = motley.capture(nn.Linear(3, 3), (x, x), nn.functional.mse_loss);"
-                "print(motley.__file__, len(motley.plan(g, 'hap-a100-p100').ratios))"
+                "print(motley.__file__, len(motley.plan(g, 'hap-a100-p100', all_devices=True).ratios))"
             )
             done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
