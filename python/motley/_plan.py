@@ -49,10 +49,7 @@ class Plan:
         name, size = self._made_for
         if len(self.devices) == size:
             return str(self._native)
-        return (
-            f"{self._native}  devices     {len(self.devices)} of the {size} of {name}: with the others it would communicate "
-            "longer than they save\n"
-        )
+        return f"{self._native}  devices     {_motley.part_in_words(self.devices, size, name)}\n"
 
     def check(self, memory_limit=True):
         """What is wrong with the plan, by the independent checker; an empty list if it is sound."""

@@ -394,10 +394,8 @@ void add_plan_command(CLI::App& app) {
                   format_seconds(result.hidden_s).c_str(),
                   format_seconds(plan.predicted_step_s).c_str());
     if (plan.cluster.size() < cluster.size())
-      std::printf(
-          "  devices     %d of the %d of %s: with the others it would communicate longer than "
-          "they save\n",
-          plan.cluster.size(), cluster.size(), cluster.name.c_str());
+      std::printf("  devices     %s\n",
+                  spmd::part_in_words(result.devices, cluster.size(), cluster.name).c_str());
     std::string apart;
     if (const Seconds bound = result.synchronised_bound_s; bound > 0)
       apart = fmt::format(", {} if nothing overlaps (gap {:.2f}%)", format_seconds(bound),

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/parallel.h"
+#include "core/ranges.h"
 #include "core/rng.h"
 #include "core/units.h"
 
@@ -45,6 +46,12 @@ TEST(Units, ParsesAndRefuses) {
   EXPECT_THAT(message_of([] { parse_quantity("-3 GB/s", "bandwidth", "b"); }),
               HasSubstr("negative"));
   EXPECT_THAT(message_of([] { parse_quantity("inf", "flops", "b"); }), HasSubstr("finite"));
+}
+
+TEST(Ranges, Formats) {
+  EXPECT_EQ(format_ranges({}), "");
+  EXPECT_EQ(format_ranges({4}), "4");
+  EXPECT_EQ(format_ranges({0, 1, 2, 5, 7, 8}), "0-2, 5, 7-8");
 }
 
 TEST(Units, Formats) {

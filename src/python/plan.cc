@@ -181,6 +181,7 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("search_s", [](const Planned& p) { return p.result.search_s; })
       .def_property_readonly("devices", [](const Planned& p) { return p.result.devices; })
       .def_property_readonly("baselines", &baselines);
+  m.def("part_in_words", &spmd::part_in_words);
   m.def("plan", &make_plan, py::call_guard<py::gil_scoped_release>());
   m.def("engine_plans", &engine_plans);
 

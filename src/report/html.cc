@@ -1,5 +1,7 @@
 #include "report/html.h"
 
+#include "core/ranges.h"
+
 namespace motley::report {
 
 std::string escape(const std::string& text) {
@@ -53,16 +55,6 @@ std::string row(const std::vector<std::string>& cells, bool head) {
   return out + "</tr>\n";
 }
 
-std::string ranges(const std::vector<int>& numbers) {
-  std::string out;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    out += fmt::format("{}{}", out.empty() ? "" : ", ", numbers[i]);
-    if (end > i + 1) out += fmt::format("–{}", numbers[end - 1]);
-    i = end;
-  }
-  return out;
-}
+std::string ranges(const std::vector<int>& numbers) { return format_ranges(numbers, "–"); }
 
 }  // namespace motley::report

@@ -8,6 +8,7 @@
 
 #include "cluster/part.h"
 #include "core/error.h"
+#include "core/ranges.h"
 #include "spmd/parts.h"
 
 namespace motley::spmd {
@@ -86,6 +87,12 @@ std::vector<std::string> strategies() {
   std::vector<std::string> names;
   for (const Known& known : kKnown) names.emplace_back(known.name);
   return names;
+}
+
+std::string part_in_words(const std::vector<int>& devices, int of, const std::string& cluster) {
+  return fmt::format(
+      "{} of the {} of {} ({}): with the others it would communicate longer than they save",
+      devices.size(), of, cluster, format_ranges(devices));
 }
 
 PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request) {

@@ -62,6 +62,10 @@ struct PlanResult {
 // strategy of that name.
 PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request);
 
+// Which devices of a larger cluster a plan of one program is for, and why: "2 of the 4 of mixed
+// (0-1): with the others it would communicate longer than they save".
+std::string part_in_words(const std::vector<int>& devices, int of, const std::string& cluster);
+
 // A plan from one synthesis.
 Plan make_plan(Graph graph, const Cluster& cluster, const PlanRequest& request,
                const Synthesis& synthesis);

@@ -394,7 +394,7 @@ class DevicesLeftOut(unittest.TestCase):
             self.assertEqual((plan.cluster.device(0), plan.cluster.device(1)), ("fast", "slow"))
             self.assertEqual((plan.check(), of_all.check()), ([], []))
             self.assertEqual(len(motley.simulate(plan)["devices"]), 2)
-            words = "devices     2 of the 3 of far-off: with the others it would communicate longer than they save"
+            words = f"devices     2 of the 3 of far-off ({used[0]}-{used[1]}): with the others it would communicate longer than they save"
             self.assertEqual([line.strip() for line in str(plan).splitlines() if "with the others" in line], [words])
             self.assertNotIn("with the others", str(of_all))
 
