@@ -303,14 +303,17 @@ Solution search(const Problem& problem, const Order& order, const Layout& layout
                 const Weights& weights, const Limits& limits, double start, WarmStart* warm) {
   // A rough bound is enough where few states are near the best; where they are many, a tight one
   // pays.
-  Tables tables(problem, order, weights, {limits.rough, 1, limits.max_sweeps}, warm);
-  {
-    Search<W> quick(problem, order, layout, &tables, limits, start);
-    if (auto solution = quick.run(weights, limits.rough_states)) return *solution;
+  Tables tables(problem, order, weights, {limits.rough, 1, limits.sweeps}, warm);
+  const auto run = [&](int64_t most_states) {
+    return Search<W>(problem, order, layout, &tables, limits, start).run(weights, most_states);
+  };
+  if (auto solution = run(limits.rough_states)) return *solution;
+  tables.tighten({limits.tight, 2, limits.sweeps}, warm);
+  if (limits.max_sweeps > limits.sweeps) {
+    if (auto solution = run(limits.tight_states)) return *solution;
+    tables.tighten({limits.tight, 2, limits.max_sweeps}, warm);
   }
-  tables.tighten({limits.tight, 2, limits.max_sweeps}, warm);
-  return *Search<W>(problem, order, layout, &tables, limits, start)
-              .run(weights, std::numeric_limits<int64_t>::max());
+  return *run(std::numeric_limits<int64_t>::max());
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ class Game {
        const Limits& limits, const MemoryLimited& limited)
       : theory_(theory), model_(model), limited_(limited), limits_(limits) {
     limits_.max_states = std::min(limits_.max_states, kStates);
-    limits_.max_sweeps = kSweeps;
+    limits_.sweeps = limits_.max_sweeps = kSweeps;
     limits_.tight = kTight;
     builder_.emplace(theory, model, optimizer, restriction);
     if (limited.overlap) {

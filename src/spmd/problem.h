@@ -85,11 +85,14 @@ struct Limits {
   int64_t max_states = int64_t{1} << 40;  // states kept at any one time
   uint64_t seed = 0;
   // Bounds are rough at first: improved until that part of them is gained no more. A search that
-  // expands that many states with them begins again with tight ones.
+  // expands that many states with them begins again with tighter ones, and once more with those of
+  // as many sweeps over the problem and back as go on gaining.
   double rough = 3e-3;
   int64_t rough_states = 20'000;
-  int max_sweeps = 40;  // over a problem and back, for its bounds
-  double tight = 1e-7;  // of the bound, that they go on for
+  int sweeps = 40;
+  int64_t tight_states = 100'000;
+  double tight = 1e-7;  // of the bound, that sweeps go on for
+  int max_sweeps = 1000;
 };
 
 struct Solution {

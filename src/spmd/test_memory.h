@@ -131,7 +131,7 @@ inline double expect_no_program_below(const Graph& graph, int rounds, int progra
       for (int t = 0; t < 2; ++t)
         weights.memory.push_back(std::pow(10, -2 + 2 * rng.uniform()) * seconds / bytes);
       const Solution solution = solve_folded(problem.problem(), make_order(problem.problem()),
-                                             weights, {.max_states = 500, .max_sweeps = 200});
+                                             weights, {.max_states = 500, .sweeps = 200});
       Seconds bound = solution.lower_bound;
       for (int t = 0; t < 2; ++t)
         bound += weights.memory[t] * problem.besides()[t] + of_type[t] * model.per_step(t, graph);
