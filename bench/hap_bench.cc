@@ -30,7 +30,7 @@
 // has the wrong size, or a plan is slower than a baseline, slower with segments than without,
 // slower with devices that may be left out than over all, or not certified within 1%: HAP's plan in
 // time with overlap or, where that bound is loose, in HAP's own model; motley's likewise, and of
-// any number of experts elsewhere too. The gap of "all four" is printed, up to 38%: types of
+// any number of experts elsewhere too. The gap of "all four" is printed, up to 40%: types of
 // devices wait for one another in turn there, which no weights of types see.
 
 #include <fmt/format.h>
