@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import motley
 import support
+from support import token_batches as batches
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
@@ -21,12 +22,6 @@ RANK = int(os.environ["RANK"])
 def net(dropout=0.0, seed=0):
     torch.manual_seed(seed)
     return support.Net(dropout)
-
-
-def batches(n, size=12):
-    return support.batches_of(
-        lambda g: (torch.randint(12, (size,), generator=g), torch.randint(12, (size,), generator=g)), n
-    )
 
 
 def adam(model):

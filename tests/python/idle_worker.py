@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import motley
 import support
+from support import same, same_optimizer
+from support import token_batches as batches
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
@@ -31,12 +33,6 @@ def mlp(features=6, width=16, classes=4):
     return nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, classes))
 
 
-def batches(n, size=12):
-    return support.batches_of(
-        lambda g: (torch.randint(12, (size,), generator=g), torch.randint(12, (size,), generator=g)), n
-    )
-
-
 def adam(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
@@ -52,21 +48,6 @@ def distributed(model, optimizer="adamw", **options):
 
 def near(a, b):
     assert abs(a - b) <= 1e-9 * max(1, abs(b)), (a, b)
-
-
-def same(state, wanted, limit=1e-9):
-    assert list(state) == list(wanted), (list(state), list(wanted))
-    for key, value in wanted.items():
-        assert state[key].shape == value.shape and state[key].dtype == value.dtype, key
-        assert (state[key] - value).abs().max() <= limit, (key, (state[key] - value).abs().max())
-
-
-def same_optimizer(state, wanted):
-    assert state["state"].keys() == wanted["state"].keys()
-    for index, values in wanted["state"].items():
-        assert state["state"][index].keys() == values.keys()
-        for key, value in values.items():
-            assert torch.allclose(state["state"][index][key], value, rtol=0, atol=1e-9), (index, key)
 
 
 def training():

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 import motley
 import support
+from support import same, same_optimizer
+from support import token_batches as batches
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
@@ -18,12 +20,6 @@ RANK = int(os.environ["RANK"])
 def net(seed=0):
     torch.manual_seed(seed)
     return support.Net()
-
-
-def batches(n, size=12):
-    return support.batches_of(
-        lambda g: (torch.randint(12, (size,), generator=g), torch.randint(12, (size,), generator=g)), n
-    )
 
 
 def adam(model):
@@ -45,21 +41,6 @@ class Plain:
 
     def step(self, batch):
         return support.plain_training(self.model, F.cross_entropy, [batch], self.optimizer)[0]
-
-
-def same(state, wanted, limit=1e-9):
-    assert list(state) == list(wanted), (list(state), list(wanted))
-    for key, value in wanted.items():
-        assert state[key].shape == value.shape, key
-        assert (state[key] - value).abs().max() <= limit, (key, (state[key] - value).abs().max())
-
-
-def same_optimizer(state, wanted):
-    assert state["state"].keys() == wanted["state"].keys()
-    for index, values in wanted["state"].items():
-        assert state["state"][index].keys() == values.keys()
-        for key, value in values.items():
-            assert torch.allclose(state["state"][index][key], value, rtol=0, atol=1e-9), (index, key)
 
 
 def one_alone():

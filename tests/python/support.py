@@ -103,3 +103,25 @@ def plain_training(model, loss_fn, batches, optimizer):
 def batches_of(batch, steps, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return [batch(generator) for _ in range(steps)]
+
+
+def token_batches(n, size=12):
+    """Batches of Net: tokens, and tokens to tell."""
+    return batches_of(lambda g: (torch.randint(12, (size,), generator=g), torch.randint(12, (size,), generator=g)), n)
+
+
+def same(state, wanted, limit=1e-9):
+    """Whether two models' states agree, in dtype too."""
+    assert list(state) == list(wanted), (list(state), list(wanted))
+    for key, value in wanted.items():
+        assert state[key].shape == value.shape and state[key].dtype == value.dtype, key
+        assert (state[key] - value).abs().max() <= limit, (key, (state[key] - value).abs().max())
+
+
+def same_optimizer(state, wanted):
+    """Whether two optimizers' states agree."""
+    assert state["state"].keys() == wanted["state"].keys()
+    for index, values in wanted["state"].items():
+        assert state["state"][index].keys() == values.keys()
+        for key, value in values.items():
+            assert torch.allclose(state["state"][index][key], value, rtol=0, atol=1e-9), (index, key)
