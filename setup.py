@@ -3,6 +3,7 @@
 MOTLEY_BUILD_DIR names a build folder to use again; otherwise build/pip is made.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,6 +13,18 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
+
+
+def interpreter(build):
+    """This interpreter as the build folder knows it; not by a virtual environment's name, which may be gone when it is used again."""
+    program = getattr(sys, "_base_executable", None) or sys.executable
+    with contextlib.suppress(OSError), open(os.path.join(build, "CMakeCache.txt")) as cache:
+        for line in cache:
+            if line.startswith("MOTLEY_PYTHON_PROGRAM:"):
+                known = line.strip().split("=", 1)[1]
+                if os.path.exists(known) and os.path.samefile(known, program):
+                    return known
+    return program
 
 
 class CMakeBuild(build_ext):
@@ -26,7 +39,7 @@ class CMakeBuild(build_ext):
         if shutil.which("cmake") is None:
             raise SystemExit("motley: there is no cmake; run ./dev setup, or install the packages of tools/packages.txt")
         build = os.environ.get("MOTLEY_BUILD_DIR", os.path.join(ROOT, "build", "pip"))
-        configure = ["cmake", "--preset", "release", "-B", build, f"-DMOTLEY_PYTHON_PROGRAM={sys.executable}",
+        configure = ["cmake", "--preset", "release", "-B", build, f"-DMOTLEY_PYTHON_PROGRAM={interpreter(build)}",
                      f"-DMOTLEY_TORCH_VERSION={torch.__version__}"]  # fmt: skip
         root = os.environ.get("MOTLEY_SOURCE_DIR", ROOT)
         subprocess.run(configure, cwd=root, check=True)

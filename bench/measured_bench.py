@@ -258,7 +258,7 @@ def main():
         print(f"written to {bench.write(bench.scatter())}")
         return
     # Other processes may disturb times; not losses, and not the ranking of plans that are far apart.
-    if bench.worst_loss > 1e-3:
+    if bench.worst_loss > 1e-5:
         sys.exit(f"losses differ by {bench.worst_loss:.1e}")
     for (cluster, model), case in bench.medians().items():
         for (a, (ma, pa)), (b, (mb, pb)) in itertools.combinations(case.items(), 2):

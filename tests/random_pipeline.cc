@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "cluster/part.h"
+#include "core/error.h"
 #include "graph/canonical.h"
 #include "pipeline/layers.h"
 #include "spmd/build.h"
@@ -89,16 +90,33 @@ void add_divisions(PipelinePlan* pipeline, bool alike, Rng* rng) {
 
 }  // namespace
 
+void fit_batch(Plan* plan, DType dtype) {
+  PipelinePlan& pipeline = *plan->pipeline;
+  MOTLEY_CHECK(pipeline.micro_batches() > 1);
+  const int stages = pipeline.stages();
+  plan->batch = pipeline.micro_batch * pipeline.micro_batches();
+  plan->set_graph(canonicalize(capture(plan->model, plan->batch, dtype).graph));
+  pipeline.take_parts(*plan->theory, plan->batch, "random pipeline");
+  pipeline.cut(stages, "random pipeline");
+}
+
 Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
   Plan plan;
   plan.engine = "pipeline";
   plan.model = what.model;
   plan.optimizer = Optimizer::sgd;
-  plan.set_graph(canonicalize(capture(what.model, what.micro_batch, what.dtype).graph));
-  const Graph& graph = *plan.graph;
+  // Of any number of micro-batches the graph is the same, but for the scale of means.
+  plan.batch = 2 * what.micro_batch;
+  plan.set_graph(canonicalize(capture(what.model, plan.batch, what.dtype).graph));
 
   pipeline::LayerOptions layer_options;
   layer_options.layers = static_cast<int>(2 + rng->below(8));
+  plan.pipeline = std::make_unique<PipelinePlan>();
+  PipelinePlan& pipeline = *plan.pipeline;
+  pipeline.schedule = "random";
+  pipeline.micro_batch = what.micro_batch;
+  pipeline.take_parts(*plan.theory, plan.batch, "random pipeline");
+  const Graph& graph = pipeline.part().graph;
   const pipeline::Layers layers = find_layers(graph, layer_options);
   const int count = static_cast<int>(layers.layers.size());
   const int stages = static_cast<int>(1 + rng->below(std::min(count, 4)));
@@ -109,10 +127,6 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
   cuts.resize(stages - 1);
   std::sort(cuts.begin(), cuts.end());
 
-  plan.pipeline = std::make_unique<PipelinePlan>();
-  PipelinePlan& pipeline = *plan.pipeline;
-  pipeline.schedule = "random";
-  pipeline.micro_batch = what.micro_batch;
   pipeline.stage_of.assign(graph.nodes.size(), 0);
   for (int l = 0; l < count; ++l) {
     const int stage =
@@ -120,7 +134,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
     for (NodeId n : layers.layers[l].forward) pipeline.stage_of[n.index] = stage;
     for (NodeId n : layers.layers[l].backward) pipeline.stage_of[n.index] = stage;
   }
-  pipeline.cut(graph, stages, "random pipeline");
+  pipeline.cut(stages, "random pipeline");
 
   const bool several = what.reductions || what.zero;
   const int replicas = what.plain ? 1 : static_cast<int>((several ? 2 : 1) + rng->below(2));
@@ -160,6 +174,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
   for (int r = 0; r < replicas; ++r) {
     ReplicaPlan replica;
     replica.micro_batches = static_cast<int>(1 + rng->below(5));
+    if (replicas == 1) replica.micro_batches = std::max(2, replica.micro_batches);  // to be parts
     int warm_up = static_cast<int>(1 + rng->below(2 * stages));
     for (int s = 0; s < stages; ++s) {
       StagePlan stage;
@@ -207,7 +222,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
     pipeline.replicas.push_back(std::move(replica));
   }
   if (what.zero) add_divisions(&pipeline, alike, rng);
-  plan.batch = pipeline.micro_batch * pipeline.micro_batches();
+  fit_batch(&plan, what.dtype);
   if (what.reductions) add_reductions(&plan, what.joint, rng);
   return plan;
 }

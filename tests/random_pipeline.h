@@ -26,6 +26,10 @@ struct RandomPipeline {
 // A sound plan, not one that would fit or be fast.
 Plan random_pipeline(const RandomPipeline& what, Rng* rng);
 
+// The same with a batch of as many samples as its replicas' micro-batches have, at least two; after
+// a change of their numbers.
+void fit_batch(Plan* plan, DType dtype = DType::f32);
+
 // Steps that sum over `devices` ranks, at least two.
 std::vector<ReductionStep> random_reduction(int devices, Rng* rng);
 

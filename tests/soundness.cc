@@ -24,11 +24,17 @@ namespace motley {
 namespace {
 
 double error_of(const at::Tensor& got, const at::Tensor& expected) {
-  if (got.sizes() != expected.sizes()) return 1e300;
+  if (got.sizes() != expected.sizes() || got.scalar_type() != expected.scalar_type()) return 1e300;
   if (expected.numel() == 0) return 0;
-  double scale = std::max(expected.abs().max().item<double>(), 1e-6);
-  double error = (got - expected).abs().max().item<double>() / scale;
-  return error == error ? error : 1e300;
+  const at::Tensor a = got.to(at::kDouble), b = expected.to(at::kDouble);
+  const at::Tensor finite = b.isfinite();
+  // Infinite numbers and those that are none are at the same places and the same.
+  const at::Tensor same = a.eq(b).logical_or_(a.isnan().logical_and_(b.isnan()));
+  if (!same.logical_or(finite).all().item<bool>()) return 1e300;
+  const at::Tensor size = b.abs().masked_fill_(finite.logical_not(), 0);
+  const at::Tensor error = (a - b).abs_().masked_fill_(same, 0);
+  const double worst = error.max().item<double>();
+  return worst == worst ? worst / std::max(size.max().item<double>(), 1e-6) : 1e300;
 }
 
 }  // namespace
@@ -48,8 +54,7 @@ std::string first_wrong_value(const Theory& theory, const Program& program, cons
     options.seed = seed;
     Executor* running = nullptr;
     options.observe = [&](ValueId v, Placement p, const at::Tensor& local) {
-      double error =
-          error_of(running->gather(v, p, local).to(at::kDouble), expected.at(v).to(at::kDouble));
+      double error = error_of(running->gather(v, p, local), expected.at(v));
       std::lock_guard lock(mutex);
       if (error < 1e-9 || !found.empty()) return;
       const Value& value = graph.value(v);

@@ -13,8 +13,8 @@
 namespace motley {
 
 // Worst error of one step of a program on `shares.devices()` threads against the interpreted graph,
-// over the loss, every gradient and every buffer update: |a - b| / max(|b|_max over the tensor,
-// 1e-6).
+// over the loss, every gradient and every buffer update: |a - b| / max(|b|_max over the tensor's
+// finite numbers, 1e-6). Infinite numbers and NaN must be where one device has them; else 1e300.
 double program_error(const Theory& theory, const Program& program, const Shares& shares,
                      const Feeds& feeds, const StepResult& expected, uint64_t seed);
 

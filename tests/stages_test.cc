@@ -36,6 +36,11 @@ planner::GraphOf graphs_of(const std::string& model) {
   return [model](int64_t samples) { return canonicalize(capture(model, samples).graph); };
 }
 
+std::shared_ptr<planner::BatchStep> step_of(const planner::Request& request,
+                                            const planner::GraphOf& graph_of) {
+  return std::make_shared<planner::BatchStep>(graph_of(request.batch), request.batch);
+}
+
 planner::Request request_of(const std::string& model) {
   planner::Request request;
   request.model = model;
@@ -67,7 +72,7 @@ TEST(MeasuredStages, SlowLayersMoveAway) {
   const auto measured = [&](double slower) {
     std::vector<ProfiledStage> stages;
     planner::DeviceGroups groups(cluster);
-    planner::Workbench bench(request, &groups, graph_of(4), request.layers);
+    planner::Workbench bench(request, &groups, step_of(request, graph_of), 4, request.layers);
     const planner::LayerShapes shapes(request, cluster, graph_of);
     EXPECT_LE(shapes.shapes.size(), 5U);  // equal layers once
     for (const auto& shape : shapes.shapes)
@@ -139,7 +144,7 @@ TEST(MeasuredStages, OnSubMeshes) {
   }
   EXPECT_EQ(together, 1);
   planner::DeviceGroups groups(cluster);
-  planner::Workbench bench(request, &groups, graph_of(4), request.layers);
+  planner::Workbench bench(request, &groups, step_of(request, graph_of), 4, request.layers);
   Seconds forward = 0, backward = 0;
   for (int l = 0; l < bench.size(); ++l) {
     const auto& cost = bench.layer_cost(l, groups.of({0, 1}), 8, false);
@@ -250,7 +255,7 @@ device_types:
     planner::Request request = request_of(model);
     request.batch = 2048;
     request.recompute = false;
-    planner::Workbench bench(request, &groups, graphs_of(model)(64), 0);
+    planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), 64, 0);
     planner::Composition composition;
     composition.micro_batch = 64;
     planner::ReplicaChoice replica;
@@ -290,7 +295,7 @@ device_types:
                             "mlp:layers=6,hidden=256,in=256,classes=64"})
     for (int samples : {1, 2, 4}) {
       planner::Request request = request_of(model);
-      planner::Workbench bench(request, &groups, graphs_of(model)(samples), 0);
+      planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), samples, 0);
       planner::Composition composition;
       composition.micro_batch = samples;
       planner::ReplicaChoice replica;
@@ -304,7 +309,7 @@ device_types:
       EXPECT_TRUE(check(*plan).empty());
       Bytes expected = 0, sent = 0;
       for (const Transfer& t : plan->pipeline->parts().transfers)
-        expected += static_cast<Bytes>(plan->graph->spec(t.value).bytes());
+        expected += static_cast<Bytes>(plan->pipeline->part().graph.spec(t.value).bytes());
       for (const Exchange& exchange : simulate(*plan).exchanges)
         if (exchange.what.starts_with("stage 0 to 1") || exchange.what.starts_with("stage 1 to 0"))
           sent += exchange.bytes;
@@ -333,7 +338,7 @@ TEST(LayerCosts, AddUpToTheProgram) {
     for (const auto& devices : std::vector<std::vector<int>>{{0}, {0, 1, 2}, {0, 1, 2, 3}})
       for (bool lean : {false, true}) {
         planner::Request request = request_of(model);
-        planner::Workbench bench(request, &groups, graphs_of(model)(4), 0);
+        planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), 4, 0);
         const planner::DeviceGroups::Kind& group = groups.of(devices);
         for (const auto& window : bench.windows()) {
           const auto planned = bench.plan_window(window, group, 8, lean);
@@ -380,7 +385,7 @@ TEST(LayerCosts, CostWhatTheWholeModelDoes) {
   const std::string model = "gpt:layers=12,hidden=128,heads=4,seq=32,vocab=200";
   const planner::Request request = request_of(model);
   for (int samples : {2, 16}) {
-    planner::Workbench bench(request, &groups, graphs_of(model)(samples), 0);
+    planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), samples, 0);
     EXPECT_GT(bench.size(), 40);
     ASSERT_EQ(bench.windows().size(), 2U);
     size_t planned_nodes = 0;
@@ -424,7 +429,7 @@ TEST(JointPlacement, PipelinesWithReplicasGain) {
   request.model = model;
   request.batch = 64;
   planner::DeviceGroups groups(cluster);
-  planner::Workbench bench(request, &groups, graphs_of(model)(16), 0);
+  planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), 16, 0);
   const int half = bench.size() / 2;
   planner::Composition composition;
   composition.micro_batch = 16;

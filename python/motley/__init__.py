@@ -5,6 +5,7 @@
     simulate(plan)                                   what every device does when
     save(thing, path), load(path)                    files that the motley program reads too
     distribute(model, example_inputs, loss_fn, cluster)     trains by a plan under torchrun
+    GradScaler(dist)                                 scales losses as torch.cuda.amp.GradScaler does
     DataSplitter(dataset, dist)                      each worker's rows of every batch
 
 docs/python.md has more.
@@ -17,11 +18,12 @@ _loading.load()
 from ._capture import capture  # noqa: E402
 from ._data import DataSplitter  # noqa: E402
 from ._distribute import Distributed, distribute  # noqa: E402
-from ._errors import CaptureError, NoPlanError, PeerLost, UserError  # noqa: E402
+from ._errors import CaptureError, MismatchError, NoPlanError, PeerLost, UserError  # noqa: E402
 from ._plan import Plan, load, plan, save, simulate  # noqa: E402
+from ._scaler import GradScaler  # noqa: E402
 
 __all__ = [
-    "CaptureError", "DataSplitter", "Distributed", "NoPlanError", "PeerLost", "Plan", "UserError", "capture",
-    "distribute", "load", "plan", "save", "simulate",
+    "CaptureError", "DataSplitter", "Distributed", "GradScaler", "MismatchError", "NoPlanError", "PeerLost", "Plan",
+    "UserError", "capture", "distribute", "load", "plan", "save", "simulate",
 ]  # fmt: skip
 __version__ = "0.1.0"

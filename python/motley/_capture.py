@@ -12,6 +12,7 @@ import torch
 
 from . import _motley, _rewrites, _torch
 from ._errors import CaptureError, UserError
+from ._hooks import Hooks
 from ._step import Step, replaced, unchanged
 
 _OWN = tuple(
@@ -118,15 +119,83 @@ def _no_collection():
             gc.enable()
 
 
-def capture_step(step, name, samples=None):
-    """The graph of a step; of so many rows of its batch, where a pipeline takes batches in parts."""
+def _noted(reads):
+    return contextlib.nullcontext() if reads is None else reads.noted()
+
+
+def named(slots, tensors):
+    return [(slot.name, tensor) for slot, tensor in zip(slots, tensors)]
+
+
+def _overlap(a, b):
+    """Whether two tensors of one memory may share numbers: their ranges meet."""
+    (start, end), (other, last) = (
+        (t.storage_offset(), t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) for t in (a, b)
+    )
+    return start <= last and other <= end
+
+
+def _check_shared_memory(step, graph):
+    """Refuses what plain PyTorch would see through shared memory and a graph, whose values are apart, would not."""
+    groups, updated, read = {}, set(graph.updated_buffers), set(graph.read_buffers)
+    for kind, slots in (("parameter", step.parameters), ("buffer", step.buffers)):
+        for slot in slots:
+            if slot.tensor.layout == torch.strided and slot.tensor.numel() > 0:
+                groups.setdefault(_torch.storage_of(slot.tensor), []).append((kind, slot))
+    for group in groups.values():
+        for i, (kind, slot) in enumerate(group):
+            for other_kind, other in group[i + 1 :]:
+                if not _overlap(slot.tensor, other.tensor):
+                    continue
+                if other_kind == "parameter":
+                    raise CaptureError(
+                        f"[capture] parameters {slot.name} and {other.name} share memory; make them one Parameter object"
+                    )
+                if kind == "parameter" and slot.tensor.requires_grad and other.name in read:
+                    raise CaptureError(
+                        f"[capture] buffer {other.name} shares the memory of parameter {slot.name}, which training changes; "
+                        f"use {slot.name} itself in the forward pass, or make the buffer a clone"
+                    )
+                changed = next((s for s in (slot, other) if kind == "buffer" and s.name in updated), None)
+                if changed is not None:
+                    kept = other if changed is slot else slot
+                    raise CaptureError(
+                        f"[capture] buffers {slot.name} and {other.name} share memory and the step changes {changed.name}, "
+                        f"which {kept.name} would not see; make them one tensor, or compute {kept.name} in the forward pass"
+                    )
+
+
+def _check_next_step(graph, changes, captured):
+    """Refuses a step that leaves plain attributes behind with which the next step computes something else."""
+    different = "computes something else"
+    held = [(change.state, dict(change.state)) for change in changes]
+    for change in changes:
+        change.state[change.key] = change.new
+    try:
+        different = "" if captured().text_without_model() == graph.text_without_model() else different
+    except (RuntimeError, TypeError, ValueError, UserError) as error:
+        different = f"fails ({str(error).splitlines()[0]})"
+    finally:
+        for state, before in held:
+            state.clear()
+            state.update(before)
+    if different:
+        raise CaptureError(
+            f"[capture] {changes[0]}, and the next step {different}; change it between steps, or make it a buffer"
+        )
+
+
+def capture_step(step, name, samples=None, reads=None):
+    """The graph of a step; of so many rows of its batch, where a pipeline takes batches in parts. `reads` notes what it reads."""
     batch = step.batch_size() if samples is None else samples
     whole = [tensor for _, tensor in step.leaves] if batch == step.batch_size() else step.rows(batch)
     parameters = [_meta(slot.tensor, parameter=True) for slot in step.parameters]
     buffers = [_meta(slot.tensor) for slot in step.buffers]
     leaves = [_meta(tensor) for tensor in whole]
 
-    watch = _Watch(parameters)
+    watch, hooks = _Watch(parameters), Hooks(step, parameters)
+    owners = named(step.parameters, [slot.tensor for slot in step.parameters])
+    owners += named(step.buffers, [slot.tensor for slot in step.buffers]) + step.leaves
 
     def run():
         loss = step.loss(leaves)
@@ -138,14 +207,11 @@ def capture_step(step, name, samples=None):
                 changed.append((i, now.detach()))
         if not isinstance(loss, torch.Tensor):
             raise UserError(f"[capture] the loss is a {type(loss).__name__}; it must be a tensor of one number")
-        return loss, changed
-
-    def named(slots, tensors):
-        return [(slot.name, tensor) for slot, tensor in zip(slots, tensors)]
+        return loss, changed, hooks.gradient
 
     def captured(run):
-        with _no_collection(), unchanged(step.model) as attributes, replaced(step.parameters + step.buffers, parameters + buffers):
-            with torch.enable_grad(), _rewrites.active(), _torch.plain_attention():
+        with _no_collection(), _noted(reads), unchanged(step.model, step.loss_fn) as attributes, replaced(step.parameters + step.buffers, parameters + buffers):
+            with torch.enable_grad(), _rewrites.active(owners[0][1].device), _torch.plain_attention(), hooks.recorded():
                 graph = _motley.capture(
                     name,
                     named(step.parameters, parameters),
@@ -153,6 +219,7 @@ def capture_step(step, name, samples=None):
                     [(leaf, tensor) for (leaf, _), tensor in zip(step.leaves, leaves)],
                     batch,
                     run,
+                    owners,
                 )
         return graph, attributes
 
@@ -186,12 +253,18 @@ def capture_step(step, name, samples=None):
         text = f"[capture] {watch.place}{what}"
     if text is not None:
         raise CaptureError(text) from None
-    for path, key, old, new in attributes:
-        warnings.warn(
-            f"[capture] {path}.{key} changes from {old!r} to {new!r} in the forward pass; a graph does not repeat this, so make "
-            "it a buffer if later steps depend on it",
-            stacklevel=3,
+    if any(p.grad is not None for p in parameters):
+        raise CaptureError(
+            "[capture] the model calls backward() in its forward pass, which would add to gradients; use torch.autograd.grad"
         )
+    _check_shared_memory(step, graph)
+    if attributes and all(change.plain for change in attributes):
+        _check_next_step(graph, attributes, lambda: captured(run)[0])
+    for change in attributes:
+        if change.plain:
+            warnings.warn(
+                f"[capture] {change}; a graph does not repeat this, so make it a buffer if later steps depend on it", stacklevel=3
+            )
     graph.at = lambda samples: capture_step(step, name, samples)  # for engines that plan micro-batches
     return graph
 

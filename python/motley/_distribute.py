@@ -1,20 +1,24 @@
 """distribute(): a model trained by a plan, used like one wrapped in DistributedDataParallel."""
 
 import collections
-import json
+import inspect
 import os
-import types
+import warnings
+import weakref
 
 import torch
 
-from . import _motley, _torch
-from ._capture import capture_step
+from . import _gradients, _motley, _optim, _scaler, _torch
+from ._agree import agreed_plan, replanner, send_text
 from ._errors import UserError
-from ._optim import on_pieces, plan_name
-from ._plan import Plan, cluster_of, load
-from ._plan import plan as make_plan
+from ._following import Following
+from ._gradients import Wholes
+from ._guard import wanted
+from ._pieces import Piece, guarded, plain
+from ._plan import cluster_of, precision_of
+from ._scaler import ScaledStep
 from ._state import Held, Peers
-from ._step import Step, call_model, flatten, loss_of, replaced
+from ._step import Step, call_model, loss_of, prefix_of_loss, replaced
 
 _groups = {}  # [device] joined once in the life of the process
 
@@ -34,6 +38,12 @@ class Workers:
     def barrier(self):
         with self.peers.collective():
             self.native.barrier()
+
+    def agree_begin(self, number):
+        """Begins to compare a number with all workers' in the background."""
+        self.compared = number
+        if self.size > 1:
+            self.native.begin_exchange(number)
 
     def pace(self, cluster, devices):
         with self.peers.collective():
@@ -55,57 +65,33 @@ def group(device="auto"):
     return _groups[device]
 
 
-def _send_text(group, text):
-    """Rank 0's text on every rank."""
-    data = torch.tensor(list(text.encode()) if group.rank == 0 else [], dtype=torch.uint8)
-    size = torch.tensor([len(data)], device=group.device)
-    group.all_reduce(size)
-    body = torch.zeros(int(size), dtype=torch.uint8)
-    if group.rank == 0:
-        body.copy_(data)
-    body = body.to(group.device)
-    group.all_reduce(body)
-    return bytes(body.cpu().numpy().tobytes()).decode()
-
-
 class _Loss(torch.autograd.Function):
     """The loss of a step whose gradients are there already; backward adds them to the pieces, scaled as torch would."""
 
     @staticmethod
-    def forward(ctx, anchor, loss, gradients, pieces):
-        ctx.gradients, ctx.pieces = gradients, pieces
+    def forward(ctx, anchor, loss, gradients, pieces, inside):
+        ctx.gradients, ctx.pieces, ctx.inside = gradients, pieces, inside
         return loss.clone()
 
     @staticmethod
     def backward(ctx, scale):
         if ctx.gradients is None:
             raise UserError("[distribute] backward was called twice for one step; its gradients are added once")
+        scale = scale.double() / ctx.inside  # of the gradients `inside` is part already
         same = scale.item() == 1
         for piece, gradient in zip(ctx.pieces, ctx.gradients):
             if gradient is None or not piece.requires_grad:
                 continue
             gradient = gradient if same else gradient * scale.to(gradient.dtype)
-            piece.grad = gradient if piece.grad is None else piece.grad + gradient
+            if piece.grad is None:
+                piece.grad = guarded(gradient) if isinstance(piece, Piece) else gradient
+            else:
+                plain(piece.grad).add_(gradient)
         ctx.gradients = None
-        return None, None, None, None
+        return None, None, None, None, None
 
 
-def _announced(step, peers, held):
-    """An optimizer's step that the other workers' questions wait for."""
-
-    def announced(optimizer, closure=None):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with peers.change(held):
-            step(optimizer)
-        return loss
-
-    return announced
-
-
-class Distributed:
+class Distributed(Following):
     """A model whose training step runs by a plan on all workers.
 
         loss = dist(inputs, targets)     # of the whole batch, the same on every worker
@@ -116,25 +102,22 @@ class Distributed:
     called by all workers, also by those whose device the plan leaves out: they hold no piece and only wait for the loss.
     """
 
-    def __init__(self, step, plan, group, optimizer, seed, emulate):
-        self._step_spec, self.plan, self._group = step, plan, group
+    def __init__(self, step, agreed, group, optimizer, seed, emulate, verify, replan, memory_limit=True):
+        self._group, self._seed = group, seed
         self.module, self.training = step.model, True
-        speed = 0.0
-        if emulate and group.rank in plan.devices:
-            speed = plan.cluster.speed(plan.devices.index(group.rank))
-        self._worker = _motley.Worker(plan._native, group.native, plan.devices, seed, speed)
-        self._leaves = [
-            (name, tensor.shape, tensor.dtype) for name, tensor in step.leaves
-        ]
-        self._steps, self._loss, self._whole, self._whole_at, self._counts = 0, None, None, -1, None
+        plan, trial = agreed.plan, agreed.trial
+        self._begin(step, agreed, replan, emulate, verify)
+        self._steps, self._loss, self._whole, self._whole_at = 0, None, None, -1
         names = [slot.name for slot in step.parameters]
         self._held = Held(self._worker, names, [slot.name for slot in step.buffers])
         group.peers.add(self._held, self)
+        self._plain_pieces = self._all_whole(step)
+        kind = torch.nn.Parameter if self._plain_pieces else Piece
         self._pieces = []  # of every parameter; empty where this worker has none: another stage has it, or it is idle
         with torch.no_grad():
             for slot in step.parameters:
                 local = self._own("parameter", slot.name, self._rank_0(slot.tensor))
-                self._pieces.append(torch.nn.Parameter(local, requires_grad=slot.tensor.requires_grad))
+                self._pieces.append(kind(local, requires_grad=slot.tensor.requires_grad))
                 if self._worker.holds("parameter", slot.name):
                     self._held.pieces[slot.name] = self._pieces[-1]
                     self._worker.set("parameter", slot.name, self._pieces[-1])
@@ -144,10 +127,10 @@ class Distributed:
                     self._worker.set("buffer", slot.name, local)
             self._kept = self._held_by_nobody(step)
         self._worker.publish()
-        self.optimizer = on_pieces(optimizer, [slot.tensor for slot in step.parameters], self._pieces)
+        self.optimizer, self._wholes, self._by_element = optimizer, None, trial is None or trial.by_element
         self._held.optimizer, self._held.own_steps = self.optimizer, self.optimizer is None
         if self.optimizer is not None:
-            self.optimizer.step = types.MethodType(_announced(type(self.optimizer).step, group.peers, self._held), self.optimizer)
+            self._take_over(trial, memory_limit)
         with group.peers.change(self._held, alone=False):  # from now on it can be asked for
             self._held.mark = self._held.versions()
         self.pacing = group.pace(plan.cluster, plan.devices) if emulate else "off"
@@ -163,42 +146,20 @@ class Distributed:
             )
         if not self.training:
             return self._evaluate(inputs, *targets)
-        pieces = [
-            self._input(*leaf, tensor)
-            for leaf, tensor in zip(self._leaves, self._step_spec.match(inputs, targets[0] if targets else None, bool(targets)))
-        ]
+        loss, gradients = self._stepped(self._ready(inputs, targets))
         peers, held = self._group.peers, self._held
-        if held.own_steps:
-            peers.settle(held, True)
-        with peers.collective():
-            loss, gradients = self._worker.step(self._steps, pieces)
+        inside = getattr(self._step_spec, "scale", None)  # what loss and gradients are multiplied by
+        if inside is not None:
+            loss = loss / inside.to(loss.dtype)
         self._steps += 1
         with peers.change(held, alone=False):
             self._worker.publish()
             if held.own_steps:
                 held.settled, held.mark = not held.pieces, held.versions()
         if torch.is_grad_enabled():
-            loss = _Loss.apply(self._anchor, loss, gradients, list(held.pieces.values()))
+            loss = _Loss.apply(self._anchor, loss, gradients, list(held.pieces.values()), 1.0 if inside is None else inside.item())
         self._loss = loss
         return loss
-
-    def _input(self, name, whole, dtype, tensor):
-        if tensor.dtype != dtype:
-            raise UserError(f"[distribute] {name} is {tensor.dtype}; example_inputs had {dtype}")
-        if tensor.shape == whole:
-            return self._worker.piece("input", name, tensor).to(self._group.device)
-        if self._counts is not None and tensor.dim() > 0 and tensor.shape[1:] == whole[1:]:
-            mine = self._counts[self._group.rank]
-            if tensor.shape[0] == max(mine, 1):  # a worker without rows is given one that it does not use
-                tensor = tensor[:mine].detach().to(self._group.device)
-                if self._worker.input_placement(name) != "R":
-                    return tensor.contiguous()
-                with self._group.peers.collective():
-                    return self._worker.gather_rows(tensor, self._counts)
-        raise UserError(
-            f"[distribute] {name} is {list(tensor.shape)}; give the global batch {list(whole)} (a DataLoader needs "
-            "drop_last=True), or the rows of a DataSplitter"
-        )
 
     def backward(self):
         """Adds the gradients of the last step to the pieces of the parameters."""
@@ -227,24 +188,18 @@ class Distributed:
         if self._held.moved():  # a step that only its maker knows of is over
             self._group.peers.settle(self._held, True)
         for piece in self._pieces:
-            if set_to_none:
-                piece.grad = None
-            elif piece.grad is not None:
-                piece.grad.zero_()
+            _gradients.clear(piece, set_to_none)
 
-    def clip_grad_norm_(self, max_norm):
-        """Scales the gradients so that the norm of the whole gradient is at most max_norm; collective. Returns it."""
-        squares = torch.zeros(1, dtype=torch.float64, device=self._group.device)
-        for name, piece in self._held.pieces.items():
-            if piece.grad is not None and self._worker.counts(name):
-                squares += piece.grad.double().square().sum()
-        self._group.all_reduce(squares)
-        norm = float(squares.sqrt())
-        if norm > max_norm:
-            for piece in self._pieces:
-                if piece.grad is not None:
-                    piece.grad.mul_(max_norm / (norm + 1e-6))
-        return norm
+    def clip_grad_norm_(self, max_norm, norm_type=2.0, error_if_nonfinite=False, parameters=None):
+        """torch.nn.utils.clip_grad_norm_ of whole gradients: scales them so that their norm is at most max_norm. Collective.
+
+        Returns the norm before, a tensor of one number. parameters: some of dist.parameters(); without them all.
+        """
+        return _gradients.clip_norm_(self, max_norm, norm_type, error_if_nonfinite, parameters)
+
+    def clip_grad_value_(self, clip_value, parameters=None):
+        """torch.nn.utils.clip_grad_value_ of whole gradients: no element is beyond [-clip_value, clip_value]."""
+        _gradients.clip_value_(self, clip_value, parameters)
 
     def parameters(self):
         """This worker's pieces of the parameters."""
@@ -253,12 +208,134 @@ class Distributed:
     def named_parameters(self):
         return zip((slot.name for slot in self._step_spec.parameters), self._pieces)
 
+    # ---- the optimizer --------------------------------------------------------------------------------------------
+
+    def _all_whole(self, step):
+        """Whether every worker holds every parameter whole; the same on every worker. Collective."""
+        def whole(name):
+            if not self._worker.holds("parameter", name):
+                return False
+            outer, size, inner, _, _, _, _, count = self._worker.part("parameter", name)
+            return count == outer * size * inner
+
+        cut = torch.tensor([not all(whole(slot.name) for slot in step.parameters)], dtype=torch.int32, device=self._group.device)
+        self._group.all_reduce(cut)
+        return cut.item() == 0
+
+    def _take_over(self, trial, memory_limit):
+        """Gives the user's optimizer the pieces, or where that would not be right whole parameters, and its methods their meaning."""
+        by_element = trial.by_element or self._plain_pieces
+        slots, dist = self._step_spec.parameters, weakref.proxy(self)
+        slot_of = {id(slot.tensor): slot for slot in slots}
+        targets = {id(slot.tensor): piece for slot, piece in zip(slots, self._pieces)}
+        if not by_element:
+            used = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+            self._wholes = Wholes(self, [i for i, slot in enumerate(slots) if id(slot.tensor) in used])
+            targets.update((id(slots[i].tensor), whole) for i, whole in self._wholes.parameters.items())
+            self._say_whole(trial, memory_limit)
+        else:
+            self._say_states(trial, memory_limit)
+
+        def cut(parameter, value):
+            value = self._rank_0(value)
+            return self._own("parameter", slot_of[id(parameter)].name, value) if by_element else value
+
+        _optim.exchange(self.optimizer, targets, cut)
+
+        def step(former, closure=None):
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            if dist._wholes is not None:
+                dist._wholes.gather()
+            with dist._group.peers.change(dist._held), _torch.without_subclasses():
+                former()
+                if dist._wholes is not None:
+                    dist._wholes.scatter()
+            dist._show_loss()
+            return loss
+
+        def zero_grad(former, set_to_none=inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default):
+            with _torch.without_subclasses():
+                former(set_to_none)
+            if dist._wholes is not None:
+                dist._wholes.zero_grad(set_to_none)
+
+        def add_param_group(former, group):
+            added = group["params"]
+            added = [added] if isinstance(added, torch.Tensor) else list(added)
+            if dist._wholes is not None or any(id(p) not in targets for p in added):
+                raise UserError(
+                    "[distribute] add_param_group takes parameters of the model"
+                    if dist._wholes is None
+                    else f"[distribute] {type(dist.optimizer).__name__} runs on whole parameters; give it all groups before distribute()"
+                )
+            former({**group, "params": [targets[id(p)] for p in added]})
+
+        _optim.override(
+            self.optimizer, step=step, zero_grad=zero_grad, add_param_group=add_param_group,
+            state_dict=lambda former: dist.optimizer_state_dict(),
+            load_state_dict=lambda former, state: dist.load_optimizer_state_dict(state),
+        )  # fmt: skip
+
+    def _piece_of(self, slot):
+        return self._pieces[self._step_spec.parameters.index(slot)]
+
+    def _scale_loss(self, scale):
+        """Multiplies the loss inside of the step from now on, where it is computed in 16-bit floats."""
+        if isinstance(self._step_spec, ScaledStep):
+            self._step_spec.scale = torch.tensor(scale, dtype=self._step_spec.scale.dtype)
+
+    def _say_states(self, trial, memory_limit):
+        """Plans count one or two states of each parameter: a warning of more, or UserError where a device has no room for them."""
+        name, plan, beyond = type(self.optimizer).__name__, self.plan, trial.states - (1 if self.plan.optimizer == "sgd" else 2)
+        if beyond <= 0.01:
+            return
+        used = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        pieces = [piece for slot, piece in zip(self._step_spec.parameters, self._pieces) if id(slot.tensor) in used]
+        more = torch.zeros(self._group.size, dtype=torch.float64, device=self._group.device)
+        more[self._group.rank] = beyond * sum(piece.numel() * piece.element_size() for piece in pieces)
+        self._group.all_reduce(more)
+        more = more.tolist()
+        for device, rank in enumerate(plan.devices):
+            if memory_limit and plan.peak_memory_bytes[device] + more[rank] > plan.cluster.memory(device):
+                raise UserError(
+                    f"[distribute] {name} keeps {trial.states:.3g} states of each parameter, plans count two: with {more[rank] / 2**20:.1f} "
+                    f"MiB more, {plan.cluster.device(device)} has no room; use one with fewer, or memory_limit=False"
+                )
+        if self._group.rank == 0:
+            warnings.warn(
+                f"[distribute] {name} keeps {trial.states:.3g} states of each parameter, plans count two: up to {max(more) / 2**20:.1f} MiB "
+                "more than planned on a device",
+                stacklevel=4,
+            )
+
+    def _say_whole(self, trial, memory_limit):
+        """What it takes to run an optimizer on whole parameters: a warning, or UserError where a device has no room for it."""
+        name, plan, more = type(self.optimizer).__name__, self.plan, self._wholes.bytes(trial.states)
+        if memory_limit:
+            for device, peak in enumerate(plan.peak_memory_bytes):
+                if peak + more > plan.cluster.memory(device):
+                    raise UserError(
+                        f"[distribute] {name} does not treat every element by itself and needs whole parameters: with {more / 2**20:.1f} "
+                        f"MiB more, {plan.cluster.device(device)} has no room; use one that does, or memory_limit=False"
+                    )
+        if self._group.rank == 0:
+            warnings.warn(
+                f"[distribute] {name} does not treat every element by itself: every worker runs it on whole parameters, for which it "
+                f"needs {more / 2**20:.1f} MiB more than planned, and parameters and gradients are put together for every step",
+                stacklevel=4,
+            )
+
     # ---- evaluation -----------------------------------------------------------------------------------------------
 
     def train(self, mode=True):
+        """Training, as module.train() has it; with mode=False as eval()."""
         self.training = mode
         if mode:
             self._whole = None
+            self.module.train()
         return self
 
     def eval(self):
@@ -321,11 +398,28 @@ class Distributed:
         nobody = [slot for (_, slot), count in zip(slots, holders.tolist()) if count == 0]
         return {slot.name: self._rank_0(slot.tensor) for slot in nobody}
 
+    def _loss_has_state(self):
+        """Whether the loss is a module that training changes; constant class weights, say, are no part of the state."""
+        loss_fn = self._step_spec.loss_fn
+        if not isinstance(loss_fn, torch.nn.Module):
+            return False
+        own = prefix_of_loss(self.module) + "."
+        return any(True for _ in loss_fn.parameters()) or any(name.startswith(own) for name in self.plan.graph().updated_buffers)
+
+    def _show_loss(self):
+        """The parameters of a loss that is a module, as they are now, to whoever looks at them there; not those that are cut."""
+        own = prefix_of_loss(self.module) + "."
+        for slot, piece in zip(self._step_spec.parameters, self._pieces):
+            if slot.name.startswith(own) and piece.shape == slot.tensor.shape:
+                slot.tensor.data.copy_(plain(piece.detach()))
+
     def _names(self):
         """[(key of the model's state_dict, name of its slot)]; tied parameters have several keys."""
         slots = self._step_spec.parameters + self._step_spec.buffers
         name_of = {id(slot.tensor): slot.name for slot in slots}
         held = self.module.state_dict(keep_vars=True)
+        if self._loss_has_state():
+            self._step_spec.loss_fn.state_dict(destination=held, prefix=prefix_of_loss(self.module) + ".", keep_vars=True)
         return [(key, name_of.get(id(value))) for key, value in held.items()], held
 
     def state_dict(self):
@@ -367,18 +461,24 @@ class Distributed:
                     if name in self._kept:
                         self._kept[name].copy_(value)
                 elif kind == "parameter":
-                    self._held.pieces[name].copy_(self._own(kind, name, value))
+                    plain(self._held.pieces[name]).copy_(self._own(kind, name, value))
                 else:
                     self._worker.set(kind, name, self._own(kind, name, value))
             self._worker.publish()
             self._held.mark = self._held.versions()
 
+    def _optimized(self):
+        """The slots of the optimizer's parameters, in its order."""
+        mine = self._pieces if self._wholes is None else [self._wholes.parameters.get(i) for i in range(len(self._pieces))]
+        slot_of = {id(tensor): slot for slot, tensor in zip(self._step_spec.parameters, mine) if tensor is not None}
+        return [slot_of[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+
     def optimizer_state_dict(self):
         """The optimizer's state for whole parameters, as the same optimizer on the plain model has it; of any worker alone."""
-        state = self.optimizer.state_dict()
-        order = [p for group in self.optimizer.param_groups for p in group["params"]]
-        slots = {id(piece): slot for slot, piece in zip(self._step_spec.parameters, self._pieces)}
-        wanted = [("state", slots[id(p)].name, slots[id(p)].tensor.shape) for p in order]
+        state = type(self.optimizer).state_dict(self.optimizer)
+        if self._wholes is not None:
+            return _gradients.copied(state)
+        wanted = [("state", slot.name, slot.tensor.shape) for slot in self._optimized()]
         found = self._group.peers.whole(self._held, wanted)
         state["state"] = {}
         for index, (_, name, _) in enumerate(wanted):
@@ -391,13 +491,17 @@ class Distributed:
 
     def load_optimizer_state_dict(self, state):
         """Takes the state of the same optimizer on the plain model; every worker passes the same."""
-        order = [p for group in self.optimizer.param_groups for p in group["params"]]
-        slots = {id(piece): slot for slot, piece in zip(self._step_spec.parameters, self._pieces)}
+        load = type(self.optimizer).load_state_dict
+        if self._wholes is not None:
+            with self._group.peers.change(self._held):
+                load(self.optimizer, _gradients.copied(state))
+            return
+        slots = self._optimized()
         local = {"param_groups": state["param_groups"], "state": {}}
         for index, values in state["state"].items():
-            if index >= len(order):
-                raise UserError(f"[distribute] the optimizer's state has parameter {index}; the model has {len(order)}")
-            slot = slots[id(order[index])]
+            if index >= len(slots):
+                raise UserError(f"[distribute] the optimizer's state has parameter {index}; the model has {len(slots)}")
+            slot = slots[index]
             if not self._worker.holds("parameter", slot.name):
                 continue
             local["state"][index] = {
@@ -406,8 +510,8 @@ class Distributed:
                 else value
                 for key, value in values.items()
             }
-        with self._group.peers.change(self._held):
-            self.optimizer.load_state_dict(local)
+        with self._group.peers.change(self._held), _torch.without_subclasses():
+            load(self.optimizer, local)
 
     def save(self, path):
         """Writes {model, optimizer, steps} in the original layout; torch.load reads it. Collective; rank 0 writes."""
@@ -424,7 +528,7 @@ class Distributed:
                     os.replace(beside, target)
             except (OSError, RuntimeError) as error:
                 problem = f"[distribute] {path} cannot be written: {str(error).splitlines()[0]}; give a file in a folder that exists"
-        problem = _send_text(self._group, problem)
+        problem = send_text(self._group, problem)
         if problem:
             raise UserError(problem)
 
@@ -474,7 +578,7 @@ class Distributed:
         self._group.all_reduce(misfits)
         if misfits.item() > 0 or sum(counts) != self.plan.batch:
             return None, None
-        self._counts = counts
+        self._counts, self._rows_of = counts, self._run
         return counts, rows
 
     def _own_rows(self):
@@ -501,70 +605,36 @@ class Distributed:
         return f"{type(self.module).__name__} distributed by motley ({where})\n{self.plan}"
 
 
-def _agreed_plan(step, group, cluster, optimizer, plan, options):
-    """Rank 0 captures and plans; every rank gets the plan, or the same error."""
-    text, made, failure = "", None, None
-    if group.rank == 0:
-        try:
-            if plan is None:
-                graph = capture_step(step, type(step.model).__name__)
-                made = make_plan(graph, cluster, optimizer=plan_name(optimizer), **options)
-            else:
-                made = plan if isinstance(plan, Plan) else load(plan)
-                _check_plan(made, step, optimizer)
-            name, size = made._made_for
-            if size != group.size:
-                raise UserError(
-                    f"[distribute] the cluster has {size} devices, but {group.size} worker{'s were' if group.size > 1 else ' was'} "
-                    f"started; start {size}, for example with torchrun --nproc_per_node={size}"
-                )
-            text = "plan" + json.dumps([made.devices, name, size]) + "\n" + made._native.text()
-        except Exception as error:
-            failure, text = error, "fail" + str(error)
-    text = _send_text(group, text)
-    if failure is not None:
-        raise failure
-    if text.startswith("fail"):
-        raise UserError(text[4:])
-    if made is not None:
-        return made
-    devices, text = text[4:].split("\n", 1)
-    devices, *made_for = json.loads(devices)
-    return Plan(_motley.parse_plan(text, "the plan of rank 0"), devices=devices, made_for=tuple(made_for))
+def _same_everywhere(group, text, what):
+    """UserError on every worker if one has another text than rank 0."""
+    differs = torch.tensor([send_text(group, text) != text], dtype=torch.int32, device=group.device)
+    group.all_reduce(differs)
+    if differs.item() > 0:
+        raise UserError(f"[distribute] {what} differs from worker to worker; make it alike on all of them")
 
 
-def _check_plan(plan, step, optimizer):
-    if not isinstance(plan, Plan):
-        raise UserError("[distribute] plan is a graph; give a plan file or a plan of motley.plan()")
-    problems = plan.check(False)
-    if problems:
-        raise UserError(f"[distribute] the plan is not sound: {problems[0]}; see motley check")
-    if plan.batch != step.batch_size():
-        raise UserError(
-            f"[distribute] the plan is for another model or batch: its global batch is {plan.batch}, that of example_inputs "
-            f"{step.batch_size()}; plan this model again"
-        )
-    graph = capture_step(step, type(step.model).__name__, plan.samples)
-    theirs = plan.graph()
-    for kind in ("parameters", "buffers", "inputs"):
-        ours, wanted = getattr(graph, kind), getattr(theirs, kind)
-        for name in list(ours) + list(wanted):
-            if ours.get(name) != wanted.get(name):
-                raise UserError(
-                    f"[distribute] the plan is for another model or batch: {kind[:-1]} {name} is {ours.get(name)}, in the "
-                    f"plan {wanted.get(name)}; plan this model again"
-                )
-    if theirs.text_without_model() != graph.text_without_model():
-        raise UserError("[distribute] the plan is for a model that computes something else; plan this model again")
-    if optimizer is not None and plan_name(optimizer) != plan.optimizer:
-        raise UserError(
-            f"[distribute] the plan counts the memory of {plan.optimizer}, but the optimizer needs that of "
-            f"{plan_name(optimizer)}; plan with optimizer={plan_name(optimizer)!r}"
+def _check_fp16():
+    """UserError if torch cannot multiply matrices of 16-bit floats on this device."""
+    try:
+        torch.ones(1, 1, dtype=torch.float16).mm(torch.ones(1, 1, dtype=torch.float16))
+    except RuntimeError:
+        raise UserError("[distribute] torch cannot compute in fp16 on the CPU; use precision='bf16', or device='cuda'") from None
+
+
+def _say_of_loss(step):
+    """A loss that has parameters is trained, which users of its own optimizer may not expect."""
+    names = [name for name, _ in step.loss_fn.named_parameters()] if isinstance(step.loss_fn, torch.nn.Module) else []
+    if names:
+        prefix = prefix_of_loss(step.model)
+        warnings.warn(
+            f"[distribute] parameters of loss_fn are parameters of the step, {prefix}.{names[0]}{', ...' if names[1:] else ''}: they "
+            "are trained as the optimizer says, and dist.state_dict() has their values, as it has those of the model",
+            stacklevel=3,
         )
 
 
 def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="adamw", *, plan=None, seed=0, device="auto",
-               emulate=False, **options):
+               emulate=False, verify=True, **options):
     """Trains a model by a plan on the workers that torchrun, Slurm or mpirun started; collective.
 
     model, example_inputs, loss_fn   as for capture(); rank 0's parameters are everyone's
@@ -575,14 +645,26 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     seed           of dropout, which does not depend on the sharding
     device         'cpu' (gloo), 'cuda' (NCCL) or 'auto'
     emulate        slows this process and its sockets down to the devices and links of the cluster
-    options        engine, memory_limit, time_limit, ratios, all_devices, as for plan()
+    verify         whether the first steps are compared with the plain model's: loss, gradients and buffers
+    options        engine, memory_limit, time_limit, ratios, all_devices, precision, as for plan()
     """
     if (cluster is None) == (plan is None):
         raise UserError("[distribute] give either a cluster or a plan")
-    step = Step(model, example_inputs, loss_fn)
-    plan_name(optimizer)
+    precision = precision_of(options.get("precision"))
+    if cluster is not None and precision == "f16":
+        _check_fp16()
+    step = (ScaledStep if precision in _scaler.SCALED else Step)(model, example_inputs, loss_fn)
+    parameters = [slot.tensor for slot in step.parameters]
+    optimizer = _optim.made(optimizer, parameters)
+    _optim.check_parameters(optimizer, parameters)
     if cluster is not None:
         cluster = cluster_of(cluster)
     workers = group(device)
-    agreed = _agreed_plan(step, workers, cluster, optimizer, plan, options)
-    return Distributed(step, agreed, workers, optimizer, seed, emulate)
+    _same_everywhere(workers, _optim.signature(optimizer, step.parameters), "the optimizer")
+    if workers.rank == 0:
+        _say_of_loss(step)
+    agreed = agreed_plan(step, workers, cluster, optimizer, plan, options)
+    replan = replanner(cluster, agreed.plan, options)
+    return Distributed(
+        step, agreed, workers, optimizer, seed, emulate, wanted(verify), replan, options.get("memory_limit", True)
+    )

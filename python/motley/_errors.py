@@ -9,3 +9,7 @@ class CaptureError(UserError):
 
 class NoPlanError(UserError):
     """No plan fits the cluster; the message says what is short."""
+
+
+class MismatchError(UserError):
+    """A step of the plan is not that of the plain model; the message names the first tensor that differs."""

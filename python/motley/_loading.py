@@ -22,18 +22,18 @@ def load():
         built = importlib.import_module("motley._built")
     except ImportError:
         raise ImportError(
-            "motley's extension is not built: run `pip install .` in its source tree, or `./dev build` and set "
+            "motley's extension is not built: install it in a virtual environment as docs/python.md says, or run `./dev build` and set "
             "PYTHONPATH=build/python"
         ) from None
     if built.python != python:
         raise ImportError(
             f"motley was built for Python {built.python}, but this is Python {python} ({sys.executable}): run "
-            f"{built.program}, or build motley again with `{sys.executable} -m pip install .` in its source tree"
+            f"{built.program}, or build motley again with `{sys.executable} -m pip install --no-build-isolation .` in its source tree"
         )
     if _version(built.torch) != _version(torch.__version__):
         raise ImportError(
             f"motley was built with torch {built.torch}, but this interpreter has torch {torch.__version__}: build it again "
-            f"with `{sys.executable} -m pip install .` in its source tree, or install torch {_version(built.torch)}"
+            f"with `{sys.executable} -m pip install --no-build-isolation .` in its source tree, or install torch {_version(built.torch)}"
         )
     try:
         importlib.import_module("motley._motley")
@@ -41,5 +41,5 @@ def load():
         raise ImportError(
             f"motley's extension cannot be loaded ({error}): a library that it was built with is missing, libtorch or another; "
             "install it (Debian: apt-get install libtorch1.13 python3-torch, all packages are in tools/packages.txt), or build "
-            f"motley again with `{sys.executable} -m pip install .` in its source tree"
+            f"motley again with `{sys.executable} -m pip install --no-build-isolation .` in its source tree"
         ) from None

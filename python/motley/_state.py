@@ -18,15 +18,19 @@ import socket
 import struct
 import sys
 import threading
+import time
 import weakref
 from multiprocessing import util
 
 import torch
 
 from ._errors import PeerLost, UserError
+from ._pieces import plain
 
 _ROW = 128  # bytes of a worker's "address port token"
 _PATIENCE = 60  # seconds until a worker that waits to end says so
+_HELLO = 5  # seconds for the token of a connection
+_STRANGERS = 32  # connections at once that have not given it
 
 
 def bytes_of(tensor):
@@ -39,11 +43,36 @@ def _rank_0():
     return os.environ.get("MASTER_ADDR") or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
 
 
-def _receive(connection, size, into=None):
+def _own(host):
+    """The address of a name on this machine; '' if it has none, or only here that of the machine itself."""
+    if host == "localhost" or host.startswith("127."):
+        return "127.0.0.1"
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            if address[0].startswith("127.") or address[0] == "::1":
+                continue
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return address[0].split("%")[0]
+    return ""
+
+
+def _receive(connection, size, into=None, until=None, lost=None):
+    """As many bytes. `until`: when time is over; `lost()`: why there is nothing to wait for, asked every second."""
     into = memoryview(bytearray(size)) if into is None else into
     at = 0
     while at < size:
-        got = connection.recv_into(into[at:], size - at)
+        try:
+            connection.settimeout(max(0.001, until - time.monotonic()) if until is not None else None if lost is None else 1)
+            got = connection.recv_into(into[at:], size - at)
+        except socket.timeout:
+            if until is not None:
+                raise
+            if lost is not None and lost():
+                raise ConnectionError(lost()) from None
+            continue
+        finally:
+            connection.settimeout(None)
         if got == 0:
             raise ConnectionError("the connection was closed")
         at += got
@@ -55,27 +84,44 @@ def _send_header(connection, header):
     connection.sendall(struct.pack("<Q", len(text)) + text)
 
 
-def _receive_header(connection, limit=1 << 28):
-    (size,) = struct.unpack("<Q", _receive(connection, 8))
+def _receive_header(connection, limit=1 << 28, until=None, lost=None):
+    (size,) = struct.unpack("<Q", _receive(connection, 8, None, until, lost))
     if size > limit:
         raise ConnectionError("this is no message of motley")
-    return json.loads(bytes(_receive(connection, size)))
+    return json.loads(bytes(_receive(connection, size, None, until, lost)))
+
+
+def place(whole, part, piece):
+    """Writes a worker's piece into the whole tensor, which is contiguous; part is that of Worker.part()."""
+    outer, size, inner, begin, length, _, first, count = part
+    into = whole.view(outer, size, inner).narrow(1, begin, length)
+    if count == outer * length * inner:
+        into.copy_(piece.reshape(outer, length, inner))
+    else:
+        flat = into.reshape(-1)
+        flat[first : first + count] = piece.reshape(-1)
+        into.copy_(flat.view(outer, length, inner))
 
 
 class Held:
     """What a worker holds of one model. `count` counts changes, `collective` says that it is inside a call of all."""
 
     def __init__(self, worker, parameters, buffers):
-        self.worker, self.pieces, self.optimizer, self.count, self.settled = worker, {}, None, 0, True
+        self.pieces, self.optimizer, self.count, self.settled = {}, None, 0, True
         self.dropped, self.own_steps, self.mark = False, False, 0
         self.asked_at, self.stepping = -1, False
+        self.lay_out(worker, parameters, buffers)
+
+    def lay_out(self, worker, parameters, buffers):
+        """Which pieces they are: those of a plan's worker."""
+        self.worker = worker
         self.parts = {
             kind: {name: worker.part(kind, name) for name in names if worker.holds(kind, name)}
             for kind, names in (("parameter", parameters), ("buffer", buffers))
         }
 
     def tensor(self, kind, name):
-        return self.pieces[name].detach() if kind == "parameter" else self.worker.published(name)
+        return plain(self.pieces[name]) if kind == "parameter" else self.worker.published(name)
 
     def values(self, kind, name):
         """[(key, tensor or number)] of one question."""
@@ -106,12 +152,14 @@ class Peers:
         self.entered, self.inside, self.leaving = 0, False, False
         self.asking, self.connections, self.layouts = threading.RLock(), {}, {}
         self.addresses = [None] * group.size
+        self.callers = set()  # threads that call what all workers do together
         if group.size == 1:
             return
         here = self._own_address()
         family = socket.AF_INET6 if ":" in here else socket.AF_INET
         self.listener = socket.socket(family, socket.SOCK_STREAM)
         self.listener.bind((here, 0))
+        self.strangers = threading.BoundedSemaphore(_STRANGERS)
         self.listener.listen(4 * group.size + 16)
         self.token = secrets.token_hex(16)
         row = f"{here or '-'} {self.listener.getsockname()[1]} {self.token}".encode()
@@ -123,16 +171,41 @@ class Peers:
             address, port, token = bytes(cells).rstrip(b"\0").decode().split()
             self.addresses[rank] = (_rank_0() if address == "-" else address, int(port), token)
         threading.Thread(target=self._listen, daemon=True).start()
+        self._watch_errors()
         util.Finalize(None, self._leave, exitpriority=100)  # at the end of processes of multiprocessing too
 
+    def _watch_errors(self):
+        """Where an error ends this worker's part, the others see it at once, though this process may have more to wait for."""
+        of_main, of_threads = sys.excepthook, threading.excepthook
+
+        def main_failed(*error):
+            of_main(*error)
+            self._cut_off()
+
+        def thread_failed(error):
+            of_threads(error)
+            if error.thread is not None and error.thread.ident in self.callers:
+                self._cut_off()
+
+        sys.excepthook, threading.excepthook = main_failed, thread_failed
+
+    def _cut_off(self):
+        """Ends the connections to the other workers: whatever they wait for from this one fails there."""
+        for number in self.group.sockets:
+            if number >= 0:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def _own_address(self):
-        """Where the others reach this worker: its end of a connection that the group has; '' (all) for rank 0 over NCCL."""
+        """Where the others reach this worker: its end of a connection that the group has. Over NCCL, which shows none, the
+        address of MASTER_ADDR for rank 0, and for others the one from which they reach it. '' (all) where that is no address
+        of rank 0's machine."""
         for number in self.group.sockets:
             if number >= 0:
                 with socket.socket(fileno=os.dup(number)) as connection:
                     return connection.getsockname()[0].split("%")[0]
         if self.group.rank == 0:
-            return ""
+            return _own(_rank_0())
         family, kind, protocol, _, address = socket.getaddrinfo(_rank_0(), 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
@@ -163,6 +236,7 @@ class Peers:
         """Around what all workers do together."""
         self.entered += 1
         self.inside = True
+        self.callers.add(threading.get_ident())
         try:
             yield
         except BaseException:
@@ -192,6 +266,10 @@ class Peers:
                 held.count, held.stepping = held.count + 1, False
                 self.changed.notify_all()
 
+    def forget_layouts(self, held):
+        """What is known of the pieces of others, where all lay them out anew."""
+        self.layouts = {key: value for key, value in self.layouts.items() if key[0] != held.number}
+
     def settle(self, held, settled):
         """Whether nobody steps the pieces now, where that is not known from the optimizer."""
         with self.changed:
@@ -206,13 +284,19 @@ class Peers:
                 connection, _ = self.listener.accept()
             except OSError:
                 return
+            if not self.strangers.acquire(blocking=False):
+                connection.close()
+                continue
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection):
         with connection, contextlib.suppress(OSError, ValueError, KeyError, struct.error):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            hello = _receive_header(connection, 1024)
-            if not secrets.compare_digest(str(hello["token"]), self.token):
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                hello = _receive_header(connection, 1024, time.monotonic() + _HELLO)
+            finally:
+                self.strangers.release()
+            if not isinstance(hello, dict) or not secrets.compare_digest(str(hello["token"]).encode(), self.token.encode()):
                 return
             while True:
                 question = _receive_header(connection)
@@ -275,12 +359,17 @@ class Peers:
             for tensor in tensors:
                 connection.sendall(bytes_of(tensor))
 
+    def _lost(self):
+        """Why there is no answer to wait for: a worker is hung; '' if none is."""
+        return self.group.lost
+
     # ---- questions ------------------------------------------------------------------------------------------------
 
     def _connection(self, rank):
         if rank not in self.connections:
             address, port, token = self.addresses[rank]
-            connection = socket.create_connection((address, port))
+            connection = socket.create_connection((address, port), timeout=_PATIENCE)
+            connection.settimeout(None)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             _send_header(connection, {"token": token})
@@ -292,7 +381,7 @@ class Peers:
         try:
             connection = self._connection(rank)
             _send_header(connection, {**question, "model": held.number, "count": held.count, "moved": held.moved()})
-            answer = _receive_header(connection)
+            answer = _receive_header(connection, lost=self._lost)
         except (OSError, ValueError) as error:
             self.connections.pop(rank, None)
             raise PeerLost(f"rank {self.group.rank} asked rank {rank} for its part of the state, and it is gone ({error})") from None
@@ -361,7 +450,7 @@ class Peers:
                             if type_name is not None:
                                 value = torch.empty(value, dtype=getattr(torch, type_name))
                                 buffer = bytes_of(value)
-                                _receive(connection, len(buffer), buffer)
+                                _receive(connection, len(buffer), buffer, lost=self._lost)
                             values.append((key, value))
                         self._put(result, covers, rank, kind, name, shape, values)
                 except OSError as error:
@@ -376,20 +465,14 @@ class Peers:
     def _put(result, covers, rank, kind, name, shape, values):
         """Puts a worker's piece where it belongs."""
         cover = covers[kind, name]
-        outer, size, inner, begin, length, _, first, count = cover[rank]
+        outer, size, inner, _, _, _, _, count = cover[rank]
         for key, value in values:
             if isinstance(value, torch.Tensor) and count != outer * size * inner and value.numel() == count and (
                 value.dim() > 0 or kind != "state"
             ):
                 old = result.get((kind, name), {}).get(key) if kind == "state" else result.get((kind, name))
                 whole = torch.empty(shape, dtype=value.dtype) if old is None else old
-                piece = whole.view(outer, size, inner).narrow(1, begin, length)
-                if count == outer * length * inner:
-                    piece.copy_(value.reshape(outer, length, inner))
-                else:
-                    flat = piece.reshape(-1)
-                    flat[first : first + count] = value.reshape(-1)
-                    piece.copy_(flat.view(outer, length, inner))
+                place(whole, cover[rank], value)
                 value = whole
             if kind == "state":
                 result.setdefault((kind, name), {}).setdefault(key, value)
@@ -426,9 +509,13 @@ class Peers:
 
         for rank in ranks:
             threading.Thread(target=say, args=(rank,), daemon=True).start()
-        if not done.wait(_PATIENCE):
-            print(
-                f"motley: rank {self.group.rank} is done and waits for the others to end, since they may ask for its part of "
-                "the state", file=sys.stderr, flush=True,
-            )  # fmt: skip
-            done.wait()
+        said = time.monotonic() + _PATIENCE
+        while not done.wait(1):
+            if self._lost():  # a hung worker ends no more, and the others end without it
+                return
+            if said is not None and time.monotonic() > said:
+                said = None
+                print(
+                    f"motley: rank {self.group.rank} is done and waits for the others to end, since they may ask for its part "
+                    "of the state", file=sys.stderr, flush=True,
+                )  # fmt: skip

@@ -1,6 +1,7 @@
 """One training step of a user's model: its tensors by name, its inputs as a tree, and how to run it on other tensors."""
 
 import contextlib
+import copy
 
 import torch
 
@@ -36,6 +37,17 @@ def flatten(tree, name):
         return make(parts)
 
     return [leaf for leaves, _ in children for leaf in leaves], build
+
+
+def constants_of(tree, name):
+    """What is no tensor in nested tuples, lists and dicts, as [(name, value)]."""
+    if isinstance(tree, torch.Tensor):
+        return []
+    if isinstance(tree, dict):
+        return [item for key, value in tree.items() for item in constants_of(value, f"{name}.{key}")]
+    if isinstance(tree, (tuple, list)):
+        return [item for i, value in enumerate(tree) for item in constants_of(value, f"{name}.{i}")]
+    return [(name, tree)]
 
 
 def named_leaves(inputs, targets):
@@ -92,6 +104,24 @@ def loss_of(output, loss_fn, targets, has_targets):
     return output
 
 
+def prefix_of_loss(model):
+    """Under which name the tensors of a loss module stand beside those of the model."""
+    name = "loss_fn"
+    while hasattr(model, name):
+        name += "_"
+    return name
+
+
+def named_modules(model, loss_fn=None):
+    """[(path, module)] of a model and of a loss that is a module."""
+    found = list(model.named_modules())
+    if isinstance(loss_fn, torch.nn.Module):
+        known = {id(module) for _, module in found}
+        inside = loss_fn.named_modules(prefix=prefix_of_loss(model))
+        found += [(path, module) for path, module in inside if id(module) not in known]
+    return found
+
+
 class Slot:
     """A tensor of the model and every place that holds it."""
 
@@ -99,13 +129,13 @@ class Slot:
         self.name, self.tensor, self.places = name, tensor, []  # places: (dict, key)
 
 
-def slots_of(model):
-    """The parameters and buffers of a model, each once under its first name.
+def slots_of(model, loss_fn=None):
+    """The parameters and buffers of a model, and of a loss that is a module, each once under its first name.
 
     Tensors that modules hold as plain attributes count as buffers: a step may read them.
     """
     parameters, buffers = {}, {}
-    for path, module in model.named_modules():
+    for path, module in named_modules(model, loss_fn):
         prefix = path + "." if path else ""
         for table, held in ((parameters, module._parameters), (buffers, module._buffers), (buffers, vars(module))):
             for key, tensor in held.items():
@@ -120,24 +150,53 @@ def slots_of(model):
     return list(parameters.values()), list(buffers.values())
 
 
-@contextlib.contextmanager
-def unchanged(model):
-    """Undoes what a forward pass does to the attributes of a model's modules.
+_PLAIN = (int, float, bool, str, type(None))
 
-    Yields a list, filled at the end: (class, attribute, before, after) of plain values that it changes.
+
+class Change:
+    """Of an attribute of a module in a forward pass. `plain`: from and to plain values, or a container of nothing else."""
+
+    def __init__(self, kind, state, key, old, new):
+        self.kind, self.state, self.key, self.old, self.new = kind, state, key, old, new
+        self.plain = _is_plain(old) and _is_plain(new)
+
+    def __str__(self):
+        return f"{self.kind}.{self.key} changes from {self.old!r} to {self.new!r} in the forward pass"
+
+
+def _is_plain(value):
+    if type(value) in (list, set, tuple):
+        return all(type(v) in _PLAIN for v in value)
+    if isinstance(value, dict):
+        return all(type(v) in _PLAIN for v in value.values())
+    return type(value) in _PLAIN
+
+
+@contextlib.contextmanager
+def unchanged(model, loss_fn=None):
+    """Undoes what a forward pass does to the attributes of the modules of a model and its loss.
+
+    Yields a list, filled at the end with the Changes; tables of parameters, buffers and modules are not attributes.
     """
     before, changes = [], []
-    for module in model.modules():
+    for _, module in named_modules(model, loss_fn):
         state = vars(module)
-        inside = {k: v.copy() if v else () for k, v in state.items() if type(v) in (list, set) or isinstance(v, dict)}
+        inside = {k: v.copy() if v else type(v)() for k, v in state.items() if type(v) in (list, set) or isinstance(v, dict)}
         before.append((state, dict(state), inside, type(module).__name__))
     try:
         yield changes
     finally:
         for state, attributes, inside, kind in before:
             for key, old in attributes.items():
-                if type(old) in (int, float, bool, str) and state.get(key, old) != old:
-                    changes.append((kind, key, old, state[key]))
+                new = state.get(key)
+                if new is not old and (not _is_plain(old) or not _is_plain(new) or new != old):
+                    changes.append(Change(kind, state, key, old, new))
+            for key, content in inside.items():
+                now = state.get(key)
+                if now is attributes[key] and not key.startswith("_") and _is_plain(content) and _is_plain(now) and content != now:
+                    changes.append(Change(kind, state, key, content, now.copy()))
+            for key in state.keys() - attributes.keys():
+                changes.append(Change(kind, state, key, None, state[key]))
             state.clear()
             state.update(attributes)
             for key, content in inside.items():
@@ -174,10 +233,11 @@ class Step:
             raise UserError(f"[capture] loss_fn is a {type(loss_fn).__name__}; give a function of (output, targets)")
         self.model, self.loss_fn = model, loss_fn
         inputs, targets, self.has_targets = split_example(example_inputs)
+        self.constants = constants_of(inputs, "inputs") + constants_of(targets, "targets")
         self.inputs, self.targets, self.build_inputs, self.build_targets = named_leaves(inputs, targets)
         if not self.inputs:
             raise UserError("[capture] example_inputs holds no tensor; give a batch as the model takes it")
-        self.parameters, self.buffers = slots_of(model)
+        self.parameters, self.buffers = slots_of(model, loss_fn)
         seen = {}
         for slot in self.parameters:
             where = (_torch.memory_of(slot.tensor), slot.tensor.shape) if slot.tensor.numel() > 0 else id(slot)
@@ -207,7 +267,9 @@ class Step:
                     f"[capture] {name} is {list(tensor.shape)}; a pipeline takes batches in parts, so that the first dimension "
                     f"of every input has to be the batch, {batch}"
                 )
-        return [tensor[:samples] for _, tensor in self.leaves]
+        if samples <= batch:
+            return [tensor[:samples] for _, tensor in self.leaves]
+        return [torch.empty((samples, *tensor.shape[1:]), dtype=tensor.dtype, device="meta") for _, tensor in self.leaves]
 
     def loss(self, tensors):
         """Runs the model on the tensors of a batch."""
@@ -216,7 +278,7 @@ class Step:
         return loss_of(output, self.loss_fn, self.build_targets(tensors[n:]), self.has_targets)
 
     def match(self, inputs, targets, has_targets):
-        """The tensors of another batch, in the order of `leaves`."""
+        """The tensors of another batch, in the order of `leaves`, and its constants."""
         if has_targets != self.has_targets:
             raise UserError(
                 f"[distribute] a step takes {'inputs and targets' if self.has_targets else 'inputs alone'}, as "
@@ -228,4 +290,11 @@ class Step:
                 f"[distribute] a batch has {', '.join(n for n, _ in got) or 'no tensor'}; example_inputs had "
                 f"{', '.join(n for n, _ in self.leaves)}"
             )
-        return [tensor for _, tensor in got]
+        return [tensor for _, tensor in got], constants_of(inputs, "inputs") + constants_of(targets, "targets")
+
+    def of_batch(self, inputs, targets):
+        """The same step of a batch of another form."""
+        other = copy.copy(self)
+        other.inputs, other.targets, other.build_inputs, other.build_targets = named_leaves(inputs, targets)
+        other.constants = constants_of(inputs, "inputs") + constants_of(targets, "targets")
+        return other

@@ -1,10 +1,10 @@
 """What differs between the versions of torch, 1.13 to 2.x. Nothing else in the package asks for a version."""
 
 import contextlib
-import inspect
 import pickle
 
 import torch
+import torch.utils.checkpoint
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
@@ -34,10 +34,25 @@ def plain_attention():
     return contextlib.nullcontext()
 
 
-def remade(optimizer, groups):
-    """The same optimizer over other groups. Some defaults of torch 2 (AdamW's decoupled_weight_decay) are no arguments."""
-    taken = inspect.signature(type(optimizer).__init__).parameters
-    return type(optimizer)(groups, **{key: value for key, value in optimizer.defaults.items() if key in taken})
+# A context in which subclasses of Tensor are ordinary tensors.
+without_subclasses = getattr(torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
+
+
+def checkpoint_replacements():
+    """What runs functions that torch.utils.checkpoint takes without use_reentrant, and nothing else: _rewrites.active."""
+    module = torch.utils.checkpoint
+    if VERSION < (2, 1):
+
+        def plainly(function, preserve_rng_state=True, *arguments, **options):
+            options.pop("context_fn", None)
+            return function(*arguments, **options)
+
+        return [(module, "_checkpoint_without_reentrant", plainly)]
+
+    def once(*_, **__):  # before the function and after it
+        yield
+
+    return [(module, "_checkpoint_without_reentrant_generator", once)]
 
 
 class _Plain:

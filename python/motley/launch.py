@@ -3,13 +3,44 @@
     python3 -m motley.launch --nproc_per_node=3 script.py
 
 takes the arguments of torchrun and is torchrun. Under Python 3.11 and later the torchrun of torch 1 ends with "'NoneType'
-object has no attribute 'get'"; here that is mended.
+object has no attribute 'get'"; here it does not. And however the launcher ends, its workers end with it.
 """
+
+import ctypes
+import os
+import signal
+import subprocess
 
 from . import _torch
 
+_PR_SET_PDEATHSIG = 1
+
+
+def _tie_workers():
+    """Processes that this one starts are killed when it ends, also when it is killed itself."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # found before a fork
+    launcher = os.getpid()
+
+    def tie():
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it ended meanwhile
+            os._exit(1)
+
+    class Tied(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            options.setdefault("preexec_fn", tie)
+            super().__init__(*arguments, **options)
+
+        def send_signal(self, number):
+            super().send_signal(number)
+            if number == signal.SIGTERM:  # one that is stopped would not see it
+                super().send_signal(signal.SIGCONT)
+
+    subprocess.Popen = Tied
+
 
 def main():
+    _tie_workers()  # before torch takes the name
     from torch.distributed import run
 
     _torch.mend_launcher()

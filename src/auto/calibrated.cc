@@ -5,8 +5,10 @@
 #include <set>
 #include <utility>
 
+#include "auto/batch_step.h"
 #include "auto/engines.h"
 #include "auto/shape.h"
+#include "core/error.h"
 
 namespace motley::planner {
 
@@ -22,7 +24,10 @@ LayerShapes::LayerShapes(const Request& request, const Cluster& cluster, const G
   std::set<std::pair<std::string, int>> known_on;  // shape, group
   const std::vector<std::vector<int>> meshes = stage_meshes(cluster);
   for (int64_t size : request.micro_batches) {
-    graphs_.push_back(std::make_unique<LayeredGraph>(request, &groups_, graph_of(size),
+    BatchStep step(graph_of(size * kCalibrationRuns), size * kCalibrationRuns);
+    const auto part = step.of(size);
+    if (!part) throw UserError(step.why_not());
+    graphs_.push_back(std::make_unique<LayeredGraph>(request, &groups_, part->graph,
                                                      std::max(0, request.layers)));
     LayeredGraph& graph = *graphs_.back();
     for (const Theory* theory : graph.distinct_layers()) {
@@ -52,8 +57,12 @@ Cluster corrected(const Cluster& cluster, const Request& request, const GraphOf&
   plain.measured.clear();
   DeviceGroups groups(cluster);
   std::map<std::string, std::pair<Seconds, Seconds>> seconds;  // by type: measured, by the model
+  if (sizes.empty()) return cluster;
+  BatchStep step(graph_of(request.batch), request.batch);
   for (int64_t size : sizes) {
-    LayeredGraph graph(plain, &groups, graph_of(size), std::max(0, request.layers));
+    const auto part = step.of(size);
+    if (!part) continue;
+    LayeredGraph graph(plain, &groups, part->graph, std::max(0, request.layers));
     std::vector<std::string> shapes(graph.size());
     for (int l = 0; l < graph.size(); ++l)
       if (const Theory* theory = graph.layer_theory(l)) shapes[l] = shape_of(theory->graph());

@@ -97,7 +97,7 @@ class Workbench::Composer {
     plan_->batch = request_.batch;
     plan_->optimizer = request_.optimizer;
     plan_->cluster = cluster_;
-    plan_->set_graph(bench_.graph());
+    plan_->set_graph(bench_.step_->graph());
   }
 
   std::unique_ptr<Plan> run(std::string* reason) {
@@ -121,13 +121,14 @@ class Workbench::Composer {
   // Cuts the graph into stages.
   bool cut() {
     result_.micro_batch = composition_.micro_batch;
+    result_.take_parts(bench_.step_->of(composition_.micro_batch));
     const std::vector<StageChoice>& choices = composition_.replicas[0].stages;
     stages_ = static_cast<int>(choices.size());
     std::vector<int> cuts;
     for (int s = 1; s < stages_; ++s) cuts.push_back(choices[s].first);
     result_.stage_of = bench_.stages_of(cuts);
     try {
-      result_.cut(*plan_->graph, stages_, "composition");
+      result_.cut(stages_, "composition");
     } catch (const UserError& e) {
       reason_ = e.what();
       return false;
@@ -311,7 +312,7 @@ class Workbench::Composer {
                       b = stored_placements(taken, to.program)[t.taken.index];
       add_messages({&from.devices, &from_shares, a, a.is_shard() ? made.cut_size(t.made, a) : 0},
                    {&to.devices, &to_shares, b, b.is_shard() ? taken.cut_size(t.taken, b) : 0},
-                   static_cast<Bytes>(plan_->graph->spec(t.value).bytes()), is_down ? &down : &up);
+                   static_cast<Bytes>(bench_.graph().spec(t.value).bytes()), is_down ? &down : &up);
     }
     const net::Topology topology(cluster_);
     pipeline::LinkTime link;

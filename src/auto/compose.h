@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "auto/batch_step.h"
 #include "auto/composition.h"
 #include "auto/groups.h"
 #include "auto/layered_graph.h"
@@ -23,10 +24,11 @@ namespace motley::planner {
 // A micro-batch's graph with its layers, and the stages that were planned of it.
 class Workbench : public LayeredGraph {
  public:
-  // As of LayeredGraph.
-  Workbench(const Request& request, DeviceGroups* groups, Graph graph, int layers,
-            Experience* experience = nullptr)
-      : LayeredGraph(request, groups, std::move(graph), layers, experience),
+  // As of LayeredGraph. REQUIRES: step->of(samples).
+  Workbench(const Request& request, DeviceGroups* groups, std::shared_ptr<BatchStep> step,
+            int64_t samples, int layers, Experience* experience = nullptr)
+      : LayeredGraph(request, groups, step->of(samples)->graph, layers, experience),
+        step_(std::move(step)),
         programs_(this->request(), &search()) {}
 
   // The plan, simulated; nothing and the reason if it does not fit.
@@ -42,6 +44,7 @@ class Workbench : public LayeredGraph {
   // The reduction over all devices of a stage, [replica] its ranks, of tensors of `bytes` in all.
   const ReductionProgram& joint_reduction(const net::Groups& ranks, Bytes bytes);
 
+  std::shared_ptr<BatchStep> step_;
   StagePrograms programs_;
   std::map<net::Groups, ReductionProgram> joint_;
 };

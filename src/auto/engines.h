@@ -21,7 +21,9 @@ struct EngineResult {
   std::vector<std::unique_ptr<Plan>> plans;
   std::vector<std::string> notes;  // [plan] "3 stages, micro-batches of 4", the grid's strategy
   std::string reason;              // why there is no plan, or why the search stopped
-  Seconds lower_bound = 0;         // of the engine's own objective; 0: none
+  // The model cannot be taken in micro-batches (shard/micro_batch.h), which `reason` then says.
+  bool refused = false;
+  Seconds lower_bound = 0;  // of the engine's own objective; 0: none
   double search_s = 0;
   int64_t planned = 0;  // program searches
 };

@@ -97,5 +97,44 @@ TEST(Engines, PlansDoNotDependOnThreads) {
   }
 }
 
+// At whatever moment time is up: no plan, and that time ran out, or sound ones; with time enough,
+// what is found without a limit.
+TEST(Engines, EndInTime) {
+  const auto graph_of = [](int64_t samples) { return layers(6, samples); };
+  int found = 0, nothing = 0;
+  for (const Bytes memory : {16e9, 4e6}) {
+    const Cluster cluster = machines(memory);
+    const auto plan_with = [&](int engine, const Deadline& deadline) {
+      Request request;
+      request.model = "toy";
+      request.batch = 32;
+      request.limits.deadline = deadline;
+      return engine == 0   ? plan_pipeline(request, cluster, graph_of)
+             : engine == 1 ? plan_grid(request, cluster, graph_of, {})
+                           : plan_virtual(request, cluster, graph_of, {});
+    };
+    for (int engine = 0; engine < 3; ++engine) {
+      const EngineResult unlimited = plan_with(engine, {}),
+                         enough = plan_with(engine, Deadline::in(1e6));
+      ASSERT_EQ(enough.plans.size(), unlimited.plans.size());
+      for (size_t p = 0; p < enough.plans.size(); ++p)
+        EXPECT_EQ(to_json(*enough.plans[p]).dump(), to_json(*unlimited.plans[p]).dump());
+      for (double seconds = 1e-4; seconds < 2 * unlimited.search_s; seconds *= 3) {
+        const EngineResult result = plan_with(engine, Deadline::in(seconds));
+        for (const auto& plan : result.plans) EXPECT_TRUE(check(*plan).empty());
+        ++(result.plans.empty() ? nothing : found);
+        if (result.plans.empty()) {
+          EXPECT_NE(result.reason, "") << result.engine;
+        }
+      }
+      const EngineResult late = plan_with(engine, Deadline::in(-1));
+      EXPECT_TRUE(late.plans.empty());
+      EXPECT_NE(late.reason.find("time ran out"), std::string::npos) << late.engine << late.reason;
+    }
+  }
+  EXPECT_GT(found, 0);
+  EXPECT_GT(nothing, 0);
+}
+
 }  // namespace
 }  // namespace motley::planner

@@ -16,8 +16,9 @@ namespace motley::planner {
 
 namespace {
 
-constexpr int kComposed = 4;  // of each: one stage a device, several
-constexpr int kParted = 2;    // of each, besides: with context or expert parallelism
+constexpr double kSearching = 0.5;  // of the time, until strategies are planned stage by stage
+constexpr int kComposed = 4;        // of each: one stage a device, several
+constexpr int kParted = 2;          // of each, besides: with context or expert parallelism
 constexpr int kLayers = 48;
 constexpr int kContext[] = {2, 4, 8};
 
@@ -169,16 +170,22 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   while (!fixed.micro_batch && samples < 4 && request.batch % (2 * samples) == 0) samples *= 2;
   DeviceGroups groups(cluster);
   Experience experience;
+  const auto step = std::make_shared<BatchStep>(graph_of(request.batch), request.batch);
+  if (!step->of(samples)) {
+    result.reason = step->why_not();
+    result.refused = true;
+    return result;
+  }
   std::map<int64_t, std::unique_ptr<Workbench>> benches;
   bool finest = false;
   int wanted = fixed.stages ? std::accumulate(fixed.stages->begin(), fixed.stages->end(), 0) : 0;
   auto bench_of = [&](int64_t size) -> Workbench& {
     auto& bench = benches[size];
     if (!bench) {
-      bench = std::make_unique<Workbench>(request, &groups, graph_of(size), wanted, &experience);
+      bench = std::make_unique<Workbench>(request, &groups, step, size, wanted, &experience);
       if (wanted == 0 && !finest && bench->size() > kLayers) {
         wanted = kLayers;
-        bench = std::make_unique<Workbench>(request, &groups, bench->graph(), wanted, &experience);
+        bench = std::make_unique<Workbench>(request, &groups, step, size, wanted, &experience);
       }
     }
     return *bench;
@@ -217,7 +224,7 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   options.recompute = {grid::Recompute::none};
   if (request.memory_limit && request.recompute) options.recompute.push_back(grid::Recompute::full);
   options.seed = request.seed;
-  options.time_limit = std::min(20.0, request.limits.time_limit_s);
+  options.time_limit = std::min(20.0, request.limits.deadline.part(kSearching).left());
   const grid::SearchResult found = grid::search(estimator, options);
   result.lower_bound = found.lower_bound;
   result.reason = found.ranked.empty() ? found.reason : found.stop_reason;
@@ -254,6 +261,10 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
                  fmt::format("{} {}", grid::to_string(group), fmt::join(group.micro_batches, " ")))
              .second)
       return false;
+    if (!step->of(s.micro_batch * merged)) {
+      if (result.plans.empty()) result.reason = step->why_not();
+      return false;
+    }
     Workbench& own = bench_of(s.micro_batch * merged);
     if (own.size() != bench.size()) return false;
     *skipped = false;
@@ -286,27 +297,30 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
     result.plans.push_back(std::move(jointly));
     return true;
   };
-  for (const grid::Candidate& candidate : found.ranked) {
-    grid::Strategy s = candidate.strategy;
-    const bool parts = s.cp > 1 || s.ep > 1;
-    int& tried = composed[s.interleave > 1][parts];
-    if (tried >= (parts ? kParted : kComposed)) continue;
-    // Where less does not fit, parameters are divided too.
-    std::vector<int> levels = {0};
-    if (fixed.zero)
-      levels = {*fixed.zero == 3 ? 3 : 0};
-    else if (s.zero == 3)
-      levels = {3};
-    else if (request.memory_limit && s.dp > 1)
-      levels = {0, 3};
-    for (int level : levels) {
-      s.zero = level;
-      bool skipped = false;
-      const bool made = compose(s, &skipped);
-      if (made) ++tried;
-      if (made || skipped) break;
+  for (const grid::Candidate& candidate : found.ranked) try {
+      grid::Strategy s = candidate.strategy;
+      const bool parts = s.cp > 1 || s.ep > 1;
+      int& tried = composed[s.interleave > 1][parts];
+      if (tried >= (parts ? kParted : kComposed)) continue;
+      // Where less does not fit, parameters are divided too.
+      std::vector<int> levels = {0};
+      if (fixed.zero)
+        levels = {*fixed.zero == 3 ? 3 : 0};
+      else if (s.zero == 3)
+        levels = {3};
+      else if (request.memory_limit && s.dp > 1)
+        levels = {0, 3};
+      for (int level : levels) {
+        s.zero = level;
+        bool skipped = false;
+        const bool made = compose(s, &skipped);
+        if (made) ++tried;
+        if (made || skipped) break;
+      }
+    } catch (const TimeIsUp&) {
+      if (result.plans.empty()) result.reason = "time ran out before a plan was found";
+      break;
     }
-  }
   rank(&result);
   if (!result.plans.empty()) result.reason = found.stop_reason;
   for (const auto& [size, b] : benches) result.planned += b->planned();

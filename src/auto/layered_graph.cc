@@ -40,9 +40,11 @@ std::vector<int> LayeredGraph::stages_of(const std::vector<int>& cuts) const {
 Bytes LayeredGraph::tied() {
   if (tied_ >= 0) return tied_;
   tied_ = 0;
-  if (size() > 1)
-    for (const Tied& t : cut_stages(graph_, stages_of({size() / 2}), 2, "halves").tied)
-      tied_ += static_cast<Bytes>(graph_.spec(graph_.parameters[t.parameter].value).bytes());
+  if (size() > 1) try {
+      for (const Tied& t : cut_stages(graph_, stages_of({size() / 2}), 2, "halves").tied)
+        tied_ += static_cast<Bytes>(graph_.spec(graph_.parameters[t.parameter].value).bytes());
+    } catch (const UserError&) {  // the model cannot be cut there
+    }
   return tied_;
 }
 
@@ -180,12 +182,18 @@ void LayeredGraph::plan_layers(const std::vector<OnGroup>& wanted, int micro_bat
       warm[i] = known != experience.on_group.end() ? known->second
                                                    : experience.on_any.at({i % count, on.lean});
     }
-    parallel_for(static_cast<int>(wave.size()), request_.threads, [&](int k) {
-      const int i = wave[k];
-      Task& task = tasks[i / count];
-      task.found[i % count] =
-          find_costs(windows_[i % count], *task.on->group, micro_batches, task.on->lean, &warm[i]);
-    });
+    try {
+      parallel_for(static_cast<int>(wave.size()), request_.threads, [&](int k) {
+        const int i = wave[k];
+        Task& task = tasks[i / count];
+        task.found[i % count] = find_costs(windows_[i % count], *task.on->group, micro_batches,
+                                           task.on->lean, &warm[i]);
+      });
+    } catch (const TimeIsUp&) {  // not known, then
+      for (const Task& task : tasks)
+        layer_costs_.erase({task.on->group->number, micro_batches, task.on->lean});
+      throw;
+    }
     for (int i : wave) {
       const OnGroup& on = *tasks[i / count].on;
       spmd::WarmStart& any = experience.on_any.at({i % count, on.lean});

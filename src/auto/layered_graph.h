@@ -74,6 +74,9 @@ class LayeredGraph {
   Planned plan_window(const Window& window, const DeviceGroups::Kind& group, int micro_batches,
                       bool lean, spmd::WarmStart* warm = nullptr);
 
+  // Of searches from now on.
+  void set_deadline(const Deadline& deadline) { request_.limits.deadline = deadline; }
+
  protected:
   const Request& request() const { return request_; }
   DeviceGroups& groups() { return groups_; }

@@ -17,17 +17,18 @@ namespace motley::planner {
 
 namespace {
 
-constexpr int kComposed = 6;                // plans that are planned stage by stage
-constexpr int kUnequalComposed = 3;         // and those with stages in unequal devices
-constexpr double kUnequalWorth = 1.03;      // times the best plan's time that such a one may take
-constexpr double kWorth = 1.1;              // times the best plan's time that one may seem to take
-constexpr int kPool = 3;                    // of one search
-constexpr int kMicroBatches = 128;          // most of a step that are tried
-constexpr int kOrdered = 6;                 // most sub-clusters of which all orders are tried
-constexpr int kLeftOut = 4;                 // most sub-clusters of which any may be left out
-constexpr int kUnequalSizes = 2;            // micro-batch sizes at which unequal devices are tried
-constexpr int kLayers = 160;                // at most, unless the model has fewer heavy operators
-constexpr int kCoarsest = 8;                // layers that automatic granularity begins with
+constexpr int kComposed = 6;            // plans that are planned stage by stage
+constexpr int kUnequalComposed = 3;     // and those with stages in unequal devices
+constexpr double kUnequalWorth = 1.03;  // times the best plan's time that such a one may take
+constexpr double kWorth = 1.1;          // times the best plan's time that one may seem to take
+constexpr int kPool = 3;                // of one search
+constexpr int kMicroBatches = 128;      // most of a step that are tried
+constexpr int kOrdered = 6;             // most sub-clusters of which all orders are tried
+constexpr int kLeftOut = 4;             // most sub-clusters of which any may be left out
+constexpr int kUnequalSizes = 2;        // micro-batch sizes at which unequal devices are tried
+constexpr int kLayers = 160;            // at most, unless the model has fewer heavy operators
+constexpr double kSearching = 0.5;      // of the time, until pipelines are planned stage by stage
+constexpr int kCoarsest = 8;            // layers that automatic granularity begins with
 constexpr double kGranularityGain = 0.002;  // of balance or time, for which finer layers are tried
 
 class Engine {
@@ -35,7 +36,7 @@ class Engine {
   Engine(const Request& request, const Cluster& cluster, const GraphOf& graph_of)
       : request_(request),
         cluster_(cluster),
-        graph_of_(graph_of),
+        step_(std::make_shared<BatchStep>(graph_of(request.batch), request.batch)),
         topology_(cluster),
         groups_(cluster),
         parts_(equal_parts(cluster)),
@@ -52,11 +53,29 @@ class Engine {
       if (request_.batch % count == 0) sizes.insert(request_.batch / count);
     if (!request_.micro_batches.empty())
       sizes = {request_.micro_batches.begin(), request_.micro_batches.end()};
-    for (int64_t size : sizes) {
-      if (!holds_state(size)) break;
-      if (!try_size(size)) break;
+    int64_t parted = 0;  // sizes at which the batch can be taken in parts
+    const Deadline end = request_.limits.deadline;
+    request_.limits.deadline = end.part(kSearching);
+    try {
+      for (int64_t size : sizes) {
+        request_.limits.deadline.check();
+        if (!holds_state()) break;
+        if (!step_->of(size)) continue;
+        parted += size < request_.batch;
+        if (size == request_.batch && parted == 0 && sizes.size() > 1) break;  // no pipeline
+        if (!try_size(size)) break;
+      }
+      if (benches_.empty() && !step_->why_not().empty()) {
+        result_.reason = step_->why_not();
+        result_.refused = true;
+      }
+      search_unequal();
+    } catch (const TimeIsUp&) {
+      stop_ = result_.reason = "time ran out";
     }
-    search_unequal();
+    request_.limits.deadline = end;
+    for (const auto& [size, bench] : benches_)
+      if (bench) bench->set_deadline(end);
     // The best two of every micro-batch size, then the next: their like fare alike when they are
     // planned stage by stage.
     std::stable_sort(found_.begin(), found_.end(), faster);
@@ -72,12 +91,17 @@ class Engine {
         for (const auto& plan : result_.plans) best = std::min(best, plan->predicted_step_s);
         if (composed == (unequal ? kUnequalComposed : kComposed)) break;
         if (!unequal && f.plan.makespan > kWorth * best) continue;
-        composed += compose(f);
+        composed += compose_in_time(f);
       }
     }
-    refine();
+    try {
+      refine();
+    } catch (const TimeIsUp&) {
+      stop_ = "time ran out";
+    }
     rank(&result_);
-    for (const auto& [size, bench] : benches_) result_.planned += bench->planned();
+    for (const auto& [size, bench] : benches_)
+      if (bench) result_.planned += bench->planned();
     result_.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!result_.plans.empty()) result_.reason = stop_;
@@ -95,9 +119,9 @@ class Engine {
   static bool faster(const Found& a, const Found& b) { return a.plan.makespan < b.plan.makespan; }
 
   // Parameters, gradients and optimizer state have to be somewhere, once.
-  bool holds_state(int64_t size) {
+  bool holds_state() {
     if (!request_.memory_limit || !benches_.empty()) return true;
-    const Graph graph = graph_of_(size);
+    const Graph& graph = step_->graph();
     Bytes state = 0;
     for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, request_.optimizer);
     Bytes memory = 0;
@@ -111,14 +135,11 @@ class Engine {
   // False: neither this size nor a larger one fits.
   bool try_size(int64_t size) {
     std::unique_ptr<Workbench>& bench = benches_[size];
-    Graph graph = graph_of_(size);
-    if (layers_ == kAutomaticLayers) return find_granularity(size, std::move(graph));
-    bench =
-        std::make_unique<Workbench>(request_, &groups_, std::move(graph), layers_, &experience_);
+    if (layers_ == kAutomaticLayers) return find_granularity(size);
+    bench = std::make_unique<Workbench>(request_, &groups_, step_, size, layers_, &experience_);
     if (layers_ == 0 && bench->size() > kLayers) {
       layers_ = kLayers;
-      bench =
-          std::make_unique<Workbench>(request_, &groups_, bench->graph(), layers_, &experience_);
+      bench = std::make_unique<Workbench>(request_, &groups_, step_, size, layers_, &experience_);
     }
     if (!holds_activations(size, *bench)) return false;
     keep(size, search(size, *bench, equals()));
@@ -213,12 +234,12 @@ class Engine {
   // Automatic granularity (HAPT section 5.1): twice as many layers, until neither the load balance
   // (Eq. 25) nor the time gains anything worth having; the best of these serves all micro-batch
   // sizes. Where no plan fits, the finest decides.
-  bool find_granularity(int64_t size, Graph graph) {
+  bool find_granularity(int64_t size) {
     std::vector<double> speed;
     for (int c : equals()) speed.push_back(cluster_.type_of(parts_[c].devices[0]).flops);
     std::unique_ptr<Workbench>& bench = benches_[size];
     const auto cut = [&](int layers) {
-      return std::make_unique<Workbench>(request_, &groups_, graph, layers, &experience_);
+      return std::make_unique<Workbench>(request_, &groups_, step_, size, layers, &experience_);
     };
     bench = cut(0);
     if (bench->size() > kLayers) bench = cut(kLayers);
@@ -315,7 +336,9 @@ class Engine {
     StageCosts costs(request_, &groups_, topology_, &bench, std::move(parts), size);
     options.shapes = pipeline::Shapes::both;
     options.any_order = count <= kOrdered;
-    options.time_limit = std::min(20.0, request_.limits.time_limit_s);
+    const Deadline& deadline = request_.limits.deadline;
+    deadline.check();
+    options.time_limit = std::min(20.0, deadline.left());
     const double worth = unequal ? kUnequalWorth : kWorth;
     for (const Found& f : found_) options.worth = std::min(options.worth, worth * f.plan.objective);
     if (!found_.empty() && request_.measured.empty()) {
@@ -358,6 +381,18 @@ class Engine {
     auto plan = bench.compose(composition, "pipeline", &reason);
     if (plan && plan->predicted_step_s < result_.plans[best]->predicted_step_s)
       result_.plans[best] = std::move(plan);
+  }
+
+  // compose(), unless time is up.
+  bool compose_in_time(const Found& found) {
+    try {
+      request_.limits.deadline.check();
+      return compose(found);
+    } catch (const TimeIsUp&) {
+      if (result_.plans.empty()) result_.reason = "time ran out before a plan was found";
+      stop_ = "time ran out";
+      return false;
+    }
   }
 
   // Whether it is planned stage by stage, as no other was.
@@ -447,9 +482,9 @@ class Engine {
     return true;
   }
 
-  const Request& request_;
+  Request request_;  // its deadline is that of what is being done
   const Cluster& cluster_;
-  const GraphOf& graph_of_;
+  std::shared_ptr<BatchStep> step_;
   net::Topology topology_;
   DeviceGroups groups_;
   Experience experience_;

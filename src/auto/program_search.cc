@@ -13,7 +13,7 @@ constexpr int64_t kRoughStates = 4000;
 
 ProgramSearch::ProgramSearch(const Request& request, Experience* experience)
     : optimizer_(request.optimizer),
-      limits_(request.limits),
+      request_(request),
       experience_(experience ? *experience : own_experience_) {}
 
 spmd::SynthesisOptions ProgramSearch::options(int micro_batches, spmd::WarmStart* warm) {
@@ -23,7 +23,7 @@ spmd::SynthesisOptions ProgramSearch::options(int micro_batches, spmd::WarmStart
   options.orders = &experience_.orders;
   options.warm = warm;
   options.micro_batches = micro_batches;
-  options.limits = limits_;
+  options.limits = request_.limits;
   options.limits.rough = kRough;
   options.limits.rough_states = kRoughStates;
   return options;

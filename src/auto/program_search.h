@@ -35,7 +35,7 @@ struct Planned {
 
 class ProgramSearch {
  public:
-  // `experience` outlives this; null: none that others had.
+  // `request` and `experience` outlive this; null: none that others had.
   ProgramSearch(const Request& request, Experience* experience);
 
   // Those of all searches. `warm`: where it begins, in, and ends, out; may be null.
@@ -51,7 +51,7 @@ class ProgramSearch {
 
  private:
   const Optimizer optimizer_;
-  const spmd::Limits limits_;
+  const Request& request_;
   Experience own_experience_;
   Experience& experience_;
   std::atomic<int> count_ = 0;

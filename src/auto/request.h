@@ -12,7 +12,8 @@
 
 namespace motley::planner {
 
-// The canonical graph of the model at a number of samples. Throws UserError if there is none.
+// The canonical graph of the model at a number of samples. Throws UserError if there is none. Of
+// micro-batches engines derive it from that of the whole batch (batch_step.h).
 using GraphOf = std::function<Graph(int64_t samples)>;
 
 constexpr int kAutomaticLayers = -1;

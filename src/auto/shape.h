@@ -11,7 +11,7 @@ namespace motley::planner {
 Graph anonymous(const Graph& graph);
 
 // What calibrate and planning know a stage's graph by: 16 digits, equal where graphs are equal but
-// for names.
+// for names and real numbers, which no time depends on (such as the scale of a mean).
 std::string shape_of(const Graph& graph);
 
 }  // namespace motley::planner

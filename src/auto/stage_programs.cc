@@ -49,11 +49,16 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
       auto [it, unknown] = stages_.try_emplace(key_of(task));
       lock.unlock();
       (*found)[i] = &it->second;
-      if (unknown)
-        for (int held : std::set<int, std::greater<>>{task.in_flight, task.fewer, 1}) {
-          task.in_flight = held;
-          it->second = plan(task);
-          if (it->second.feasible) break;
+      if (unknown) try {
+          for (int held : std::set<int, std::greater<>>{task.in_flight, task.fewer, 1}) {
+            task.in_flight = held;
+            it->second = plan(task);
+            if (it->second.feasible) break;
+          }
+        } catch (const TimeIsUp&) {  // not known, then
+          lock.lock();
+          stages_.erase(it);
+          throw;
         }
       if (!it->second.feasible) break;
     }
@@ -70,12 +75,19 @@ const Planned& StagePrograms::unlimited(const StageTask& task, bool lean, spmd::
       unlimited_.try_emplace({task.number, task.group->number, task.micro_batches, lean});
   lock.unlock();
   double no_price = 0;
-  if (fresh) it->second = search(task, task.group->model, false, lean, &no_price, warm);
+  if (fresh) try {
+      it->second = search(task, task.group->model, false, lean, &no_price, warm);
+    } catch (const TimeIsUp&) {  // not known, then
+      lock.lock();
+      unlimited_.erase(it);
+      throw;
+    }
   return it->second;
 }
 
 Planned StagePrograms::search(const StageTask& task, const CostModel& model, bool memory_limit,
                               bool lean, double* memory_price, spmd::WarmStart* warm) {
+  request_.limits.deadline.check();
   spmd::SynthesisOptions options = search_.options(task.micro_batches, warm);
   options.memory_limit = memory_limit;
   options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)

@@ -124,19 +124,20 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
   DeviceGroups groups(cluster);
   Experience experience;
   const CostModel model(cluster);
-  struct Known {
-    Graph graph;
-    std::vector<std::vector<Seconds>> work;  // of a step, for compute bounds
-  };
-  std::map<int64_t, Known> graphs;
+  const auto step = std::make_shared<BatchStep>(graph_of(request.batch), request.batch);
+  std::map<int64_t, std::vector<std::vector<Seconds>>> works;  // of a step, for compute bounds
   // Returns whether smaller micro-batches may be needed.
   auto try_one = [&](const std::vector<std::vector<int>>& devices, int64_t micro_batch) {
-    auto [graph, fresh] = graphs.try_emplace(micro_batch);
-    if (fresh) {
-      graph->second.graph = graph_of(micro_batch);
-      graph->second.work = compute_work(Theory(graph->second.graph), model,
-                                        static_cast<int>(request.batch / micro_batch));
+    const auto part = step->of(micro_batch);
+    if (!part) {
+      if (result.plans.empty()) result.reason = step->why_not();
+      return false;
     }
+    request.limits.deadline.check();
+    auto [work, fresh] = works.try_emplace(micro_batch);
+    if (fresh)
+      work->second =
+          compute_work(Theory(part->graph), model, static_cast<int>(request.batch / micro_batch));
     const auto start = std::chrono::steady_clock::now();
     // Where computation alone takes longer than what was found, nothing is planned.
     Seconds best = wanted.known;
@@ -144,8 +145,8 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
     std::vector<int> count(cluster.types.size(), 0);
     for (const std::vector<int>& d : devices)
       for (int device : d) ++count[cluster.devices[device].type];
-    if (assignment_bound(graph->second.work, count) > best) return false;
-    Workbench bench(request, &groups, graph->second.graph, 1, &experience);
+    if (assignment_bound(work->second, count) > best) return false;
+    Workbench bench(request, &groups, step, micro_batch, 1, &experience);
     const int64_t size = static_cast<int64_t>(devices[0].size());
     for (const bool recompute : {false, true}) {
       if (recompute && !(bench.limited() && request.recompute)) break;
@@ -180,22 +181,26 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return bench.limited();
   };
-  for (int size : sizes_of(cluster, request.batch, wanted, &result.reason))
-    for (const auto& devices : choices(cluster, virtual_devices(cluster, size))) {
-      if (!request.micro_batches.empty()) {
-        for (int64_t micro_batch : request.micro_batches)
-          if (request.batch % (micro_batch * size) == 0)
-            try_one(devices, micro_batch);
-          else if (result.plans.empty())
-            result.reason = fmt::format("the batch of {} is not {} times micro-batches of {}",
-                                        request.batch, size, micro_batch);
-        continue;
+  try {
+    for (int size : sizes_of(cluster, request.batch, wanted, &result.reason))
+      for (const auto& devices : choices(cluster, virtual_devices(cluster, size))) {
+        if (!request.micro_batches.empty()) {
+          for (int64_t micro_batch : request.micro_batches)
+            if (request.batch % (micro_batch * size) == 0)
+              try_one(devices, micro_batch);
+            else if (result.plans.empty())
+              result.reason = fmt::format("the batch of {} is not {} times micro-batches of {}",
+                                          request.batch, size, micro_batch);
+          continue;
+        }
+        // Where memory is short, gradients are added up over smaller micro-batches.
+        const int64_t samples = request.batch / size;
+        for (int64_t count = 1; count <= kMicroBatches && samples % count == 0; count *= 2)
+          if (!try_one(devices, samples / count)) break;
       }
-      // Where memory is short, gradients are added up over smaller micro-batches.
-      const int64_t samples = request.batch / size;
-      for (int64_t count = 1; count <= kMicroBatches && samples % count == 0; count *= 2)
-        if (!try_one(devices, samples / count)) break;
-    }
+  } catch (const TimeIsUp&) {
+    if (result.plans.empty()) result.reason = "time ran out before a plan was found";
+  }
   rank(&result);
   if (!result.plans.empty()) result.reason = "all sizes were tried";
   return result;

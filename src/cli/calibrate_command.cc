@@ -133,7 +133,7 @@ void report(const Profile& profile, const CalibrateArgs& args) {
   else
     std::printf("written to %s after %s\n", args.output.c_str(),
                 format_seconds(profile.seconds).c_str());
-  std::fflush(stdout);
+  finish_output();
 }
 
 void work(const CalibrateArgs& args, const Rendezvous& where) {

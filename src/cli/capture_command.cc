@@ -26,6 +26,7 @@ void add_capture_command(CLI::App& app) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   command->add_flag("--json", args->json, "Print one JSON object");
   command->callback([args] {
+    require_writable("--output", args->output);
     GraphSource source = load_graph(args->model, args->batch);
     const Graph& graph = source.graph;
     double flops = 0;
@@ -35,15 +36,16 @@ void add_capture_command(CLI::App& app) {
       spdlog::warn("{} is not in the op table: it runs replicated", op);
     double saved = 0;
     for (ValueId v : saved_activations(graph)) saved += static_cast<double>(graph.spec(v).bytes());
-    GraphFile file{args->output, args->batch, graph, 2 * args->batch, {}};
-    try {
-      file.other = load_graph(args->model, file.other_batch).graph;
-      file.at(3 * args->batch);
-    } catch (const UserError& e) {
-      // Some models take another course at other batches; one sample often does.
-      spdlog::info("the file has this batch alone: {}", e.what());
-      file.other_batch = 0;
-    }
+    GraphFile file{args->output, args->batch, graph, 0, {}};
+    // Some models take another course at other batches; one sample often does.
+    const std::string alone = file.add_other([&](int64_t samples) -> std::optional<Graph> {
+      try {
+        return load_graph(args->model, samples).graph;
+      } catch (const UserError&) {
+        return std::nullopt;
+      }
+    });
+    if (!alone.empty()) spdlog::info("the file has this batch alone: {}", alone);
     save_graph(file);
     if (args->json)
       print_json({{"nodes", graph.nodes.size()},

@@ -6,6 +6,9 @@
 #include "cli/commands.h"
 #include "core/error.h"
 #include "plan/plan.h"
+#ifdef MOTLEY_WITH_TORCH
+#include "torch/consistency.h"
+#endif
 
 namespace motley {
 
@@ -22,18 +25,28 @@ void add_check_command(CLI::App& app) {
       ->check(CLI::IsMember({"on", "off"}));
   command->add_flag("--json", args->json, "Print one JSON object");
   command->callback([args] {
+#ifndef MOTLEY_WITH_TORCH
+    if (has_torch()) become_torch();  // to derive the graph again
+#endif
     Plan plan = load_plan(args->plan);
     std::vector<std::string> problems = check(plan, args->memory == "on");
+    std::string graph = "its graph as it is, which takes libtorch to check";
+#ifdef MOTLEY_WITH_TORCH
+    graph = is_of_zoo(plan) ? "the graph is that of " + plan.model
+                            : "the graph is of no model of the zoo: distribute() compares it with "
+                              "the model";
+    if (problems.empty()) problems = check_graph(plan);
+#endif
     if (args->json) print_json({{"valid", problems.empty()}, {"problems", problems}});
     if (!args->json)
       for (const std::string& p : problems) std::printf("%s\n", p.c_str());
     if (!args->json && problems.empty())
-      std::printf("%s: sound (%s, %d devices)\n", args->plan.c_str(),
+      std::printf("%s: sound (%s, %d devices; %s)\n", args->plan.c_str(),
                   plan.pipeline ? fmt::format("{} stages, {} replicas", plan.pipeline->stages(),
                                               plan.pipeline->replicas.size())
                                       .c_str()
                                 : fmt::format("{} steps", plan.program.steps.size()).c_str(),
-                  plan.cluster.size());
+                  plan.cluster.size(), graph.c_str());
     if (!problems.empty())
       throw user_error("check", "{}: {} problem{}, the first: {}", args->plan, problems.size(),
                        problems.size() > 1 ? "s" : "", problems[0]);

@@ -4,7 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -63,14 +65,36 @@ void add_commands(CLI::App& app) {
 #endif
 }
 
-void print_json(const Json& json) { std::printf("%s\n", json.dump().c_str()); }
+void print_json(const Json& json) {
+  std::printf("%s\n",
+              json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace).c_str());
+}
+
+std::function<std::string(const std::string&)> positive_number() {
+  return [](const std::string& text) -> std::string {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (end == text.c_str() || *end != 0 || !std::isfinite(value) || !(value > 0))
+      return "is '" + text + "'; give a number greater than 0";
+    return "";
+  };
+}
 
 void remember_arguments(char** argv) { arguments = argv; }
 
-void become_torch() {
+namespace {
+
+std::string torch_program() {
   std::error_code code;
-  std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", code);
-  std::string program = self.parent_path() / "motley-torch";
+  return std::filesystem::read_symlink("/proc/self/exe", code).parent_path() / "motley-torch";
+}
+
+}  // namespace
+
+bool has_torch() { return access(torch_program().c_str(), X_OK) == 0; }
+
+void become_torch() {
+  const std::string program = torch_program();
   std::fflush(nullptr);
   execv(program.c_str(), arguments);
   throw user_error("motley", "{}: {}; this command needs libtorch: build with MOTLEY_TORCH=ON",

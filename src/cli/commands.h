@@ -2,9 +2,12 @@
 // add_commands.
 #pragma once
 
+#include <functional>
 #include <stdexcept>
+#include <string>
 
 #include "core/file.h"
+#include "core/terminal.h"
 
 namespace CLI {
 class App;
@@ -23,8 +26,14 @@ void add_commands(CLI::App& app);
 // Prints exactly one JSON object on standard output.
 void print_json(const Json& json);
 
+// A check of options for CLI11: a finite number above zero, which CLI::PositiveNumber is not (nan).
+std::function<std::string(const std::string&)> positive_number();
+
 // Remembers the command line of this process for become_torch().
 void remember_arguments(char** argv);
+
+// Whether motley-torch stands beside this program.
+bool has_torch();
 
 // Replaces this process by motley-torch, the same program with libtorch, with the same arguments.
 // Throws UserError where it was not built. Does not return otherwise.

@@ -1,9 +1,13 @@
 #include "cli/demo_command.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 
 #include "cli/commands.h"
@@ -29,7 +33,26 @@ struct DemoOptions {
   bool json = false;
 };
 
-// A folder that goes with the object.
+char folder_path[4096] = "";  // of the folder, for remove_and_end
+constexpr const char* kFiles[] = {"cluster.yaml", "plan.json"};
+
+// On a signal: removes the folder's files and the folder, by calls that a handler may make.
+void remove_and_end(int signal) {
+  const size_t size = std::strlen(folder_path);
+  if (size > 0 && size + 32 < sizeof folder_path) {
+    for (const char* file : kFiles) {
+      folder_path[size] = '/';
+      std::strcpy(folder_path + size + 1, file);
+      unlink(folder_path);
+    }
+    folder_path[size] = 0;
+    rmdir(folder_path);
+  }
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+// A folder that goes with the object, or with the process if a signal ends it. There is one.
 class Folder {
  public:
   Folder() {
@@ -38,8 +61,11 @@ class Folder {
       throw user_error("demo", "no folder can be made in {}; set TMPDIR",
                        std::filesystem::temp_directory_path().string());
     path_ = name;
+    std::strncpy(folder_path, name.c_str(), sizeof folder_path - 1);
+    for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, remove_and_end);
   }
   ~Folder() {
+    for (int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
   }
@@ -65,7 +91,7 @@ void measure_as_worker(const DemoOptions& options) {
   const Cluster result = calibrated(*group, cluster, mine);
   if (where->rank == 0)
     std::printf("%s\n", Json({{"pacing", pacing}, {"cluster", to_yaml(result)}}).dump().c_str());
-  std::fflush(stdout);
+  finish_output();
   group->barrier();
 }
 

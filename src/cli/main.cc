@@ -2,12 +2,29 @@
 // user's mistake, 3 no feasible plan.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <new>
+#include <sstream>
+#include <string>
 
 #include "cli/commands.h"
 #include "core/error.h"
+#include "core/interrupted.h"
 #include "core/log.h"
+#include "core/printable.h"
+#include "core/terminal.h"
+
+namespace {
+
+// One line on standard error.
+int fail(int code, const std::string& message) {
+  std::fprintf(stderr, "motley: %s\n", motley::printable(message, /*line=*/true).c_str());
+  return code;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
+  motley::guard_output();
   motley::remember_arguments(argv);
   CLI::App app{"motley plans and runs the training of one model on mixed accelerators"};
   app.name("motley");
@@ -26,22 +43,33 @@ int main(int argc, char** argv) {
         throw motley::user_error("motley", "there is no command '{}'; see motley --help", argv[1]);
     }
     app.parse(argc, argv);
+    motley::finish_output();
     return 0;
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);
-    std::fprintf(stderr, "motley: %s; see motley --help\n", e.what());
-    return 2;
+    if (e.get_exit_code() != 0) return fail(2, std::string(e.what()) + "; see motley --help");
+    try {
+      std::ostringstream help, none;
+      app.exit(e, help, none);
+      std::fputs(help.str().c_str(), stdout);
+      motley::finish_output();
+      return 0;
+    } catch (const motley::UserError& unwritten) {
+      return fail(2, unwritten.what());
+    }
   } catch (const motley::NoPlan& e) {
-    std::fprintf(stderr, "motley: %s\n", e.what());
-    return 3;
+    return fail(3, e.what());
   } catch (const motley::UserError& e) {
-    std::fprintf(stderr, "motley: %s\n", e.what());
-    return 2;
+    return fail(2, e.what());
+  } catch (const motley::Interrupted& e) {
+    const int code = 128 + e.signal;
+    return *e.what() == 0 ? code : fail(code, e.what());
   } catch (const motley::InternalError& e) {
-    std::fprintf(stderr, "motley: internal error: %s\n", e.what());
-    return 1;
+    return fail(1, std::string("internal error: ") + e.what());
+  } catch (const std::bad_alloc&) {
+    return fail(1, "out of memory");
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "motley: %s\n", e.what());
-    return 1;
+    // libtorch adds the frames of its stack.
+    const std::string text = e.what();
+    return fail(1, text.substr(0, text.find('\n')));
   }
 }

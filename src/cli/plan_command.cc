@@ -141,7 +141,10 @@ void add_plan_command(CLI::App& app) {
       ->add_option("--precision", args->precision,
                    "bf16 or fp16: compute in 16 bits, parameters and optimizer state in 32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  command->add_option("--time-limit", args->time_limit, "Seconds a program search may take");
+  command
+      ->add_option("--time-limit", args->time_limit,
+                   "Seconds that the search may take; the best plan found in them is given")
+      ->check(positive_number());
   command
       ->add_option(
           "--certify", args->certify,
@@ -156,7 +159,9 @@ void add_plan_command(CLI::App& app) {
   command->add_option("-o,--output", args->output, "Plan file to write");
   command->add_flag("--json", args->json, "Print one JSON object");
   command->callback([args] {
+    if (!args->output.empty()) require_writable("--output", args->output);
     Cluster cluster = load_cluster(args->cluster, args->scale, args->profile);
+    const Deadline deadline = Deadline::in(args->time_limit);
     const bool captured = is_graph_file(args->model);
     GraphFile file;
     if (captured) file = load_graph_file(args->model);
@@ -206,7 +211,7 @@ void add_plan_command(CLI::App& app) {
     if (args->certify == "all") request.elsewhere_states = kCertifyStates;
     request.synthesis.memory_limit = args->memory == "on";
     request.synthesis.recompute = args->recompute == "auto";
-    request.synthesis.limits.time_limit_s = args->time_limit;
+    request.synthesis.limits.deadline = deadline;
     request.synthesis.limits.seed = args->seed;
     // What an engine found; the simulator decides.
     std::vector<Candidate> candidates;
@@ -235,11 +240,8 @@ void add_plan_command(CLI::App& app) {
     // Each engine has its own result. The second ones need not look hard for what is slower than
     // those of the first.
     std::vector<std::function<void()>> first, second;
-    // A file of one batch is of a step, or of micro-batches.
-    const bool of_step =
-        !(captured && all && !file.has(args->batch) && args->batch % file.batch == 0);
     result.feasible = false;
-    if (spmd_wanted && of_step)
+    if (spmd_wanted)
       first.push_back([&, graph = graph_of(args->batch)] {
         for (const std::string& op : Theory(graph).unknown_ops())
           spdlog::warn("{} is not in the op table: it runs replicated", op);
@@ -253,15 +255,12 @@ void add_plan_command(CLI::App& app) {
       pipelines.recompute = request.synthesis.recompute;
       pipelines.limits = request.synthesis.limits;
       pipelines.seed = args->seed;
-      if (args->micro_batch > 0)
-        pipelines.micro_batches = {args->micro_batch};
-      else if (captured && file.other_batch == 0)
-        pipelines.micro_batches = {file.batch};
+      if (args->micro_batch > 0) pipelines.micro_batches = {args->micro_batch};
       for (int64_t size : pipelines.micro_batches)
         if (args->batch % size != 0)
-          throw user_error(
-              "plan", "--batch {} is not a multiple of micro-batches of {}{}; give one that is",
-              args->batch, size, args->micro_batch > 0 ? "" : ", the batch of " + args->model);
+          throw user_error("plan",
+                           "--batch {} is not a multiple of micro-batches of {}; give one that is",
+                           args->batch, size);
       const grid::Fixed fixed = grid::parse_fixed(args->fix);
       if (args->fix.empty() && (all || args->engine == "pipeline"))
         second.push_back([&] { by_pipeline = plan_pipeline(pipelines, cluster, graph_of); });
@@ -281,15 +280,13 @@ void add_plan_command(CLI::App& app) {
     if (result.feasible)
       candidates.push_back({"spmd", result.reason, simulate(result.plan).step, result.search_s,
                             std::make_unique<Plan>(std::move(result.plan))});
-    else if (spmd_wanted && of_step)
+    else if (spmd_wanted)
       reasons += "spmd: " + result.reason;
-    // Computation alone, of a step, or of the micro-batches where a file has nothing else.
-    const auto bound_of = [&](int64_t micro_batch) {
-      const bool whole = !captured || file.has(args->batch);
-      const Graph graph = graph_of(whole ? args->batch : micro_batch);
-      return planner::compute_bound(Theory(graph), CostModel(cluster),
-                                    whole ? 1 : static_cast<int>(args->batch / micro_batch));
+    const auto bound_of_computation = [&] {
+      const Graph graph = graph_of(args->batch);
+      return planner::compute_bound(Theory(graph), CostModel(cluster), 1);
     };
+    std::string left_out;  // why plans that do not compute what one device would are left out
     for (auto* found : {&by_pipeline, &by_grid, &by_virtual}) {
       if (!found->has_value()) continue;
       planner::EngineResult& engine = **found;
@@ -297,8 +294,13 @@ void add_plan_command(CLI::App& app) {
         reasons +=
             fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", engine.engine, engine.reason);
       else if (pipeline_bound == 0)
-        pipeline_bound = bound_of(engine.plans[0]->pipeline->micro_batch);
+        pipeline_bound = bound_of_computation();
       for (size_t i = 0; i < engine.plans.size(); ++i) {
+        const MicroBatch& part = engine.plans[i]->pipeline->part();
+        if (!part.exact() && all) {
+          if (left_out.empty()) left_out = normalised_by_part(*engine.plans[i]->graph, part);
+          continue;
+        }
         engine.plans[i]->lower_bound_s = pipeline_bound;
         candidates.push_back({engine.engine, engine.notes[i], engine.plans[i]->predicted_step_s,
                               engine.search_s, std::move(engine.plans[i])});
@@ -312,13 +314,24 @@ void add_plan_command(CLI::App& app) {
                 {"reason", b.reason}};
       baselines.push_back(j);
     }
+    if (!left_out.empty()) {
+      left_out +=
+          ", unlike on one device; such plans are left out unless an --engine or "
+          "--virtual-devices asks for them";
+      spdlog::info("{}", left_out);
+    }
     if (candidates.empty()) {
+      if (!left_out.empty()) reasons += (reasons.empty() ? "" : "; ") + left_out;
       if (args->json)
         print_json({{"engine", args->engine},
                     {"feasible", false},
                     {"reason", reasons},
                     {"baselines", baselines},
                     {"search_s", result.search_s}});
+      if (deadline.over())
+        throw NoPlan(fmt::format(
+            "[plan] no plan for {} on {} was found in {} s: {}; give a longer --time-limit",
+            args->model, cluster.name, args->time_limit, reasons));
       throw NoPlan(
           fmt::format("[plan] no plan for {} on {} fits: {}; use more or larger devices, a smaller "
                       "--batch, or --memory-limit off",
@@ -336,6 +349,9 @@ void add_plan_command(CLI::App& app) {
       best.plan->alternatives.push_back(
           {b.name, b.feasible ? "" : b.reason, true, b.feasible, b.predicted_step_s});
     const Plan& plan = *best.plan;
+    if (plan.pipeline && !plan.pipeline->part().exact())
+      spdlog::warn("{}, unlike on one device; --engine spmd computes the same as one device",
+                   normalised_by_part(*plan.graph, plan.pipeline->part()));
     if (!args->output.empty()) save_plan(plan, args->output);
     const bool spmd = !plan.pipeline;
     const double gap = 1 - plan.lower_bound_s / plan.predicted_step_s;

@@ -22,6 +22,7 @@ void add_report_command(CLI::App& app) {
   command->add_option("--profile", args->profile, "Measured profile of the plan's cluster");
   command->add_flag("--json", args->json, "Print one JSON object");
   command->callback([args] {
+    require_writable("--output", args->output);
     Plan plan = load_plan(args->plan);
     if (auto problems = check(plan, false); !problems.empty())
       throw user_error("report", "{}: {}", args->plan, problems[0]);

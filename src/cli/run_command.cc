@@ -3,13 +3,15 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <thread>
 
 #include "cli/commands.h"
 #include "cluster/profile.h"
 #include "core/error.h"
+#include "core/interrupted.h"
 #include "core/units.h"
-#include "cost/overlap.h"
+#include "sim/simulate.h"
 #include "torch/launch.h"
 #include "torch/nccl.h"
 #include "torch/trainer.h"
@@ -38,12 +40,7 @@ Plan sound_plan(const RunOptions& options, int workers) {
                      plan.cluster.size(), workers);
   if (!options.profile.empty()) {
     apply(load_profile(options.profile), options.profile, &plan.cluster);
-    const CostModel cost(plan.cluster, plan.reductions);
-    const Shares shares(plan.ratios);
-    const Fractions fractions(plan.cluster, shares);
-    plan.predicted_step_s =
-        cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step -
-        hidden_seconds(*plan.theory, plan.program, cost, fractions);
+    plan.predicted_step_s = simulate(plan).step;
   }
   return plan;
 }
@@ -88,6 +85,10 @@ void work(const RunOptions& options, const Rendezvous& where) {
   training.data = options.data;
   training.checkpoint = options.checkpoint;
   training.checkpoint_every = options.checkpoint_every;
+  if (!options.checkpoint.empty()) {
+    note_signals();
+    training.stop_signal = noted_signal;
+  }
   std::string pacing = "off";
   if (options.emulate) {
     const DeviceType& type = plan.cluster.type_of(where.rank);
@@ -113,6 +114,14 @@ void work(const RunOptions& options, const Rendezvous& where) {
                        step.loss, format_seconds(step.seconds).c_str());
       });
   group->barrier();
+  if (report.stopped != 0)
+    throw Interrupted(
+        report.stopped,
+        talks ? fmt::format("[run] stopped by SIG{} after step {}; --checkpoint {} goes on "
+                            "from there",
+                            sigabbrev_np(report.stopped), report.steps.back().step,
+                            options.checkpoint)
+              : "");
   if (!talks) return;
   if (options.json) {
     Json steps = Json::array();
@@ -136,7 +145,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
                 report.steps.back().loss, format_seconds(report.median_step_s).c_str(),
                 format_seconds(plan.predicted_step_s).c_str());
   }
-  std::fflush(stdout);
+  finish_output();
 }
 
 }  // namespace
@@ -180,6 +189,7 @@ void run_command(const RunOptions& options) {
   local.device = on_cuda(options, launch.workers) ? "cuda" : "cpu";
   launch.arguments = local.arguments();
   launch.threads = options.threads;
+  launch.stops = !options.checkpoint.empty();
   std::unique_ptr<Network> network;
   if (options.emulate) network = network_for(plan.cluster);
   launch.network = network.get();
@@ -194,17 +204,19 @@ void add_run_command(CLI::App& app) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--data", options->data,
                       "Text file or folder, for language models; default: license texts");
-  command->add_option("--checkpoint", options->checkpoint,
-                      "Folder to go on from, and to save to at the end");
+  command->add_option(
+      "--checkpoint", options->checkpoint,
+      "Folder to go on from, and to save to at the end, on the way, and on SIGINT and "
+      "SIGTERM");
   command
       ->add_option("--checkpoint-every", options->checkpoint_every,
-                   "Steps between checkpoints; default: only at the end")
+                   "Steps between checkpoints; default: ten minutes")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--seed", options->seed, "Seed of parameters, data and dropout");
   command->add_option("--lr", options->learning_rate, "Learning rate; default 1e-3, SGD 1e-2")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--clip", options->clip, "Largest norm of the gradient; default: no clipping")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_flag("--emulate", options->emulate,
                     "Emulate the speeds and links of the plan's cluster on this machine");
   command->add_option("--profile", options->profile,

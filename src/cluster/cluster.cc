@@ -11,6 +11,8 @@
 #include "cluster/part.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/limits.h"
+#include "core/printable.h"
 
 namespace motley {
 
@@ -40,7 +42,9 @@ std::vector<int> Cluster::count_by_type() const {
 
 namespace {
 
-constexpr size_t kMaxOps = 4096;  // measured operators of one device type
+constexpr size_t kMaxOps = 4096;    // measured operators of one device type
+constexpr size_t kMaxName = 200;    // characters of a name
+constexpr size_t kMaxTypes = 1024;  // device types that a file describes
 
 // Walks one file; every failure names it and the path of the field.
 class Reader {
@@ -60,10 +64,13 @@ class Reader {
     known_ = device_catalogue();
     if (YAML::Node list = root["device_types"]) {
       sequence(list, "device_types");
+      if (list.size() > kMaxTypes)
+        throw error("device_types", fmt::format("has {} entries", list.size()),
+                    fmt::format("give at most {}", kMaxTypes));
       for (size_t i = 0; i < list.size(); ++i)
         read_type(list[i], fmt::format("device_types[{}]", i));
     }
-    cluster_.name = root["name"] ? scalar(root["name"], "name") : "unnamed";
+    cluster_.name = root["name"] ? name(root["name"], "name") : "unnamed";
     allow(root, "",
           {"name", "link", "groups", "devices", "device_types", "uplink", "count", "collectives"});
     group(root, GroupId(), "", 0);
@@ -92,12 +99,23 @@ class Reader {
     if (!node.IsScalar()) throw error(field, "is not a single value", "give one");
     return node.Scalar();
   }
+  // A name of something, which is printed and copied to all that `count` repeats.
+  std::string name(const YAML::Node& node, const std::string& field) const {
+    std::string text = scalar(node, field);
+    if (text.size() > kMaxName)
+      throw error(field, fmt::format("has {} characters", text.size()),
+                  fmt::format("give at most {}", kMaxName));
+    if (!is_printable(text)) throw error(field, "holds control characters", "give printable text");
+    return text;
+  }
   void sequence(const YAML::Node& node, const std::string& field) const {
     if (!node.IsSequence()) throw error(field, "is not a list", "give a list");
   }
   double quantity(const YAML::Node& node, const char* kind, const std::string& field) const {
     try {
-      return parse_quantity(scalar(node, field), kind, field);
+      const double value = parse_quantity(scalar(node, field), kind, field);
+      check_range(value, kind, field);
+      return value;
     } catch (const UserError& e) {
       std::string what = e.what();
       throw user_error("cluster", "{}: {}", file_, what.substr(what.find("] ") + 2));
@@ -124,7 +142,7 @@ class Reader {
            "ops"});
     if (!node["name"]) throw error(join(path, "name"), "is missing", "give the type a name");
     DeviceType type;
-    std::string name = scalar(node["name"], join(path, "name"));
+    std::string name = this->name(node["name"], join(path, "name"));
     bool complete = false;
     std::string base = node["like"] ? scalar(node["like"], join(path, "like")) : name;
     for (const DeviceType& k : known_)
@@ -172,7 +190,7 @@ class Reader {
       allow(list[i], field,
             {"op", "overhead", "flops", "memory_bandwidth", "cached", "uncached_bandwidth"});
       OpRate rate;
-      rate.op = scalar(list[i]["op"], join(field, "op"));
+      rate.op = name(list[i]["op"], join(field, "op"));
       if (const YAML::Node x = list[i]["overhead"])
         rate.overhead = quantity(x, "time", join(field, "overhead"));
       if (const YAML::Node x = list[i]["flops"])
@@ -242,8 +260,7 @@ class Reader {
     GroupId id(static_cast<int64_t>(cluster_.groups.size()));
     cluster_.groups.emplace_back();
     Group g;
-    g.name =
-        node["name"] ? scalar(node["name"], join(path, "name")) : (depth ? "group" : "cluster");
+    g.name = node["name"] ? name(node["name"], join(path, "name")) : (depth ? "group" : "cluster");
     g.parent = parent;
     g.first_device = cluster_.size();
     YAML::Node link = node["link"];

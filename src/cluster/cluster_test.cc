@@ -79,9 +79,35 @@ TEST(Cluster, SaysWhatToMend) {
               HasSubstr("speed is not a known field"));
   EXPECT_THAT(failure("link: {bandwidth: 1 GB/s}\ndevices: []"), HasSubstr("has no devices"));
   EXPECT_THAT(failure(std::string(100000, '[')), HasSubstr("nested deeper"));
-  EXPECT_THAT(failure("link: {bandwidth: 1 GB/s}\ngroups: [{link: {bandwidth: 1}, count: 100000, "
-                      "devices: [{type: T4, count: 100000}]}]"),
-              HasSubstr("too many devices"));
+  EXPECT_THAT(
+      failure("link: {bandwidth: 1 GB/s}\ngroups: [{link: {bandwidth: 1 GB/s}, count: 100000, "
+              "devices: [{type: T4, count: 100000}]}]"),
+      HasSubstr("too many devices"));
+  // Numbers that no hardware has, however valid.
+  for (const char* bandwidth : {"0.1 B/s", "1e-320 Gbps", "1e308 Gbps", "1e30", "5e-324"})
+    EXPECT_THAT(failure(fmt::format("link: {{bandwidth: {}}}\ndevices: [{{type: T4}}]", bandwidth)),
+                HasSubstr("link.bandwidth is"))
+        << bandwidth;
+  EXPECT_THAT(failure("link: {bandwidth: 1 GB/s, latency: 1e4 s}\ndevices: [{type: T4}]"),
+              HasSubstr("give at most 1000 s"));
+  for (const char* field : {"flops: 1e308 GFLOPS", "flops: 1e300", "memory: 1e200 GiB",
+                            "memory_bandwidth: 1e-9 GB/s", "overhead: 1e9 s"})
+    EXPECT_THAT(failure(fmt::format("link: {{bandwidth: 1 GB/s}}\ndevices: [{{type: x}}]\n"
+                                    "device_types: [{{name: x, like: T4, {}}}]",
+                                    field)),
+                HasSubstr("device_types[0]"))
+        << field;
+  // Names are copied to all that count repeats, and are printed.
+  for (const char* where : {"name: {}\nlink: {{bandwidth: 1 GB/s}}\ndevices: [{{type: T4}}]",
+                            "link: {{bandwidth: 1 GB/s}}\ngroups: [{{name: {}, count: 4, link: "
+                            "{{bandwidth: 1 GB/s}}, devices: [{{type: T4}}]}}]",
+                            "link: {{bandwidth: 1 GB/s}}\ndevices: [{{type: T4}}]\ndevice_types: "
+                            "[{{name: {}, like: T4}}]"}) {
+    EXPECT_THAT(failure(fmt::format(fmt::runtime(where), std::string(40000, 'x'))),
+                HasSubstr("has 40000 characters"));
+    EXPECT_THAT(failure(fmt::format(fmt::runtime(where), "\"a\\e[31mb\"")),
+                HasSubstr("control characters"));
+  }
   try {
     load_cluster("nowhere");
     FAIL();

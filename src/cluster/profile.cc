@@ -5,6 +5,8 @@
 #include <set>
 #include <tuple>
 
+#include "core/limits.h"
+
 namespace motley {
 
 namespace {
@@ -18,17 +20,32 @@ Json to_json(const FitQuality& fit) {
   return {{"r2", fit.r2}, {"error", fit.error}, {"points", points}};
 }
 
-// A finite number, at least 0 or more than 0.
+// The kind of quantity that a field is.
+const char* kind_of(const std::string& name) {
+  if (name.ends_with("bandwidth")) return "bandwidth";
+  if (name.ends_with("flops")) return "flops";
+  if (name == "overhead" || name == "latency" || name == "forward_s" || name == "backward_s")
+    return "time";
+  return name == "cached" || name == "activation_bytes" ? "bytes" : "number";
+}
+
+// A finite number in range, at least 0 or more than 0.
 double not_negative(const Fields& fields, const char* name) {
   const double x = fields.number(name);
   if (!(x >= 0)) throw fields.bad(name, fmt::format("is {}; give a number from 0", x));
+  try {
+    check_range(x, kind_of(name), name);
+  } catch (const UserError& e) {
+    const std::string why = e.what();
+    throw user_error("profile", "{}: {}", fields.where(), why.substr(why.find("] ") + 2));
+  }
   return x;
 }
 double optional(const Fields& fields, const char* name) {
   return fields.find(name) != nullptr ? not_negative(fields, name) : 0;
 }
 double positive(const Fields& fields, const char* name) {
-  const double x = fields.number(name);
+  const double x = not_negative(fields, name);
   if (!(x > 0)) throw fields.bad(name, fmt::format("is {}; give a number above 0", x));
   return x;
 }

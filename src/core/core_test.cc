@@ -11,7 +11,9 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/limits.h"
 #include "core/parallel.h"
+#include "core/printable.h"
 #include "core/ranges.h"
 #include "core/rng.h"
 #include "core/units.h"
@@ -131,6 +133,30 @@ TEST(Check, NamesThePlace) {
   } catch (const InternalError& e) {
     EXPECT_THAT(e.what(), HasSubstr("1 == 2: one is 1"));
   }
+}
+
+TEST(Printable, ControlCharactersAreShown) {
+  EXPECT_EQ(printable("plain \xc3\xb6 \xe2\x82\xac\n\tx"), "plain \xc3\xb6 \xe2\x82\xac\n\tx");
+  EXPECT_EQ(printable("a\nb", true), "a\\x0ab");
+  EXPECT_EQ(printable("\x1b[31m\x07\x7f\r"), "\\x1b[31m\\x07\\x7f\\x0d");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "31m"),
+            "\\xc2\\x9b31m");  // CSI as one character
+  EXPECT_EQ(printable("\xe2\x80\xae"
+                      "abc"),
+            "\\xe2\\x80\\xaeabc");                 // text from right to left
+  EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");  // not UTF-8
+  EXPECT_TRUE(is_printable("V100 x 2"));
+  EXPECT_FALSE(is_printable("a\tb"));
+}
+
+TEST(Units, Limits) {
+  EXPECT_THROW(parse_quantity("1e308 Gbps", "bandwidth", "f"), UserError);
+  EXPECT_NO_THROW(check_range(0, "time", "f"));
+  EXPECT_NO_THROW(check_range(1e12, "flops", "f"));
+  EXPECT_THROW(check_range(1e4, "time", "f"), UserError);
+  EXPECT_THROW(check_range(0.1, "bandwidth", "f"), UserError);
+  EXPECT_NO_THROW(check_range(1e300, "number", "f"));
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "core/file.h"
 
+#include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,11 +31,54 @@ std::string read_file(const std::string& path, size_t max_bytes) {
 
 namespace {
 
+bool write_to(int fd, const std::string& content) {
+  for (size_t at = 0; at < content.size();) {
+    const ssize_t n = write(fd, content.data() + at, content.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    at += static_cast<size_t>(n);
+  }
+  return true;
+}
+
+bool closed(int fd, bool good) {
+  const int why = errno;
+  const bool done = close(fd) == 0;
+  if (!good) errno = why;
+  return good && done;
+}
+
+// Writes over what is there.
 bool write_all(const std::string& path, const std::string& content) {
-  std::FILE* f = std::fopen(path.c_str(), "wb");
-  if (!f) return false;
-  const bool written = std::fwrite(content.data(), 1, content.size(), f) == content.size();
-  return std::fclose(f) == 0 && written;
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  return fd >= 0 && closed(fd, write_to(fd, content));
+}
+
+// A new file beside `target`, of a name that nobody can know before; empty where none can be made.
+std::string write_beside(const std::string& target, const std::string& content) {
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    uint64_t number = 0;
+    if (getrandom(&number, sizeof number, 0) != sizeof number) return "";
+    const std::string path = fmt::format("{}.tmp{:016x}", target, number);
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == EEXIST) continue;
+    if (fd < 0) return "";
+    if (closed(fd, write_to(fd, content) && fsync(fd) == 0)) return path;
+    const int why = errno;
+    std::remove(path.c_str());
+    errno = why;
+    return "";
+  }
+  return "";
+}
+
+// The folder's entries are on disk too.
+void sync_folder_of(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  fsync(fd);
+  close(fd);
 }
 
 }  // namespace
@@ -51,8 +96,9 @@ void write_file(const std::string& path, const std::string& content) {
     written = write_all(path, content);
   } else {
     const std::string target = link ? std::filesystem::canonical(path, none).string() : path;
-    temporary = fmt::format("{}.tmp{}", target, getpid());
-    written = write_all(temporary, content) && std::rename(temporary.c_str(), target.c_str()) == 0;
+    temporary = write_beside(target, content);
+    written = !temporary.empty() && std::rename(temporary.c_str(), target.c_str()) == 0;
+    if (written) sync_folder_of(target);
   }
   if (written) return;
   const std::string why = std::strerror(errno);

@@ -85,6 +85,7 @@ double parse_quantity(const std::string& text, const std::string& kind, const st
   if (unit.empty()) return value;
   auto it = table.find(unit);
   if (it == table.end()) throw fail("unknown unit '" + unit + "'");
+  if (!std::isfinite(value * it->second)) throw fail("larger than a number can be");
   return value * it->second;
 }
 

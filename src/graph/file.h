@@ -1,11 +1,13 @@
 // Graph files, as `motley capture` writes them: {"motley_graph": 1, "batch": N, "graph": "text
-// form", "other": {"batch": M, "graph": "text form"}}.
+// form", "other": {"batch": M, "graph": "text form", "from": A, "to": Z}}.
 //
 // `other` is the step captured once more, with another batch: what differs tells how sizes depend
-// on it, so that the step can be had at any batch (rebatch.h). A file without it has one.
+// on it, so that the step can be had at other batches (rebatch.h), from A to Z samples: what two
+// captures tell was compared with captures at these and some between. A file without it has one.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -23,11 +25,14 @@ struct GraphFile {
   Graph graph;
   int64_t other_batch = 0;  // 0: none
   Graph other;
+  int64_t from = 0, to = 0;  // samples at which the two captures tell the step
 
-  // Whether the step can be had at a number of samples: its own, or any that two captures give.
-  bool has(int64_t samples) const { return samples == batch || other_batch > 0; }
-  // Throws UserError if it cannot.
+  // Throws UserError if the step cannot be had at a number of samples.
   Graph at(int64_t samples) const;
+  // Finds `other`: captures the step at another batch, and at some more, small, odd and large, to
+  // see that the two tell it. capture(samples) is nothing where the model does not take so many.
+  // Returns why there is none, if so.
+  std::string add_other(const std::function<std::optional<Graph>(int64_t samples)>& capture);
 };
 
 void save_graph(const GraphFile& file);  // to its path

@@ -691,7 +691,9 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
   }
   result.lower_bound = std::min(result.lower_bound, lowest_open);
   if (ranked.empty()) {
-    result.reason = tightest.empty() ? "no strategy suits the batch" : tightest;
+    result.reason = result.stop_reason == "time limit" ? "time ran out before a plan was found"
+                    : tightest.empty()                 ? "no strategy suits the batch"
+                                                       : tightest;
   } else if (!options.heuristic_only) {
     const bool mixed = nodes.kinds > 1;
     constexpr size_t kFinalists = 3;

@@ -10,9 +10,24 @@
 
 namespace motley {
 
-void PipelinePlan::cut(const Graph& whole, int stages, const std::string& where) {
+void PipelinePlan::take_parts(const Theory& whole, int64_t batch, const std::string& where) {
+  if (micro_batch < 1 || batch % micro_batch != 0)
+    throw user_error("plan", "{}: a batch of {} is not made of micro-batches of {}", where, batch,
+                     micro_batch);
+  if (whole.segments() > 1)
+    throw user_error("plan", "{}: a pipeline has no segments; its stages have ratios of their own",
+                     where);
+  const int64_t parts = batch / micro_batch;
+  if (parts > kMaxMicroBatches)
+    throw user_error("plan", "{}: {} micro-batches are more than {}", where, parts,
+                     kMaxMicroBatches);
+  part_ =
+      std::make_shared<MicroBatch>(micro_batch_of(whole, batch, static_cast<int>(parts), where));
+}
+
+void PipelinePlan::cut(int stages, const std::string& where) {
   theories_.clear();
-  parts_ = std::make_unique<Stages>(cut_stages(whole, stage_of, stages, where));
+  parts_ = std::make_unique<Stages>(cut_stages(part_->graph, stage_of, stages, where));
   for (const StageGraph& stage : parts_->graphs)
     theories_.push_back(std::make_unique<Theory>(stage.graph));
 }

@@ -1,6 +1,8 @@
 // Pipeline plans: stages of a micro-batch's graph on disjoint groups of devices, replicated.
 //
-// The plan's graph is that of one micro-batch. Every node belongs to a stage (graph/stage.h). A
+// The plan's graph is the step of the whole batch. What it is for one micro-batch, so that the
+// terms of all add up to it, follows by the theory (shard/micro_batch.h). Of that graph every node
+// belongs to a stage (graph/stage.h). A
 // replica is one pipeline: for each stage the devices that run it, their shares, and an SPMD
 // program over the stage's graph. Replicas take different micro-batches of the global batch,
 // replica 0 the first; they need not be alike. Tensor x data x pipeline parallelism is a special
@@ -20,10 +22,9 @@
 // over stages. Where the plan has a reduction program for the devices of the stage in all replicas,
 // ranks and replicas are summed over at once (JointGradients).
 //
-// The loss is the mean over micro-batches, which are of equal size, and gradients are those of the
-// mean. That equals one device at the global batch if the model's loss is a mean over samples.
-// Batch normalisation sees one micro-batch at a time, as in any pipeline; its running averages are
-// those of replica 0.
+// Loss and gradients are sums over micro-batches, which are of equal size, and equal those of one
+// device at the global batch. Batch normalisation sees one micro-batch at a time, as in any
+// pipeline (MicroBatch::by_part); its running averages are those of replica 0.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,11 @@
 #include "cost/cost.h"
 #include "graph/stage.h"
 #include "net/reduction.h"
+#include "shard/micro_batch.h"
 
 namespace motley {
+
+constexpr int64_t kMaxMicroBatches = int64_t{1} << 20;  // of a step
 
 struct StagePlan {
   std::vector<int> devices;    // of the cluster, ascending: the ranks of the stage
@@ -73,12 +77,17 @@ class PipelinePlan {
  public:
   std::string schedule;       // where the warm-up counts come from, for people
   int64_t micro_batch = 1;    // samples
-  std::vector<int> stage_of;  // [node] of the plan's graph
+  std::vector<int> stage_of;  // [node] of the micro-batch's graph
   std::vector<ReplicaPlan> replicas;
   std::vector<Division> zero;  // [stage]; empty: nothing is divided
 
-  // Cuts the graph by stage_of. Throws UserError that starts with `where`.
-  void cut(const Graph& graph, int stages, const std::string& where);
+  // Derives the step of a micro-batch from that of the batch, or takes it as derived. Throws
+  // UserError that starts with `where`.
+  void take_parts(const Theory& whole, int64_t batch, const std::string& where);
+  void take_parts(std::shared_ptr<const MicroBatch> part) { part_ = std::move(part); }
+  // Cuts its graph by stage_of. Throws UserError that starts with `where`.
+  void cut(int stages, const std::string& where);
+  const MicroBatch& part() const { return *part_; }
 
   int stages() const { return static_cast<int>(theories_.size()); }
   int micro_batches() const;  // of all replicas
@@ -90,6 +99,7 @@ class PipelinePlan {
   std::vector<Seat> seats(int device) const;
 
  private:
+  std::shared_ptr<const MicroBatch> part_;
   std::unique_ptr<Stages> parts_;  // stable addresses: theories refer to graphs
   std::vector<std::unique_ptr<Theory>> theories_;
 };

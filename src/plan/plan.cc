@@ -38,7 +38,7 @@ std::string joined(const Json& list, const std::string& where) {
 
 constexpr size_t kMaxAlternatives = 1000;
 constexpr int64_t kMaxPasses = int64_t{1} << 22;
-constexpr int64_t kMaxStages = 4096, kMaxMicroBatches = int64_t{1} << 20;
+constexpr int64_t kMaxStages = 4096;
 
 Json program_lines(const Theory& theory, const Program& program) {
   Json list = Json::array();
@@ -156,7 +156,7 @@ std::vector<Division> read_divisions(const Json& list, int stages, size_t replic
   return divisions;
 }
 
-std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Graph& graph,
+std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Theory& whole, int64_t batch,
                                             const std::string& name) {
   auto integer = [](const Fields& fields, const char* field, int64_t low, int64_t high) {
     int64_t value = fields.integer(field);
@@ -169,6 +169,8 @@ std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Graph& graph
   pipeline->schedule = fields.text("schedule");
   pipeline->micro_batch = integer(fields, "micro_batch", 1, int64_t{1} << 24);
   const int stages = static_cast<int>(integer(fields, "stages", 1, kMaxStages));
+  pipeline->take_parts(whole, batch, name);
+  const Graph& graph = pipeline->part().graph;
   const Json& runs = fields.array("nodes");
   const int64_t nodes = static_cast<int64_t>(graph.nodes.size());
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -192,7 +194,7 @@ std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Graph& graph
   if (runs.empty()) throw fields.bad("nodes", "is empty; give [[0, 0], ...]");
   const int last = pipeline->stage_of.back();
   pipeline->stage_of.resize(nodes, last);
-  pipeline->cut(graph, stages, name);
+  pipeline->cut(stages, name);
 
   const Json& replicas = fields.array("replicas");
   if (replicas.empty() || replicas.size() > static_cast<size_t>(kMaxDevices))
@@ -426,16 +428,17 @@ std::vector<std::string> check_pipeline(const Plan& plan) {
   auto problem = [&](const std::string& text) { problems.push_back(text); };
   if (!plan.program.steps.empty() || !plan.ratios.empty())
     problem("a pipeline has no program or ratios of its own; its stages have");
-  if (segments_of(*plan.graph).count > 1)
-    problem("a pipeline has no segments; its stages have ratios of their own");
-  if (pipeline.stage_of.size() != plan.graph->nodes.size() || pipeline.replicas.empty()) {
-    problem("not every node has a stage, or there is no replica");
-    return problems;
-  }
   PipelinePlan fresh;  // derived afresh: nothing of the planner is trusted
+  fresh.micro_batch = pipeline.micro_batch;
   fresh.stage_of = pipeline.stage_of;
   try {
-    fresh.cut(*plan.graph, pipeline.stages(), "pipeline");
+    fresh.take_parts(Theory(*plan.graph), plan.batch, "pipeline");
+    if (pipeline.stage_of.size() != fresh.part().graph.nodes.size() || pipeline.replicas.empty() ||
+        to_text(fresh.part().graph) != to_text(pipeline.part().graph)) {
+      problem("not every node has a stage, or there is no replica");
+      return problems;
+    }
+    fresh.cut(pipeline.stages(), "pipeline");
   } catch (const UserError& e) {
     problem(e.what());
     return problems;
@@ -577,7 +580,7 @@ std::string describe_pipeline(const Plan& plan) {
   for (const Transfer& t : pipeline.parts().transfers) {
     auto& [count, bytes] = sent[{t.backward, t.from, t.to}];
     ++count;
-    bytes += static_cast<Bytes>(plan.graph->spec(t.value).bytes());
+    bytes += static_cast<Bytes>(pipeline.part().graph.spec(t.value).bytes());
   }
   for (const auto& [way, sum] : sent)
     out += fmt::format("  sends       {} -> {} {}: {} values, {} a micro-batch\n", std::get<1>(way),
@@ -616,6 +619,8 @@ std::string describe_pipeline(const Plan& plan) {
         "passes gather and whose gradients they scatter\n",
         s, format_bytes(bytes));
   }
+  if (!pipeline.part().exact())
+    out += fmt::format("  not exact   {}\n", normalised_by_part(*plan.graph, pipeline.part()));
   std::vector<int> counts;
   for (const StagePlan& stage : pipeline.replicas[0].stages) counts.push_back(stage.warm_up);
   out += describe_reductions(plan);
@@ -664,7 +669,8 @@ Plan parse_plan(const std::string& text, const std::string& name) {
   Fields fields(json, "plan", name);
   if (!fields.find("motley_plan"))
     throw fields.bad("motley_plan", "is missing; this is not a plan of motley");
-  if (int64_t version = fields.integer("motley_plan"); version != kPlanVersion)
+  const int64_t version = fields.integer("motley_plan");
+  if (version != kPlanVersion && version != 1)
     throw fields.bad("motley_plan",
                      fmt::format("is {}; this motley reads version {}", version, kPlanVersion));
   Plan plan;
@@ -688,7 +694,10 @@ Plan parse_plan(const std::string& text, const std::string& name) {
     for (const char* other : {"ratios", "program"})
       if (fields.find(other))
         throw fields.bad(other, "stands beside a pipeline; its stages have their own");
-    plan.pipeline = read_pipeline(*pipeline, *plan.graph, name + ": pipeline");
+    if (version == 1)
+      throw fields.bad("motley_plan",
+                       "is 1, in which pipelines had the graph of a micro-batch; plan again");
+    plan.pipeline = read_pipeline(*pipeline, *plan.theory, plan.batch, name + ": pipeline");
   } else {
     plan.ratios = read_segment_ratios(fields.array("ratios"), plan.theory->segments(), name);
     for (const std::vector<double>& ratios : plan.ratios)

@@ -22,7 +22,7 @@
 
 namespace motley {
 
-constexpr int kPlanVersion = 1;
+constexpr int kPlanVersion = 2;  // 1 is read too, unless it has a pipeline
 
 // What a plan was compared with: another candidate of the search, or a baseline.
 struct Alternative {
@@ -41,7 +41,7 @@ struct Plan {
   DType precision = DType::f32;
   Cluster cluster;
   Ratios ratios;  // [segment][device] share of every cut factor; sum 1 each. Pipelines: empty
-  std::unique_ptr<Graph> graph;  // stable addresses: theory refers to graph
+  std::unique_ptr<Graph> graph;  // the whole batch's step; stable addresses: theory refers to it
   std::unique_ptr<Theory> theory;
   Program program;                         // pipelines: empty
   std::unique_ptr<PipelinePlan> pipeline;  // null: one SPMD program

@@ -109,7 +109,7 @@ TEST(Plan, SaysWhatToMend) {
               HasSubstr("p.json: field 'motley_plan' is missing; this is not a plan"));
   EXPECT_THAT(failure("[1]"), HasSubstr("give a JSON object"));
   EXPECT_THAT(failure(changed([](Json& j) { j["motley_plan"] = 9; })),
-              HasSubstr("is 9; this motley reads version 1"));
+              HasSubstr("is 9; this motley reads version 2"));
   EXPECT_THAT(failure(changed([](Json& j) {
                 j["ratios"] = {0.5, -1, 1};
               })),

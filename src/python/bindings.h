@@ -23,6 +23,7 @@ struct CapturedGraph {
   int64_t batch = 0;
   double seconds = 0;
   std::vector<std::string> unknown_ops;
+  std::vector<at::Tensor> outside;  // read as constants; capture.h
 };
 
 void bind_graph(py::module_& m);

@@ -1,11 +1,17 @@
 // Capture, graphs and the op table.
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+#include <optional>
+
+#include "core/error.h"
 #include "graph/canonical.h"
 #include "graph/file.h"
 #include "graph/op.h"
+#include "graph/precision.h"
 #include "graph/segment.h"
 #include "python/bindings.h"
+#include "torch/autocast.h"
 #include "torch/capture.h"
 #include "torch/executor.h"
 #include "torch/interpret.h"
@@ -17,15 +23,28 @@ namespace {
 using Named = MetaStep::Named;
 using Replaced = std::vector<std::pair<size_t, at::Tensor>>;
 
-// `loss()` returns the loss and a list of (position of a buffer, its new tensor).
+// `loss()` returns the loss, a list of (position of a buffer, its new tensor), and a function of
+// (position of a parameter, its gradient) that gives the gradient to take instead.
 CapturedGraph capture_step(const std::string& name, Named parameters, Named buffers, Named inputs,
-                           int64_t batch, const py::function& loss) {
-  MetaStep step{name, std::move(parameters), std::move(buffers), std::move(inputs), {}};
+                           int64_t batch, const py::function& loss, Named owners) {
+  MetaStep step{
+      name, std::move(parameters), std::move(buffers), std::move(inputs), std::move(owners), {}, {},
+      {}};
+  step.forget_error = [] {
+    py::gil_scoped_acquire locked;
+    PyErr_Clear();
+  };
+  py::function hooked;
   step.loss = [&](Replaced* replaced) {
     py::gil_scoped_acquire locked;
-    const auto result = loss().cast<std::pair<at::Tensor, Replaced>>();
-    *replaced = result.second;
-    return result.first;
+    const auto result = loss().cast<std::tuple<at::Tensor, Replaced, py::function>>();
+    *replaced = std::get<1>(result);
+    hooked = std::get<2>(result);
+    return std::get<0>(result);
+  };
+  step.gradient = [&](size_t parameter, const at::Tensor& gradient) {
+    py::gil_scoped_acquire locked;
+    return hooked(parameter, gradient).cast<at::Tensor>();
   };
   CapturedGraph graph;
   try {
@@ -35,6 +54,7 @@ CapturedGraph capture_step(const std::string& name, Named parameters, Named buff
     graph.graph = canonicalize(captured.graph);
     graph.seconds = captured.seconds;
     graph.unknown_ops = std::move(captured.unknown_ops);
+    graph.outside = std::move(captured.outside);
   } catch (python_error& e) {  // of a backward pass written in Python
     e.restore();
     throw py::error_already_set();
@@ -55,10 +75,85 @@ py::dict specs(const Graph& graph, const List& list) {
   return all;
 }
 
+// Names of the buffers whose values the step uses.
+std::vector<std::string> read_buffers(const CapturedGraph& captured) {
+  const Graph& graph = captured.graph;
+  std::vector<bool> read(graph.values.size());
+  auto use = [&](ValueId v) {
+    if (v.valid()) read[static_cast<size_t>(v.index)] = true;
+  };
+  for (const Node& node : graph.nodes)
+    for (ValueId v : graph.inputs_of(node)) use(v);
+  use(graph.loss);
+  for (const Buffer& b : graph.buffers) use(b.update);
+  std::vector<std::string> names;
+  for (const Buffer& b : graph.buffers)
+    if (read[static_cast<size_t>(b.value.index)]) names.push_back(b.name);
+  return names;
+}
+
+// [(node, operator, shape, type)] of what draws random numbers.
+py::list random_nodes(const CapturedGraph& captured) {
+  const Graph& graph = captured.graph;
+  py::list list;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
+    if (op == nullptr || !op->random) continue;
+    const TensorSpec& spec = graph.spec(node.outputs[0]);
+    list.append(py::make_tuple(n, node.op, spec.shape, to_string(spec.dtype)));
+  }
+  return list;
+}
+
+// The numbers that node `number` of a plan's graph draws in a step, as an operator with these
+// arguments and this shape.
+at::Tensor draw(const std::string& op, const std::vector<double>& numbers,
+                const std::vector<int64_t>& shape, const std::string& type, uint64_t seed,
+                int64_t step, int number) {
+  TensorSpec spec;
+  spec.shape = shape;
+  if (!parse_dtype(type, &spec.dtype)) throw user_error("python", "there is no type '{}'", type);
+  Graph graph;
+  const NodeId id = graph.add(op, {numbers.begin(), numbers.end()}, {spec});
+  return random_kernel(seed, step, {number})(graph, graph.node(id), {})[0];
+}
+
+// Bytes of what the forward pass of one device makes and keeps for its backward pass, of its
+// largest tensor and of the gradients.
+int64_t step_bytes(const CapturedGraph& captured) {
+  const Graph& graph = captured.graph;
+  int64_t bytes = graph.parameter_bytes(), largest = 0;
+  for (ValueId value : saved_activations(graph)) bytes += graph.spec(value).bytes();
+  for (const Value& value : graph.values) largest = std::max(largest, value.spec.bytes());
+  return bytes + 3 * largest;
+}
+
 std::string text_without_model(const Graph& graph) {
   Graph copy = graph;
   copy.model.clear();
   return to_text(copy);
+}
+
+// A graph computed in `precision` (a DType's name) with parameters in their own type.
+CapturedGraph in_precision(const CapturedGraph& from, const std::string& precision) {
+  DType type;
+  MOTLEY_CHECK(parse_dtype(precision, &type));
+  std::optional<DType> own;
+  for (const Parameter& p : from.graph.parameters) {
+    const DType dtype = from.graph.spec(p.value).dtype;
+    if (!is_float(dtype)) continue;
+    if (own && *own != dtype)
+      throw user_error("plan", "precision {} needs parameters of one type; {} is {}, others are {}",
+                       precision, p.name, to_string(dtype), to_string(*own));
+    own = dtype;
+  }
+  if (own && size_of(*own) <= size_of(type))
+    throw user_error("plan", "precision is {}, but the parameters are {}; leave it out", precision,
+                     to_string(*own));
+  CapturedGraph made = from;
+  made.graph = with_precision(from.graph, type);
+  return made;
 }
 
 }  // namespace
@@ -67,19 +162,42 @@ void bind_graph(py::module_& m) {
   py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "Graph", py::dynamic_attr())
       .def(
           "__str__", [](const CapturedGraph& g) { return to_text(g.graph); }, "The graph as text.")
+      .def("in_precision", &in_precision)
       .def("text_without_model", [](const CapturedGraph& g) { return text_without_model(g.graph); })
       .def(
           "save",
-          [](const CapturedGraph& g, const std::string& path, const CapturedGraph* other) {
-            save_graph(
-                {path, g.batch, g.graph, other ? other->batch : 0, other ? other->graph : Graph()});
+          [](const CapturedGraph& g, const std::string& path, const py::object& at) {
+            GraphFile file{path, g.batch, g.graph, 0, {}};
+            std::string alone;
+            if (!at.is_none())
+              alone = file.add_other([&](int64_t samples) -> std::optional<Graph> {
+                try {
+                  return at(samples).cast<const CapturedGraph&>().graph;
+                } catch (const py::error_already_set&) {
+                  return std::nullopt;
+                }
+              });
+            save_graph(file);
+            return alone;
           },
-          py::arg("path"), py::arg("other") = nullptr,
-          "`other`: the step at another batch, which gives all others.")
+          py::arg("path"), py::arg("at") = py::none(),
+          "`at(samples)`: the step at another batch. Returns why the file has this batch alone.")
       .def_property_readonly("model", [](const CapturedGraph& g) { return g.graph.model; })
       .def_readonly("batch", &CapturedGraph::batch)
       .def_readonly("capture_s", &CapturedGraph::seconds)
       .def_readonly("unknown_ops", &CapturedGraph::unknown_ops)
+      .def_property_readonly("read_buffers", &read_buffers)
+      .def_property_readonly("updated_buffers",
+                             [](const CapturedGraph& g) {
+                               std::vector<std::string> names;
+                               for (const Buffer& b : g.graph.buffers)
+                                 if (b.update.valid()) names.push_back(b.name);
+                               return names;
+                             })
+      .def_property_readonly("random_nodes", &random_nodes)
+      .def_property_readonly("step_bytes", &step_bytes)
+      .def_readonly("outside", &CapturedGraph::outside,
+                    "Tensors from outside the step whose numbers are constants of the graph.")
       .def_property_readonly("nodes", [](const CapturedGraph& g) { return g.graph.nodes.size(); })
       .def_property_readonly("ops",
                              [](const CapturedGraph& g) {
@@ -95,7 +213,9 @@ void bind_graph(py::module_& m) {
       .def_property_readonly("inputs",
                              [](const CapturedGraph& g) { return specs(g.graph, g.graph.inputs); });
 
-  m.def("capture", &capture_step);
+  m.def("capture", &capture_step, py::arg("name"), py::arg("parameters"), py::arg("buffers"),
+        py::arg("inputs"), py::arg("batch"), py::arg("loss"), py::arg("owners") = Named());
+  m.def("draw", &draw);
   m.def("load_graph", [](const std::string& path, int64_t batch) {
     CapturedGraph graph;
     graph.graph = load_graph_file(path, batch);
@@ -127,6 +247,8 @@ void bind_graph(py::module_& m) {
       },
       py::call_guard<py::gil_scoped_release>());
 
+  m.def("forget_casts", &forget_casts, "Where a region of torch.autocast ends.");
+  m.def("between_operators", &between_operators);
   m.def("refused_ops", &refused_ops);
   m.def("op_table", [] {
     py::list list;

@@ -5,6 +5,7 @@
 
 #include "auto/engines.h"
 #include "cluster/cluster.h"
+#include "core/error.h"
 #include "core/file.h"
 #include "graph/file.h"
 #include "graph/op.h"
@@ -97,7 +98,7 @@ Planned make_plan(const CapturedGraph& graph, const Cluster& cluster, const std:
   request.batch = graph.batch;
   parse_optimizer(optimizer, &request.synthesis.optimizer);
   request.synthesis.memory_limit = memory_limit;
-  request.synthesis.limits.time_limit_s = time_limit;
+  request.synthesis.limits.deadline = Deadline::in(time_limit);
   request.synthesis.limits.seed = seed;
   request.synthesis.ratios = ratios;
   request.parts = parts;
@@ -110,32 +111,25 @@ Planned make_plan(const CapturedGraph& graph, const Cluster& cluster, const std:
   return planned;
 }
 
-// Plans of another engine, best first, the seconds they took and why there is none.
-// graph_of(samples) captures the model at a micro-batch.
-std::tuple<std::vector<std::shared_ptr<Plan>>, double, std::string> engine_plans(
-    const std::string& engine, const CapturedGraph& graph, const py::function& graph_of,
-    const Cluster& cluster, const std::string& optimizer, bool memory_limit, double time_limit,
-    uint64_t seed) {
+// Plans of another engine, best first, the seconds they took, why there is none, and whether that
+// is because the model cannot be taken in micro-batches.
+std::tuple<std::vector<std::shared_ptr<Plan>>, double, std::string, bool> engine_plans(
+    const std::string& engine, const CapturedGraph& graph, const Cluster& cluster,
+    const std::string& optimizer, bool memory_limit, double time_limit, uint64_t seed) {
   planner::Request request;
   request.model = graph.graph.model;
   request.batch = graph.batch;
   parse_optimizer(optimizer, &request.optimizer);
   request.memory_limit = memory_limit;
-  request.limits.time_limit_s = time_limit;
+  request.limits.deadline = Deadline::in(time_limit);
   request.seed = seed;
-  const planner::GraphOf capture = [&](int64_t samples) {
-    py::gil_scoped_acquire locked;
-    return graph_of(samples).cast<const CapturedGraph&>().graph;
-  };
-  planner::EngineResult found;
-  {
-    py::gil_scoped_release unlocked;
-    found = engine == "grid" ? planner::plan_grid(request, cluster, capture, {})
-                             : planner::plan_pipeline(request, cluster, capture);
-  }
+  const planner::GraphOf graph_of = [&](int64_t) { return graph.graph; };
+  planner::EngineResult found = engine == "grid"
+                                    ? planner::plan_grid(request, cluster, graph_of, {})
+                                    : planner::plan_pipeline(request, cluster, graph_of);
   std::vector<std::shared_ptr<Plan>> plans;
   for (std::unique_ptr<Plan>& plan : found.plans) plans.push_back(std::move(plan));
-  return {plans, found.search_s, found.reason};
+  return {plans, found.search_s, found.reason, found.refused};
 }
 
 py::list baselines(const Planned& planned) {
@@ -171,6 +165,7 @@ void bind_plan(py::module_& m) {
       .def_readonly("name", &Cluster::name)
       .def("__len__", [](const Cluster& c) { return c.size(); })
       .def("speed", [](const Cluster& c, int device) { return c.type_of(device).speed; })
+      .def("memory", [](const Cluster& c, int device) { return c.type_of(device).memory; })
       .def("device", [](const Cluster& c, int device) { return c.type_of(device).name; });
   m.def("load_cluster", py::overload_cast<const std::string&>(&load_cluster));
   m.def("parse_cluster", &parse_cluster);
@@ -183,7 +178,7 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("baselines", &baselines);
   m.def("part_in_words", &spmd::part_in_words);
   m.def("plan", &make_plan, py::call_guard<py::gil_scoped_release>());
-  m.def("engine_plans", &engine_plans);
+  m.def("engine_plans", &engine_plans, py::call_guard<py::gil_scoped_release>());
 
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
       .def("__str__", [](const Plan& p) { return describe(p); })
@@ -195,15 +190,22 @@ void bind_plan(py::module_& m) {
            [](const Plan& p) {
              CapturedGraph graph;
              graph.graph = *p.graph;
-             graph.batch = p.pipeline ? p.pipeline->micro_batch : p.batch;
+             graph.batch = p.batch;
              return graph;
            })
       .def_readonly("engine", &Plan::engine)
       .def_readonly("model", &Plan::model)
       .def_readonly("batch", &Plan::batch)
-      // Samples of the plan's graph: a micro-batch of a pipeline, or the batch.
       .def_property_readonly(
-          "samples", [](const Plan& p) { return p.pipeline ? p.pipeline->micro_batch : p.batch; })
+          "micro_batches",
+          [](const Plan& p) { return p.pipeline ? p.pipeline->micro_batches() : 1; })
+      // What keeps the plan from computing the same as one device; empty: nothing.
+      .def_property_readonly("inexact",
+                             [](const Plan& p) {
+                               return p.pipeline && !p.pipeline->part().exact()
+                                          ? normalised_by_part(*p.graph, p.pipeline->part())
+                                          : std::string();
+                             })
       .def_property_readonly("stages",
                              [](const Plan& p) { return p.pipeline ? p.pipeline->stages() : 0; })
       // Of one segment a list, of several a list of lists.
@@ -217,6 +219,11 @@ void bind_plan(py::module_& m) {
       .def_readonly("predicted_step_s", &Plan::predicted_step_s)
       .def_readonly("lower_bound_s", &Plan::lower_bound_s)
       .def_readonly("peak_memory_bytes", &Plan::peak_memory_bytes)
+      .def_property(
+          "precision", [](const Plan& p) { return to_string(p.precision); },
+          [](Plan& p, const std::string& text) {
+            MOTLEY_CHECK(parse_dtype(text, &p.precision), "precision {}", text);
+          })
       .def_property_readonly("optimizer", [](const Plan& p) { return to_string(p.optimizer); });
   m.def("parse_plan", [](const std::string& text, const std::string& name) {
     return std::make_shared<Plan>(parse_plan(text, name));

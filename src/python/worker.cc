@@ -16,12 +16,14 @@
 #include "torch/gloo.h"
 #include "torch/launch.h"
 #include "torch/nccl.h"
+#include "torch/store.h"
 
 namespace motley::python {
 
 namespace {
 
 constexpr int kIdleTag = 1 << 20;  // of messages from and to idle workers
+constexpr int kDigestTag = kIdleTag + 1;
 
 // The workers that a launcher started; this process alone if none did.
 class WorkerGroup {
@@ -31,11 +33,10 @@ class WorkerGroup {
     std::optional<Rendezvous> where = rendezvous_from_environment();
     if (!where) {
       store_ = std::make_unique<RendezvousStore>(0);
-      where.emplace();
-      where->port = store_->port();
-      where->store_outside = true;
+      where = store_->member(0, 1);
+    } else if (store_outside && !where->store_outside) {
+      where->store_outside = where->of_torch = true;
     }
-    where->store_outside = where->store_outside || store_outside;
     if (cuda)
       device_ = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device_of(*where)));
     else
@@ -78,6 +79,31 @@ class WorkerGroup {
     for (auto& message : coming) message->wait();
     for (auto& message : going_) message->wait();
     going_.clear();
+  }
+  // Every worker gives a number and gets that of the worker before it in the ring of ranks, so that
+  // any two that differ are noticed. The numbers travel between the two calls, and a worker that
+  // waits in the second one needs nothing of the others but their first.
+  void begin_exchange(int64_t number) {
+    const int size = all_.group->size(), rank = all_.group->rank();
+    before_ = at::full({1}, number, at::TensorOptions(at::kLong));
+    exchanged_.clear();
+    if (size == 1) return;
+    if (has_messages()) {
+      mine_ = before_.clone();
+      exchanged_.push_back(all_.group->receive(before_, (rank + size - 1) % size, kDigestTag));
+      exchanged_.push_back(all_.group->send(mine_, (rank + 1) % size, kDigestTag));
+    } else {
+      mine_ = at::zeros({size}, at::TensorOptions(at::kLong).device(device_));
+      mine_[rank] = number;
+      all_.group->all_reduce(mine_);
+    }
+  }
+  int64_t end_exchange() {
+    const int size = all_.group->size(), rank = all_.group->rank();
+    for (auto& message : exchanged_) message->wait();
+    exchanged_.clear();
+    if (size > 1 && !has_messages()) return mine_[(rank + size - 1) % size].item<int64_t>();
+    return before_.item<int64_t>();
   }
   // The loss, which the workers with `ranks` give, everywhere. It is sent and not waited for; over
   // NCCL, which has no messages, all workers reduce it.
@@ -139,7 +165,38 @@ class WorkerGroup {
   Joined all_;
   std::map<std::vector<int>, Joined> parts_;     // by ranks
   std::vector<std::unique_ptr<Message>> going_;  // losses, to idle workers
+  at::Tensor mine_, before_;                     // numbers of an exchange
+  std::vector<std::unique_ptr<Message>> exchanged_;
 };
+
+// Makes gradients what work on them in place needs: of their parameters' types, dense, and alone in
+// their memory. One value may be the gradient of several parameters, one element of an expanded
+// tensor, a part of a larger tensor, or an input.
+void own_memory(const std::vector<at::ScalarType>& types, std::vector<at::Tensor>* gradients) {
+  std::map<const c10::StorageImpl*, std::vector<size_t>> of_storage;
+  for (size_t i = 0; i < gradients->size(); ++i) {
+    at::Tensor& g = (*gradients)[i];
+    if (!g.defined()) continue;
+    g = g.to(types[i]);
+    of_storage[g.storage().unsafeGetStorageImpl()].push_back(i);
+  }
+  for (auto& [_, list] : of_storage) {
+    std::sort(list.begin(), list.end(), [&](size_t a, size_t b) {
+      return (*gradients)[a].data_ptr() < (*gradients)[b].data_ptr();
+    });
+    const auto owners = (*gradients)[list[0]].storage().use_count();
+    const bool alone = owners == list.size();
+    size_t end = 0;  // of the bytes that gradients have kept
+    for (size_t i : list) {
+      at::Tensor& g = (*gradients)[i];
+      const size_t begin = static_cast<size_t>(g.storage_offset()) * g.element_size();
+      if (alone && g.use_count() == 1 && g.is_non_overlapping_and_dense() && begin >= end)
+        end = begin + g.nbytes();
+      else
+        g = g.clone(at::MemoryFormat::Contiguous);
+    }
+  }
+}
 
 // What a worker does for a plan whose devices are those of the workers with `ranks`. The others are
 // idle: they hold nothing, and a step is the wait for its loss.
@@ -173,8 +230,11 @@ class LocalWorker {
       };
     }
     worker_ = make_worker(*plan_, *among_, options);
-    for (size_t i = 0; i < worker_->parameters().size(); ++i)
-      parameters_[graph.parameters[worker_->parameters()[i]].name] = i;
+    for (size_t i = 0; i < worker_->parameters().size(); ++i) {
+      const Parameter& parameter = graph.parameters[worker_->parameters()[i]];
+      parameters_[parameter.name] = i;
+      gradient_types_.push_back(to_torch(graph.spec(parameter.value).dtype));
+    }
     for (size_t i = 0; i < worker_->buffers().size(); ++i)
       buffers_[graph.buffers[worker_->buffers()[i]].name] = i;
     published_.resize(buffers_.size());
@@ -220,6 +280,7 @@ class LocalWorker {
   void publish() {
     for (size_t i = 0; i < published_.size(); ++i) published_[i] = worker_->buffer(i);
   }
+  at::Tensor buffer(const std::string& name) const { return worker_->buffer(find("buffer", name)); }
   at::Tensor published(const std::string& buffer) const {
     return published_[find("buffer", buffer)];
   }
@@ -246,7 +307,10 @@ class LocalWorker {
                                                       const std::vector<at::Tensor>& inputs) {
     Worker::Result result;
     group_->begin_step(ranks_);
-    if (!idle()) result = worker_->step(number, inputs);
+    if (!idle()) {
+      result = worker_->step(number, inputs);
+      own_memory(gradient_types_, &result.gradients);
+    }
     result.loss = group_->end_step(ranks_, result.loss);
     return {at::scalar_tensor(result.loss, loss_type_), std::move(result.gradients)};
   }
@@ -278,6 +342,7 @@ class LocalWorker {
   std::optional<Padding> padding_;
   std::unique_ptr<Worker> worker_;       // null where it is idle
   Table parameters_, buffers_, inputs_;  // name: index of the worker's, of the plan's for inputs
+  std::vector<at::ScalarType> gradient_types_;  // [parameter of the worker] the parameter's own
   at::ScalarType loss_type_ = at::kFloat;
   std::vector<at::Tensor> published_;  // [buffer of the worker]
 };
@@ -292,9 +357,17 @@ void bind_worker(py::module_& m) {
       .def_property_readonly("size", [](WorkerGroup& g) { return g->size(); })
       .def_property_readonly("device", [](WorkerGroup& g) { return g.device().str(); })
       .def_property_readonly("sockets", &WorkerGroup::sockets)
+      // Why a worker is lost, in words; empty: none is.
+      .def_property_readonly("lost",
+                             [](WorkerGroup&) {
+                               const std::string lost = Watch::lost();
+                               return lost.empty() ? lost : lost + ": " + Watch::reason();
+                             })
       .def(
           "all_reduce", [](WorkerGroup& g, at::Tensor tensor) { g->all_reduce(tensor); },
           unlocked())
+      .def("begin_exchange", &WorkerGroup::begin_exchange, unlocked())
+      .def("end_exchange", &WorkerGroup::end_exchange, unlocked())
       .def(
           "barrier", [](WorkerGroup& g) { g->barrier(); }, unlocked())
       .def(
@@ -316,6 +389,7 @@ void bind_worker(py::module_& m) {
       .def("counts", &LocalWorker::counts)
       .def("set", &LocalWorker::set)
       .def("publish", &LocalWorker::publish)
+      .def("buffer", &LocalWorker::buffer)
       .def("published", &LocalWorker::published)
       .def("gather_rows", &LocalWorker::gather_rows, unlocked())
       .def("step", &LocalWorker::step, unlocked())

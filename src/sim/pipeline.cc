@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <tuple>
 
 #include "cluster/part.h"
@@ -82,6 +83,12 @@ class Simulator {
         replicas_[r][group[0]].order =
             passes_of(pipeline_.replicas[r], group, static_cast<int>(groups.size()));
       for (Stage& stage : replicas_[r]) stage.free = 0, stage.next = 0;
+      for (const auto& group : groups) {
+        Seconds before = 0;
+        for (int s : group) before = std::max(before, replicas_[r][s].before);
+        replicas_[r][group[0]].free = before;
+        for (int d : planned(r, group[0]).devices) sim_.devices[d].idle += before;
+      }
     }
     for (size_t r = 0; r < replicas_.size(); ++r) passes(static_cast<int>(r));
     reductions();
@@ -106,7 +113,8 @@ class Simulator {
     std::unique_ptr<Fractions> fractions;
     Phases phases;
     PassTime forward, backward;
-    int head = 0;  // first stage of its group, whose next three are the group's
+    Seconds before = 0;  // of what is computed from the whole batch, once
+    int head = 0;        // first stage of its group, whose next three are the group's
     Seconds free = 0;
     std::vector<Pass> order;
     size_t next = 0;
@@ -126,6 +134,7 @@ class Simulator {
     stage.fractions = std::make_unique<Fractions>(stage.model->cluster(), *stage.shares);
     for (const auto& group : stage_groups(pipeline_.replicas[r]))
       if (std::binary_search(group.begin(), group.end(), s)) stage.head = group[0];
+    stage.before = before_of(s, *stage.model);
     for (size_t q = 0; q < r; ++q)
       if (passes_alike(q, r, s, stage.part_text)) {
         stage.stored = replicas_[q][s].stored;
@@ -151,6 +160,29 @@ class Simulator {
       stage.backward.work.push_back({i, begin, end, WalkKind::comm});
     stage.backward.seconds = end;
     return stage;
+  }
+
+  // What a stage's devices compute from the whole batch, if it reads any of it.
+  Seconds before_of(int s, const CostModel& model) const {
+    const MicroBatch& part = pipeline_.part();
+    std::set<std::string> given;
+    for (size_t i = plan_.graph->inputs.size(); i < part.graph.inputs.size(); ++i)
+      given.insert(part.graph.inputs[i].name);
+    const std::vector<Input>& inputs = pipeline_.graph(s).inputs;
+    if (std::none_of(inputs.begin(), inputs.end(),
+                     [&](const Input& input) { return given.count(input.name) > 0; }))
+      return 0;
+    const Theory theory(part.before);
+    Seconds most = 0;
+    for (int t = 0; t < model.types(); ++t) {
+      Seconds sum = 0;
+      for (size_t n = 0; n < part.before.nodes.size(); ++n) {
+        const NodeId node(n);
+        sum += model.compute(t, work_of(theory, node, theory.triples(node)[0]), 1);
+      }
+      most = std::max(most, sum);
+    }
+    return most;
   }
 
   // Whether the replicas of a stage reduce gradients in every backward pass.
@@ -256,7 +288,7 @@ class Simulator {
                              output_placement(from, planned(r, t.from).program, t.made)),
                      holding(r, t.to, planned(r, t.to).devices, t.taken,
                              replicas_[r][t.to].stored[t.taken.index]),
-                     static_cast<Bytes>(plan_.graph->spec(t.value).bytes()),
+                     static_cast<Bytes>(pipeline_.part().graph.spec(t.value).bytes()),
                      &messages[{t.from, t.to, t.backward}]);
       }
     for (const auto& [way, list] : messages) {

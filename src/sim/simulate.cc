@@ -8,7 +8,28 @@
 
 namespace motley {
 
+namespace {
+
+constexpr double kMaxSpans = 1 << 22;
+
+// Spans of a timeline, about: what a device does in every step, or in every pass, with waits.
+double spans_of(const Plan& plan) {
+  if (!plan.pipeline) return static_cast<double>(plan.program.steps.size()) * plan.cluster.size();
+  double spans = 0;
+  for (const ReplicaPlan& replica : plan.pipeline->replicas)
+    for (const StagePlan& stage : replica.stages)
+      spans += 4.0 * replica.micro_batches * static_cast<double>(stage.devices.size());
+  return spans;
+}
+
+}  // namespace
+
 Simulation simulate(const Plan& plan, bool with_spans) {
+  if (with_spans && spans_of(plan) > kMaxSpans)
+    throw user_error("simulate",
+                     "a timeline of this plan would have some {:.3g} spans, of steps or passes on "
+                     "devices; at most {:.3g} are drawn",
+                     spans_of(plan), kMaxSpans);
   if (plan.pipeline) return simulate_pipeline(plan, with_spans);
   const Theory& theory = *plan.theory;
   const Graph& graph = *plan.graph;
@@ -57,10 +78,14 @@ Simulation simulate(const Plan& plan, bool with_spans) {
 }
 
 std::string to_trace(const Plan& plan, const Simulation& simulation) {
-  Json events = Json::array();
+  // Event by event: as one value in memory they would take ten times the text.
+  std::string text = "{\"traceEvents\":[";
+  const auto add = [&](const Json& event) {
+    if (text.back() != '[') text += ',';
+    text += event.dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
   for (int d = 0; d < plan.cluster.size(); ++d)
-    events.push_back(
-        {{"ph", "M"},
+    add({{"ph", "M"},
          {"pid", d},
          {"tid", 0},
          {"name", "process_name"},
@@ -76,9 +101,9 @@ std::string to_trace(const Plan& plan, const Simulation& simulation) {
                       : s.kind == WalkKind::comm  ? "comm"
                                                   : "wait"}};
     if (s.node.valid()) e["args"] = {{"node", s.node.index}};
-    events.push_back(std::move(e));
+    add(e);
   }
-  return Json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump() + "\n";
+  return text + "],\"displayTimeUnit\":\"ms\"}\n";
 }
 
 }  // namespace motley

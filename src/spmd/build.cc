@@ -419,16 +419,20 @@ void Builder::add_nodes() {
                  (restriction_ == Restriction::data_parallel || restriction_ == Restriction::zero ||
                   restriction_ == Restriction::expert_parallel);
       bool batched = cut && theory_.legal(v, Placement::shard(0));
-      int table =
-          table_for(fmt::format("source{}{}", batched ? "cut" : "", batched ? forms_key(v) : ""),
-                    [&](OptionTable* t, OptionOrigin* origin) {
-                      Option o;
-                      Placement p = batched ? Placement::shard(0) : Placement::replicated();
-                      o.out = {static_cast<uint8_t>(form_of(v, p))};
-                      t->options.push_back(o);
-                      for (size_t i = 0; i < triples.size(); ++i)
-                        if (triples[i].out[0] == p) origin->triple.push_back(static_cast<int>(i));
-                    });
+      const Placement made = batched ? Placement::shard(0) : Placement::replicated();
+      const auto triple = std::find_if(triples.begin(), triples.end(),
+                                       [&](const Triple& t) { return t.out[0] == made; });
+      MOTLEY_CHECK(triple != triples.end());
+      const int number = static_cast<int>(triple - triples.begin());
+      // Which form that is differs from value to value.
+      const int form = form_of(v, made);
+      const int table = table_for(fmt::format("source|{}|{}", form, number),
+                                  [&](OptionTable* t, OptionOrigin* origin) {
+                                    Option o;
+                                    o.out = {static_cast<uint8_t>(form)};
+                                    t->options.push_back(o);
+                                    origin->triple.push_back(number);
+                                  });
       add_node(table, {}, {cls}, node.phase == Phase::backward, source);
       add_outputs(node);
       continue;

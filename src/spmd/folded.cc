@@ -140,7 +140,8 @@ class Search {
   }
 
   void truncate(int k) {
-    if (now_s() - start_ > limits_.time_limit_s && cap_ > kBeam) {
+    limits_.deadline.check();
+    if (cap_ > kBeam && (now_s() - start_ > limits_.time_limit_s || limits_.deadline.near())) {
       cap_ = kBeam;
       reason_ = StopReason::kTimeLimit;
     }
@@ -303,15 +304,15 @@ Solution search(const Problem& problem, const Order& order, const Layout& layout
                 const Weights& weights, const Limits& limits, double start, WarmStart* warm) {
   // A rough bound is enough where few states are near the best; where they are many, a tight one
   // pays.
-  Tables tables(problem, order, weights, {limits.rough, 1, limits.sweeps}, warm);
+  Tables tables(problem, order, weights, {limits.rough, 1, limits.sweeps, limits.deadline}, warm);
   const auto run = [&](int64_t most_states) {
     return Search<W>(problem, order, layout, &tables, limits, start).run(weights, most_states);
   };
   if (auto solution = run(limits.rough_states)) return *solution;
-  tables.tighten({limits.tight, 2, limits.sweeps}, warm);
+  tables.tighten({limits.tight, 2, limits.sweeps, limits.deadline}, warm);
   if (limits.max_sweeps > limits.sweeps) {
     if (auto solution = run(limits.tight_states)) return *solution;
-    tables.tighten({limits.tight, 2, limits.max_sweeps}, warm);
+    tables.tighten({limits.tight, 2, limits.max_sweeps, limits.deadline}, warm);
   }
   return *run(std::numeric_limits<int64_t>::max());
 }

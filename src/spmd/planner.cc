@@ -127,9 +127,21 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     const bool free = options.restriction == Restriction::none && options.ratios.empty();
     options.overlap = true;
     // Keeps the better of the best so far and a new one.
+    const Deadline deadline = options.limits.deadline;
+    // A synthesis, or that there was no time for it.
+    auto synthesized = [&](const CostModel& costs, const SynthesisOptions& how) {
+      Synthesis s;
+      s.reason = "time ran out before a plan was found";
+      if (deadline.over()) return s;
+      try {
+        return synthesize(theory, costs, how);
+      } catch (const TimeIsUp&) {
+        return s;
+      }
+    };
     auto search = [&](const CostModel& costs, Seconds below) {
       options.certify_below = below;
-      Synthesis s = synthesize(theory, costs, options);
+      Synthesis s = synthesized(costs, options);
       s.solves += best.solves;
       s.states += best.states;
       // The same answer may now be certified.
@@ -152,6 +164,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     const Seconds whole = best.feasible ? best.step() : kAny;
     if (parts) {
       for (const std::vector<int>& devices : parts_of(cluster)) {
+        if (deadline.over()) break;
         const Cluster part = part_of(cluster, devices);
         if (best.feasible &&
             LeastSeconds(theory, CostModel(part)).of(part.count_by_type()) >= best.step())
@@ -172,7 +185,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
         SynthesisOptions of_baseline = restricted(known, cluster, request.synthesis);
         of_baseline.overlap = true;
         of_baseline.certify = false;
-        Synthesis s = synthesize(theory, plain, of_baseline);
+        Synthesis s = synthesized(plain, of_baseline);
         result.baselines.push_back(
             {known.name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});
         if (s.feasible && (!rival.feasible || s.step() < rival.step())) rival = std::move(s);
@@ -186,20 +199,21 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
       }
       result.search_s += best.seconds;
     }
-    if (parts && request.elsewhere_states > 0 && best.feasible && theory.segments() == 1) {
-      const int64_t states = request.elsewhere_states;
-      options = request.synthesis;
-      const Elsewhere others = bound_elsewhere(theory, cluster, result.devices, request.reductions,
-                                               options, best.step(), states);
-      // Devices of one type have one share each.
-      const Elsewhere shares = chosen.types.size() == 1
-                                   ? Elsewhere{best.lower_bound}
-                                   : bound_at_any_shares(theory, CostModel(chosen, reductions),
-                                                         options, best.step(), states);
-      result.elsewhere_bound_s = others.bound;
-      result.shares_bound_s = shares.bound;
-      result.elsewhere_states = others.states + shares.states;
-    }
+    if (parts && request.elsewhere_states > 0 && best.feasible && theory.segments() == 1) try {
+        const int64_t states = request.elsewhere_states;
+        options = request.synthesis;
+        const Elsewhere others = bound_elsewhere(theory, cluster, result.devices,
+                                                 request.reductions, options, best.step(), states);
+        // Devices of one type have one share each.
+        const Elsewhere shares = chosen.types.size() == 1
+                                     ? Elsewhere{best.lower_bound}
+                                     : bound_at_any_shares(theory, CostModel(chosen, reductions),
+                                                           options, best.step(), states);
+        result.elsewhere_bound_s = others.bound;
+        result.shares_bound_s = shares.bound;
+        result.elsewhere_states = others.states + shares.states;
+      } catch (const TimeIsUp&) {  // no bounds of others, then
+      }
     result.synchronised_bound_s = best.synchronised_bound;
     result.hidden_s = best.hidden;
   }

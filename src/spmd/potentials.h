@@ -42,6 +42,7 @@ constexpr int kEndBlocks = 2;
 struct SweepLimits {
   double progress;
   int idle, most;
+  Deadline deadline = {};
 };
 
 class Potentials {

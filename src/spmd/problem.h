@@ -28,6 +28,8 @@
 #include <string>
 #include <vector>
 
+#include "core/deadline.h"
+
 namespace motley::spmd {
 
 constexpr int kMaxForms = 16;
@@ -81,7 +83,8 @@ enum class StopReason { kOptimal, kTimeLimit, kStateLimit, kInfeasible };
 const char* to_string(StopReason reason);
 
 struct Limits {
-  double time_limit_s = 1e30;
+  double time_limit_s = 1e30;             // of one program search, which then keeps fewer states
+  Deadline deadline;                      // of all searches together
   int64_t max_states = int64_t{1} << 40;  // states kept at any one time
   uint64_t seed = 0;
   // Bounds are rough at first: improved until that part of them is gained no more. A search that

@@ -100,8 +100,27 @@ class Search {
   }
 
   Synthesis run() {
-    auto start = std::chrono::steady_clock::now();
-    if (options_.memory_limit && !holds_state()) return std::move(best_);
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      search();
+    } catch (const TimeIsUp&) {
+      if (apart_ && beaten_.feasible && !(best_.feasible && best_.step() < beaten_.step()))
+        best_ = std::move(beaten_);
+      if (!best_.feasible) throw;
+      best_.reason = to_string(StopReason::kTimeLimit);
+    }
+    if (best_.feasible && !options_.memory_limit) {
+      const Shares shares(best_.ratios);
+      best_.cost.memory = memory_of(theory_, best_.program, Fractions(model_.cluster(), shares),
+                                    model_.types(), options_.optimizer);
+    }
+    best_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return std::move(best_);
+  }
+
+ private:
+  void search() {
+    if (options_.memory_limit && !holds_state()) return;
     if (options_.known != nullptr) {
       offer(pool_.add(options_.known->program), options_.known->ratios);
     }
@@ -147,20 +166,12 @@ class Search {
         if (best_.step() < before) certify();
       }
       best_.reason = to_string(stop);
-      if (!options_.memory_limit) {
-        const Shares shares(best_.ratios);
-        best_.cost.memory = memory_of(theory_, best_.program, Fractions(model_.cluster(), shares),
-                                      model_.types(), options_.optimizer);
-      }
     }
     if (!best_.feasible && best_.reason.empty())
       best_.reason = no_program_.empty() ? lack_ : no_program_;
     if (options_.warm) *options_.warm = std::move(warm_);
-    best_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return std::move(best_);
   }
 
- private:
   static bool close(const std::vector<double>& a, const std::vector<double>& b) {
     for (size_t i = 0; i < a.size(); ++i)
       if (std::abs(a[i] - b[i]) > 1e-4 * (a[i] + b[i])) return false;
@@ -203,6 +214,7 @@ class Search {
   // not be so after. The better end is kept.
   void apart(const std::function<void()>& rounds) {
     beaten_ = std::move(best_);
+    apart_ = true;
     const Program* program = best_program_;
     const ValueId first = first_;
     best_ = {};
@@ -211,6 +223,7 @@ class Search {
     best_.states = beaten_.states;
     rounds();
     if (best_.feasible) finish();
+    apart_ = false;
     if (best_.feasible && best_.step() < beaten_.step()) return;
     beaten_.rounds = best_.rounds;
     beaten_.solves = best_.solves;
@@ -420,6 +433,7 @@ class Search {
   const Offer& offer(const Program& program, const Ratios& ratios) {
     for (const Offer& o : offers_)
       if (o.program == &program && o.ratios == ratios) return o;
+    if (best_.feasible || apart_) options_.limits.deadline.check();
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
     Program formed = program;
@@ -466,6 +480,7 @@ class Search {
                                                             const Fractions& fractions) {
     if (!options_.recompute || blocks_ == 0) return {};
     auto with = [&](const std::vector<bool>& chosen) {
+      options_.limits.deadline.check();
       std::pair<Program, ProgramCost> result;
       result.first = recompute(theory_, program, block_of_, chosen);
       result.second = cost_of(theory_, result.first, model_, fractions, options_.optimizer,
@@ -744,6 +759,7 @@ class Search {
   const Program* best_program_ = nullptr;  // of pool_
   std::string no_program_, lack_;
   double least_excess_ = 0;
+  bool apart_ = false;         // rounds begin anew, and beaten_ is the best so far
   bool level_ = false;         // prices are those of the slowest type of each operator
   bool tied_ = false;          // all segments have the same ratios
   bool fits_plain_ = false;    // a program fits with nothing computed again

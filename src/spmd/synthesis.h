@@ -83,6 +83,7 @@ struct Synthesis {
   double seconds = 0;
 };
 
+// Throws TimeIsUp if the deadline of the limits passes before anything is found.
 Synthesis synthesize(const Theory& theory, const CostModel& model, const SynthesisOptions& options);
 
 // Ratios proportional to the devices' speed at what the graph mostly does, and equal ones.

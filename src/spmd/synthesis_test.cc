@@ -107,6 +107,53 @@ TEST(Synthesis, LowerBoundHoldsAgainstRandomPrograms) {
   }
 }
 
+// At whatever moment time is up: nothing, or a sound program and its cost; with time enough, what
+// is found without a limit.
+TEST(Synthesis, EndsInTime) {
+  int found = 0, nothing = 0;
+  for (const char* name : kGraphs) {
+    const Graph graph = load(name);
+    const Theory theory(graph);
+    for (const Bytes memory : {16e9, 3e5}) {
+      Cluster cluster = mixed(2, 2);
+      for (DeviceType& type : cluster.types) type.memory = memory;
+      const CostModel model(cluster);
+      SynthesisOptions options;
+      options.overlap = true;
+      const Synthesis unlimited = synthesize(theory, model, options);
+      options.limits.deadline = Deadline::in(1e6);
+      const Synthesis enough = synthesize(theory, model, options);
+      EXPECT_EQ(enough.feasible, unlimited.feasible);
+      EXPECT_EQ(enough.program.steps, unlimited.program.steps);
+      EXPECT_EQ(enough.ratios, unlimited.ratios);
+      EXPECT_EQ(enough.lower_bound, unlimited.lower_bound);
+      for (double seconds = 1e-5; seconds < 4 * unlimited.seconds; seconds *= 2) {
+        options.limits.deadline = Deadline::in(seconds);
+        try {
+          const Synthesis s = synthesize(theory, model, options);
+          if (!s.feasible) continue;
+          ++found;
+          EXPECT_THAT(check(theory, s.program), testing::IsEmpty());
+          const Shares shares(s.ratios);
+          EXPECT_EQ(
+              cost_of(theory, s.program, model, Fractions(cluster, shares), options.optimizer).step,
+              s.cost.step);
+          EXPECT_LE(s.lower_bound, unlimited.step() * (1 + 1e-9));
+        } catch (const TimeIsUp&) {
+          ++nothing;
+        }
+      }
+    }
+    PlanRequest request;
+    request.synthesis.limits.deadline = Deadline::in(-1);
+    const PlanResult late = plan(load(name), mixed(2, 2), request);
+    EXPECT_FALSE(late.feasible);
+    EXPECT_THAT(late.reason, HasSubstr("time ran out"));
+  }
+  EXPECT_GT(found, 0);
+  EXPECT_GT(nothing, 0);
+}
+
 // Nor with gradients beside the backward pass: under any mixture of bounds, wherever stretches
 // begin, with tables of their own and without, and whichever class the program is of.
 TEST(Synthesis, LowerBoundHoldsWithOverlap) {

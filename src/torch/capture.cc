@@ -8,10 +8,13 @@
 #include <torch/version.h>
 
 #include <chrono>
+#include <new>
 #include <set>
+#include <stdexcept>
 
 #include "core/error.h"
 #include "graph/op.h"
+#include "torch/autocast.h"
 #include "torch/dispatch.h"
 #include "torch/module.h"
 #include "torch/recorder.h"
@@ -23,10 +26,16 @@ using recording::Recorder;
 using torch::jit::Stack;
 
 thread_local Recorder* current = nullptr;
+thread_local int operators = 0;  // that are being recorded, one inside another
 
 void fallback(const c10::OperatorHandle& handle, Stack* stack) {
   MOTLEY_CHECK(current != nullptr);
+  struct Inside {
+    Inside() { operators++; }
+    ~Inside() { operators--; }
+  } inside;
   c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::Fake);
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   current->handle(handle, stack);
 }
@@ -90,6 +99,9 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
   for (const auto& [key, tensor] : step.inputs)
     recorder.define(tensor, graph.add_input(key, motley::spec_of(tensor)));
 
+  for (const auto& [key, tensor] : step.owners) recorder.own(key, tensor);
+  recorder.forget_error = step.forget_error;
+
   recorder.recording = true;
   std::vector<std::pair<size_t, at::Tensor>> replaced;
   const at::Tensor loss = step.loss(&replaced);
@@ -107,9 +119,14 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
     trained.push_back(parameters[i]);
     positions.push_back(i);
   }
-  const std::vector<at::Tensor> gradients =
+  // As outside of `with torch.autocast`, where the forward pass ends.
+  const auto plain = without_autocast();
+  std::vector<at::Tensor> gradients =
       torch::autograd::grad({loss}, trained, {}, /*retain_graph=*/false, /*create_graph=*/false,
                             /*allow_unused=*/true);
+  if (step.gradient)
+    for (size_t i = 0; i < gradients.size(); i++)
+      if (gradients[i].defined()) gradients[i] = step.gradient(positions[i], gradients[i]);
   for (size_t i = 0; i < gradients.size(); i++)
     if (gradients[i].defined())
       graph.parameters[positions[i]].gradient = recorder.value_of(gradients[i], "the gradient");
@@ -144,8 +161,21 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
 
 Capture capture(const std::string& model, int64_t batch, DType dtype) {
   const ModelSpec spec = parse_model(model);
-  return capture(
-      spec.text(), [&] { return build_model(spec); }, batch, dtype);
+  const auto refused = [&](const std::exception& e) {
+    const std::string why = e.what();  // of libtorch: with the frames of its stack
+    return user_error("capture", "{} at batch {} cannot be run: {}; give other sizes", spec.text(),
+                      batch, why.substr(0, why.find('\n')));
+  };
+  try {
+    return capture(
+        spec.text(), [&] { return build_model(spec); }, batch, dtype);
+  } catch (const c10::Error& e) {
+    throw refused(e);
+  } catch (const std::bad_alloc& e) {
+    throw refused(e);
+  } catch (const std::length_error& e) {
+    throw refused(e);
+  }
 }
 
 Capture capture(const std::string& name, const std::function<std::shared_ptr<TrainModule>()>& build,
@@ -173,12 +203,16 @@ Capture capture(const std::string& name, const std::function<std::shared_ptr<Tra
   return record_step(recorder, step, start);
 }
 
+bool between_operators() { return current != nullptr && operators == 0; }
+
 std::vector<std::string> refused_ops() { return Recorder::refused(); }
 
 Capture capture(const MetaStep& step) {
   const auto start = Clock::now();
   Recorder recorder;
   Recording recording(&recorder);
+  const FollowAutocast follow(step.owners.empty() ? at::kMeta
+                                                  : step.owners[0].second.device().type());
   return record_step(recorder, step, start);
 }
 

@@ -17,11 +17,18 @@
 // not part of the graph: as_strided is rewritten to views, slices and permutations, or refused.
 //
 // Where libtorch has no Meta kernel the op table's shape function is asked, and failing that the op
-// is run on the CPU with small sizes, from which its shape rule is read.
+// is run on the CPU with other numbers, or with small sizes, from which its shape rule is read.
+//
+// Flags of backward passes that depend on strides (of determinants, solve) are recorded for
+// contiguous operands, which is how they run.
+//
+// Regions of torch.autocast are followed (autocast.h): their casts are nodes.
 //
 // Numbers that libtorch wraps as 0-dim tensors become literals and other CPU tensors of at most
-// 4096 elements constants. The running statistics of batch normalisation become explicit updates of
-// buffers, computed from the saved mean and inverse deviation.
+// 4096 elements constants, one for every part of memory that is read. They are not written to, and
+// none shares the memory of a parameter, a buffer or an input. The running statistics of batch
+// normalisation become explicit updates of buffers, computed from the saved mean and inverse
+// deviation.
 //
 // Not captured: control flow that depends on values (item() is a UserError), sparse, quantised and
 // complex tensors, changes of a parameter inside the step.
@@ -46,6 +53,9 @@ struct Capture {
   std::vector<std::string> unknown_ops;  // not in the op table: they will run replicated
   std::vector<std::pair<std::string, std::string>>
       tied;  // another name of a parameter, and its name in the graph
+  // Tensors from outside the step whose numbers became constants, as they were; held, and the same
+  // memory.
+  std::vector<at::Tensor> outside;
   double seconds = 0;
 };
 
@@ -58,6 +68,9 @@ Capture capture(const std::string& model, int64_t batch, DType dtype = DType::f3
 Capture capture(const std::string& name, const std::function<std::shared_ptr<TrainModule>()>& build,
                 int64_t batch, DType dtype = DType::f32);
 
+// Whether this thread is in a step that is being captured, and in none of its operators.
+bool between_operators();
+
 // The operators that capture refuses, by name: they read numbers, or change how memory is read.
 std::vector<std::string> refused_ops();
 
@@ -67,9 +80,15 @@ struct MetaStep {
   std::string name;
   Named parameters;  // leaves; one that is held in two places is named once
   Named buffers, inputs;
+  // The tensors for which those stand, and others whose memory the step must not read but by them.
+  Named owners;
+  // Forgets the error of a language other than C++ that a handled exception left behind.
+  std::function<void()> forget_error;
   // Runs the forward pass and returns the loss; called once. Every [position, tensor] appended to
   // `replaced` is the new value of a buffer that the pass changes otherwise than in place.
   std::function<at::Tensor(std::vector<std::pair<size_t, at::Tensor>>* replaced)> loss;
+  // May be empty. What hooks make of the gradient of a parameter, given by its position.
+  std::function<at::Tensor(size_t parameter, const at::Tensor& gradient)> gradient;
 };
 
 // Throws UserError if the step cannot be captured, and what `loss` throws. A UserError that an op

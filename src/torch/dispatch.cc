@@ -7,10 +7,12 @@
 
 #include <memory>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 #include "core/error.h"
 #include "torch/blas.h"
+#include "torch/operators.h"
 
 namespace motley {
 namespace {
@@ -72,6 +74,11 @@ at::Tensor number(const at::Scalar& value) {
   return t;
 }
 
+// The same elements in order at the beginning of a memory.
+at::Tensor in_one_run(const at::Tensor& t) {
+  return t.is_contiguous() && t.storage_offset() == 0 ? t : t.clone(at::MemoryFormat::Contiguous);
+}
+
 template <typename T>
 bool numeric(const Arg& arg, T* out) {
   if (const auto* i = std::get_if<int64_t>(&arg)) return *out = static_cast<T>(*i), true;
@@ -85,8 +92,8 @@ c10::IValue convert(const Operator& op, const OperatorArg& schema, const Arg& ar
   if (schema.kind == ArgKind::device) return device;
   if (schema.kind == ArgKind::left_out) return schema.fill;
   if (std::holds_alternative<std::monostate>(arg)) {
-    if (schema.kind == ArgKind::tensor) return at::Tensor();
     if (schema.optional) return c10::IValue();
+    if (schema.kind == ArgKind::tensor) return at::Tensor();
   }
   switch (schema.kind) {
     case ArgKind::tensor:
@@ -193,12 +200,17 @@ const Operator& find_operator(const std::string& name) {
   std::unique_ptr<Operator>& entry = cache[name];
   if (entry == nullptr) {
     const std::string wanted = name == "aten::view" ? "aten::reshape" : name;
+    if (name.starts_with("motley_torch::")) register_operators();
     const size_t dot = wanted.find('.');
     const auto handle = c10::Dispatcher::singleton().findSchema(
         {wanted.substr(0, dot), dot == std::string::npos ? "" : wanted.substr(dot + 1)});
     if (!handle) throw user_error("torch", "this libtorch has no operator '{}'", name);
     entry = std::make_unique<Operator>(digest(*handle));
     entry->name = name;
+    static const std::set<std::string> by_strides = {"aten::_linalg_det", "aten::_linalg_slogdet",
+                                                     "aten::_linalg_solve_ex", "aten::as_strided",
+                                                     "aten::as_strided_scatter"};
+    entry->contiguous = by_strides.count(name) > 0;
     if (name == "aten::clone")
       entry->args.back().fill = static_cast<int64_t>(at::MemoryFormat::Contiguous);
   }
@@ -215,10 +227,12 @@ std::vector<at::Tensor> call(const Operator& op, const std::vector<Arg>& args, T
   stack.reserve(op.args.size());
   for (size_t i = 0; i < op.args.size(); i++) {
     const OperatorArg& schema = op.args[i];
-    if (i < args.size())
-      stack.push_back(convert(op, schema, args[i], tensor_of, device));
-    else
+    if (i >= args.size())
       stack.push_back(schema.kind == ArgKind::device ? c10::IValue(device) : schema.fill);
+    else if (op.contiguous && schema.kind == ArgKind::tensor)
+      stack.push_back(in_one_run(convert(op, schema, args[i], tensor_of, device).toTensor()));
+    else
+      stack.push_back(convert(op, schema, args[i], tensor_of, device));
   }
   {
     const auto turn = blas_turn();

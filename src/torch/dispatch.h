@@ -54,6 +54,7 @@ struct Operator {
   std::string name;  // "aten::add.Tensor"
   c10::OperatorHandle handle;
   std::vector<OperatorArg> args;
+  bool contiguous = false;  // what it returns depends on strides: runs on contiguous operands
 };
 
 // "aten::add.Tensor" of a schema.

@@ -29,6 +29,7 @@ Factored factored(const Theory& theory, ValueId value, Placement p) {
   Factored f;
   const auto& factors = theory.factors(value);
   for (size_t d = 0; d < factors.size(); ++d) {
+    if (theory.graph().spec(value).shape[d] == 0) f.shape.push_back(0);
     if (p.is_shard() && d == p.dim) f.axis = static_cast<int>(f.shape.size()) + p.factor;
     f.shape.insert(f.shape.end(), factors[d].begin(), factors[d].end());
   }
@@ -45,10 +46,24 @@ double random_element(uint64_t seed, int64_t step, int node, int64_t index) {
 
 namespace {
 
-// Element of the given uniform numbers in [0, 1) as a random operator draws it.
-double drawn(const Node& node, double u, double v) {
+// Significant bits of a type's numbers.
+int digits_of(DType dtype) {
+  return dtype == DType::f32 ? 24 : dtype == DType::f16 ? 11 : dtype == DType::bf16 ? 8 : 53;
+}
+
+// The largest number of so many bits that is not above x >= 0: a random number below p stays so.
+double cut_off(double x, int digits) {
+  int exponent = 0;
+  const double mantissa = std::frexp(x, &exponent);
+  return std::ldexp(std::floor(std::ldexp(mantissa, digits)), exponent - digits);
+}
+
+// Element of the given uniform numbers in [0, 1) as a random operator draws it, in double precision
+// whatever the type of the result: what is drawn in 16 bits must be as likely as in 64.
+double drawn(const Node& node, double u, double v, int digits) {
   const std::string& op = node.op;
   if (op == "aten::bernoulli.p") return u < ops::real_arg(node, 1, 0.5) ? 1 : 0;
+  if (op == "aten::exponential") return -std::log1p(-u) / ops::real_arg(node, 1, 1);
   if (op == "aten::randn" || op == "aten::randn_like" || op == "aten::normal_functional") {
     const double normal =
         std::sqrt(-2 * std::log1p(-u)) * std::cos(2 * M_PI * v);  // Box and Muller
@@ -56,9 +71,13 @@ double drawn(const Node& node, double u, double v) {
                ? ops::real_arg(node, 1, 0) + ops::real_arg(node, 2, 1) * normal
                : normal;
   }
+  if (op == "aten::rand" || op == "aten::rand_like") return cut_off(u, digits);
   double low = 0, high = 1;
-  if (op == "aten::uniform") low = ops::real_arg(node, 1, 0), high = ops::real_arg(node, 2, 1);
-  if (!op.starts_with("aten::randint")) return low + u * (high - low);
+  if (op == "aten::uniform") {
+    low = ops::real_arg(node, 1, 0), high = ops::real_arg(node, 2, 1);
+    const double x = low + u * (high - low);
+    return x < 0 ? x : cut_off(x, digits);  // below `high` also when it is rounded
+  }
   const size_t first = op == "aten::randint_like" || op == "aten::randint_like.low_dtype" ? 1 : 0;
   if (op.ends_with(".low") || op.ends_with(".low_dtype"))
     low = ops::real_arg(node, first), high = ops::real_arg(node, first + 1);
@@ -73,18 +92,13 @@ at::Tensor draw(const Node& node, const Shape& local, DType dtype, uint64_t seed
                 int id, F global_index) {
   at::Tensor out = at::empty(local, at::TensorOptions().dtype(at::kDouble));
   double* data = out.data_ptr<double>();
-  // No more bits than the type has: numbers below 1 stay below it when they are rounded.
-  const double steps = dtype == DType::f32    ? 0x1p24
-                       : dtype == DType::f16  ? 0x1p11
-                       : dtype == DType::bf16 ? 0x1p8
-                                              : 0x1p53;
+  const int digits = digits_of(dtype);
   const bool normal =
       node.op.find("norm") != std::string::npos || node.op.starts_with("aten::randn");
   for (int64_t i = 0, n = out.numel(); i < n; ++i) {
     const int64_t index = global_index(i);
-    double u = random_element(seed, step, id, index);
-    u = std::floor(u * steps) / steps;
-    data[i] = drawn(node, u, normal ? random_element(~seed, step, id, index) : 0);
+    data[i] = drawn(node, random_element(seed, step, id, index),
+                    normal ? random_element(~seed, step, id, index) : 0, digits);
   }
   return out.to(to_torch(dtype));
 }
@@ -93,28 +107,62 @@ at::Tensor draw(const Node& node, const Shape& local, DType dtype, uint64_t seed
 
 namespace {
 
-Kernel kernel_of(uint64_t seed, int64_t step, int64_t micro_batch, std::vector<int> stream) {
+// Where element i of a part of a value is in the whole.
+struct InWhole {
+  InWhole() = default;
+  InWhole(const PartCut& cut, int parts, int64_t part)
+      : size(cut.size),
+        length(cut.is_whole() ? 1 : cut.size / parts),
+        inner(cut.inner),
+        begin(part * length) {}
+  int64_t operator()(int64_t i) const {
+    return size == 0
+               ? i
+               : ((i / (inner * length)) * size + begin + i / inner % length) * inner + i % inner;
+  }
+  int64_t size = 0, length = 1, inner = 1, begin = 0;
+};
+
+Kernel kernel_of(uint64_t seed, int64_t step, std::vector<int> stream, std::vector<InWhole> part) {
   return [=](const Graph& graph, const Node& node, const std::vector<at::Tensor>&) {
     const int id = graph.value(node.outputs[0]).producer.index;
     const TensorSpec& spec = graph.spec(node.outputs[0]);
-    const int64_t before = micro_batch * spec.numel();
     return std::vector<at::Tensor>{draw(node, spec.shape, spec.dtype, seed, step,
                                         stream.empty() ? id : stream[id],
-                                        [=](int64_t i) { return before + i; })};
+                                        part.empty() ? InWhole() : part[id])};
   };
 }
 
 }  // namespace
 
 Kernel random_kernel(uint64_t seed, int64_t step, std::vector<int> stream) {
-  return kernel_of(seed, step, 0, std::move(stream));
+  return kernel_of(seed, step, std::move(stream), {});
 }
 
-std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step, int64_t micro_batch) {
+namespace {
+
+std::map<std::string, Kernel> for_all_random(const Kernel& kernel) {
   std::map<std::string, Kernel> kernels;
   for (const OpDef* op : all_ops())
-    if (op->random) kernels[op->name] = kernel_of(seed, step, micro_batch, {});
+    if (op->random) kernels[op->name] = kernel;
   return kernels;
+}
+
+}  // namespace
+
+std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step) {
+  return for_all_random(kernel_of(seed, step, {}, {}));
+}
+
+std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step, const MicroBatch& part,
+                                             int64_t micro_batch) {
+  std::vector<int> stream;
+  std::vector<InWhole> in_whole;
+  for (size_t n = 0; n < part.node_of.size(); ++n) {
+    stream.push_back(part.node_of[n].index);
+    in_whole.emplace_back(part.random[n], part.parts, micro_batch);
+  }
+  return for_all_random(kernel_of(seed, step, std::move(stream), std::move(in_whole)));
 }
 
 namespace {
@@ -528,10 +576,12 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
       const TensorSpec& spec = graph.spec(in.node->outputs[0]);
       const int stream =
           options_.random_stream.empty() ? in.id.index : options_.random_stream[in.id.index];
-      const int64_t before = micro_batch * spec.numel();  // elements of earlier micro-batches
+      const InWhole of_step =
+          options_.random_part.empty()
+              ? InWhole()
+              : InWhole(options_.random_part[in.id.index], options_.parts, micro_batch);
       if (!in.placements[0].is_shard())
-        return {draw(*in.node, spec.shape, spec.dtype, options_.seed, step_number, stream,
-                     [=](int64_t i) { return before + i; })
+        return {draw(*in.node, spec.shape, spec.dtype, options_.seed, step_number, stream, of_step)
                     .to(options_.device)};
       // Local index (o, l, i) of (outer, piece, inner) is global index (o, begin + l, i).
       Factored f = factored(theory_, in.node->outputs[0], in.placements[0]);
@@ -540,9 +590,9 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
       int64_t n = f.shape[f.axis], begin = in.begin, length = std::max<int64_t>(in.length, 1);
       return {draw(*in.node, in.result_shapes[0], spec.dtype, options_.seed, step_number, stream,
                    [=](int64_t i) {
-                     return before +
-                            ((i / (inner * length)) * n + begin + i / inner % length) * inner +
-                            i % inner;
+                     return of_step(((i / (inner * length)) * n + begin + i / inner % length) *
+                                        inner +
+                                    i % inner);
                    })
                   .to(options_.device)};
     }
@@ -596,6 +646,7 @@ void Executor::send(const Instruction& in) {
 void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) {
   const Graph& graph = theory_.graph();
   at::NoGradGuard no_grad;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   for (size_t i = begin; i < end; ++i) {
     const Instruction& in = instructions_[i];
     const bool sends = in.kind == Instruction::Kind::send;
@@ -628,9 +679,13 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
                    results.size(), in.results.size());
       for (size_t o = 0; o < in.results.size(); ++o) {
         if (in.results[o] < 0) continue;
-        MOTLEY_CHECK(results[o].sizes().vec() == in.result_shapes[o],
-                     "result {} of node {} ({}) is [{}], not [{}]", o, in.id.index, in.node->op,
-                     fmt::join(results[o].sizes().vec(), ","), fmt::join(in.result_shapes[o], ","));
+        if (results[o].sizes().vec() != in.result_shapes[o])
+          throw user_error("run",
+                           "result {} of {} (node {}) is [{}], not [{}] as when it was captured: "
+                           "its shape depends on the numbers of the batch, which a graph cannot "
+                           "follow; compute it before the step and pass it as an input",
+                           o, in.node->op, in.id.index, fmt::join(results[o].sizes().vec(), ","),
+                           fmt::join(in.result_shapes[o], ","));
         values_[in.results[o]] = std::move(results[o]);
       }
     }
@@ -662,17 +717,29 @@ at::Tensor Executor::loss_of(Placement* placement) const {
 
 std::vector<at::Tensor> Executor::gradients() const {
   std::vector<at::Tensor> list;
-  for (const Parameter& p : theory_.graph().parameters)
+  for (const Parameter& p : theory_.graph().parameters) {
     list.push_back(p.gradient.valid() ? values_[slot(p.gradient, stored(p.value))] : at::Tensor());
+    // The optimizer would pass over one that is missing.
+    MOTLEY_CHECK(!p.gradient.valid() || list.back().defined(), "the gradient of {} is not held",
+                 p.name);
+  }
   return list;
 }
 
 void Executor::update_buffers() {
-  for (const Buffer& b : theory_.graph().buffers) {
+  const std::vector<Buffer>& buffers = theory_.graph().buffers;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const Buffer& b = buffers[i];
     if (!b.update.valid()) continue;
     const at::Tensor& update = values_[slot(b.update, stored(b.value))];
-    if (update.defined()) sources_[b.value] = update;
+    const bool now = i < options_.updated_by_part.size() && options_.updated_by_part[i];
+    if (update.defined()) (now ? sources_ : next_)[b.value] = update;
   }
+}
+
+void Executor::commit() {
+  for (auto& [buffer, value] : next_) sources_[buffer] = std::move(value);
+  next_.clear();
 }
 
 Executor::Result Executor::step(int64_t number) {
@@ -687,6 +754,7 @@ Executor::Result Executor::step(int64_t number) {
   }
   result.gradients = gradients();
   update_buffers();
+  commit();
   for (at::Tensor& v : values_) v.reset();
   return result;
 }

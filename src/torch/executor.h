@@ -37,8 +37,14 @@ struct ExecutorOptions {
   // collectives.
   std::function<void(bool compute)> before;
   std::function<void(bool compute, const void* instruction)> after;
-  // [node] The number that names the stream of a random node; empty: its own.
+  // [node] The number that names the stream of a random node; empty: its own. And which part of
+  // the draws of the whole step a micro-batch's result is; empty: all.
   std::vector<int> random_stream;
+  std::vector<PartCut> random_part;
+  int parts = 1;  // micro-batches
+  // [buffer of the graph] Its updates hold from the next forward pass on; otherwise they are the
+  // same in every micro-batch, and hold from the next step on.
+  std::vector<bool> updated_by_part;
   // All-reduces of the reduction that are left out: what they would sum is handed on as this rank's
   // term (plan/pipeline.h, JointGradients).
   std::vector<int> left_out;
@@ -77,8 +83,7 @@ class Executor {
   // One micro-batch between its forward and its backward pass: the tensors held, by slot.
   using Flight = std::vector<at::Tensor>;
   // Runs the forward phase from the sources that are set. Random elements are those of the given
-  // micro-batch of the step: the first dimension counts samples, `micro_batch` times as many before
-  // it. Buffers are updated unless it runs `again`.
+  // micro-batch of the step. Buffers are updated unless it runs `again`.
   Flight forward(int64_t step, int64_t micro_batch, bool again = false);
   // Runs the backward phase; what the reduction starts from is added to what is there of earlier
   // micro-batches as soon as the phase reads it no more.
@@ -94,6 +99,8 @@ class Executor {
   Loss loss(const Flight& flight) const;
   // The gradients summed over the micro-batches, placed as the parameters are; starts anew.
   std::vector<at::Tensor> reduce(int64_t step);
+  // The step is over: buffers have their new values.
+  void commit();
   // Forgets the piece of an input.
   void unset(ValueId source) { sources_.erase(source); }
 
@@ -133,6 +140,7 @@ class Executor {
   std::vector<Sent> sent_;
   bool overlap_ = false;
   std::map<ValueId, at::Tensor> sources_;  // local pieces
+  std::map<ValueId, at::Tensor> next_;     // of buffers, from the next step on
   struct Output {
     Placement placement;
     int slot;
@@ -150,8 +158,11 @@ double random_element(uint64_t seed, int64_t step, int node, int64_t index);
 
 // Runs the random operators of a graph on one device as the executor does; for
 // InterpretOptions::kernels.
-std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step, int64_t micro_batch = 0);
-// The same for one operator, node n drawing from stream[n].
+std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step);
+// The same in a micro-batch's graph, as the whole step would draw them there.
+std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step, const MicroBatch& part,
+                                             int64_t micro_batch);
+// Of one operator, node n drawing from stream[n].
 Kernel random_kernel(uint64_t seed, int64_t step, std::vector<int> stream);
 
 }  // namespace motley

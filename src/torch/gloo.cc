@@ -14,10 +14,10 @@
 #include <map>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "core/error.h"
 #include "torch/process_group.h"
+#include "torch/store.h"
 
 namespace motley {
 
@@ -107,13 +107,18 @@ class GlooCommunicator final : public ProcessCommunicator {
       : rank_(where.rank), size_(where.size), where_(where) {
     store_ = meet(where, "gloo");
     const std::vector<Connection> before = connections();  // of other groups
-    auto group = c10d::ProcessGroupGloo::Options::create();
-    group->timeout = kCollectiveTime;
-    group->threads = 1;
-    group->devices.push_back(device(where.host));
-    group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(store_, rank_, size_, group);
+    using Group = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+    group_ = set_up<Group>(where, "connecting", [store = store_, where] {
+      auto group = c10d::ProcessGroupGloo::Options::create();
+      group->timeout = kCollectiveTime;
+      group->threads = 1;
+      group->devices.push_back(device(where.host));
+      return c10::make_intrusive<c10d::ProcessGroupGloo>(store, where.rank, where.size, group);
+    });
     find_sockets(before);
+    Watch::close_when_lost(sockets_);
   }
+  ~GlooCommunicator() override { Watch::forget(sockets_); }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -350,6 +355,32 @@ class GlooCommunicator final : public ProcessCommunicator {
 
 }  // namespace
 
+namespace {
+
+// Known to all workers of a launch, and to few others.
+std::string token_of_job() {
+  if (const char* token = variable("MOTLEY_TOKEN")) return token;
+  std::string text;
+  for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE",
+                           "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "MASTER_PORT"})
+    if (const char* value = variable(name)) text += fmt::format("{}={} ", name, value);
+  return text.substr(0, 200);
+}
+
+// "address port token" of the launcher's store.
+void read_store(const std::string& text, Rendezvous* where) {
+  const size_t first = text.find(' '), second = text.find(' ', first + 1);
+  if (second == std::string::npos)
+    throw user_error("run", "MOTLEY_STORE is '{}'; leave it to motley's launcher", text);
+  where->host = text.substr(0, first);
+  where->port = std::atoi(text.substr(first + 1, second - first - 1).c_str());
+  where->token = text.substr(second + 1);
+  where->store_outside = true;
+  where->of_torch = false;
+}
+
+}  // namespace
+
 std::optional<Rendezvous> rendezvous_from_environment() {
   struct Source {
     const char *rank, *size;
@@ -371,8 +402,12 @@ std::optional<Rendezvous> rendezvous_from_environment() {
     else
       throw user_error("run", "MASTER_ADDR is not set; give the address of rank 0");
     where.port = static_cast<int>(integer_variable("MASTER_PORT", 1, 65535));
+    if (variable("MOTLEY_HANG_SECONDS") != nullptr)
+      where.patience = std::chrono::ceil<std::chrono::seconds>(2 * hang_limit());
+    where.token = token_of_job();
     const char* agent = variable("TORCHELASTIC_USE_AGENT_STORE");
-    where.store_outside = agent != nullptr && std::string(agent) == "True";
+    where.store_outside = where.of_torch = agent != nullptr && std::string(agent) == "True";
+    if (const char* store = variable("MOTLEY_STORE")) read_store(store, &where);
     if (const char* attempt = variable("TORCHELASTIC_RESTART_COUNT"))
       where.prefix = std::string("/attempt_") + attempt;
     return where;
@@ -399,50 +434,33 @@ std::unique_ptr<ProcessCommunicator> join_group(const Rendezvous& rendezvous) {
 }
 
 struct RendezvousStore::Impl {
-  c10::intrusive_ptr<c10d::TCPStore> store;
+  std::string address, token;
+  StoreServer server;
 };
 
-namespace {
-
-// Whether a port can be listened on; c10d would say it in several lines of its own.
-bool is_free(int port) {
-  const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return true;
-  const int yes = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  sockaddr_in6 address{};
-  address.sin6_family = AF_INET6;
-  address.sin6_addr = in6addr_any;
-  address.sin6_port = htons(static_cast<uint16_t>(port));
-  const bool free = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
-                    listen(fd, 1) == 0;
-  close(fd);
-  return free;
-}
-
-}  // namespace
-
-RendezvousStore::RendezvousStore(int port) : impl_(std::make_unique<Impl>()) {
-  const auto taken = [&] {
-    return user_error(
-        "run", "MASTER_PORT {} is in use or may not be used; give a free one or unset it", port);
-  };
-  if (port != 0 && !is_free(port)) throw taken();
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(port);
-  options.isServer = true;
-  options.waitWorkers = false;
-  try {
-    impl_->store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  } catch (const std::exception&) {
-    throw user_error(
-        "run", "MASTER_PORT {} is in use or cannot be listened on; give a free one or unset it",
-        port);
-  }
+RendezvousStore::RendezvousStore(int port, const std::string& address) {
+  const std::string token = random_token();
+  impl_.reset(new Impl{address, token, StoreServer(address, port, token, /*rank0=*/false)});
 }
 
 RendezvousStore::~RendezvousStore() = default;
 
-int RendezvousStore::port() const { return impl_->store->getPort(); }
+int RendezvousStore::port() const { return impl_->server.port(); }
+const std::string& RendezvousStore::token() const { return impl_->token; }
+
+Rendezvous RendezvousStore::member(int rank, int size) const {
+  Rendezvous where;
+  where.rank = rank;
+  where.size = size;
+  where.host = impl_->address;
+  where.port = port();
+  where.token = impl_->token;
+  where.store_outside = true;
+  return where;
+}
+
+std::string RendezvousStore::text() const {
+  return fmt::format("{} {} {}", impl_->address, port(), impl_->token);
+}
 
 }  // namespace motley

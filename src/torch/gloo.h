@@ -34,6 +34,8 @@ struct Rendezvous {
   std::string host = "127.0.0.1";
   int port = 29500;
   bool store_outside = false;         // a launcher holds the store; otherwise rank 0 does
+  bool of_torch = false;              // the store is one of torch's, held outside
+  std::string token;                  // of our own store (store.h)
   std::string prefix;                 // of keys in the store, one per attempt
   std::chrono::seconds patience{60};  // until all workers must be there
   std::vector<int> numbers;           // [rank] what messages call a worker; empty: its rank
@@ -47,8 +49,9 @@ Rendezvous part_of(const Rendezvous& whole, const std::vector<int>& ranks, const
 
 // Reads what launchers set: RANK and WORLD_SIZE (motley itself, torchrun), SLURM_PROCID and
 // SLURM_NTASKS of a step of several tasks, or OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE; with
-// MASTER_ADDR and MASTER_PORT. Nothing if no launcher started this process. Throws UserError naming
-// the variable that is missing or wrong.
+// MASTER_ADDR and MASTER_PORT. Workers of motley's own launcher find its store in MOTLEY_STORE;
+// where rank 0 holds it, its token is MOTLEY_TOKEN, or made of the launcher's job. Nothing if no
+// launcher started this process. Throws UserError naming the variable that is missing or wrong.
 std::optional<Rendezvous> rendezvous_from_environment();
 
 // Another worker is gone or does not answer. A consequence, not a cause.
@@ -74,10 +77,15 @@ std::unique_ptr<ProcessCommunicator> join_group(const Rendezvous& rendezvous);
 // The meeting point of local workers, held by the process that starts them.
 class RendezvousStore {
  public:
-  // port 0: any free one. Throws UserError if the port is taken.
-  explicit RendezvousStore(int port);
+  // On one address of this machine. port 0: any free one. Throws UserError if the port is taken.
+  explicit RendezvousStore(int port, const std::string& address = "127.0.0.1");
   ~RendezvousStore();
   int port() const;
+  const std::string& token() const;
+  // Rank `rank` of `size` that meets there.
+  Rendezvous member(int rank, int size) const;
+  // The variable for workers: "MOTLEY_STORE" is "address port token".
+  std::string text() const;
 
  private:
   struct Impl;

@@ -1,6 +1,7 @@
 #include "torch/interpret.h"
 
 #include <ATen/ops/tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "core/error.h"
 #include "graph/segment.h"
@@ -38,9 +39,11 @@ StepResult interpret(const Graph& graph, const Feeds& feeds, const InterpretOpti
     if (v.valid()) last[static_cast<size_t>(v.index)] = graph.nodes.size();
   };
   keep(graph.loss);
+  for (ValueId v : graph.outputs) keep(v);
   for (const Parameter& p : graph.parameters) keep(p.gradient);
   for (const Buffer& b : graph.buffers) keep(b.update);
 
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   std::vector<at::Tensor> values(graph.values.size());
   auto value = [&](ValueId v) -> at::Tensor { return values[static_cast<size_t>(v.index)]; };
   for (size_t n = 0; n < graph.nodes.size(); n++) {
@@ -71,6 +74,13 @@ StepResult interpret(const Graph& graph, const Feeds& feeds, const InterpretOpti
     for (size_t o = 0; o < results.size(); o++) {
       const ValueId v = node.outputs[o];
       if (!v.valid()) continue;
+      if (results[o].sizes() != graph.spec(v).shape)
+        throw user_error("run",
+                         "result {} of {} (node {}) is [{}], not [{}] as when it was captured: its "
+                         "shape depends on the numbers of the batch, which a graph cannot follow; "
+                         "compute it before the step and pass it as an input",
+                         o, node.op, n, fmt::join(results[o].sizes().vec(), ","),
+                         fmt::join(graph.spec(v).shape, ","));
       if (options.observe) options.observe(v, results[o]);
       values[static_cast<size_t>(v.index)] = std::move(results[o]);
     }
@@ -79,7 +89,8 @@ StepResult interpret(const Graph& graph, const Feeds& feeds, const InterpretOpti
   }
 
   StepResult result;
-  result.loss = value(graph.loss);
+  if (graph.loss.valid()) result.loss = value(graph.loss);
+  for (ValueId v : graph.outputs) result.outputs.push_back(value(v));
   for (const Parameter& p : graph.parameters)
     if (p.gradient.valid()) result.gradients[p.name] = value(p.gradient);
   for (const Buffer& b : graph.buffers)

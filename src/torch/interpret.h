@@ -34,9 +34,10 @@ struct InterpretOptions {
 };
 
 struct StepResult {
-  at::Tensor loss;
+  at::Tensor loss;      // undefined: the graph has none
   TensorMap gradients;  // of the parameters the loss depends on
   TensorMap updates;    // new values of the buffers that the step changes
+  std::vector<at::Tensor> outputs;
 };
 
 // Throws UserError naming a source without a tensor, or one whose shape or type is not the graph's.

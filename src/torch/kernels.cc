@@ -17,13 +17,25 @@ at::Tensor inside(const KernelCall& c, const at::Tensor& index) {
   return (index >= c.begin).logical_and_(index < c.begin + c.length);
 }
 
+// As one device does, on the CPU: an index that nobody holds is an error and does not read as zero.
+void check_indices(const at::Tensor& index, int64_t size, const char* what) {
+  if (!index.is_cpu() || index.numel() == 0) return;
+  const int64_t low = index.min().item<int64_t>(), high = index.max().item<int64_t>();
+  if (low < 0 || high >= size)
+    throw user_error("run", "{} {} is out of range; there are {}", what, low < 0 ? low : high,
+                     size);
+}
+
+// What a device does not hold is filled with zero, never multiplied by it: numbers may be infinite.
+
 // embedding(weight[v d], index): rows of other devices read as zero.
 std::vector<at::Tensor> embedding(const KernelCall& c) {
   const at::Tensor &weight = c.operands[0], &index = c.operands[1];
+  check_indices(index, ops::operand_spec(c.graph, c.node, 0).shape[0], "index of an embedding");
   if (c.length == 0) return {at::zeros(c.results[0], weight.options())};
   at::Tensor mine = inside(c, index);
   at::Tensor rows = at::embedding(weight, at::where(mine, index - c.begin, at::zeros_like(index)));
-  return {rows.mul_(mine.unsqueeze(-1))};
+  return {rows.masked_fill_(mine.logical_not().unsqueeze_(-1), 0)};
 }
 
 // embedding_dense_backward(dy, index, num_weights, padding_idx, scale): the rows of this device.
@@ -34,7 +46,7 @@ std::vector<at::Tensor> embedding_backward(const KernelCall& c) {
   at::Tensor mine = inside(c, index);
   if (int64_t padding = ops::int_arg(c.node, 3, -1); padding >= 0)
     mine = mine.logical_and(index != padding);
-  at::Tensor rows = (dy * mine.unsqueeze(-1)).reshape({-1, dy.size(-1)});
+  at::Tensor rows = dy.masked_fill(mine.logical_not().unsqueeze_(-1), 0).reshape({-1, dy.size(-1)});
   at::Tensor at = at::where(mine, index - c.begin, at::zeros_like(index)).reshape({-1});
   return {grad.index_add_(0, at, rows)};
 }
@@ -45,11 +57,13 @@ std::vector<at::Tensor> nll_loss(const KernelCall& c) {
   const at::Tensor &x = c.operands[0], &target = c.operands[1];
   at::Tensor kept = target != ops::int_arg(c.node, 4, -100);
   at::Tensor total = kept.sum().to(x.scalar_type());
+  check_indices(target.masked_fill(kept.logical_not(), 0),
+                ops::operand_spec(c.graph, c.node, 0).shape[1], "target class");
   if (c.length == 0) return {at::zeros({}, x.options()), total};
   at::Tensor mine = inside(c, target).logical_and_(kept);
   at::Tensor at = at::where(mine, target - c.begin, at::zeros_like(target));
   at::Tensor picked = x.gather(1, at.unsqueeze(1)).squeeze(1);
-  return {(picked * mine).sum().neg(), total};
+  return {picked.masked_fill(mine.logical_not(), 0).sum().neg(), total};
 }
 
 // nll_loss_backward(dy, x[n c], target[n], none, sum, ignore, total): the classes of this device.
@@ -59,7 +73,8 @@ std::vector<at::Tensor> nll_loss_backward(const KernelCall& c) {
   if (c.length == 0) return {dx};
   at::Tensor mine = inside(c, target).logical_and_(target != ops::int_arg(c.node, 5, -100));
   at::Tensor at = at::where(mine, target - c.begin, at::zeros_like(target));
-  return {dx.scatter_(1, at.unsqueeze(1), (mine.to(x.scalar_type()) * dy).neg().unsqueeze(1))};
+  at::Tensor d = dy.neg().expand_as(target).masked_fill(mine.logical_not(), 0);
+  return {dx.scatter_(1, at.unsqueeze(1), d.unsqueeze(1))};
 }
 
 // Row maxima and sums of exp(x - max) over all devices.

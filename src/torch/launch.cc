@@ -15,12 +15,15 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <optional>
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/interrupted.h"
 #include "torch/blas.h"
 #include "torch/gloo.h"
+#include "torch/store.h"
 
 extern char** environ;
 
@@ -38,25 +41,24 @@ bool memory_is_kept = false;
 volatile std::sig_atomic_t caught_signal = 0;
 void catch_signal(int signal) { caught_signal = signal; }
 
-// Handles SIGINT and SIGTERM for the life of the object.
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+// Notes these signals for the life of the object.
 class Signals {
  public:
   Signals() {
     struct sigaction action {};
     action.sa_handler = catch_signal;
-    sigaction(SIGINT, &action, &interrupt_);
-    sigaction(SIGTERM, &action, &terminate_);
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &before_[i]);
   }
   ~Signals() {
-    sigaction(SIGINT, &interrupt_, nullptr);
-    sigaction(SIGTERM, &terminate_, nullptr);
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &before_[i], nullptr);
   }
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
 
  private:
-  struct sigaction interrupt_ {
-  }, terminate_{};
+  struct sigaction before_[std::size(kSignals)]{};
 };
 
 struct Pipe {
@@ -76,11 +78,16 @@ struct Worker {
   int status = 0;
 };
 
-enum class Failure { none, peer_lost, cause };
+enum class Failure { none, peer_lost, cause, stopped };
+
+const char* signal_name(int number) {
+  return number == SIGINT ? "SIGINT" : number == SIGTERM ? "SIGTERM" : "SIGHUP";
+}
 
 struct Outcome {
   Failure failure = Failure::none;
   bool user = false;  // the user can mend it
+  int stopped = 0;    // by which signal it was asked to end
   std::string message;
 };
 
@@ -105,6 +112,10 @@ Outcome outcome_of(const Worker& worker, int rank) {
   const std::string kind = report["kind"], message = report["message"];
   outcome.user = kind == "user";
   if (kind == "peer lost") outcome.failure = Failure::peer_lost;
+  if (kind == "stopped") {
+    outcome.failure = Failure::stopped;
+    outcome.stopped = report["signal"];
+  }
   outcome.message =
       kind == "internal" ? fmt::format("[run] worker {}: {}", rank, message) : message;
   return outcome;
@@ -129,8 +140,9 @@ class Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  void start(int port) {
-    for (int r = 0; r < options_.workers; ++r) start_worker(r, port);
+  // `store`: where motley's workers meet; `port`: where torch's would.
+  void start(const RendezvousStore& store, int port) {
+    for (int r = 0; r < options_.workers; ++r) start_worker(r, store, port);
   }
 
   std::string wait() {
@@ -138,10 +150,15 @@ class Workers {
     std::chrono::steady_clock::time_point give_up;
     while (running_ > 0) {
       if (caught_signal != 0) {
-        const int signal = caught_signal;
-        stop();
-        std::signal(signal, SIG_DFL);
-        std::raise(signal);
+        const bool second = asked_ != 0;
+        asked_ = caught_signal;
+        caught_signal = 0;
+        if (second || !options_.stops) {
+          stop();
+          throw Interrupted(asked_, fmt::format("[run] stopped by {}", signal_name(asked_)));
+        }
+        for (const Worker& w : workers_)
+          if (w.running) kill(w.pid, asked_);
       }
       poll_once(failure ? 50 : 500);
       for (int r = 0; r < options_.workers; ++r) {
@@ -153,11 +170,22 @@ class Workers {
         const Outcome outcome = outcome_of(w, r);
         if (outcome.failure == Failure::none) continue;
         if (!failure) give_up = std::chrono::steady_clock::now() + kGrace;
-        if (!failure || outcome.failure > failure->failure) failure = outcome;
+        if (!failure || outcome.failure > failure->failure ||
+            (outcome.failure == Failure::stopped && !outcome.message.empty()))
+          failure = outcome;
       }
-      if (failure &&
+      // Workers that were asked to stop end one after the other, rank 0 with the message.
+      const bool stopping = asked_ != 0 || (failure && failure->failure == Failure::stopped);
+      if (failure && !stopping &&
           (failure->failure == Failure::cause || std::chrono::steady_clock::now() >= give_up))
         break;
+    }
+    if (asked_ != 0 || (failure && failure->stopped != 0)) {
+      stop();
+      throw Interrupted(asked_ != 0 ? asked_ : failure->stopped,
+                        failure && failure->stopped != 0
+                            ? failure->message
+                            : fmt::format("[run] stopped by {}", signal_name(asked_)));
     }
     if (failure) {
       stop();
@@ -168,7 +196,7 @@ class Workers {
   }
 
  private:
-  void start_worker(int rank, int port) {
+  void start_worker(int rank, const RendezvousStore& store, int port) {
     Pipe report;
     std::optional<Pipe> output;
     if (rank == 0 && options_.capture) output.emplace();
@@ -184,7 +212,9 @@ class Workers {
     variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(options_.workers);
     variables["MASTER_ADDR"] = "127.0.0.1";
     variables["MASTER_PORT"] = std::to_string(port);
-    variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+    variables["MOTLEY_STORE"] = store.text();
+    // Whoever uses torch.distributed: its rank 0 holds a store of torch's.
+    variables.erase("TORCHELASTIC_USE_AGENT_STORE");
     variables["OMP_NUM_THREADS"] = variables["OPENBLAS_NUM_THREADS"] =
         std::to_string(options_.threads);
     variables[kReportVariable] = std::to_string(report.write);
@@ -268,6 +298,7 @@ class Workers {
   const LaunchOptions& options_;
   std::vector<Worker> workers_;
   int running_ = 0;
+  int asked_ = 0;  // the signal by which workers were asked to end
 };
 
 int port_from_environment() {
@@ -284,7 +315,16 @@ int port_from_environment() {
 
 std::string launch_workers(const LaunchOptions& options) {
   std::unique_ptr<RendezvousStore> store;
-  const auto open = [&] { store = std::make_unique<RendezvousStore>(port_from_environment()); };
+  int port = port_from_environment();
+  // A program of others' needs the port for itself.
+  const bool own = options.program.empty();
+  const auto open = [&] {
+    const std::string address =
+        options.network != nullptr ? options.network->hub_address() : "127.0.0.1";
+    store = std::make_unique<RendezvousStore>(own ? port : 0, address);
+    if (own) port = store->port();
+    if (port == 0) port = RendezvousStore(0, address).port();  // free a moment ago
+  };
   if (options.network != nullptr)
     options.network->in_hub(open);
   else
@@ -292,13 +332,20 @@ std::string launch_workers(const LaunchOptions& options) {
   caught_signal = 0;
   Signals signals;
   Workers group(options);
-  group.start(store->port());
+  group.start(*store, port);
   return group.wait();
 }
 
 const char* network_of_worker() { return std::getenv(kNetworkVariable); }
 
 bool is_launched_worker() { return std::getenv(kReportVariable) != nullptr; }
+
+void note_signals() {
+  static Signals* kept = nullptr;
+  if (kept == nullptr) kept = new Signals;
+}
+
+int noted_signal() { return caught_signal; }
 
 void set_threads(int threads) {
   at::set_num_threads(threads);
@@ -335,8 +382,11 @@ void run_worker(const std::function<void()>& body) {
   } catch (const UserError& e) {
     report = {{"kind", "user"}, {"message", e.what()}};
     code = 2;
+  } catch (const Interrupted& e) {
+    report = {{"kind", "stopped"}, {"message", e.what()}, {"signal", e.signal}};
   } catch (const PeerLost& e) {
-    report = {{"kind", "peer lost"}, {"message", e.what()}};
+    // A hung worker is the cause, and only the others can say so.
+    report = {{"kind", Watch::lost().empty() ? "peer lost" : "hung"}, {"message", e.what()}};
   } catch (const std::exception& e) {
     const std::string text = e.what();
     report = {{"kind", "internal"}, {"message", text.substr(0, text.find('\n'))}};

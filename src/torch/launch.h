@@ -27,13 +27,15 @@ struct LaunchOptions {
   bool capture = false;                            // rank 0's standard output is returned
   int threads = 1;                                 // of each worker
   std::map<std::string, std::string> environment;  // more variables for the workers
+  bool stops =
+      false;  // on SIGINT and SIGTERM workers end by themselves; a second signal kills them
   const Network* network = nullptr;  // whose workers' namespaces the workers are started in
 };
 
 // Starts the workers and waits for them. Only rank 0 keeps standard output; standard error is
 // shared. MASTER_PORT is used if set, any free port otherwise. Throws what the first failing worker
-// threw if it was a UserError, std::runtime_error with one line otherwise. On SIGINT and SIGTERM
-// the workers are killed and the process ends by that signal.
+// threw if it was a UserError, std::runtime_error with one line otherwise. On SIGINT, SIGTERM and
+// SIGHUP the workers end and Interrupted (core/interrupted.h) is thrown.
 std::string launch_workers(const LaunchOptions& options);
 
 // True in a process that launch_workers started.
@@ -41,6 +43,10 @@ bool is_launched_worker();
 
 // Network::mode() of the network this worker was started in; nullptr: the machine's own.
 const char* network_of_worker();
+
+// From now on SIGINT, SIGTERM and SIGHUP are noted; which of them came last, 0: none.
+void note_signals();
+int noted_signal();
 
 // Threads of one operator in this process.
 void set_threads(int threads);

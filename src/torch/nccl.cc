@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "torch/process_group.h"
+#include "torch/store.h"
 
 #ifdef USE_C10D_NCCL
 #include <c10/cuda/CUDAFunctions.h>
@@ -24,6 +25,7 @@ std::unique_ptr<Communicator> join_nccl(const Rendezvous& where, int device_inde
   setenv("NCCL_ASYNC_ERROR_HANDLING", "1", 0);
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device_index));
   auto store = meet(where, "nccl");
+  Watch::exit_when_lost();
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = kCollectiveTime;
   std::unique_ptr<Communicator> group = communicator_over(

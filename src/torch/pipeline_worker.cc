@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "torch/dispatch.h"
+#include "torch/interpret.h"
 #include "torch/reducing.h"
 #include "torch/reshard.h"
 #include "torch/subgroup.h"
@@ -57,7 +58,15 @@ class PipelineWorker final : public Worker {
       Local& local = *locals_.back();
       ExecutorOptions execution = options;
       const StageGraph& part = pipeline_.parts().graphs[seat.stage];
-      for (NodeId id : part.node_of) execution.random_stream.push_back(id.index);
+      const MicroBatch& micro = pipeline_.part();
+      for (NodeId id : part.node_of) {  // of the micro-batch's graph
+        const NodeId whole = id.valid() ? micro.node_of[id.index] : NodeId();
+        execution.random_stream.push_back(whole.index);
+        execution.random_part.push_back(id.valid() ? micro.random[id.index] : PartCut());
+      }
+      execution.parts = micro.parts;
+      for (int b : pipeline_.parts().buffer_of[seat.stage])
+        execution.updated_by_part.push_back(micro.updated_by_part[b]);
       local.joint = joint_gradients(pipeline_, seat.stage, plan.reductions, plan.cluster.size());
       local.divided = divided_state(pipeline_, seat.stage);
       local.whole.resize(part.graph.parameters.size());
@@ -70,8 +79,10 @@ class PipelineWorker final : public Worker {
       const auto& b = pipeline_.parts().buffer_of[seat.stage];
       for (size_t i = 0; i < b.size(); ++i) buffer_at_.push_back({b[i], &local, i});
       for (const Input& i : part.graph.inputs)
-        if (is_source(plan.graph->node(plan.graph->value(part.value_of[i.value.index]).producer)))
+        if (is_source(micro.graph.node(micro.graph.value(part.value_of[i.value.index]).producer))) {
           local.inputs.push_back(i);
+          needs_before_ = needs_before_ || part_cut(i.name).second >= plan.graph->inputs.size();
+        }
       const auto& transfers = pipeline_.parts().transfers;
       for (size_t k = 0; k < transfers.size(); ++k) {
         if (transfers[k].from == seat.stage)
@@ -166,6 +177,7 @@ class PipelineWorker final : public Worker {
     Result result;
     at::Tensor loss = at::zeros({1}, at::TensorOptions(device_).dtype(at::kDouble));
     if (working()) {
+      compute_before(&batch);
       for (auto& local : locals_) gather_parameters(*local);
       run_passes(number, batch, loss);
       // [stage of this worker][parameter of its graph]
@@ -180,12 +192,10 @@ class PipelineWorker final : public Worker {
         for (size_t l = 0; l < locals_.size(); ++l)
           if (place.local == locals_[l].get())
             result.gradients.push_back(gradients[l][place.index]);
-      const double part = 1.0 / pipeline_.micro_batches();
-      for (at::Tensor& gradient : result.gradients)
-        if (gradient.defined()) gradient = gradient * part;
+      for (auto& local : locals_) local->executor->commit();
     }
     group_.all_reduce(loss);
-    result.loss = loss.item<double>() / pipeline_.micro_batches();
+    result.loss = loss.item<double>();
     return result;
   }
 
@@ -583,11 +593,39 @@ class PipelineWorker final : public Worker {
     }
   }
 
+  // What a micro-batch gets of an input, and the input's number.
+  std::pair<PartCut, size_t> part_cut(const std::string& input) const {
+    const auto& inputs = pipeline_.part().graph.inputs;
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i].name == input) return {pipeline_.part().inputs[i], i};
+    MOTLEY_CHECK(false, "no input {}", input);
+  }
+
+  // Adds to a batch what follows from all of it.
+  void compute_before(TensorMap* batch) const {
+    if (!needs_before_) return;
+    const MicroBatch& micro = pipeline_.part();
+    if (before_) before_(true);
+    Feeds feeds;
+    for (const Input& i : micro.before.inputs) feeds.inputs[i.name] = batch->at(i.name);
+    InterpretOptions options;
+    options.device = device_;
+    const std::vector<at::Tensor> made = interpret(micro.before, feeds, options).outputs;
+    const size_t first = plan_.graph->inputs.size();
+    for (size_t i = 0; i < made.size(); ++i) (*batch)[micro.graph.inputs[first + i].name] = made[i];
+    if (after_) after_(true, &micro);
+  }
+
   void set_inputs(const TensorMap& batch, Local& local, int m) {
     for (const Input& input : local.inputs) {
-      const at::Tensor& all = batch.at(input.name);
-      const int64_t rows = graph(local).spec(input.value).shape.at(0);
-      const at::Tensor part = all.narrow(0, (first_ + m) * rows, rows);
+      at::Tensor part = batch.at(input.name);
+      const PartCut cut = part_cut(input.name).first;
+      if (!cut.is_whole()) {
+        const int64_t length = cut.size / pipeline_.part().parts;
+        part = part.reshape({cut.outer, cut.size, cut.inner})
+                   .narrow(1, (first_ + m) * length, length)
+                   .reshape(graph(local).spec(input.value).shape);
+      }
       Executor& executor = *local.executor;
       executor.set(input.value,
                    executor.piece(input.value, executor.stored(input.value), part).to(device_));
@@ -865,6 +903,7 @@ class PipelineWorker final : public Worker {
   std::function<void(bool compute)> before_;   // as in ExecutorOptions
   std::function<void(bool compute, const void* instruction)> after_;
   int replica_ = 0, rank_ = 0;  // rank: among the devices of its stages
+  bool needs_before_ = false;   // some stage reads what follows from the whole batch
   int64_t first_ = 0;           // micro-batches of earlier replicas
   std::unique_ptr<Communicator> stage_messages_, stage_group_;
   std::vector<std::unique_ptr<Local>> locals_;  // by stage

@@ -2,6 +2,7 @@
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -188,6 +189,8 @@ at::Tensor Recorder::adopt_operand(const OpInfo& info, const c10::IValue* args, 
   if (arithmetic && t.dim() == 0 && t.is_floating_point() && args[1 - i].isTensor()) {
     const at::Tensor& other = args[1 - i].toTensor();
     if (other.dim() > 0 && other.is_floating_point()) {
+      check_outside(t, info.name);
+      result.outside.push_back(t);
       at::Tensor number = t.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
       number.unsafeGetTensorImpl()->set_wrapped_number(true);
       return number;
@@ -198,6 +201,7 @@ at::Tensor Recorder::adopt_operand(const OpInfo& info, const c10::IValue* args, 
 
 void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
   const OpInfo& info = info_of(handle);
+  const bool lifts = info.handler == &Recorder::lift_fresh;
   c10::IValue* args = arguments(info, stack);
   for (size_t i = 0; i < info.op.args.size(); i++) {
     const ArgKind kind = info.op.args[i].kind;
@@ -205,7 +209,8 @@ void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
       if (!args[i].isNone() || !info.has_tensors) args[i] = at::Device(at::kMeta);
     } else if (recording && kind == ArgKind::tensor && args[i].isTensor()) {
       const at::Tensor& t = args[i].toTensor();
-      if (t.defined() && !t.is_meta() && !is_literal(t)) args[i] = adopt_operand(info, args, i);
+      if (t.defined() && !t.is_meta() && !is_literal(t))
+        args[i] = lifts ? adopt(t, info.name, true) : adopt_operand(info, args, i);
     } else if (recording && (kind == ArgKind::tensors || kind == ArgKind::optional_tensors) &&
                args[i].isList()) {
       c10::List<c10::IValue> list = args[i].toList();
@@ -214,6 +219,11 @@ void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
         if (element.isTensor() && element.toTensor().defined() && !element.toTensor().is_meta())
           list.set(j, adopt(element.toTensor(), info.name));
       }
+    } else if (recording && kind == ArgKind::left_out && args[i].isGenerator()) {
+      throw user_error("capture",
+                       "{} draws random numbers from a generator of its own, whose state a step "
+                       "does not keep",
+                       info.op.name);
     }
   }
   if (!recording) {
@@ -231,6 +241,102 @@ void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
 
 namespace {
 
+// Above these sizes operators are not tried on the CPU, first or at all.
+constexpr int64_t kQuickTrial = int64_t{1} << 18, kLargestTrial = int64_t{1} << 26;
+
+// What a Meta tensor could be on the CPU. Integers are zero, which is a valid index and count
+// wherever there is one; real numbers are those of a well-behaved matrix.
+at::Tensor stand_in(const at::Tensor& t, bool other) {
+  at::Tensor out =
+      at::empty_strided(t.sizes(), t.strides(), at::TensorOptions(at::kCPU).dtype(t.scalar_type()));
+  if (!t.is_floating_point()) return t.scalar_type() == at::kBool ? out.fill_(other) : out.zero_();
+  out.fill_(other ? 0.5 : 0.25);
+  if (t.dim() >= 2 && t.size(-1) == t.size(-2))
+    out.diagonal(0, -2, -1).fill_(static_cast<double>(t.size(-1)) + (other ? 2.0 : 1.0));
+  return out;
+}
+
+// The arguments of a call with CPU tensors in the place of Meta tensors, as `replaced` makes them.
+template <typename F>
+void replace_tensors(const OpInfo& info, Stack* arguments, F replaced) {
+  for (size_t i = 0; i < arguments->size(); i++) {
+    c10::IValue& value = (*arguments)[i];
+    const ArgKind kind = info.op.args[i].kind;
+    if (value.isNone()) continue;
+    if (kind == ArgKind::device) {
+      value = at::Device(at::kCPU);
+    } else if (kind == ArgKind::tensor) {
+      if (value.toTensor().defined() && !is_literal(value.toTensor()))
+        value = replaced(value.toTensor());
+    } else if (kind == ArgKind::tensors) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : value.toTensorVector()) list.push_back(replaced(t));
+      value = list;
+    } else if (kind == ArgKind::optional_tensors) {
+      c10::List<c10::optional<at::Tensor>> list;
+      for (const c10::IValue& element : value.toListRef())
+        list.push_back(element.isNone() || !element.toTensor().defined()
+                           ? c10::optional<at::Tensor>()
+                           : c10::make_optional(replaced(element.toTensor())));
+      value = list;
+    }
+  }
+}
+
+// The tensors that a call left on the stack; false if there is something else.
+bool tensors_of(const Stack& stack, std::vector<at::Tensor>* tensors) {
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor())
+      tensors->push_back(value.toTensor());
+    else if (value.isTensorList())
+      for (const at::Tensor& t : value.toTensorVector()) tensors->push_back(t);
+    else
+      return false;
+  }
+  return true;
+}
+
+int64_t elements_of(const OpInfo& info, Stack arguments) {
+  int64_t n = 0;
+  replace_tensors(info, &arguments, [&](const at::Tensor& t) {
+    n += t.numel();
+    return t;
+  });
+  return n;
+}
+
+// What an operator returns on the CPU for other numbers of the same shapes, as Meta tensors of the
+// same strides; empty if it fails for all. Throws UserError if the shapes depend on the numbers.
+std::vector<at::Tensor> trial(const OpInfo& info, const Stack& arguments) {
+  std::vector<at::Tensor> found;
+  for (const bool other : {false, true}) {
+    Stack stack = arguments;
+    std::vector<at::Tensor> outputs;
+    replace_tensors(info, &stack, [&](const at::Tensor& t) { return stand_in(t, other); });
+    try {
+      info.op.handle.callBoxed(&stack);
+    } catch (const std::exception&) {
+      continue;
+    }
+    if (!tensors_of(stack, &outputs)) return {};
+    for (at::Tensor& t : outputs)
+      if (t.defined())
+        t = t.layout() == at::kStrided
+                ? at::empty_strided(t.sizes(), t.strides(),
+                                    at::TensorOptions(at::kMeta).dtype(t.scalar_type()))
+                : t;
+    for (size_t i = 0; i < found.size() && i < outputs.size(); i++)
+      if (found[i].defined() != outputs[i].defined() ||
+          (found[i].defined() && !found[i].sizes().equals(outputs[i].sizes())))
+        throw user_error("capture",
+                         "{} returns a tensor whose shape depends on the numbers of its operands; "
+                         "control flow and shapes that depend on values cannot be captured",
+                         info.op.name);
+    found = std::move(outputs);
+  }
+  return found;
+}
+
 // Finds the shapes of results by running the op on the CPU with small sizes: each size of an
 // operand is replaced by a prime of its own, and the primes in the results are replaced back.
 // Empty: that does not explain the results.
@@ -238,7 +344,7 @@ std::vector<TensorSpec> probe(const OpInfo& info, Stack arguments,
                               const std::vector<int64_t>& primes) {
   std::map<int64_t, int64_t> small = {{1, 1}}, large = {{1, 1}};
   int64_t rank = 0;
-  auto shrink = [&](const at::Tensor& t) {
+  replace_tensors(info, &arguments, [&](const at::Tensor& t) {
     std::vector<int64_t> sizes;
     rank = std::max(rank, t.dim());
     for (int64_t size : t.sizes()) {
@@ -250,31 +356,18 @@ std::vector<TensorSpec> probe(const OpInfo& info, Stack arguments,
       sizes.push_back(small.count(size) ? small[size] : 0);
     }
     return at::zeros(sizes, at::TensorOptions(at::kCPU).dtype(t.scalar_type()));
-  };
+  });
   for (size_t i = 0; i < arguments.size(); i++) {
-    c10::IValue& value = arguments[i];
-    const ArgKind kind = info.op.args[i].kind;
-    if (value.isNone()) continue;
-    if (kind == ArgKind::device) {
-      value = at::Device(at::kCPU);
-    } else if (kind == ArgKind::tensor && value.toTensor().defined() &&
-               !is_literal(value.toTensor())) {
-      value = shrink(value.toTensor());
-    } else if (kind == ArgKind::tensors) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& t : value.toTensorVector()) list.push_back(shrink(t));
-      value = list;
-    } else if (kind == ArgKind::optional_tensors) {
-      return {};
-    } else if (kind == ArgKind::integers) {  // dimensions are fine, sizes are not
-      for (int64_t d : value.toIntVector())
+    const c10::IValue& value = arguments[i];
+    if (info.op.args[i].kind == ArgKind::optional_tensors) return {};
+    if (info.op.args[i].kind == ArgKind::integers && !value.isNone())
+      for (int64_t d : value.toIntVector())  // dimensions are fine, sizes are not
         if (d < -rank || d >= rank) return {};
-    }
   }
   std::vector<TensorSpec> specs;
   try {
     info.op.handle.callBoxed(&arguments);
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {
     return {};
   }
   for (const c10::IValue& value : arguments) {
@@ -289,58 +382,73 @@ std::vector<TensorSpec> probe(const OpInfo& info, Stack arguments,
   return specs;
 }
 
+bool returns_views(const OpInfo& info) {
+  const auto& arguments = info.op.handle.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const c10::Argument& a) { return a.alias_info() != nullptr; });
+}
+
 }  // namespace
 
+// Meta kernels may be missing, or be there and wrong: operators that the table lacks are tried on
+// the CPU first where that is quick.
 std::vector<at::Tensor> Recorder::evaluate(const OpInfo& info, Node* node, Stack* stack) {
   std::vector<at::Tensor> outputs;
   const size_t below = stack->size() - info.op.args.size();
-  auto return_specs = [&](const std::vector<TensorSpec>& specs) {
+  auto returned = [&] {
     stack->resize(below);
+    for (const at::Tensor& t : outputs) stack->push_back(t);
+    return outputs;
+  };
+  auto of_specs = [&](const std::vector<TensorSpec>& specs) {
     for (const TensorSpec& spec : specs) {
       outputs.emplace_back();
       if (spec.shape != Shape{-1})
         outputs.back() =
             at::empty(spec.shape, at::TensorOptions(at::kMeta).dtype(to_torch(spec.dtype)));
-      stack->push_back(outputs.back());
     }
+    return returned();
   };
-  if (info.shape != nullptr) {
-    return_specs(info.shape(graph(), *node));
-    return outputs;
-  }
+  if (info.shape != nullptr) return of_specs(info.shape(graph(), *node));
   const Stack arguments(stack->end() - static_cast<int64_t>(info.op.args.size()), stack->end());
-  // Meta kernels may be missing, or be there and wrong.
+  const bool may_try = info.has_tensors && !returns_views(info);
+  const int64_t elements = elements_of(info, arguments);
+  const bool lists = std::any_of(
+      info.op.handle.schema().returns().begin(), info.op.handle.schema().returns().end(),
+      [](const c10::Argument& r) { return r.type()->kind() != c10::TypeKind::TensorType; });
+  if (may_try && !lists && find_op(info.name) == nullptr && elements <= kQuickTrial) {
+    outputs = trial(info, arguments);
+    if (!outputs.empty()) return returned();
+  }
   std::exception_ptr failure;
-  bool missing = false;
   try {
     info.op.handle.callBoxed(stack);
-  } catch (const c10::NotImplementedError&) {
-    missing = true;
   } catch (...) {
     failure = std::current_exception();
   }
-  if (missing || failure) {
-    const std::vector<TensorSpec> specs = probe(info, arguments, {2, 3, 5, 7, 11, 13, 17, 19});
-    if (!specs.empty() && specs == probe(info, arguments, {5, 2, 3, 13, 7, 19, 11, 17})) {
-      return_specs(specs);
-      return outputs;
+  if (failure) {
+    std::vector<TensorSpec> specs;
+    if (may_try && !lists && elements <= kLargestTrial) outputs = trial(info, arguments);
+    if (outputs.empty() && may_try) {
+      specs = probe(info, arguments, {2, 3, 5, 7, 11, 13, 17, 19});
+      if (specs != probe(info, arguments, {5, 2, 3, 13, 7, 19, 11, 17})) specs.clear();
     }
-    if (failure) std::rethrow_exception(failure);
-    throw user_error("capture",
-                     "{} cannot be captured: neither libtorch nor the op table knows the shape of "
-                     "its result",
-                     info.name);
-  }
-  for (size_t i = below; i < stack->size(); i++) {
-    const c10::IValue& value = (*stack)[i];
-    if (value.isTensor()) {
-      outputs.push_back(value.toTensor());
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& t : value.toTensorVector()) outputs.push_back(t);
-    } else {
-      throw user_error("capture", "{} returns something that is not a tensor", info.name);
+    if (outputs.empty() && specs.empty()) {
+      try {
+        std::rethrow_exception(failure);
+      } catch (const c10::NotImplementedError&) {
+      }
+      throw user_error("capture",
+                       "{} cannot be captured: neither libtorch nor the op table knows the shape "
+                       "of its result",
+                       info.name);
     }
+    failure = nullptr;
+    if (forget_error) forget_error();
+    return outputs.empty() ? of_specs(specs) : returned();
   }
+  if (!tensors_of(Stack(stack->begin() + static_cast<int64_t>(below), stack->end()), &outputs))
+    throw user_error("capture", "{} returns something that is not a tensor", info.name);
   return outputs;
 }
 
@@ -355,6 +463,12 @@ std::vector<at::Tensor> Recorder::record(const OpInfo& info, Stack* stack) {
       args[0].toTensor().defined() && args[0].toTensor().is_meta())
     parent = find(args[0].toTensor());
   std::vector<at::Tensor> outputs = evaluate(info, &node, stack);
+  for (const at::Tensor& t : outputs)
+    if (t.defined() && t.layout() != at::kStrided)
+      throw user_error("capture",
+                       "{} makes a sparse tensor; graphs hold dense real numbers and integers, so "
+                       "use its dense form",
+                       info.op.name);
   if (info.has_dtype && !info.has_tensors)
     for (size_t i = 0; i < node.args.size(); i++)
       if (info.op.args[i].kind == ArgKind::dtype)

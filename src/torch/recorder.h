@@ -57,6 +57,7 @@ struct Stored {
   c10::Storage storage;  // held, so that its address stays its own
   std::vector<View> views;
   int64_t version = 0;
+  bool outside = false;  // stands for a tensor that was not made in the step
 };
 
 // A tensor of the step: a view of a storage.
@@ -105,6 +106,13 @@ class Recorder {
   // While false, calls run on the Meta device and nothing is recorded.
   bool recording = false;
   Phase phase = Phase::forward;
+  // Forgets the error of a language other than C++ that an exception left behind, once it is
+  // handled.
+  std::function<void()> forget_error;
+
+  // From here on, reading the memory of `tensor` other than through its Meta twin is an error that
+  // names it.
+  void own(const std::string& name, const at::Tensor& tensor);
 
   void handle(const c10::OperatorHandle& handle, Stack* stack);
 
@@ -131,12 +139,15 @@ class Recorder {
   void write(Place place, ValueId value);
   ValueId undo(const View& view, const View& parent, ValueId old_parent, ValueId value);
   int add_view(Stored* stored, int parent, Geometry geometry, ViewOp op);
-  at::Tensor adopt(const at::Tensor& tensor, const std::string& reader);
+  at::Tensor adopt(const at::Tensor& tensor, const std::string& reader, bool fresh = false);
   at::Tensor adopt_operand(const OpInfo& info, const c10::IValue* args, size_t i);
+  void check_outside(const at::Tensor& tensor, const std::string& reader) const;
+  // A new contiguous Meta tensor of this value.
+  at::Tensor made(ValueId value);
 
   Arg to_arg(const OpInfo& info, const OperatorArg& schema, const c10::IValue& value);
   std::vector<Arg> to_args(const OpInfo& info, const c10::IValue* values);
-  // Runs an op on the Meta device, or its shape function.
+  // Runs an op on the Meta device, or its shape function, or on the CPU with other numbers.
   std::vector<at::Tensor> evaluate(const OpInfo& info, Node* node, Stack* stack);
   // Records a functional call; its arguments on the stack are replaced by its results.
   std::vector<at::Tensor> record(const OpInfo& info, Stack* stack);
@@ -150,6 +161,7 @@ class Recorder {
   void as_strided(const OpInfo& info, Stack* stack);
   bool find_like(Stored* stored, const Geometry& wanted);
   bool unflatten(Stored* stored, const Geometry& wanted);
+  bool read_strided(Stored* stored, const Geometry& wanted);
   void batch_norm(const OpInfo& info, Stack* stack);
   void batch_norm_backward(const OpInfo& info, Stack* stack);
   void copy(const OpInfo& info, Stack* stack);
@@ -158,16 +170,26 @@ class Recorder {
   void to_copy(const OpInfo& info, Stack* stack);
   void factory(const OpInfo& info, Stack* stack);
   void empty_like(const OpInfo& info, Stack* stack);
+  void full(const OpInfo& info, Stack* stack);
+  void index(const OpInfo& info, Stack* stack);
   void index_put(const OpInfo& info, Stack* stack);
+  void lift_fresh(const OpInfo& info, Stack* stack);
+  void zero_tensor(const OpInfo& info, Stack* stack);
+  void same_on_meta(const OpInfo& info, Stack* stack);
+  void determinant(const OpInfo& info, Stack* stack);
+  void solve(const OpInfo& info, Stack* stack);
+  void ctc_loss(const OpInfo& info, Stack* stack);
   void refuse_value(const OpInfo& info, Stack* stack);
   void refuse_storage(const OpInfo& info, Stack* stack);
 
   std::unordered_map<const void*, OpInfo> infos_;  // by the address of the schema
   std::vector<std::unique_ptr<Stored>> stored_;
   std::unordered_map<const c10::StorageImpl*, Stored*> by_storage_;
-  std::unordered_map<const c10::StorageImpl*, at::Tensor>
-      adopted_;                           // CPU tensors and their Meta twins
-  std::vector<at::Tensor> adopted_from_;  // held, so that their storages' addresses stay their own
+  struct Adopted {
+    at::Tensor from, twin;  // a tensor from outside, held so that its address stays its own
+  };
+  std::unordered_map<const c10::StorageImpl*, std::vector<Adopted>> adopted_;
+  std::unordered_map<const c10::StorageImpl*, std::string> owned_;  // names, by memory
 };
 
 }  // namespace motley::recording

@@ -1,17 +1,26 @@
+#include <c10/core/DefaultDtype.h>
+
 #include <algorithm>
 
 #include "core/error.h"
+#include "torch/operators.h"
 #include "torch/recorder.h"
 
 namespace motley::recording {
 // Operators that are not recorded as they are.
 const std::unordered_map<std::string, Handler>& Recorder::handlers() {
   static const std::unordered_map<std::string, Handler> table = {
+      {"aten::_ctc_loss.Tensor", &Recorder::ctc_loss},
+      {"aten::_efficientzerotensor", &Recorder::zero_tensor},
       {"aten::_index_put_impl_", &Recorder::index_put},
+      {"aten::_linalg_det", &Recorder::determinant},
+      {"aten::_linalg_slogdet", &Recorder::determinant},
+      {"aten::_linalg_solve_ex", &Recorder::solve},
       {"aten::_local_scalar_dense", &Recorder::refuse_value},
       {"aten::_to_copy", &Recorder::to_copy},
       {"aten::_unique", &Recorder::refuse_value},
       {"aten::_unique2", &Recorder::refuse_value},
+      {"aten::allclose", &Recorder::refuse_value},
       {"aten::as_strided", &Recorder::as_strided},
       {"aten::bincount", &Recorder::refuse_value},
       {"aten::clone", &Recorder::clone},
@@ -20,6 +29,10 @@ const std::unordered_map<std::string, Handler>& Recorder::handlers() {
       {"aten::empty_strided", &Recorder::factory},
       {"aten::equal", &Recorder::refuse_value},
       {"aten::fill_.Scalar", &Recorder::fill},
+      {"aten::full", &Recorder::full},
+      {"aten::index.Tensor", &Recorder::index},
+      {"aten::is_same_size", &Recorder::same_on_meta},
+      {"aten::lift_fresh", &Recorder::lift_fresh},
       {"aten::masked_select", &Recorder::refuse_value},
       {"aten::native_batch_norm", &Recorder::batch_norm},
       {"aten::native_batch_norm_backward", &Recorder::batch_norm_backward},
@@ -118,6 +131,113 @@ void Recorder::index_put(const OpInfo& info, Stack* stack) {
   args.pop_back();
   write(find(self), emit("aten::index_put", std::move(args), motley::spec_of(self)));
   finish(info, stack, self);
+}
+
+// The type follows from the number, which the Meta device does not look at.
+void Recorder::full(const OpInfo& info, Stack* stack) {
+  c10::IValue* args = arguments(info, stack);
+  if (args[2].isNone()) {
+    if (args[1].isBool())
+      args[2] = static_cast<int64_t>(at::kBool);
+    else if (args[1].isInt())
+      args[2] = static_cast<int64_t>(at::kLong);
+  }
+  record(info, stack);
+}
+
+void Recorder::index(const OpInfo& info, Stack* stack) {
+  for (const c10::IValue& element : arguments(info, stack)[1].toListRef())
+    if (element.isTensor() && element.toTensor().defined() &&
+        (element.toTensor().scalar_type() == at::kBool ||
+         element.toTensor().scalar_type() == at::kByte))
+      throw user_error("capture",
+                       "the model picks elements by a mask ({}), and how many depends on its "
+                       "numbers; use torch.where, or multiply by the mask",
+                       info.op.name);
+  record(info, stack);
+}
+
+// What torch.tensor(numbers) returns: its numbers are those of every step.
+void Recorder::lift_fresh(const OpInfo& info, Stack* stack) {
+  finish(info, stack, arguments(info, stack)[0]);
+}
+
+// Zeros that take no memory, by which autograd says that there is no gradient.
+void Recorder::zero_tensor(const OpInfo& info, Stack* stack) {
+  const c10::IValue* args = arguments(info, stack);
+  TensorSpec spec{DType::f32, args[0].toIntVector()};
+  spec.dtype = from_torch(args[1].isNone() ? at::get_default_dtype_as_scalartype()
+                                           : static_cast<at::ScalarType>(args[1].toInt()));
+  finish(info, stack, made(emit("aten::zeros", {spec.shape, spec.dtype, {}, {}, {}}, spec)));
+}
+
+// A question about shapes and types.
+void Recorder::same_on_meta(const OpInfo& info, Stack* stack) { info.op.handle.callBoxed(stack); }
+
+// Determinants keep the factors of the transpose where the matrix is contiguous, which the backward
+// pass goes by. Graphs have no strides: `call` makes these operands contiguous, and the factors of
+// a matrix that is not are those of its transpose's transpose.
+void Recorder::determinant(const OpInfo& info, Stack* stack) {
+  c10::IValue* args = arguments(info, stack);
+  const at::Tensor matrix = args[0].toTensor();
+  if (!matrix.is_contiguous()) {
+    TensorSpec spec = motley::spec_of(matrix);
+    const auto rank = static_cast<int64_t>(spec.shape.size());
+    std::swap(spec.shape[spec.shape.size() - 1], spec.shape[spec.shape.size() - 2]);
+    args[0] =
+        made(emit("aten::transpose.int", {value_of(matrix, info.name), rank - 2, rank - 1}, spec));
+  }
+  record(info, stack);
+}
+
+// The same of solve(A, B, left, check_errors) -> X, LU, pivots, info: where A is not contiguous the
+// factors are those of A itself, by operators whose results do not depend on strides.
+void Recorder::solve(const OpInfo& info, Stack* stack) {
+  const c10::IValue* args = arguments(info, stack);
+  const at::Tensor a = args[0].toTensor(), b = args[1].toTensor();
+  if (a.is_contiguous()) {
+    record(info, stack);
+    return;
+  }
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto recorded = [&](const char* name, Stack operands) {
+    return record(info_of(dispatcher.findSchemaOrThrow(name, "")), &operands);
+  };
+  const std::vector<at::Tensor> factors =
+      recorded("aten::linalg_lu_factor_ex", {a, /*pivot=*/true, args[3]});
+  // One vector, or a batch of them.
+  const bool vectors =
+      b.dim() == 1 || (a.dim() - 1 == b.dim() && b.sizes().equals(a.sizes().slice(0, b.dim())));
+  at::Tensor right = b;
+  if (vectors) {
+    TensorSpec spec = motley::spec_of(b);
+    spec.shape.push_back(1);
+    right = made(emit("aten::view", {value_of(b, info.name), spec.shape}, spec));
+  }
+  at::Tensor x = recorded("aten::linalg_lu_solve",
+                          {factors[0], factors[1], right, args[2], /*adjoint=*/false})[0];
+  if (vectors) {
+    TensorSpec spec = motley::spec_of(x);
+    spec.shape.pop_back();
+    x = made(emit("aten::view", {value_of(x, info.name), spec.shape}, spec));
+  }
+  stack->resize(stack->size() - info.op.args.size());
+  for (const at::Tensor& t : {x, factors[0], factors[1], factors[2]}) stack->push_back(t);
+}
+
+// How long the longest target is depends on numbers.
+void Recorder::ctc_loss(const OpInfo& info, Stack* stack) {
+  const c10::IValue* args = arguments(info, stack);
+  const at::Tensor probabilities = args[0].toTensor(), targets = args[1].toTensor();
+  const bool batched = probabilities.dim() == 3;
+  const Shape samples = {batched ? probabilities.size(1) : 1};
+  const TensorSpec loss{from_torch(probabilities.scalar_type()), samples};
+  const TensorSpec alpha{loss.dtype,
+                         {samples[0], probabilities.size(0), ctc_width(targets.sizes().vec())}};
+  const NodeId id =
+      graph().add("motley_torch::ctc_loss", to_args(info, args), {loss, alpha}, phase);
+  stack->resize(stack->size() - info.op.args.size());
+  for (ValueId v : graph().node(id).outputs) stack->push_back(made(v));
 }
 
 void Recorder::clone(const OpInfo& info, Stack* stack) {

@@ -1,6 +1,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 #include "torch/recorder.h"
@@ -78,6 +79,7 @@ ValueId Recorder::undo(const View& view, const View& parent, ValueId old_parent,
   const char* scatter = view.op == "aten::slice.Tensor" ? "aten::slice_scatter"
                         : view.op == "aten::select.int" ? "aten::select_scatter"
                         : view.op == "aten::diagonal"   ? "aten::diagonal_scatter"
+                        : view.op == "aten::as_strided" ? "aten::as_strided_scatter"
                                                         : nullptr;
   if (scatter == nullptr)
     throw user_error("capture", "the model writes in place through {}, which has no inverse",
@@ -89,12 +91,17 @@ ValueId Recorder::undo(const View& view, const View& parent, ValueId old_parent,
 
 void Recorder::write(Place place, ValueId value) {
   Stored& stored = *place.stored;
+  if (stored.outside)
+    throw user_error("capture",
+                     "the step changes a tensor {} from outside, which the next step would read; "
+                     "register it as a buffer, or change a clone of it",
+                     to_string(spec_of(stored.views[0].geometry)));
   // Bottom up: the new value of each ancestor, from its old one.
   std::vector<std::pair<int, ValueId>> fresh = {{place.view, value}};
   for (int at = place.view; stored.views[static_cast<size_t>(at)].parent >= 0;) {
     const View& view = stored.views[static_cast<size_t>(at)];
     const bool scatters = view.op == "aten::slice.Tensor" || view.op == "aten::select.int" ||
-                          view.op == "aten::diagonal";
+                          view.op == "aten::diagonal" || view.op == "aten::as_strided";
     const ValueId old = scatters ? value_at({&stored, view.parent}) : ValueId();
     const View& parent = stored.views[static_cast<size_t>(view.parent)];
     value = undo(view, parent, old, value);
@@ -129,31 +136,69 @@ ValueId Recorder::value_of(const at::Tensor& tensor, const std::string& reader) 
                    reader, to_string(motley::spec_of(tensor)));
 }
 
-// A Meta tensor that stands for a CPU tensor from outside, whose numbers become a constant.
-at::Tensor Recorder::adopt(const at::Tensor& tensor, const std::string& reader) {
-  at::Tensor& twin = adopted_[tensor.storage().unsafeGetStorageImpl()];
-  if (!twin.defined()) {
-    if (tensor.requires_grad())
-      throw user_error("capture",
-                       "{} reads a tensor {} that takes a gradient but is no parameter of the "
-                       "model; register it as one",
-                       reader, to_string(motley::spec_of(tensor)));
-    if (tensor.numel() > kMaxConstant)
-      throw user_error("capture",
-                       "{} reads a tensor {} from outside the step; register it as a buffer, as "
-                       "constants have at most {} elements",
-                       reader, to_string(motley::spec_of(tensor)), kMaxConstant);
-    const at::Tensor doubles = tensor.to(at::kDouble).contiguous();
-    const double* data = doubles.data_ptr<double>();
-    const ValueId value = graph().add_constant(motley::spec_of(tensor),
-                                               std::vector<double>(data, data + doubles.numel()));
-    twin = at::empty(tensor.sizes(), tensor.options().device(at::kMeta));
-    define(twin, value);
-    adopted_from_.push_back(tensor);
-  }
-  if (!twin.sizes().equals(tensor.sizes()))
-    throw user_error("capture", "{} reads a view of a tensor from outside the step", reader);
+void Recorder::own(const std::string& name, const at::Tensor& tensor) {
+  if (tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta() &&
+      tensor.numel() > 0)
+    owned_.emplace(tensor.storage().unsafeGetStorageImpl(), name);
+}
+
+// Whether the numbers of a tensor from outside may become part of the graph.
+void Recorder::check_outside(const at::Tensor& tensor, const std::string& reader) const {
+  if (tensor.layout() != at::kStrided || tensor.is_quantized())
+    throw user_error("capture",
+                     "{} reads a tensor that is sparse or quantised; graphs hold dense real "
+                     "numbers and integers, so use its dense form",
+                     reader);
+  const TensorSpec spec = motley::spec_of(tensor);
+  if (auto owner = owned_.find(tensor.storage().unsafeGetStorageImpl()); owner != owned_.end())
+    throw user_error("capture",
+                     "{} reads a tensor {} that shares the memory of {} but is another object (a "
+                     "view, .data or .detach() from before the step), and would keep the numbers "
+                     "it has now; use {} itself in the step",
+                     reader, to_string(spec), owner->second, owner->second);
+  if (tensor.requires_grad())
+    throw user_error("capture",
+                     "{} reads a tensor {} that takes a gradient but is no parameter of the "
+                     "model; register it as one",
+                     reader, to_string(spec));
+  if (tensor.numel() > kMaxConstant)
+    throw user_error("capture",
+                     "{} reads a tensor {} from outside the step; register it as a buffer, as "
+                     "constants have at most {} elements",
+                     reader, to_string(spec), kMaxConstant);
+}
+
+// A Meta tensor that stands for a CPU tensor from outside, whose numbers become a constant. One
+// that is `fresh` was made by the step itself from plain numbers, which may write to it.
+at::Tensor Recorder::adopt(const at::Tensor& tensor, const std::string& reader, bool fresh) {
+  if (tensor.layout() == at::kStrided && !fresh)
+    for (const Adopted& a : adopted_[tensor.storage().unsafeGetStorageImpl()])
+      if (matches(geometry_of(a.from), tensor)) return a.twin;
+  check_outside(tensor, reader);
+  const at::Tensor numbers = tensor.detach().cpu();
+  const at::Tensor doubles = numbers.to(at::kDouble).contiguous();
+  if (!at::isFloatingType(tensor.scalar_type()) && !doubles.to(tensor.scalar_type()).equal(numbers))
+    throw user_error("capture",
+                     "{} reads a tensor {} from outside the step with integers beyond 2^53, which "
+                     "constants cannot hold; register it as a buffer",
+                     reader, to_string(motley::spec_of(tensor)));
+  const double* data = doubles.data_ptr<double>();
+  const ValueId value = graph().add_constant(motley::spec_of(tensor),
+                                             std::vector<double>(data, data + doubles.numel()));
+  const at::Tensor twin = made(value);
+  if (fresh) return twin;
+  by_storage_[twin.storage().unsafeGetStorageImpl()]->outside = true;
+  adopted_[tensor.storage().unsafeGetStorageImpl()].push_back({tensor, twin});
+  result.outside.push_back(tensor);
   return twin;
+}
+
+at::Tensor Recorder::made(ValueId value) {
+  const TensorSpec spec = graph().spec(value);
+  at::Tensor tensor =
+      at::empty(spec.shape, at::TensorOptions(at::kMeta).dtype(to_torch(spec.dtype)));
+  define(tensor, value);
+  return tensor;
 }
 
 ViewOp Recorder::canonical_view(const Node& node, const Geometry& parent, const Geometry& out,
@@ -237,7 +282,7 @@ void Recorder::as_strided(const OpInfo& info, Stack* stack) {
   if (known(out)) return;
   Stored* stored = find(self).stored;
   const Geometry wanted = geometry_of(out);
-  if (!find_like(stored, wanted) && !unflatten(stored, wanted))
+  if (!find_like(stored, wanted) && !unflatten(stored, wanted) && !read_strided(stored, wanted))
     throw user_error("capture", "as_strided to sizes [{}] and strides [{}] is no sequence of views",
                      fmt::join(wanted.sizes, ", "), fmt::join(wanted.strides, ", "));
   value_at(find(out));
@@ -317,6 +362,33 @@ bool Recorder::unflatten(Stored* stored, const Geometry& wanted) {
   }
   at = add_view(stored, at, permuted, {"aten::permute", {permutation}});
   add_view(stored, at, wanted, {"aten::view", {wanted.sizes}});
+  return true;
+}
+
+// Reads any geometry from a base that fills its memory: with its dimensions in the order of memory
+// it is contiguous, and as_strided is then a function of its elements alone.
+bool Recorder::read_strided(Stored* stored, const Geometry& wanted) {
+  const Geometry base = stored->views[0].geometry;
+  std::vector<int64_t> order(base.sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  auto stride = [&](int64_t d) { return base.strides[static_cast<size_t>(d)]; };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return stride(a) > stride(b); });
+  Geometry sorted = base;
+  for (size_t i = 0; i < order.size(); i++) {
+    sorted.sizes[i] = base.sizes[static_cast<size_t>(order[i])];
+    sorted.strides[i] = stride(order[i]);
+  }
+  int64_t last = 0;
+  for (size_t i = 0; i < wanted.sizes.size(); i++)
+    last += (wanted.sizes[i] - 1) * wanted.strides[i];
+  if (!sorted.contiguous() || wanted.numel() == 0 || wanted.offset < base.offset ||
+      wanted.offset + last >= base.offset + base.numel() || wanted.type != base.type)
+    return false;
+  int at = 0;
+  if (sorted != base) at = add_view(stored, 0, sorted, {"aten::permute", {order}});
+  add_view(stored, at, wanted,
+           {"aten::as_strided", {wanted.sizes, wanted.strides, wanted.offset - base.offset}});
   return true;
 }
 

@@ -16,6 +16,7 @@
 #include "graph/canonical.h"
 #include "graph/precision.h"
 #include "torch/capture.h"
+#include "torch/checkpoint.h"
 #include "torch/data.h"
 #include "torch/dispatch.h"
 #include "torch/eager.h"
@@ -50,10 +51,6 @@ Graph captured_graph(const Plan& plan, int64_t samples, DType dtype, DType compu
   return segments.size() == graph.nodes.size() ? with_segments(graph, segments) : graph;
 }
 
-int64_t samples_of(const Plan& plan) {
-  return plan.pipeline ? plan.pipeline->micro_batch : plan.batch;
-}
-
 // Optimizers keep the same state for every parameter; by name, for checkpoints.
 std::map<std::string, at::Tensor> state_of(torch::optim::Optimizer& optimizer,
                                            const at::Tensor& parameter) {
@@ -84,8 +81,12 @@ DType dtype_of(const Plan& plan) {
   return plan.graph->spec(plan.graph->parameters[0].value).dtype;
 }
 
+Graph captured_graph(const Plan& plan) {
+  return captured_graph(plan, plan.batch, dtype_of(plan), plan.precision);
+}
+
 Graph graph_of_model(const Plan& plan) {
-  Graph graph = captured_graph(plan, samples_of(plan), dtype_of(plan), plan.precision);
+  Graph graph = captured_graph(plan);
   if (fingerprint(graph) != fingerprint(*plan.graph))
     throw user_error("run",
                      "this is a plan for another model: its graph is that of {} ({:016x}), but its "
@@ -137,11 +138,8 @@ struct Trainer::Impl {
       if (trained.gradient.valid()) initial.erase(trained.name);
     make_optimizer();
     if (options.checkpoint.empty()) return;
-    std::error_code error;
-    std::filesystem::create_directories(options.checkpoint, error);
-    if (error)
-      throw user_error("run", "--checkpoint {} cannot be made: {}; give a folder",
-                       options.checkpoint, error.message());
+    if (group.rank() == 0) folder.emplace(options.checkpoint);
+    group.barrier();
     if (std::filesystem::exists(path())) load();
   }
 
@@ -263,7 +261,7 @@ struct Trainer::Impl {
     const Graph& graph = *plan.graph;
     const std::string text = read_file(path(), size_t{1} << 40);
     try {
-      const auto file = torch::pickle_load({text.begin(), text.end()}).toGenericDict();
+      const auto file = read_archive(text).toGenericDict();
       const std::string model = file.at("model").toStringRef(),
                         kind = file.at("optimizer").toStringRef();
       if (model != plan.model)
@@ -278,14 +276,22 @@ struct Trainer::Impl {
       auto stored = [&](const c10::impl::GenericDict& dict, const std::string& name,
                         ValueId value) {
         const at::Tensor tensor = dict.at(name).toTensor();
-        if (tensor.sizes().vec() != graph.spec(value).shape)
-          throw user_error("run", "--checkpoint {}: {} has another shape than the model's",
-                           options.checkpoint, name);
+        if (spec_of(tensor) != graph.spec(value))
+          throw user_error("run", "--checkpoint {}: {} is {}; the model's is {}",
+                           options.checkpoint, name, to_string(spec_of(tensor)),
+                           to_string(graph.spec(value)));
         return tensor;
       };
+      auto source = [&](const auto& list, const std::string& name) {
+        for (const auto& item : list)
+          if (item.name == name) return item.value;
+        throw std::runtime_error("no " + name);
+      };
       at::NoGradGuard no_grad;
-      for (auto& [name, tensor] : initial_buffers) tensor = buffers.at(name).toTensor();
-      for (auto& [name, tensor] : initial) tensor = values.at(name).toTensor();
+      for (auto& [name, tensor] : initial_buffers)
+        tensor = stored(buffers, name, source(graph.buffers, name));
+      for (auto& [name, tensor] : initial)
+        tensor = stored(values, name, source(graph.parameters, name));
       for (size_t i = 0; i < worker->buffers().size(); ++i)
         worker->set_buffer(
             i, own(worker->buffer_piece(i, stored(buffers, buffer(i).name, buffer(i).value))));
@@ -310,15 +316,18 @@ struct Trainer::Impl {
       }
     } catch (const UserError&) {
       throw;
-    } catch (const std::exception&) {
-      throw user_error(
-          "run", "{} is damaged or not a checkpoint of motley; remove it to start anew", path());
+    } catch (const std::exception& e) {
+      const std::string why = e.what();
+      throw user_error("run",
+                       "{} is damaged or not a checkpoint of motley ({}); remove it to start anew",
+                       path(), why.substr(0, why.find('\n')));
     }
   }
 
   const Plan& plan;
   Communicator& group;
   TrainOptions options;
+  std::optional<CheckpointFolder> folder;  // of rank 0
   std::optional<Padding> padding;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<Dataset> data;
@@ -355,6 +364,45 @@ std::vector<int> Trainer::in_flight() {
   return list;
 }
 
+namespace {
+
+// Whether to save now, and to stop: all workers have to do it at the same step, and learn of
+// signals and of time at different ones. So they vote, about once a second.
+class Votes {
+ public:
+  Votes(Communicator& group, const TrainOptions& options)
+      : group_(group), options_(options), saved_(Clock::now()) {}
+
+  // After a step that took `seconds`. Collective.
+  void cast(Seconds seconds) {
+    save = false;
+    if (++steps_ < next_) return;
+    const bool first = group_.rank() == 0;
+    at::Tensor vote = at::zeros({3}, at::kDouble);
+    vote[0] = options_.stop_signal ? options_.stop_signal() : 0;
+    vote[1] = first && options_.checkpoint_every == 0 && since(saved_) >= options_.save_seconds;
+    vote[2] = first ? std::clamp(std::floor(kVoteSeconds / std::max(seconds, 1e-6)), 1.0, 1e6) : 0;
+    vote = vote.to(options_.device);
+    group_.all_reduce(vote, Reduction::max);
+    vote = vote.cpu();
+    stop = static_cast<int>(vote[0].item<double>());
+    save = vote[1].item<double>() > 0;
+    next_ = steps_ + vote[2].item<int64_t>();
+    if (save) saved_ = Clock::now();
+  }
+  int stop = 0;  // the signal; 0: none
+  bool save = false;
+
+ private:
+  static constexpr Seconds kVoteSeconds = 1;
+  Communicator& group_;
+  const TrainOptions& options_;
+  Clock::time_point saved_;
+  int64_t steps_ = 0, next_ = 1;
+};
+
+}  // namespace
+
 RunReport train(const Plan& plan, Communicator& group, const TrainOptions& options, int64_t steps,
                 const std::function<void(const StepReport&)>& progress) {
   Trainer trainer(plan, group, options);
@@ -362,14 +410,19 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
   report.data = trainer.data_description();
   std::vector<Seconds> times;
   group.barrier();
+  Votes votes(group, options);
   for (int64_t i = 0; i < steps; ++i) {
     report.steps.push_back(trainer.step());
     if (i > 0 || steps == 1) times.push_back(report.steps.back().seconds);
     if (progress) progress(report.steps.back());
-    if (!options.checkpoint.empty() &&
-        (i + 1 == steps ||
-         (options.checkpoint_every > 0 && (i + 1) % options.checkpoint_every == 0)))
+    if (options.checkpoint.empty()) continue;
+    votes.cast(report.steps.back().seconds);
+    if (votes.save || votes.stop != 0 || i + 1 == steps ||
+        (options.checkpoint_every > 0 && (i + 1) % options.checkpoint_every == 0))
       trainer.save();
+    if (votes.stop == 0) continue;
+    report.stopped = votes.stop;
+    break;
   }
   report.in_flight = trainer.in_flight();
   std::sort(times.begin(), times.end());
@@ -390,7 +443,7 @@ Plan in_precision(const Plan& plan, DType dtype, DType compute) {
   other.ratios = plan.ratios;
   other.reductions = plan.reductions;
   other.precision = plan.precision;
-  other.set_graph(captured_graph(plan, samples_of(plan), dtype, compute));
+  other.set_graph(captured_graph(plan, plan.batch, dtype, compute));
   MOTLEY_CHECK(other.graph->nodes.size() == plan.graph->nodes.size(),
                "the graph in {} has {} nodes, not {}", to_string(dtype), other.graph->nodes.size(),
                plan.graph->nodes.size());
@@ -413,7 +466,8 @@ Plan in_precision(const Plan& plan, DType dtype, DType compute) {
   to.stage_of = from.stage_of;
   to.replicas = from.replicas;
   to.zero = from.zero;
-  to.cut(*other.graph, from.stages(), "the pipeline in another precision");
+  to.take_parts(*other.theory, other.batch, "the pipeline in another precision");
+  to.cut(from.stages(), "the pipeline in another precision");
   for (ReplicaPlan& replica : to.replicas)
     for (int s = 0; s < to.stages(); ++s)
       replica.stages[s].program =
@@ -421,44 +475,37 @@ Plan in_precision(const Plan& plan, DType dtype, DType compute) {
   return other;
 }
 
-// Random nodes of one graph draw from the streams of another's, which has them in the same order.
-std::map<std::string, Kernel> kernels_as(const Graph& graph, const Graph& streams, uint64_t seed) {
-  std::map<std::string, Kernel> kernels = random_kernels(seed, 0);
-  auto random_nodes = [](const Graph& g) {
-    std::vector<int> list;
-    for (size_t n = 0; n < g.nodes.size(); ++n) {
-      const OpDef* op = find_op(g.nodes[n].op);
-      if (op != nullptr && op->random) list.push_back(static_cast<int>(n));
-    }
-    return list;
-  };
-  const std::vector<int> mine = random_nodes(graph), theirs = random_nodes(streams);
-  MOTLEY_CHECK(mine.size() == theirs.size(), "{} random nodes in one graph, {} in the other",
-               mine.size(), theirs.size());
-  std::vector<int> stream(graph.nodes.size(), -1);
-  for (size_t i = 0; i < mine.size(); ++i) stream[mine[i]] = theirs[i];
-  for (auto& [name, kernel] : kernels) kernel = random_kernel(seed, 0, stream);
-  return kernels;
-}
-
 // One device that goes through the micro-batches of a pipeline plan one by one.
 StepResult accumulate(const Plan& plan, Feeds feeds, uint64_t seed) {
-  const TensorMap batch = feeds.inputs;
-  const int count = plan.pipeline->micro_batches();
+  const MicroBatch& part = plan.pipeline->part();
+  TensorMap batch = feeds.inputs;
+  const std::vector<at::Tensor> before = interpret(part.before, feeds).outputs;
+  for (size_t i = 0; i < before.size(); ++i)
+    batch[part.graph.inputs[plan.graph->inputs.size() + i].name] = before[i];
   StepResult total;
-  for (int m = 0; m < count; ++m) {
-    for (const Input& input : plan.graph->inputs) {
-      const int64_t rows = plan.graph->spec(input.value).shape.at(0);
-      feeds.inputs[input.name] = batch.at(input.name).narrow(0, m * rows, rows);
+  for (int m = 0; m < part.parts; ++m) {
+    for (size_t i = 0; i < part.graph.inputs.size(); ++i) {
+      const Input& input = part.graph.inputs[i];
+      const PartCut& cut = part.inputs[i];
+      at::Tensor& piece = feeds.inputs[input.name] = batch.at(input.name);
+      if (cut.is_whole()) continue;
+      const int64_t length = cut.size / part.parts;
+      piece = piece.reshape({cut.outer, cut.size, cut.inner})
+                  .narrow(1, m * length, length)
+                  .reshape(part.graph.spec(input.value).shape);
     }
     InterpretOptions options;
-    options.kernels = random_kernels(seed, 0, m);
-    StepResult step = interpret(*plan.graph, feeds, options);
-    for (auto& [name, update] : step.updates) feeds.buffers[name] = update;
-    total.loss = m == 0 ? step.loss / count : total.loss + step.loss / count;
+    options.kernels = random_kernels(seed, 0, part, m);
+    StepResult step = interpret(part.graph, feeds, options);
+    for (size_t b = 0; b < part.updated_by_part.size(); ++b)
+      if (part.updated_by_part[b]) {
+        const std::string& name = part.graph.buffers[b].name;
+        feeds.buffers[name] = step.updates.at(name);
+      }
+    total.loss = m == 0 ? step.loss : total.loss + step.loss;
     for (auto& [name, gradient] : step.gradients) {
-      auto [it, fresh] = total.gradients.try_emplace(name, gradient / count);
-      if (!fresh) it->second = it->second + gradient / count;
+      auto [it, fresh] = total.gradients.try_emplace(name, gradient);
+      if (!fresh) it->second = it->second + gradient;
     }
   }
   return total;
@@ -495,20 +542,21 @@ Reference reference_of(const Plan& plan, DType compute, uint64_t seed, bool resu
   for (const auto& [name, tensor] : buffers_of(*module)) feeds.buffers[name] = tensor.clone();
   if (!result) return reference;
 
-  bool random = false, updates = false;
+  bool random = false;
   for (const Node& node : graph.nodes) {
     const OpDef* op = find_op(node.op);
     random = random || (op != nullptr && op->random);
   }
-  for (const Buffer& b : graph.buffers) updates = updates || b.update.valid();
-  if (exact.pipeline && updates) {
+  if (exact.pipeline && !exact.pipeline->part().exact()) {
     reference.expected = accumulate(exact, feeds, seed);
-    reference.by = "the graph on one device, micro-batch by micro-batch";
+    reference.by = fmt::format(
+        "the graph on one device, micro-batch by micro-batch (which is not the step of the whole "
+        "batch: {})",
+        normalised_by_part(graph, exact.pipeline->part()));
   } else if (random || is_mixed(compute)) {
-    const Graph whole = exact.pipeline ? captured_graph(plan, plan.batch, dtype, compute) : graph;
     InterpretOptions interpretation;
-    interpretation.kernels = kernels_as(whole, graph, seed);
-    reference.expected = interpret(whole, feeds, interpretation);
+    interpretation.kernels = random_kernels(seed, 0);
+    reference.expected = interpret(graph, feeds, interpretation);
     reference.by = "the graph on one device";
   } else {
     reference.expected = eager_step(module.get(), inputs);

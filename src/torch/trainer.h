@@ -5,6 +5,9 @@
 // the workers, replicated ones count once. Runs of the same plan, seed and data give the same
 // losses up to rounding, whatever the sharding.
 //
+// Runs save at their end, every few minutes or steps, and when they are asked to stop. The folder
+// is one run's at a time (checkpoint.h).
+//
 // A checkpoint is one file DIR/checkpoint.pt in the original layout: a dictionary that torch.load
 // reads, {model, optimizer, seed, step, parameters: {name: tensor}, buffers: {...}, and the
 // optimizer's exp_avg, exp_avg_sq or momentum: {...}}. It does not depend on the plan: a run may
@@ -31,7 +34,11 @@ struct TrainOptions {
   double clip = 0;               // largest norm of the gradient; 0: no clipping
   std::string data;              // empty: see data.h
   std::string checkpoint;        // folder; empty: none
-  int64_t checkpoint_every = 0;  // steps; 0: only at the end
+  int64_t checkpoint_every = 0;  // steps; 0: every save_seconds. At the end, too
+  Seconds save_seconds = 600;
+  // The signal that this process was asked to stop by; 0: none. With a checkpoint, all workers stop
+  // after the same step and save.
+  std::function<int()> stop_signal;
   double speed = 0;              // padding of this worker (emulate.h); 0: none
   at::Device device = at::kCPU;  // of this worker: where the group's tensors are
 };
@@ -44,8 +51,10 @@ struct StepReport {
 };
 
 // The canonical graph of the plan's model at the type of the plan's parameters, captured again.
-// Throws UserError naming both models if the plan's graph is not it, or if the plan is not for a
-// model of the zoo.
+// Throws UserError if the plan is not for a model of the zoo.
+Graph captured_graph(const Plan& plan);
+// The same. Throws UserError naming both models if the plan's graph is not it, or if the plan is
+// not for a model of the zoo.
 Graph graph_of_model(const Plan& plan);
 DType dtype_of(const Plan& plan);
 
@@ -75,6 +84,7 @@ struct RunReport {
   std::vector<StepReport> steps;
   std::string data;            // what was trained on, in words
   std::vector<int> in_flight;  // [rank] most micro-batches held at once
+  int stopped = 0;             // by which signal; 0: it took all steps
   Seconds median_step_s = 0;   // the first step warms up and does not count if there are others
 };
 

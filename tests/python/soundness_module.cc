@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "core/rng.h"
+#include "graph/op.h"
 #include "soundness.h"
 #include "spmd/build.h"
 #include "spmd/sample.h"
@@ -47,9 +48,21 @@ std::pair<double, std::string> worst_error(const std::string& text, TensorMap pa
   return {worst, what};
 }
 
+// The sets of operands in which the node that updates the buffers of a graph is linear.
+std::vector<std::vector<int>> linear_sets(const std::string& text) {
+  const Graph graph = parse_graph(text, "call");
+  const Node* call = nullptr;
+  for (const Buffer& b : graph.buffers)
+    if (b.update.valid()) call = &graph.node(graph.value(b.update).producer);
+  const OpDef* op = call == nullptr ? nullptr : find_op(call->op);
+  if (op == nullptr || op->signature == nullptr) return {};
+  return op->signature(graph, *call).linear;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(soundness_module, m) {
+  m.def("linear_sets", &linear_sets);
   m.def("worst_error", &worst_error, pybind11::call_guard<pybind11::gil_scoped_release>());
 }
 

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 import textwrap
 import unittest
 
@@ -231,7 +232,7 @@ class Messages(unittest.TestCase):
         self.check(prints, 'print(f"{y.mean():.3f}")', "reads a number out of a tensor", ".3f")
 
     def test_a_shape_that_depends_on_values(self):
-        self.check(selects, "return y * y[y > 0].sum()", "knows the shape of its result", "before the step")
+        self.check(selects, "return y * y[y > 0].sum()", "picks elements by a mask", "torch.where")
 
     def test_random_numbers_that_are_not_torchs(self):
         self.check(throws_dice, "if random.random() < 2:", "random numbers of Python", "use torch.rand")
@@ -317,7 +318,7 @@ class Messages(unittest.TestCase):
             motley.capture(model, example(), F.cross_entropy)
         with self.assertRaisesRegex(motley.UserError, "either a cluster or a plan"):
             motley.distribute(mlp(), example(), F.cross_entropy)
-        with self.assertRaisesRegex(motley.UserError, "LBFGS is not known"):
+        with self.assertRaisesRegex(motley.UserError, "LBFGS needs a closure"):
             model = mlp()
             motley.distribute(model, example(), F.cross_entropy, PAIR, torch.optim.LBFGS(model.parameters()))
         with self.assertRaisesRegex(motley.UserError, "torchrun --nproc_per_node=2"):
@@ -465,7 +466,6 @@ class OneWorker(unittest.TestCase):
         dist = motley.distribute(mlp(), example(), F.cross_entropy, self.ONE)
         x, y = example()
         for batch, words in (
-            ((x[:5], y[:5]), "drop_last"),
             ((x.double(), y), "float64"),
             ((x,), "inputs and targets"),
             (((x, x), y), "a batch has"),
@@ -575,6 +575,98 @@ class Imports(unittest.TestCase):
         self.assertIn("libtorch_gone.so: cannot open shared object file", text)
         self.assertIn("apt-get install libtorch", text)
         self.assertNotIn("\n", text)
+
+
+ONE = "name: one\nlink: {bandwidth: 1 Gbps, latency: 1 us}\ndevices: [{type: P100-16GB}]\n"
+
+
+class Hidden(unittest.TestCase):
+    """State of a model that is no buffer."""
+
+    class Model(nn.Module):
+        def __init__(self, forward):
+            super().__init__()
+            self.layer, self.steps, self.counts, self.history, self.table = nn.Linear(6, 4), 0, {"all": 0}, [], None
+            self.function = forward
+
+        def forward(self, x):
+            return self.function(self, x)
+
+    def train(self, forward, steps=3):
+        batch = torch.randn(8, 6), torch.randint(4, (8,))
+        model = self.Model(forward)
+        dist = motley.distribute(model, batch, F.cross_entropy, ONE, "sgd")
+        return [dist.train_step(*batch) for _ in range(steps)]
+
+    def test_what_the_next_step_depends_on_is_refused(self):
+        def counted(m, x):
+            m.steps += 1
+            return m.layer(x) * m.steps
+
+        def counted_in_a_table(m, x):
+            m.counts["all"] += 1
+            return m.layer(x) / m.counts["all"]
+
+        def remembered(m, x):
+            m.history.append(x.shape[0])
+            return m.layer(x) + len(m.history)
+
+        def first_step_is_special(m, x):
+            y = m.layer(x) if m.steps else m.layer(x) * 0.1
+            m.steps = 1
+            return y
+
+        for forward, name in ((counted, "steps"), (counted_in_a_table, "counts"), (remembered, "history"), (first_step_is_special, "steps")):
+            with self.subTest(forward.__name__), self.assertRaisesRegex(motley.CaptureError, f"Model.{name} changes from .* next step"):
+                self.train(forward)
+
+    def test_what_it_does_not_depend_on_is_a_warning(self):
+        def counted(m, x):
+            m.steps += 1
+            m.counts["all"] += 1
+            return m.layer(x)
+
+        with self.assertWarnsRegex(UserWarning, "Model.steps changes from 0 to 1 in the forward pass; a graph does not repeat"):
+            self.train(counted)
+
+    def test_tables_made_on_the_way_are_fine(self):
+        def cached(m, x):
+            if m.table is None or m.steps != x.shape[1]:
+                m.table, m.steps = torch.arange(x.shape[1]) * 0.1, x.shape[1]
+            return m.layer(x + m.table)
+
+        self.assertEqual(len(set(self.train(cached))), 3)
+
+    def test_a_model_that_is_another_each_time(self):
+        with self.assertRaisesRegex(motley.MismatchError, "another one each time the plain model runs"):
+            self.train(lambda m, x: m.layer(x) * (1 + time.perf_counter_ns() % 1000))
+
+
+class OneDevice(unittest.TestCase):
+    def test_every_architecture_has_a_plan(self):
+        for name, build in support.architectures():
+            with self.subTest(name):
+                model, loss_fn, batch = build()
+                graph = motley.capture(model, support.batches_of(batch, 1)[0], loss_fn)
+                self.assertEqual(motley.plan(graph, ONE).check(), [])
+
+
+class Losses(unittest.TestCase):
+    def test_parameters_of_a_loss_are_shown(self):
+        class Warm(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.t = nn.Parameter(torch.tensor(2.0))
+
+            def forward(self, y, target):
+                return F.cross_entropy(y * self.t, target)
+
+        loss_fn, x, y = Warm(), torch.randn(6, 3), torch.arange(6) % 4
+        with self.assertWarnsRegex(UserWarning, "parameters of loss_fn are parameters of the step, loss_fn.t"):
+            dist = motley.distribute(nn.Linear(3, 4), (x, y), loss_fn, ONE, "sgd")
+        dist.train_step(x, y)
+        self.assertNotEqual(loss_fn.t.item(), 2.0)
+        self.assertEqual(loss_fn.t.item(), dist.state_dict()["loss_fn.t"].item())
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ const std::vector<OpDef>& factory_ops() {
       def("aten::eye", replicated),
       def("aten::eye.m", replicated),
       def("aten::full", uniform, 0),
-      def("aten::full_like", uniform),
       def("aten::new_empty", uniform, 1),
       def("aten::new_full", uniform, 1),
       def("aten::new_ones", uniform, 1),

@@ -1,4 +1,6 @@
 // Reading and writing by index.
+#include <algorithm>
+
 #include "graph/ops/builder.h"
 
 namespace motley::ops {
@@ -155,14 +157,23 @@ Signature index_put(const Graph& graph, const Node& node) {
   const Indexed at = indexed(graph, node, b.in(0).size());
   for (int i = 1; i < y; ++i)
     if (operand_spec(graph, node, static_cast<size_t>(i)).dtype == DType::b8) return b.take();
-  // The dimensions of the part of x that is written, which y broadcasts to.
+  // The dimensions of the part of x that is written, which y broadcasts to. A position for which y
+  // has no number of its own is not cut: a device without any would add y nowhere.
   Shape part;
   std::vector<int> labels;
+  const Shape& added = operand_spec(graph, node, static_cast<size_t>(y)).shape;
+  const size_t rank = at.positions.size() +
+                      static_cast<size_t>(std::count(at.operand.begin(), at.operand.end(), -1));
+  auto own_number = [&](size_t d, int64_t size) {
+    const size_t from_end = rank - d;
+    return from_end <= added.size() && added[added.size() - from_end] == size;
+  };
   const bool adds = bool_arg(node, 3);
   auto put_positions = [&] {
     std::vector<int> own;
     for (int64_t size : at.positions) {
-      own.push_back(b.label(size, adds ? LabelKind::reduction : LabelKind::blocked));
+      const bool cut = adds && own_number(part.size(), size);
+      own.push_back(b.label(size, cut ? LabelKind::reduction : LabelKind::blocked));
       part.push_back(size);
       labels.push_back(own.back());
     }

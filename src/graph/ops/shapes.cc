@@ -40,6 +40,18 @@ std::vector<TensorSpec> shape_like_first(const Graph& graph, const Node& node) {
   return {operand(graph, node, 0)};
 }
 
+std::vector<TensorSpec> shape_broadcast(const Graph& graph, const Node& node) {
+  TensorSpec out = operand(graph, node, 0);
+  const Shape& other = operand(graph, node, 1).shape;
+  if (other.size() > out.shape.size())
+    out.shape.insert(out.shape.begin(), other.size() - out.shape.size(), 1);
+  for (size_t d = 0; d < other.size(); d++) {
+    int64_t& size = out.shape[out.shape.size() - 1 - d];
+    if (size == 1) size = other[other.size() - 1 - d];
+  }
+  return {out};
+}
+
 std::vector<TensorSpec> shape_like_second(const Graph& graph, const Node& node) {
   return {operand(graph, node, 1)};
 }
@@ -164,17 +176,19 @@ std::vector<TensorSpec> shape_adaptive_avg_pool2d(const Graph& graph, const Node
 }
 
 ShapeFunction find_shape(const std::string& op) {
-  static constexpr std::array<std::pair<const char*, ShapeFunction>, 20> table = {{
+  static constexpr std::array<std::pair<const char*, ShapeFunction>, 22> table = {{
       {"aten::_adaptive_avg_pool2d", shape_adaptive_avg_pool2d},
       {"aten::_adaptive_avg_pool2d_backward", shape_like_second},
+      {"aten::_ctc_loss_backward", shape_like_second},
+      {"aten::_ctc_loss_backward.Tensor", shape_like_second},
       {"aten::convolution", shape_convolution},
       {"aten::convolution_backward", shape_convolution_backward},
       {"aten::embedding", shape_embedding},
       {"aten::embedding_dense_backward", shape_embedding_dense_backward},
       {"aten::index_put", shape_like_first},
       {"aten::index_select", shape_index_select},
-      {"aten::masked_fill.Scalar", shape_like_first},
-      {"aten::masked_fill.Tensor", shape_like_first},
+      {"aten::masked_fill.Scalar", shape_broadcast},
+      {"aten::masked_fill.Tensor", shape_broadcast},
       {"aten::max_pool2d_with_indices", shape_max_pool2d_with_indices},
       {"aten::max_pool2d_with_indices_backward", shape_like_second},
       {"aten::mse_loss_backward", shape_like_second},

@@ -20,6 +20,9 @@ using ShapeFunction = std::vector<TensorSpec> (*)(const Graph&, const Node&);
 // Result 0 is like operand 0: pointwise ops whose other operands broadcast to it, and most
 // `_backward`s.
 std::vector<TensorSpec> shape_like_first(const Graph& graph, const Node& node);
+// Result 0 has the type of operand 0 and the shape to which operands 0 and 1 broadcast:
+// masked_fill.
+std::vector<TensorSpec> shape_broadcast(const Graph& graph, const Node& node);
 // Like the second argument: mse_loss_backward, max_pool2d_with_indices_backward,
 // _adaptive_avg_pool2d_backward, ...
 std::vector<TensorSpec> shape_like_second(const Graph& graph, const Node& node);

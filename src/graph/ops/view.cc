@@ -230,16 +230,13 @@ Signature unsqueeze(const Graph& graph, const Node& node) {
   return permuted(graph, node, order);
 }
 
-// squeeze() and squeeze.dim(d): the result keeps every dimension but those of size 1 that go.
+// squeeze.dim(d): the result keeps dimension d unless its size is 1. (Without `d` it would depend
+// on the sizes of a piece.)
 Signature squeeze(const Graph& graph, const Node& node) {
   const Shape& in = operand_spec(graph, node, 0).shape;
   auto order = identity(in.size());
-  if (node.args.size() > 1) {
-    size_t dim = wrap_dim(int_arg(node, 1), in.size());
-    if (dim < in.size() && in[dim] == 1) order.erase(order.begin() + static_cast<int64_t>(dim));
-  } else {
-    std::erase_if(order, [&](int64_t d) { return in[d] == 1; });
-  }
+  const size_t dim = wrap_dim(int_arg(node, 1), in.size());
+  if (dim < in.size() && in[dim] == 1) order.erase(order.begin() + static_cast<int64_t>(dim));
   return permuted(graph, node, order);
 }
 
@@ -429,7 +426,6 @@ OpDef copy(const char* name, Signature (*signature)(const Graph&, const Node&), 
 
 const std::vector<OpDef>& view_ops() {
   static const std::vector<OpDef> table = {
-      alias("aten::_reshape_alias", reshape, 1),
       alias("aten::_unsafe_view", reshape, 1),
       alias("aten::alias", same),
       copy("aten::cat", cat),
@@ -448,7 +444,6 @@ const std::vector<OpDef>& view_ops() {
       copy("aten::slice_scatter", scatter_view),
       alias("aten::split.Tensor", split, -1, localize_split),
       alias("aten::split_with_sizes", split, -1, localize_split),
-      alias("aten::squeeze", squeeze),
       alias("aten::squeeze.dim", squeeze),
       copy("aten::stack", stack),
       alias("aten::t", t),

@@ -26,6 +26,15 @@ std::string known_params(const ModelInfo& info) {
   return text;
 }
 
+// What a model of that many layers, or that wide, takes to capture: one node per layer and more.
+int64_t largest(const std::string& parameter) {
+  for (const char* layers : {"layers", "every"})
+    if (parameter == layers) return 4096;
+  for (const char* few : {"heads", "kv_heads", "experts", "top", "image", "patch", "side", "width"})
+    if (parameter == few) return 1 << 14;
+  return 1 << 24;
+}
+
 double parse_value(const std::string& model, const std::string& key, const std::string& text) {
   double value = 0;
   const char* end = text.data() + text.size();
@@ -37,9 +46,10 @@ double parse_value(const std::string& model, const std::string& key, const std::
     return value;
   }
   int64_t integer = 0;
+  const int64_t most = largest(key);
   const auto [p, error] = std::from_chars(text.data(), end, integer);
-  if (error != std::errc() || p != end || integer < 1 || integer > (int64_t{1} << 31))
-    throw user_error("zoo", "{}: {} is '{}'; give an integer from 1 to 2^31", model, key, text);
+  if (error != std::errc() || p != end || integer < 1 || integer > most)
+    throw user_error("zoo", "{}: {} is '{}'; give an integer from 1 to {}", model, key, text, most);
   return static_cast<double>(integer);
 }
 

@@ -39,8 +39,8 @@ TEST(ZooErrors, NameTheMistake) {
             "[zoo] mlp has no parameter 'depth'; it has layers, hidden, in, classes, dropout");
   EXPECT_EQ(error_of("mlp:layers"), "[zoo] mlp: 'layers' is not of the form parameter=value");
   EXPECT_EQ(error_of("mlp:"), "[zoo] mlp: '' is not of the form parameter=value");
-  EXPECT_EQ(error_of("mlp:layers=0"), "[zoo] mlp: layers is '0'; give an integer from 1 to 2^31");
-  EXPECT_EQ(error_of("mlp:layers=2x"), "[zoo] mlp: layers is '2x'; give an integer from 1 to 2^31");
+  EXPECT_EQ(error_of("mlp:layers=0"), "[zoo] mlp: layers is '0'; give an integer from 1 to 4096");
+  EXPECT_EQ(error_of("mlp:layers=2x"), "[zoo] mlp: layers is '2x'; give an integer from 1 to 4096");
   EXPECT_EQ(error_of("mlp:layers=2,layers=3"), "[zoo] mlp: layers is given twice");
   EXPECT_EQ(error_of("mlp:dropout=1"),
             "[zoo] mlp: dropout is '1'; give a probability from 0 to below 1");

@@ -1,0 +1,34 @@
+// The step of the whole batch, and of its micro-batches at the sizes that engines try.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "shard/micro_batch.h"
+
+namespace motley::planner {
+
+class BatchStep {
+ public:
+  // `graph`: of a batch of so many samples.
+  BatchStep(Graph graph, int64_t batch);
+
+  const Graph& graph() const { return graph_; }
+  const Theory& theory() const { return theory_; }
+  int64_t batch() const { return batch_; }
+
+  // At micro-batches of so many samples, which divide the batch; null where the model does not
+  // allow it, for the reason why_not(). Not for several threads at a time.
+  std::shared_ptr<const MicroBatch> of(int64_t samples);
+  const std::string& why_not() const { return why_not_; }  // of the last that was null
+
+ private:
+  Graph graph_;
+  Theory theory_;
+  int64_t batch_;
+  std::map<int64_t, std::shared_ptr<const MicroBatch>> parts_;
+  std::string why_not_;
+};
+
+}  // namespace motley::planner

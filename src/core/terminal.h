@@ -1,0 +1,19 @@
+// Standard output of a program that prints what files name: what reaches a terminal (or a file, or
+// a pipe) is printable (printable.h), and what could not be written is noticed.
+#pragma once
+
+#include <string>
+
+namespace motley {
+
+// From here on all of stdout goes through printable(). Call once, first in main.
+void guard_output();
+
+// Writes what is buffered. Throws UserError if anything could not be written since the start.
+void finish_output();
+
+// Throws UserError unless write_file(path) can be expected to work; nothing is written. Long work
+// begins with it.
+void require_writable(const std::string& option, const std::string& path);
+
+}  // namespace motley

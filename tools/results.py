@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Which commit the results in bench/results/ come from (commits.tsv beside them), and what has changed since.
+
+    results.py stale [NAME ...]   a line for each study whose results are older than the code behind them
+    results.py record NAME        the results of this study, as they lie there now, come from the current commit
+    results.py check              exit code 1 if a result has no commit, or one that the history does not have
+"""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "bench" / "results"
+TABLE = FOLDER / "commits.tsv"
+
+
+def git(*words):
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+
+
+def table():
+    """{study: commit}"""
+    rows = [line.split("\t") for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
+    return {name: commit for name, commit in rows}
+
+
+def study_of(file):
+    return file.stem.split("-")[0]
+
+
+def stale(names):
+    for name, commit in table().items():
+        if names and name not in names:
+            continue
+        code = ["src", "clusters", "bench/trials", "bench/study.py", *(str(p) for p in ROOT.glob(f"bench/{name}_*"))]
+        changes = git("rev-list", "--count", f"{commit}..HEAD", "--", *code)
+        count = int(changes.stdout) if changes.returncode == 0 else 0
+        if count > 0:
+            print(f"bench: the committed results of {name} come from {commit}; {count} commits to the code behind them since",
+                  file=sys.stderr)
+
+
+def record(name):
+    commit = git("rev-parse", "--short", "HEAD").stdout.strip()
+    rows = dict(table(), **{name: commit})
+    text = "# study\tcommit whose code made its results; written by tools/results.py record\n"
+    TABLE.write_text(text + "".join(f"{key}\t{rows[key]}\n" for key in sorted(rows)))
+
+
+def check():
+    wrong = []
+    rows = table()
+    for file in sorted(FOLDER.rglob("*.*")):
+        if file != TABLE and study_of(file) not in rows:
+            wrong.append(f"{file.relative_to(ROOT)}: commits.tsv has no line for {study_of(file)}; ./dev bench writes it")
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() == "false":
+        for name, commit in rows.items():
+            if git("merge-base", "--is-ancestor", commit, "HEAD").returncode != 0:
+                wrong.append(f"bench/results/commits.tsv: {name}: the history has no {commit}; run the study again")
+    print("\n".join(wrong), end="\n" if wrong else "", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["stale"]:
+        stale(sys.argv[2:])
+    elif len(sys.argv) == 3 and sys.argv[1] == "record":
+        record(sys.argv[2])
+    elif sys.argv[1:] == ["check"]:
+        sys.exit(check())
+    else:
+        sys.exit(__doc__)
