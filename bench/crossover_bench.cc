@@ -16,11 +16,11 @@
 #include <string>
 #include <vector>
 
+#include "comm/gloo.h"
+#include "comm/launch.h"
 #include "core/error.h"
 #include "cost/cost.h"
-#include "torch/emulate.h"
-#include "torch/gloo.h"
-#include "torch/launch.h"
+#include "runtime/emulate.h"
 
 namespace motley {
 namespace {

@@ -24,7 +24,7 @@
 //               model, in which nothing overlaps
 //   motley's    motley's plan, likewise
 //   elsewhere   motley's plan, programs on any other devices of the cluster at any shares
-//               (spmd/parts.h); likewise
+//               (planner/parts.h); likewise
 //
 // Writes FOLDER/hap.csv and FOLDER/hap-N.svg if a folder is given. The exit code is 1 if a model
 // has the wrong size, or a plan is slower than a baseline, slower with segments than without,
@@ -49,16 +49,16 @@
 #include <thread>
 #include <vector>
 
-#include "auto/segments.h"
+#include "capture/source.h"
 #include "cluster/part.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "planner/program_plan.h"
+#include "planner/segments.h"
 #include "reduce/cluster.h"
 #include "sim/simulate.h"
-#include "spmd/balance.h"
-#include "spmd/order.h"
-#include "spmd/planner.h"
-#include "torch/source.h"
+#include "solver/balance.h"
+#include "solver/order.h"
 
 namespace motley {
 namespace {
@@ -243,7 +243,7 @@ constexpr int64_t kElsewhereStates = 20'000'000;
 bool certified(const Outcome& o) { return std::min(o.gap, o.apart > 0 ? o.apart : kInf) <= kGap; }
 
 // Seconds of a step for which types of devices wait for one another in turn: what no bound that
-// weighs types sees (spmd/synthesis.h).
+// weighs types sees (planner/synthesis.h).
 Seconds waiting(const Plan& plan) {
   const Shares shares(plan.ratios);
   const CostModel model(plan.cluster);

@@ -5,7 +5,7 @@
 JOBS.json: [{model, args, batch, shares: "even" | "proportional", steps, warm}]. Rank 0 prints one JSON line a job:
 {"job": index, "seconds": [of each step after the first], "losses": [...]}.
 
-Speed is emulated as motley does it (src/torch/emulate.h): the worker sleeps after work until start + CPU time / speed, by
+Speed is emulated as motley does it (src/runtime/emulate.h): the worker sleeps after work until start + CPU time / speed, by
 the CPU clock of its thread, the least that the same work took in any step, and what it slept too long is carried over, up
 to 5 ms. motley pads after every operator;
 here it is after every leaf module, forward and backward, and at the end of the backward pass and of the update.
@@ -260,7 +260,7 @@ def run(job, speeds):
 
 
 def prepare_memory(megabytes=600):
-    """As motley's workers do (src/torch/launch.h): freed memory is kept, and there is enough of it before the first step."""
+    """As motley's workers do (src/comm/launch.h): freed memory is kept, and there is enough of it before the first step."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.memset.argtypes, libc.free.argtypes = (
         ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], [ctypes.c_void_p])

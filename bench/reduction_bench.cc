@@ -24,12 +24,12 @@
 #include <vector>
 
 #include "cluster/cluster.h"
+#include "comm/gloo.h"
+#include "comm/launch.h"
+#include "comm/reducing.h"
 #include "core/file.h"
 #include "net/topology.h"
 #include "reduce/cluster.h"
-#include "torch/gloo.h"
-#include "torch/launch.h"
-#include "torch/reducing.h"
 
 namespace {
 

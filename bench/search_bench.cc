@@ -15,11 +15,11 @@
 #include <map>
 #include <string>
 
+#include "capture/source.h"
+#include "planner/synthesis.h"
+#include "solver/folded.h"
+#include "solver/order.h"
 #include "spmd/build.h"
-#include "spmd/folded.h"
-#include "spmd/order.h"
-#include "spmd/synthesis.h"
-#include "torch/source.h"
 
 namespace motley {
 namespace {

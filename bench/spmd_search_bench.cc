@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "spmd/folded.h"
-#include "twins/spmd_gpt.h"
+#include "reference/spmd_gpt.h"
+#include "solver/folded.h"
 
 namespace {
 

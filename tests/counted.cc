@@ -8,7 +8,7 @@
 #include <memory>
 #include <mutex>
 
-#include "torch/trainer.h"
+#include "runtime/trainer.h"
 
 namespace motley {
 

@@ -6,13 +6,13 @@
 #include <limits>
 #include <set>
 
-#include "auto/engines.h"
+#include "capture/capture.h"
 #include "core/error.h"
 #include "graph/canonical.h"
 #include "graph/precision.h"
+#include "planner/engines.h"
+#include "runtime/trainer.h"
 #include "sim/simulate.h"
-#include "torch/capture.h"
-#include "torch/trainer.h"
 
 namespace motley {
 namespace {

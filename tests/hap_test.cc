@@ -7,14 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "capture/capture.h"
 #include "cluster/part.h"
 #include "core/error.h"
 #include "graph/canonical.h"
+#include "planner/program_plan.h"
+#include "reference/memory_graphs.h"
+#include "runtime/trainer.h"
 #include "shard/shares.h"
-#include "spmd/planner.h"
-#include "spmd/test_memory.h"
-#include "torch/capture.h"
-#include "torch/trainer.h"
 
 namespace motley {
 namespace {

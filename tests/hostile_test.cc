@@ -18,10 +18,10 @@
 #include <sstream>
 #include <thread>
 
+#include "comm/store.h"
 #include "core/file.h"
 #include "core/rng.h"
-#include "torch/checkpoint.h"
-#include "torch/store.h"
+#include "runtime/checkpoint.h"
 
 namespace motley {
 namespace {

@@ -11,11 +11,11 @@
 #include <regex>
 #include <set>
 
+#include "comm/launch.h"
 #include "core/error.h"
 #include "plan/plan.h"
-#include "torch/consistency.h"
-#include "torch/launch.h"
-#include "torch/trainer.h"
+#include "runtime/consistency.h"
+#include "runtime/trainer.h"
 
 namespace motley {
 

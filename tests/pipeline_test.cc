@@ -10,6 +10,7 @@
 #include <mutex>
 #include <set>
 
+#include "capture/capture.h"
 #include "cluster/part.h"
 #include "counted.h"
 #include "graph/canonical.h"
@@ -19,15 +20,14 @@
 #include "pipeline/layers.h"
 #include "pipeline/schedules.h"
 #include "pipeline/simulate.h"
+#include "planner/synthesis.h"
 #include "random_pipeline.h"
+#include "runtime/eager.h"
+#include "runtime/pipeline_worker.h"
+#include "runtime/trainer.h"
 #include "sim/simulate.h"
 #include "spmd/recompute.h"
-#include "spmd/synthesis.h"
-#include "torch/capture.h"
-#include "torch/eager.h"
-#include "torch/module.h"
-#include "torch/pipeline_worker.h"
-#include "torch/trainer.h"
+#include "zoo/module.h"
 
 namespace motley {
 namespace {

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "capture/source.h"
+#include "planner/synthesis.h"
+#include "reference/brute_force.h"
+#include "solver/folded.h"
+#include "solver/order.h"
 #include "spmd/build.h"
-#include "spmd/folded.h"
-#include "spmd/order.h"
-#include "spmd/synthesis.h"
-#include "torch/source.h"
-#include "twins/spmd_twins.h"
 
 namespace motley::spmd {
 namespace {

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <numeric>
 
+#include "capture/capture.h"
 #include "cluster/part.h"
 #include "core/error.h"
 #include "graph/canonical.h"
 #include "pipeline/layers.h"
+#include "reference/sample.h"
 #include "spmd/build.h"
 #include "spmd/recompute.h"
-#include "spmd/sample.h"
-#include "torch/capture.h"
 
 namespace motley {
 

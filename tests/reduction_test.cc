@@ -4,9 +4,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "comm/reducing.h"
 #include "reduce/cluster.h"
 #include "reduce/synthesis.h"
-#include "torch/reducing.h"
 
 namespace motley {
 namespace {

@@ -18,22 +18,22 @@
 #include <optional>
 #include <thread>
 
+#include "capture/capture.h"
+#include "comm/gloo.h"
+#include "comm/launch.h"
+#include "comm/nccl.h"
+#include "comm/process_group.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "cost/overlap.h"
 #include "graph/canonical.h"
 #include "graph/precision.h"
-#include "spmd/planner.h"
-#include "torch/capture.h"
-#include "torch/data.h"
-#include "torch/dispatch.h"
-#include "torch/eager.h"
-#include "torch/emulate.h"
-#include "torch/gloo.h"
-#include "torch/launch.h"
-#include "torch/nccl.h"
-#include "torch/process_group.h"
-#include "torch/trainer.h"
+#include "interpret/dispatch.h"
+#include "planner/program_plan.h"
+#include "runtime/data.h"
+#include "runtime/eager.h"
+#include "runtime/emulate.h"
+#include "runtime/trainer.h"
 
 namespace motley {
 namespace {

@@ -1,22 +1,22 @@
 // Segments from a model to a plan that is checked, simulated and run.
-#include "auto/segments.h"
+#include "planner/segments.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "capture/capture.h"
 #include "core/error.h"
 #include "graph/canonical.h"
 #include "graph/precision.h"
 #include "graph/segment.h"
+#include "planner/program_plan.h"
+#include "reference/sample.h"
+#include "runtime/trainer.h"
 #include "sim/simulate.h"
 #include "soundness.h"
-#include "spmd/planner.h"
-#include "spmd/sample.h"
 #include "spmd/segments.h"
-#include "torch/capture.h"
-#include "torch/trainer.h"
 
 namespace motley {
 namespace {

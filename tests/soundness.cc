@@ -8,16 +8,16 @@
 #include <mutex>
 #include <numeric>
 
+#include "capture/capture.h"
 #include "core/error.h"
 #include "core/rng.h"
 #include "graph/canonical.h"
 #include "graph/segment.h"
+#include "reference/sample.h"
+#include "runtime/eager.h"
+#include "runtime/executor.h"
 #include "spmd/build.h"
 #include "spmd/recompute.h"
-#include "spmd/sample.h"
-#include "torch/capture.h"
-#include "torch/eager.h"
-#include "torch/executor.h"
 
 namespace motley {
 

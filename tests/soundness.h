@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "core/rng.h"
+#include "interpret/interpret.h"
 #include "shard/program.h"
 #include "shard/theory.h"
-#include "torch/interpret.h"
 
 namespace motley {
 

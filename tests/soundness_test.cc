@@ -5,15 +5,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include "capture/capture.h"
 #include "core/rng.h"
 #include "graph/canonical.h"
 #include "graph/ops/builder.h"
+#include "reference/sample.h"
+#include "runtime/eager.h"
+#include "runtime/executor.h"
 #include "spmd/build.h"
-#include "spmd/sample.h"
-#include "torch/capture.h"
-#include "torch/eager.h"
-#include "torch/executor.h"
-#include "torch/zoo/zoo.h"
+#include "zoo/zoo.h"
 
 namespace motley {
 namespace {

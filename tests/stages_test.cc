@@ -5,15 +5,15 @@
 #include <numeric>
 #include <set>
 
-#include "auto/calibrated.h"
-#include "auto/compose.h"
-#include "auto/engines.h"
-#include "auto/joint_placement.h"
-#include "auto/shape.h"
+#include "capture/capture.h"
 #include "cost/parts.h"
 #include "graph/canonical.h"
+#include "planner/calibrated.h"
+#include "planner/compose.h"
+#include "planner/engines.h"
+#include "planner/joint_placement.h"
+#include "planner/shape.h"
 #include "sim/simulate.h"
-#include "torch/capture.h"
 
 namespace motley {
 namespace {

@@ -1,17 +1,17 @@
 // Stages of the pipeline engine in unequal devices: which sub-clusters there are, what a search
 // with bounds of unplanned slices finds, and that such plans are training on one device.
-#include "auto/sub_clusters.h"
+#include "planner/sub_clusters.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "auto/engines.h"
-#include "auto/stage_costs.h"
+#include "capture/capture.h"
 #include "core/rng.h"
 #include "graph/canonical.h"
-#include "torch/capture.h"
-#include "torch/trainer.h"
+#include "planner/engines.h"
+#include "planner/stage_costs.h"
+#include "runtime/trainer.h"
 
 namespace motley {
 namespace {

@@ -5,13 +5,13 @@
 #include <limits>
 #include <set>
 
-#include "auto/engines.h"
+#include "capture/capture.h"
 #include "core/error.h"
 #include "graph/canonical.h"
+#include "planner/engines.h"
+#include "planner/program_plan.h"
+#include "runtime/trainer.h"
 #include "sim/simulate.h"
-#include "spmd/planner.h"
-#include "torch/capture.h"
-#include "torch/trainer.h"
 
 namespace motley {
 namespace {

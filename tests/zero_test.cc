@@ -5,12 +5,12 @@
 #include <map>
 #include <numeric>
 
-#include "auto/compose.h"
+#include "capture/capture.h"
 #include "core/rng.h"
 #include "counted.h"
 #include "graph/canonical.h"
-#include "torch/capture.h"
-#include "torch/trainer.h"
+#include "planner/compose.h"
+#include "runtime/trainer.h"
 
 namespace motley {
 namespace {

@@ -11,6 +11,7 @@ a header, JSON behind its length, and raw tensors.
 """
 
 import contextlib
+import gc
 import json
 import os
 import secrets
@@ -218,6 +219,7 @@ class Peers:
         with self.changed:
             numbers = sorted(self.held)
         if numbers:
+            gc.collect()  # an owner that only a cycle keeps is gone
             kept = torch.tensor([not self.held[n].dropped for n in numbers], dtype=torch.int32, device=self.group.device)
             with self.collective():
                 self.group.all_reduce(kept)

@@ -5,16 +5,16 @@
 #include <map>
 #include <memory>
 
-#include "auto/calibrated.h"
+#include "capture/source.h"
 #include "cli/commands.h"
 #include "cluster/profile.h"
+#include "comm/launch.h"
+#include "comm/nccl.h"
 #include "core/error.h"
 #include "core/units.h"
-#include "torch/calibrate.h"
-#include "torch/emulate.h"
-#include "torch/launch.h"
-#include "torch/nccl.h"
-#include "torch/source.h"
+#include "measure/calibrate.h"
+#include "planner/calibrated.h"
+#include "runtime/emulate.h"
 
 namespace motley {
 

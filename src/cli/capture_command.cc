@@ -3,12 +3,12 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "capture/source.h"
 #include "cli/commands.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/units.h"
 #include "graph/op.h"
-#include "torch/source.h"
 
 namespace motley {
 

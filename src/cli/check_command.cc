@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "plan/plan.h"
 #ifdef MOTLEY_WITH_TORCH
-#include "torch/consistency.h"
+#include "runtime/consistency.h"
 #endif
 
 namespace motley {

@@ -10,14 +10,14 @@
 #include <cstring>
 #include <filesystem>
 
+#include "capture/source.h"
 #include "cli/commands.h"
 #include "cli/run_command.h"
+#include "comm/launch.h"
 #include "core/error.h"
 #include "core/units.h"
-#include "spmd/planner.h"
-#include "torch/launch.h"
-#include "torch/source.h"
-#include "torch/trainer.h"
+#include "planner/program_plan.h"
+#include "runtime/trainer.h"
 
 namespace motley {
 

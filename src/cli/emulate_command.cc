@@ -4,9 +4,9 @@
 
 #include "cli/commands.h"
 #include "cluster/profile.h"
+#include "comm/launch.h"
 #include "core/error.h"
-#include "torch/emulate.h"
-#include "torch/launch.h"
+#include "runtime/emulate.h"
 
 namespace motley {
 

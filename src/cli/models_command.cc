@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "cli/commands.h"
-#include "torch/zoo/zoo.h"
+#include "zoo/zoo.h"
 
 namespace motley {
 

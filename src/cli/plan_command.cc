@@ -10,10 +10,7 @@
 #include <mutex>
 #include <optional>
 
-#include "auto/bound.h"
-#include "auto/calibrated.h"
-#include "auto/engines.h"
-#include "auto/segments.h"
+#include "bounds/compute_bound.h"
 #include "cli/commands.h"
 #include "cluster/profile.h"
 #include "core/error.h"
@@ -21,11 +18,14 @@
 #include "core/parallel.h"
 #include "graph/file.h"
 #include "graph/precision.h"
+#include "planner/calibrated.h"
+#include "planner/engines.h"
+#include "planner/program_plan.h"
+#include "planner/segments.h"
 #include "reduce/cluster.h"
 #include "sim/simulate.h"
-#include "spmd/planner.h"
 #ifdef MOTLEY_WITH_TORCH
-#include "torch/source.h"
+#include "capture/source.h"
 #endif
 
 namespace motley {

@@ -8,13 +8,13 @@
 
 #include "cli/commands.h"
 #include "cluster/profile.h"
+#include "comm/launch.h"
+#include "comm/nccl.h"
 #include "core/error.h"
 #include "core/interrupted.h"
 #include "core/units.h"
+#include "runtime/trainer.h"
 #include "sim/simulate.h"
-#include "torch/launch.h"
-#include "torch/nccl.h"
-#include "torch/trainer.h"
 
 namespace motley {
 

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "comm/launch.h"
 #include "core/error.h"
-#include "torch/emulate.h"
-#include "torch/launch.h"
-#include "torch/trainer.h"
+#include "runtime/emulate.h"
+#include "runtime/trainer.h"
 
 namespace motley {
 

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 #include "graph/precision.h"
-#include "graph/test_graphs.h"
+#include "reference/graphs.h"
 
 namespace motley {
 namespace {

@@ -4,17 +4,17 @@
 #include <algorithm>
 #include <optional>
 
+#include "capture/autocast.h"
+#include "capture/capture.h"
 #include "core/error.h"
 #include "graph/canonical.h"
 #include "graph/file.h"
 #include "graph/op.h"
 #include "graph/precision.h"
 #include "graph/segment.h"
+#include "interpret/interpret.h"
 #include "python/bindings.h"
-#include "torch/autocast.h"
-#include "torch/capture.h"
-#include "torch/executor.h"
-#include "torch/interpret.h"
+#include "runtime/executor.h"
 
 namespace motley::python {
 

@@ -1,8 +1,8 @@
 // motley._motley: the C++ rooms as the package python/motley uses them. Not an interface for users.
+#include "comm/gloo.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "python/bindings.h"
-#include "torch/gloo.h"
 
 namespace motley::python {
 

@@ -3,16 +3,16 @@
 #include <optional>
 #include <tuple>
 
-#include "auto/engines.h"
 #include "cluster/cluster.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "graph/file.h"
 #include "graph/op.h"
+#include "planner/engines.h"
+#include "planner/program_plan.h"
 #include "python/bindings.h"
 #include "reduce/cluster.h"
 #include "sim/simulate.h"
-#include "spmd/planner.h"
 
 namespace motley::python {
 

@@ -1,5 +1,5 @@
 // One worker of a distributed step: its group, its pieces, its executor.
-#include "torch/worker.h"
+#include "runtime/worker.h"
 
 #include <ATen/ATen.h>
 
@@ -8,15 +8,15 @@
 #include <optional>
 #include <tuple>
 
+#include "comm/communicator.h"
+#include "comm/gloo.h"
+#include "comm/launch.h"
+#include "comm/nccl.h"
+#include "comm/store.h"
 #include "core/error.h"
+#include "interpret/dispatch.h"
 #include "python/bindings.h"
-#include "torch/communicator.h"
-#include "torch/dispatch.h"
-#include "torch/emulate.h"
-#include "torch/gloo.h"
-#include "torch/launch.h"
-#include "torch/nccl.h"
-#include "torch/store.h"
+#include "runtime/emulate.h"
 
 namespace motley::python {
 

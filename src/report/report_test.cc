@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <numeric>
 
-#include "auto/engines.h"
 #include "core/rng.h"
+#include "planner/engines.h"
+#include "planner/program_plan.h"
 #include "report/html.h"
 #include "report/timeline.h"
 #include "report/words.h"
-#include "spmd/planner.h"
 
 namespace motley {
 namespace {

@@ -23,8 +23,8 @@
 
 #include "cost/cost.h"
 #include "shard/program.h"
+#include "solver/problem.h"
 #include "spmd/exposure.h"
-#include "spmd/problem.h"
 
 namespace motley::spmd {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cost/cost.h"
-#include "spmd/balance.h"
+#include "solver/balance.h"
 
 namespace motley::spmd {
 

@@ -5,7 +5,7 @@
 // which are then freed after the forward pass too). Of a recomputed block only what other blocks
 // read stays; what its own backward pass reads of it is made again, by the same steps with the same
 // collectives inside, right before the first backward step that needs it. Random elements do not
-// depend on when they are drawn (torch/executor.h), so the result is the same to the last bit.
+// depend on when they are drawn (runtime/executor.h), so the result is the same to the last bit.
 //
 // A recomputed stage of a pipeline is coarser: its runtime runs the whole forward phase again.
 #pragma once

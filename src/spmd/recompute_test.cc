@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "core/rng.h"
-#include "spmd/planner.h"
-#include "spmd/sample.h"
-#include "spmd/test_graphs.h"
+#include "planner/program_plan.h"
+#include "reference/sample.h"
+#include "reference/spmd_graphs.h"
 
 namespace motley::spmd {
 namespace {

@@ -10,11 +10,11 @@
 #include "core/rng.h"
 #include "cost/overlap.h"
 #include "graph/segment.h"
-#include "spmd/folded.h"
-#include "spmd/order.h"
-#include "spmd/planner.h"
-#include "spmd/sample.h"
-#include "spmd/test_graphs.h"
+#include "planner/program_plan.h"
+#include "reference/sample.h"
+#include "reference/spmd_graphs.h"
+#include "solver/folded.h"
+#include "solver/order.h"
 
 namespace motley::spmd {
 namespace {

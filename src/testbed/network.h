@@ -20,7 +20,7 @@
 //
 // Without root the command is started again as root of a user namespace, where it may do all this;
 // this process then only waits for it. Where neither is possible open_network says why and the
-// caller falls back on pacing sockets (torch/emulate.h).
+// caller falls back on pacing sockets (runtime/emulate.h).
 #pragma once
 
 #include <functional>

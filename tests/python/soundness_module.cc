@@ -6,10 +6,10 @@
 
 #include "core/rng.h"
 #include "graph/op.h"
+#include "reference/sample.h"
+#include "runtime/executor.h"
 #include "soundness.h"
 #include "spmd/build.h"
-#include "spmd/sample.h"
-#include "torch/executor.h"
 
 namespace motley {
 namespace {

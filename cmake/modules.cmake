@@ -1,0 +1,44 @@
+# A module is one folder of src/ and one static library, motley_<name>, built from every .cc in it.
+#   motley_module(shard MODULES graph core LIBS fmt::fmt)
+# x_test.cc files of the module become the test program test_<name>. tools/check_includes.py checks that the includes of
+# a module name only itself and the modules it is linked with here.
+set(MOTLEY_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers -Werror)
+# Modules also become part of the Python module, a shared object; nobody replaces their functions.
+set(MOTLEY_SHARED -fPIC -fno-semantic-interposition)
+
+function(motley_module name)
+  cmake_parse_arguments(ARG "" "" "MODULES;LIBS;TEST_LIBS" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  set(tests ${sources})
+  list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "main\\.cc$")
+  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  if(NOT sources)
+    return()
+  endif()
+  add_library(motley_${name} STATIC ${sources})
+  target_compile_options(motley_${name} PRIVATE ${MOTLEY_WARNINGS} ${MOTLEY_SHARED})
+  target_include_directories(motley_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
+  list(TRANSFORM ARG_MODULES PREPEND motley_ OUTPUT_VARIABLE modules)
+  target_link_libraries(motley_${name} PUBLIC ${modules} ${ARG_LIBS})
+  if(tests)
+    motley_test(test_${name} SOURCES ${tests} LIBS motley_${name} ${ARG_TEST_LIBS})
+  endif()
+endfunction()
+
+# motley_test(name SOURCES a_test.cc ... LIBS ...): a GoogleTest program, one ctest entry.
+function(motley_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LIBS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 600)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_compile_options(${name} PRIVATE ${MOTLEY_WARNINGS})
+  target_compile_definitions(${name} PRIVATE MOTLEY_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                                             MOTLEY_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE ${ARG_LIBS} GTest::gtest_main GTest::gmock)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+endfunction()

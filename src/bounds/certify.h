@@ -1,0 +1,105 @@
+// The lower bound of exposure.h: of the step of any program at given shares, or at any shares of a
+// range, whose gradients travel beside the backward pass.
+//
+// Bounds play a game against programs: weights of bounds by dearest_weights (balance.h), programs
+// by searches at those weights. Where the bound of a class of programs is least, the class is
+// divided where a program that keeps it low has its last barrier, or gets a stretch that begins
+// where the messages of such a program begin to queue, or is divided by whether the largest
+// gradient is all-reduced that only some of these programs all-reduce. The game of a class goes on
+// from the weights that proved most of the class it is part of: searches at the extremes of the few
+// programs that are known take long and prove little.
+//
+// Prices at a range of shares (Fractions) are no more than those at any of its shares, of every
+// program: the bound then holds for all of them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "solver/folded.h"
+#include "solver/order.h"
+#include "spmd/build.h"
+
+namespace motley::spmd {
+
+constexpr double kWideGap = 1e-2;  // up to which a step is certified
+
+// Programs that searches found, each once. They stay where they are.
+class ProgramPool {
+ public:
+  const Program& add(Program program);
+  // The program of a solution. Searches often find that of an earlier one again.
+  const Program& of(const Builder& builder, const Solution& solution);
+
+  struct Found {
+    std::vector<int> option;  // empty: not from a search
+    std::vector<Conversion> conversions;
+    std::unique_ptr<Program> program;
+  };
+  const std::vector<Found>& found() const { return found_; }
+
+ private:
+  std::vector<Found> found_;
+};
+
+// What searches took so far.
+struct Effort {
+  int solves = 0;
+  int64_t states = 0;
+  StopReason worst_stop = StopReason::kOptimal;
+};
+
+// What is to be certified.
+struct Certified {
+  const Fractions* fractions;
+  std::function<Seconds()> step;     // no bound is looked for that is nearer to it than need be
+  const Program* program = nullptr;  // of that step; nullptr: of no known program
+  ValueId first = {};                // see hidden_seconds()
+  // Told of every program that searches find, which may lower the step.
+  std::function<void(const Program&)> found;
+};
+
+class Certifier {
+ public:
+  // `builder` and `order` are of the same theory and model; the builder is left with other prices.
+  // REQUIRES: all outlive this.
+  Certifier(const Theory& theory, const CostModel& model, Optimizer optimizer,
+            Restriction restriction, const Limits& limits, Builder* builder, const Order* order,
+            WarmStart* warm, ProgramPool* pool);
+
+  // No more than the step. Where it is more than kWideGap below the step, about so many states were
+  // searched, classes were divided that often, or nothing is left to divide by.
+  Seconds bound(const Certified& certified, int64_t states,
+                int divisions = std::numeric_limits<int>::max());
+  // The same without classes of programs.
+  Seconds plain_bound(const Certified& certified, int64_t states);
+
+  const Effort& effort() const { return effort_; }
+
+ private:
+  struct Game;
+
+  std::vector<int64_t> stretches(std::vector<int64_t> from) const;
+  Game whole(const Certified& certified) const;
+  Seconds play(const Certified& certified, Game* game);
+  ValueId disputed(const Certified& certified, const std::vector<const Program*>& programs,
+                   const std::vector<Decision>& decided) const;
+  Solution solve(const Builder& builder, const Order& order, WarmStart* warm);
+
+  const Theory& theory_;
+  const CostModel& model_;
+  Optimizer optimizer_;
+  Restriction restriction_;
+  Limits limits_;
+  Builder* builder_;
+  const Order* order_;
+  WarmStart* warm_;
+  ProgramPool* pool_;
+  Effort effort_;
+  int64_t most_states_ = 0;  // of effort_
+};
+
+}  // namespace motley::spmd

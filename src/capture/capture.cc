@@ -1,0 +1,219 @@
+#include "capture/capture.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include <chrono>
+#include <new>
+#include <set>
+#include <stdexcept>
+
+#include "capture/autocast.h"
+#include "capture/recorder.h"
+#include "core/error.h"
+#include "graph/op.h"
+#include "interpret/dispatch.h"
+#include "zoo/module.h"
+
+namespace motley {
+namespace {
+
+using recording::Recorder;
+using torch::jit::Stack;
+
+thread_local Recorder* current = nullptr;
+thread_local int operators = 0;  // that are being recorded, one inside another
+
+void fallback(const c10::OperatorHandle& handle, Stack* stack) {
+  MOTLEY_CHECK(current != nullptr);
+  struct Inside {
+    Inside() { operators++; }
+    ~Inside() { operators--; }
+  } inside;
+  c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::Fake);
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  current->handle(handle, stack);
+}
+
+void register_fallback() {
+  // Never freed: the dispatcher outlives it.
+  static const torch::Library* library = [] {
+    auto* l =
+        new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::Fake, __FILE__, __LINE__);
+    l->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+#if TORCH_VERSION_MAJOR < 2
+    // Custom operators without a backward pass skip autograd, as they do on other devices.
+    static torch::Library autograd(torch::Library::IMPL, "_", c10::DispatchKey::AutogradMeta,
+                                   __FILE__, __LINE__);
+    autograd.fallback(torch::CppFunction::makeFallthrough());
+#endif
+    return l;
+  }();
+  MOTLEY_CHECK(library != nullptr);
+}
+
+class Recording {
+ public:
+  explicit Recording(Recorder* recorder) : include_(c10::DispatchKey::Fake) {
+    MOTLEY_CHECK(current == nullptr);
+    register_fallback();
+    current = recorder;
+  }
+  ~Recording() { current = nullptr; }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+ private:
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+using Clock = std::chrono::steady_clock;
+
+// Records a step under a Recording of `recorder`, which has recorded nothing yet.
+Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point start) {
+  Graph& graph = recorder.result.graph;
+  const std::string& name = step.name;
+  graph.model = name;
+  std::vector<at::Tensor> parameters;
+  std::vector<std::string> names;
+  for (const auto& [key, tensor] : step.parameters) {
+    if (recorder.known(tensor)) {
+      for (size_t i = 0; i < parameters.size(); i++)
+        if (parameters[i].is_alias_of(tensor)) recorder.result.tied.push_back({key, names[i]});
+      continue;
+    }
+    if (recorder.stores(tensor))
+      throw user_error("capture", "{}: parameter {} shares memory with another but not its shape",
+                       name, key);
+    recorder.define(tensor, graph.add_parameter(key, motley::spec_of(tensor)));
+    parameters.push_back(tensor);
+    names.push_back(key);
+  }
+  for (const auto& [key, tensor] : step.buffers)
+    recorder.define(tensor, graph.add_buffer(key, motley::spec_of(tensor)));
+  for (const auto& [key, tensor] : step.inputs)
+    recorder.define(tensor, graph.add_input(key, motley::spec_of(tensor)));
+
+  for (const auto& [key, tensor] : step.owners) recorder.own(key, tensor);
+  recorder.forget_error = step.forget_error;
+
+  recorder.recording = true;
+  std::vector<std::pair<size_t, at::Tensor>> replaced;
+  const at::Tensor loss = step.loss(&replaced);
+  if (!loss.defined() || loss.dim() != 0 || !loss.is_floating_point() || !loss.requires_grad())
+    throw user_error("capture",
+                     "{}: the loss is {}; it must be a real number that depends on a "
+                     "parameter",
+                     name, loss.defined() ? to_string(motley::spec_of(loss)) : "undefined");
+  graph.loss = recorder.value_of(loss, "the loss");
+  recorder.phase = Phase::backward;
+  std::vector<at::Tensor> trained;
+  std::vector<size_t> positions;
+  for (size_t i = 0; i < parameters.size(); i++) {
+    if (!parameters[i].requires_grad()) continue;
+    trained.push_back(parameters[i]);
+    positions.push_back(i);
+  }
+  // As outside of `with torch.autocast`, where the forward pass ends.
+  const auto plain = without_autocast();
+  std::vector<at::Tensor> gradients =
+      torch::autograd::grad({loss}, trained, {}, /*retain_graph=*/false, /*create_graph=*/false,
+                            /*allow_unused=*/true);
+  if (step.gradient)
+    for (size_t i = 0; i < gradients.size(); i++)
+      if (gradients[i].defined()) gradients[i] = step.gradient(positions[i], gradients[i]);
+  for (size_t i = 0; i < gradients.size(); i++)
+    if (gradients[i].defined())
+      graph.parameters[positions[i]].gradient = recorder.value_of(gradients[i], "the gradient");
+  for (size_t i = 0; i < parameters.size(); i++)
+    if (recorder.changed(parameters[i]))
+      throw user_error(
+          "capture",
+          "{}: the step changes parameter {} in place; change it between steps, or make "
+          "it a buffer",
+          name, names[i]);
+  for (size_t i = 0; i < step.buffers.size(); i++)
+    if (recorder.changed(step.buffers[i].second))
+      graph.buffers[i].update = recorder.value_of(step.buffers[i].second, "the update");
+  for (const auto& [i, tensor] : replaced) {
+    const ValueId value = recorder.value_of(tensor, "the update");
+    if (graph.spec(value) != graph.spec(graph.buffers[i].value))
+      throw user_error("capture", "{}: the step makes buffer {} {} of {}; keep its shape and type",
+                       name, graph.buffers[i].name, to_string(graph.spec(value)),
+                       to_string(graph.spec(graph.buffers[i].value)));
+    graph.buffers[i].update = value;
+  }
+  remove_dead(&graph);
+  std::set<std::string> unknown;
+  for (const Node& node : graph.nodes)
+    if (!is_source(node) && find_op(node.op) == nullptr && unknown.insert(node.op).second)
+      recorder.result.unknown_ops.push_back(node.op);
+  recorder.result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return std::move(recorder.result);
+}
+
+}  // namespace
+
+Capture capture(const std::string& model, int64_t batch, DType dtype) {
+  const ModelSpec spec = parse_model(model);
+  const auto refused = [&](const std::exception& e) {
+    const std::string why = e.what();  // of libtorch: with the frames of its stack
+    return user_error("capture", "{} at batch {} cannot be run: {}; give other sizes", spec.text(),
+                      batch, why.substr(0, why.find('\n')));
+  };
+  try {
+    return capture(
+        spec.text(), [&] { return build_model(spec); }, batch, dtype);
+  } catch (const c10::Error& e) {
+    throw refused(e);
+  } catch (const std::bad_alloc& e) {
+    throw refused(e);
+  } catch (const std::length_error& e) {
+    throw refused(e);
+  }
+}
+
+Capture capture(const std::string& name, const std::function<std::shared_ptr<TrainModule>()>& build,
+                int64_t batch, DType dtype) {
+  const auto start = Clock::now();
+  if (batch < 1) throw user_error("capture", "the batch is {}; give a positive number", batch);
+  Recorder recorder;
+  Recording recording(&recorder);
+  DefaultDType default_type(dtype);
+
+  const std::shared_ptr<TrainModule> module = build();
+  MetaStep step;
+  step.name = name;
+  for (const auto& item : module->named_parameters())
+    step.parameters.push_back({item.key(), item.value()});
+  for (const auto& item : module->named_buffers())
+    step.buffers.push_back({item.key(), item.value()});
+  std::vector<at::Tensor> inputs;
+  for (const InputSpec& input : module->inputs(batch)) {
+    inputs.push_back(at::empty(input.spec.shape,
+                               at::TensorOptions(at::kMeta).dtype(to_torch(input.spec.dtype))));
+    step.inputs.push_back({input.name, inputs.back()});
+  }
+  step.loss = [&](std::vector<std::pair<size_t, at::Tensor>>*) { return module->loss(inputs); };
+  return record_step(recorder, step, start);
+}
+
+bool between_operators() { return current != nullptr && operators == 0; }
+
+std::vector<std::string> refused_ops() { return Recorder::refused(); }
+
+Capture capture(const MetaStep& step) {
+  const auto start = Clock::now();
+  Recorder recorder;
+  Recording recording(&recorder);
+  const FollowAutocast follow(step.owners.empty() ? at::kMeta
+                                                  : step.owners[0].second.device().type());
+  return record_step(recorder, step, start);
+}
+
+}  // namespace motley

@@ -1,0 +1,21 @@
+#include "capture/source.h"
+
+#include "capture/capture.h"
+#include "graph/canonical.h"
+
+namespace motley {
+
+GraphSource load_graph(const std::string& model, int64_t batch, DType dtype) {
+  GraphSource source;
+  if (is_graph_file(model)) {
+    source.graph = load_graph_file(model, batch);
+    return source;
+  }
+  Capture captured = capture(model, batch, dtype);
+  source.capture_s = captured.seconds;
+  source.unknown_ops = captured.unknown_ops;
+  source.graph = canonicalize(captured.graph);
+  return source;
+}
+
+}  // namespace motley

@@ -1,0 +1,292 @@
+#include "comm/reducing.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "comm/subgroup.h"
+#include "core/error.h"
+
+namespace motley {
+
+namespace {
+
+using net::Collective;
+using Chunks = std::vector<std::pair<int, int>>;  // [first, first + count), ascending
+
+constexpr int kFirstTag = 1 << 20;              // away from those of pipelines
+constexpr int64_t kSegment = int64_t{1} << 18;  // elements that travel a chain together
+
+int count(const Chunks& chunks) {
+  int n = 0;
+  for (const auto& [first, length] : chunks) n += length;
+  return n;
+}
+
+// The i-th of n equal parts.
+Chunks part(const Chunks& chunks, int i, int n) {
+  const int size = count(chunks) / n;
+  Chunks result;
+  int skip = i * size, left = size;
+  for (auto [first, length] : chunks) {
+    const int away = std::min(skip, length);
+    first += away, length -= away, skip -= away;
+    const int take = std::min(left, length);
+    if (take > 0) result.push_back({first, take});
+    left -= take;
+  }
+  return result;
+}
+
+class Reducing final : public Communicator {
+ public:
+  Reducing(Communicator& group, const std::vector<ReductionProgram>& programs) : group_(group) {
+    int tag = kFirstTag;
+    for (const ReductionProgram& program : programs) {
+      Compiled compiled;
+      compiled.from = program.from;
+      net::SparseStates states(size());
+      for (const ReductionStep& step : program.steps) {
+        Part mine;
+        mine.collective = step.collective;
+        for (const std::vector<int>& members : step.groups) {
+          auto it = std::find(members.begin(), members.end(), rank());
+          if (it == members.end()) continue;
+          mine.ranks = members;
+          mine.group = subgroup(group, members, tag);
+          for (int d : members) mine.held.push_back(states.held(d));
+        }
+        mine.tag = tag++;
+        if (mine.group) compiled.steps.push_back(std::move(mine));
+        MOTLEY_CHECK(states.apply(step.collective, step.groups));
+      }
+      programs_.push_back(std::move(compiled));
+    }
+  }
+
+  ~Reducing() override {
+    {
+      const std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+
+  void all_reduce(at::Tensor& tensor, Reduction reduction) override {
+    const Compiled* program = reduction == Reduction::sum ? program_for(tensor) : nullptr;
+    if (program != nullptr)
+      started(*program, tensor)->wait();
+    else
+      group_.all_reduce(tensor, reduction);
+  }
+  std::unique_ptr<Message> start_all_reduce(at::Tensor& tensor) override {
+    const Compiled* program = program_for(tensor);
+    if (program == nullptr) return group_.start_all_reduce(tensor);
+    return started(*program, tensor);
+  }
+  void all_gather(std::vector<at::Tensor>& pieces) override { group_.all_gather(pieces); }
+  at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
+    return group_.reduce_scatter(pieces);
+  }
+  void all_gather_grouped(std::vector<at::Tensor>& pieces) override {
+    group_.all_gather_grouped(pieces);
+  }
+  at::Tensor reduce_scatter_grouped(const std::vector<at::Tensor>& pieces) override {
+    return group_.reduce_scatter_grouped(pieces);
+  }
+  void all_to_all(const std::vector<at::Tensor>& send_pieces,
+                  std::vector<at::Tensor>& receive_pieces) override {
+    group_.all_to_all(send_pieces, receive_pieces);
+  }
+  void barrier() override { group_.barrier(); }
+  std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
+    return group_.send(tensor, to, tag);
+  }
+  std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
+    return group_.receive(tensor, from, tag);
+  }
+
+ private:
+  // A step in which this rank takes part.
+  struct Part {
+    Collective collective = Collective::all_reduce;
+    std::vector<int> ranks;               // of the group, the root first
+    std::unique_ptr<Communicator> group;  // of those
+    std::vector<Chunks> held;             // before the step, by member
+    int tag = 0;
+  };
+  struct Compiled {
+    Bytes from = 0;
+    std::vector<Part> steps;
+  };
+
+  class Running final : public Message {
+   public:
+    explicit Running(std::future<void> end) : end_(std::move(end)) {}
+    ~Running() override {
+      if (end_.valid()) end_.wait();
+    }
+    void wait() override {
+      if (end_.valid()) end_.get();
+    }
+
+   private:
+    std::future<void> end_;
+  };
+
+  // Programs run on one thread, in the order in which they were started: their messages have the
+  // same tags.
+  std::unique_ptr<Message> started(const Compiled& program, at::Tensor& tensor) {
+    std::packaged_task<void()> task([this, &program, tensor]() mutable {
+      at::NoGradGuard no_grad;
+      run(program, tensor);
+    });
+    auto message = std::make_unique<Running>(task.get_future());
+    {
+      const std::lock_guard lock(mutex_);
+      if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+      tasks_.push_back(std::move(task));
+    }
+    changed_.notify_one();
+    return message;
+  }
+  void work() {
+    at::init_num_threads();
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return ending_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      std::packaged_task<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      lock.lock();
+    }
+  }
+
+  // nullptr: the group's own all-reduce.
+  const Compiled* program_for(const at::Tensor& tensor) const {
+    const double bytes =
+        static_cast<double>(tensor.numel()) * static_cast<double>(tensor.element_size());
+    for (size_t i = programs_.size(); i-- > 0;)
+      if (bytes >= programs_[i].from) return &programs_[i];
+    return nullptr;
+  }
+
+  void run(const Compiled& program, at::Tensor& tensor) {
+    at::Tensor flat = summable(tensor).reshape({-1});
+    for (const Part& step : program.steps) {
+      const int n = step.group->size(), me = step.group->rank();
+      const Chunks& mine = step.held[me];
+      switch (step.collective) {
+        case Collective::all_reduce: {
+          at::Tensor sum = take(flat, mine);
+          step.group->all_reduce(sum);
+          put(flat, mine, sum);
+          break;
+        }
+        case Collective::reduce_scatter: {
+          std::vector<at::Tensor> pieces;
+          for (int i = 0; i < n; ++i) pieces.push_back(take(flat, part(mine, i, n)));
+          put(flat, part(mine, me, n), step.group->reduce_scatter(pieces));
+          break;
+        }
+        case Collective::all_gather: {
+          std::vector<at::Tensor> pieces;
+          for (int i = 0; i < n; ++i) pieces.push_back(take(flat, step.held[i]));
+          step.group->all_gather(pieces);
+          for (int i = 0; i < n; ++i) put(flat, step.held[i], pieces[i]);
+          break;
+        }
+        case Collective::reduce: {
+          at::Tensor sum = take(flat, mine);
+          chain(step, sum, /*down=*/false);
+          if (me == 0) put(flat, mine, sum);
+          break;
+        }
+        case Collective::broadcast: {
+          at::Tensor all = take(flat, step.held[0]);
+          chain(step, all, /*down=*/true);
+          put(flat, step.held[0], all);
+          break;
+        }
+      }
+    }
+    if (!flat.is_alias_of(tensor)) tensor.copy_(flat.reshape(tensor.sizes()));
+  }
+
+  // Segments from the root to the last member (down), or from the last to the root, adding up.
+  void chain(const Part& step, at::Tensor& tensor, bool down) {
+    const int n = step.group->size(), me = step.group->rank();
+    const int from = down ? me - 1 : me + 1, to = down ? me + 1 : me - 1;
+    std::vector<std::unique_ptr<Message>> sent, coming;
+    std::vector<at::Tensor> arriving, segments;
+    for (int64_t at = 0; at < tensor.numel(); at += kSegment)
+      segments.push_back(tensor.narrow(0, at, std::min(kSegment, tensor.numel() - at)));
+    if (from >= 0 && from < n)
+      for (at::Tensor& segment : segments) {
+        arriving.push_back(down ? segment : at::empty_like(segment));
+        coming.push_back(group_.receive(arriving.back(), step.ranks[from], step.tag));
+      }
+    for (size_t s = 0; s < segments.size(); ++s) {
+      if (!coming.empty()) {
+        coming[s]->wait();
+        if (!down) segments[s].add_(arriving[s]);
+      }
+      if (to >= 0 && to < n) sent.push_back(group_.send(segments[s], step.ranks[to], step.tag));
+    }
+    for (auto& message : sent) message->wait();
+  }
+
+  int64_t begin_of(const at::Tensor& flat, int chunk) const {
+    return flat.numel() * chunk / size();
+  }
+  at::Tensor stretch(const at::Tensor& flat, const std::pair<int, int>& chunks) const {
+    const int64_t begin = begin_of(flat, chunks.first),
+                  end = begin_of(flat, chunks.first + chunks.second);
+    return flat.narrow(0, begin, end - begin);
+  }
+  // The elements of chunks, as one tensor: a view if they are one stretch.
+  at::Tensor take(const at::Tensor& flat, const Chunks& chunks) const {
+    if (chunks.size() == 1) return stretch(flat, chunks[0]);
+    std::vector<at::Tensor> stretches;
+    for (const auto& c : chunks) stretches.push_back(stretch(flat, c));
+    return at::cat(stretches);
+  }
+  void put(const at::Tensor& flat, const Chunks& chunks, const at::Tensor& from) const {
+    int64_t at = 0;
+    for (const auto& c : chunks) {
+      at::Tensor to = stretch(flat, c);
+      if (to.data_ptr() != from.data_ptr() || chunks.size() > 1)
+        to.copy_(from.narrow(0, at, to.numel()));
+      at += to.numel();
+    }
+  }
+
+  Communicator& group_;
+  std::vector<Compiled> programs_;
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::deque<std::packaged_task<void()>> tasks_;
+  bool ending_ = false;
+  std::thread thread_;  // from the first program on
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> reducing(Communicator& group,
+                                       const std::vector<ReductionProgram>& programs) {
+  return std::make_unique<Reducing>(group, programs);
+}
+
+}  // namespace motley

@@ -1,0 +1,187 @@
+#include <ATen/ATen.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <tuple>
+
+#include "comm/communicator.h"
+#include "core/error.h"
+
+namespace motley {
+
+namespace {
+
+struct Aborted {};
+
+// A barrier that can be broken: when one thread fails, the others leave with Aborted.
+class Meeting {
+ public:
+  explicit Meeting(int size) : size_(size), posts_(size) {}
+
+  // Everybody posts a list of tensors, then sees everybody's.
+  const std::vector<std::vector<at::Tensor>>& post(int rank, std::vector<at::Tensor> tensors) {
+    posts_[rank] = std::move(tensors);
+    wait();
+    return posts_;
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    if (aborted_) throw Aborted();
+    int round = round_;
+    if (++arrived_ == size_) {
+      arrived_ = 0;
+      ++round_;
+      changed_.notify_all();
+      return;
+    }
+    changed_.wait(lock, [&] { return round_ != round || aborted_; });
+    if (round_ == round) throw Aborted();
+  }
+  void put(int from, int to, int tag, at::Tensor tensor) {
+    std::lock_guard lock(mutex_);
+    mail_[{from, to, tag}].push_back(std::move(tensor));
+    changed_.notify_all();
+  }
+  at::Tensor take(int from, int to, int tag) {
+    std::unique_lock lock(mutex_);
+    std::deque<at::Tensor>& box = mail_[{from, to, tag}];
+    changed_.wait(lock, [&] { return !box.empty() || aborted_; });
+    if (box.empty()) throw Aborted();
+    at::Tensor tensor = std::move(box.front());
+    box.pop_front();
+    return tensor;
+  }
+  void abort() {
+    std::lock_guard lock(mutex_);
+    aborted_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int arrived_ = 0, round_ = 0;
+  bool aborted_ = false;
+  std::vector<std::vector<at::Tensor>> posts_;
+  std::map<std::tuple<int, int, int>, std::deque<at::Tensor>> mail_;  // by (from, to, tag)
+};
+
+class Sent final : public Message {
+  void wait() override {}
+};
+
+class Awaited final : public Message {
+ public:
+  Awaited(Meeting& meeting, int from, int to, int tag, at::Tensor tensor)
+      : meeting_(meeting), from_(from), to_(to), tag_(tag), tensor_(std::move(tensor)) {}
+  void wait() override {
+    if (!tensor_.defined()) return;
+    const at::Tensor arrived = meeting_.take(from_, to_, tag_);
+    MOTLEY_CHECK(arrived.sizes() == tensor_.sizes() && arrived.dtype() == tensor_.dtype(),
+                 "a message from rank {} has another shape than expected", from_);
+    tensor_.copy_(arrived);
+    tensor_.reset();
+  }
+
+ private:
+  Meeting& meeting_;
+  int from_, to_, tag_;
+  at::Tensor tensor_;
+};
+
+class ThreadCommunicator final : public Communicator {
+ public:
+  ThreadCommunicator(Meeting& meeting, int rank, int size)
+      : meeting_(meeting), rank_(rank), size_(size) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void all_reduce(at::Tensor& tensor, Reduction reduction) override {
+    const auto& posts = meeting_.post(rank_, {tensor});
+    at::Tensor total = posts[0][0].clone();
+    for (int r = 1; r < size_; ++r) {
+      MOTLEY_CHECK(posts[r][0].sizes() == total.sizes(), "all_reduce of different shapes");
+      total = reduction == Reduction::sum ? total + posts[r][0] : at::maximum(total, posts[r][0]);
+    }
+    meeting_.wait();
+    tensor.copy_(total);
+    meeting_.wait();
+  }
+  void all_gather(std::vector<at::Tensor>& pieces) override {
+    const auto& posts = meeting_.post(rank_, {pieces[rank_]});
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) fill(pieces[r], posts[r][0]);
+    meeting_.wait();
+  }
+  at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
+    const auto& posts = meeting_.post(rank_, pieces);
+    at::Tensor total = posts[0][rank_].clone();
+    for (int r = 1; r < size_; ++r) total = total + posts[r][rank_];
+    meeting_.wait();
+    return total;
+  }
+  void all_to_all(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) override {
+    const auto& posts = meeting_.post(rank_, send);
+    for (int r = 0; r < size_; ++r) fill(receive[r], posts[r][rank_]);
+    meeting_.wait();
+  }
+  void barrier() override { meeting_.wait(); }
+  std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
+    meeting_.put(rank_, to, tag, tensor.clone());
+    return std::make_unique<Sent>();
+  }
+  std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
+    return std::make_unique<Awaited>(meeting_, from, rank_, tag, tensor);
+  }
+
+ private:
+  static void fill(at::Tensor& to, const at::Tensor& from) {
+    MOTLEY_CHECK(to.sizes() == from.sizes(), "a piece has another shape than expected");
+    to.copy_(from);
+  }
+
+  Meeting& meeting_;
+  int rank_, size_;
+};
+
+}  // namespace
+
+std::unique_ptr<Message> Communicator::send(const at::Tensor&, int, int) {
+  throw user_error("run",
+                   "this backend has no messages between two workers, which pipelines need; use "
+                   "--device cpu");
+}
+std::unique_ptr<Message> Communicator::receive(at::Tensor& tensor, int from, int tag) {
+  return send(tensor, from, tag);
+}
+
+void run_thread_group(int size, const std::function<void(Communicator&)>& body) {
+  Meeting meeting(size);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        ThreadCommunicator communicator(meeting, r, size);
+        body(communicator);
+      } catch (const Aborted&) {
+      } catch (...) {
+        {
+          std::lock_guard lock(mutex);
+          if (!first) first = std::current_exception();
+        }
+        meeting.abort();
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace motley

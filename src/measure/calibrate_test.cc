@@ -1,0 +1,112 @@
+#include "measure/calibrate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/rng.h"
+
+namespace motley {
+namespace {
+
+double error_of(const std::vector<Sample>& samples, double overhead, double per_flop,
+                double per_byte) {
+  double error = 0;
+  for (const Sample& s : samples) {
+    const double d = overhead + per_flop * s.flops + per_byte * s.bytes - s.seconds;
+    error += d * d / s.seconds;
+  }
+  return error;
+}
+
+std::vector<Sample> samples_of(Rng& rng, double overhead, double per_flop, double per_byte,
+                               double noise) {
+  std::vector<Sample> samples;
+  for (int i = 0; i < 12; ++i) {
+    Sample s;
+    s.flops = std::pow(10, 4 + 5 * rng.uniform());
+    s.bytes = std::pow(10, 3 + 4 * rng.uniform());
+    s.seconds = (overhead + per_flop * s.flops + per_byte * s.bytes) *
+                (1 + noise * (2 * rng.uniform() - 1));
+    samples.push_back(s);
+  }
+  return samples;
+}
+
+TEST(Fit, FindsWhatMadeTheSamples) {
+  Rng rng(1);
+  for (int i = 0; i < 50; ++i) {
+    FitQuality quality;
+    const OpRate rate = fit(samples_of(rng, 5e-6, 1e-10, 1e-9, 0), &quality);
+    EXPECT_NEAR(rate.overhead, 5e-6, 1e-9);
+    EXPECT_NEAR(rate.flops, 1e10, 1e7);
+    EXPECT_NEAR(rate.memory_bandwidth, 1e9, 1e6);
+    EXPECT_GT(quality.r2, 0.999999);
+    EXPECT_EQ(quality.points.size(), 12U);
+  }
+}
+
+TEST(Fit, TimesThatTookNothingHaveAFiniteError) {
+  FitQuality quality;
+  fit({{1e6, 0, 1e-5}, {1e7, 0, 0}, {1e8, 0, 1e-3}}, &quality);
+  EXPECT_TRUE(std::isfinite(quality.error));
+}
+
+TEST(Fit, FindsTheCacheOfAnOptimizer) {
+  Rng rng(3);
+  for (int i = 0; i < 50; ++i) {
+    std::vector<Sample> samples;
+    for (int k = 12; k <= 28; k += 2) {
+      Sample s;
+      s.bytes = std::pow(2., k);
+      samples.push_back(s);
+    }
+    const Bytes knee = samples[1 + rng.below(6)].bytes;
+    const bool slower = i % 3 > 0;
+    for (Sample& s : samples)
+      s.seconds = 2e-5 + 1e-10 * s.bytes + (slower ? 2e-10 : 0) * std::max(0.0, s.bytes - knee);
+    FitQuality quality;
+    const OpRate rate = fit_with_cache(samples, &quality);
+    EXPECT_NEAR(rate.overhead, 2e-5, 1e-8);
+    EXPECT_NEAR(rate.memory_bandwidth, 1e10, 1e7);
+    EXPECT_LT(quality.error, 1e-6);
+    if (slower) {
+      EXPECT_EQ(rate.cached, knee);
+      EXPECT_NEAR(rate.uncached_bandwidth, 5e9, 5e6);
+    }
+  }
+}
+
+// The slow twin: random steps away from the answer never do better.
+TEST(Fit, IsTheBestWithoutNegativeCoefficients) {
+  Rng rng(2);
+  for (int i = 0; i < 200; ++i) {
+    auto maybe = [&](double x) { return rng.uniform() < 0.4 ? 0 : x * rng.uniform(); };
+    const auto samples = samples_of(rng, 1e-6 + maybe(1e-5), maybe(1e-10), maybe(1e-9), 0.5);
+    FitQuality quality;
+    const OpRate rate = fit(samples, &quality);
+    const double x[] = {rate.overhead, rate.flops > 0 ? 1 / rate.flops : 0,
+                        rate.memory_bandwidth > 0 ? 1 / rate.memory_bandwidth : 0};
+    for (double v : x) EXPECT_GE(v, 0);
+    const double best = error_of(samples, x[0], x[1], x[2]);
+    const double scale[] = {1e-6, 1e-11, 1e-10};
+    for (int k = 0; k < 100; ++k) {
+      double y[3];
+      for (int j = 0; j < 3; ++j)
+        y[j] = std::max(0.0, x[j] + scale[j] * (2 * rng.uniform() - 1) * std::pow(0.1, k % 4));
+      EXPECT_GE(error_of(samples, y[0], y[1], y[2]), best * (1 - 1e-9));
+    }
+  }
+}
+
+TEST(Fit, OfOneSampleIsThatSample) {
+  FitQuality quality;
+  const OpRate rate = fit({{100, 200, 3e-6}}, &quality);
+  double seconds = rate.overhead;
+  if (rate.flops > 0) seconds += 100 / rate.flops;
+  if (rate.memory_bandwidth > 0) seconds += 200 / rate.memory_bandwidth;
+  EXPECT_NEAR(seconds, 3e-6, 1e-12);
+}
+
+}  // namespace
+}  // namespace motley

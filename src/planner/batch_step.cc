@@ -1,0 +1,22 @@
+#include "planner/batch_step.h"
+
+#include "core/error.h"
+
+namespace motley::planner {
+
+BatchStep::BatchStep(Graph graph, int64_t batch)
+    : graph_(std::move(graph)), theory_(graph_), batch_(batch) {}
+
+std::shared_ptr<const MicroBatch> BatchStep::of(int64_t samples) {
+  if (const auto known = parts_.find(samples); known != parts_.end()) return known->second;
+  MOTLEY_CHECK(samples > 0 && batch_ % samples == 0);
+  try {
+    return parts_[samples] = std::make_shared<MicroBatch>(
+               micro_batch_of(theory_, batch_, static_cast<int>(batch_ / samples), graph_.model));
+  } catch (const UserError& error) {
+    why_not_ = error.what();
+    return nullptr;
+  }
+}
+
+}  // namespace motley::planner

@@ -1,0 +1,448 @@
+#include "planner/compose.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "net/messages.h"
+#include "pipeline/schedules.h"
+#include "planner/division.h"
+#include "reduce/cluster.h"
+#include "sim/pipeline.h"
+
+namespace motley::planner {
+
+namespace {
+
+// Gives stages that share their devices the warm-up counts of the interleaved schedule; why there
+// are none, if so.
+std::string interleave(const PipelinePlan& pipeline, ReplicaPlan* replica, int* laps) {
+  const auto groups = stage_groups(*replica);
+  if (groups.size() == replica->stages.size()) return "";
+  *laps = static_cast<int>(groups[0].size());
+  const std::vector<int> counts =
+      pipeline::interleaved_counts(static_cast<int>(groups.size()), *laps, replica->micro_batches);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (int s : groups[g]) replica->stages[s].warm_up = counts[g];
+    for (const Tied& tied : pipeline.parts().tied)
+      if (std::count_if(tied.stages.begin(), tied.stages.end(), [&](int s) {
+            return std::binary_search(groups[g].begin(), groups[g].end(), s);
+          }) > 1)
+        return "stages that share a parameter would share devices";
+  }
+  return ticks_of(*replica).empty() ? "interleaved stages would wait for each other for ever" : "";
+}
+
+// [replica][stage] The group that a stage runs on.
+using StageGroups = std::vector<std::vector<const DeviceGroups::Kind*>>;
+
+// What all-reduces in stages, and those of gradients over replicas, do instead of the plain one.
+void add_reductions(const StageGroups& kinds, Plan* plan) {
+  const PipelinePlan& pipeline = *plan->pipeline;
+  for (size_t r = 0; r < pipeline.replicas.size(); ++r)
+    for (const std::vector<int>& group : stage_groups(pipeline.replicas[r])) {
+      const std::vector<StagePlan>& stages = pipeline.replicas[r].stages;
+      Bytes largest = 0;
+      for (int s : group) {
+        const int64_t bytes = largest_all_reduce(pipeline.theory(s), stages[s].program);
+        largest = std::max(largest, static_cast<Bytes>(bytes));
+      }
+      for (ReductionProgram program : kinds[r][group[0]]->reductions) {
+        if (program.from > largest) continue;
+        program.devices = stages[group[0]].devices;
+        plan->reductions.push_back(std::move(program));
+      }
+    }
+  if (pipeline.replicas.size() < 3) return;
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const size_t ranks = pipeline.replicas[0].stages[s].devices.size();
+    net::Groups groups(ranks);
+    bool alike = true;
+    for (const ReplicaPlan& replica : pipeline.replicas) {
+      const std::vector<int>& devices = replica.stages[s].devices;
+      alike = alike && devices.size() == ranks;
+      for (size_t i = 0; i < ranks && alike; ++i) groups[i].push_back(devices[i]);
+    }
+    if (!alike) continue;
+    const auto bytes = static_cast<Bytes>(pipeline.graph(s).parameter_bytes());
+    // Stages that share their devices reduce alike.
+    auto known = [&](const ReductionProgram& program) {
+      return std::any_of(plan->reductions.begin(), plan->reductions.end(), [&](const auto& other) {
+        return other.devices == program.devices && other.from == program.from;
+      });
+    };
+    for (ReductionProgram& program : reduce::reductions_of(plan->cluster, groups))
+      if (program.from <= bytes && !known(program)) plan->reductions.push_back(std::move(program));
+  }
+}
+
+}  // namespace
+
+// One composition on its way to a plan.
+class Workbench::Composer {
+ public:
+  Composer(Workbench* bench, const Composition& composition, const std::string& engine)
+      : bench_(*bench),
+        request_(bench->request()),
+        cluster_(bench->groups().whole()),
+        composition_(composition),
+        plan_(std::make_unique<Plan>()),
+        result_(*(plan_->pipeline = std::make_unique<PipelinePlan>())) {
+    plan_->engine = engine;
+    plan_->model = request_.model;
+    plan_->batch = request_.batch;
+    plan_->optimizer = request_.optimizer;
+    plan_->cluster = cluster_;
+    plan_->set_graph(bench_.step_->graph());
+  }
+
+  std::unique_ptr<Plan> run(std::string* reason) {
+    if (make()) return std::move(plan_);
+    *reason = reason_;
+    return nullptr;
+  }
+
+ private:
+  bool make() {
+    if (!cut() || !seat() || !find_programs()) return false;
+    divide();
+    find_reductions();
+    if (!time_stages()) return false;
+    choose_warm_ups();
+    try_joint_reductions();
+    try_division();
+    return fits();
+  }
+
+  // Cuts the graph into stages.
+  bool cut() {
+    result_.micro_batch = composition_.micro_batch;
+    result_.take_parts(bench_.step_->of(composition_.micro_batch));
+    const std::vector<StageChoice>& choices = composition_.replicas[0].stages;
+    stages_ = static_cast<int>(choices.size());
+    std::vector<int> cuts;
+    for (int s = 1; s < stages_; ++s) cuts.push_back(choices[s].first);
+    result_.stage_of = bench_.stages_of(cuts);
+    try {
+      result_.cut(stages_, "composition");
+    } catch (const UserError& e) {
+      reason_ = e.what();
+      return false;
+    }
+    return true;
+  }
+
+  // Gives stages their devices, and what goes with them: groups, interleaved warm-up counts, and
+  // whether replicas divide state.
+  bool seat() {
+    seats_.resize(stages_);
+    for (int s = 0; s < stages_; ++s)
+      for (const ReplicaChoice& choice : composition_.replicas) {
+        seats_[s].push_back(choice.stages[s].devices);
+        std::sort(seats_[s].back().begin(), seats_[s].back().end());
+      }
+    kinds_.resize(composition_.replicas.size());
+    for (size_t r = 0; r < kinds_.size(); ++r) {
+      const ReplicaChoice& choice = composition_.replicas[r];
+      ReplicaPlan replica;
+      replica.micro_batches = choice.micro_batches;
+      for (int s = 0; s < stages_; ++s) {
+        kinds_[r].push_back(
+            &bench_.groups().of(seats_[s], r, composition_.joint ? joint_of(s) : nullptr));
+        StagePlan stage;
+        stage.devices = seats_[s][r];
+        stage.recompute = choice.stages[s].recompute;
+        replica.stages.push_back(std::move(stage));
+      }
+      result_.replicas.push_back(std::move(replica));
+    }
+    for (ReplicaPlan& replica : result_.replicas)
+      if (reason_ = interleave(result_, &replica, &laps_); !reason_.empty()) return false;
+    divides_ = (composition_.zero == 1 || composition_.zero == 2) && result_.replicas.size() > 1;
+    if (divides_) result_.zero.assign(stages_, {composition_.zero, {}});
+    if (divides_ && composition_.zero > 1)
+      for (const ReplicaPlan& replica : result_.replicas)
+        if (replica.micro_batches != result_.replicas[0].micro_batches) {
+          reason_ = "replicas that divide gradients cannot take unequal numbers of micro-batches";
+          return false;
+        }
+    return true;
+  }
+
+  // Programs and shares; the memory that warm-up counts will need is what the choice says, or else
+  // that of 1F1B, then of a single micro-batch.
+  bool find_programs() {
+    std::vector<int> numbers;
+    for (int s = 0; s < stages_; ++s)
+      numbers.push_back(bench_.programs_.number_of(result_.graph(s)));
+    std::vector<StageTask> tasks;
+    for (size_t r = 0; r < kinds_.size(); ++r) {
+      const ReplicaPlan& replica = result_.replicas[r];
+      for (int s = 0; s < stages_; ++s) {
+        const int count = replica.micro_batches, usual = std::min(stages_ - s, count),
+                  wanted = std::max(stages_ - s, composition_.replicas[r].stages[s].in_flight),
+                  most = laps_ > 1 ? in_flight(replica, s) : std::min(wanted, count);
+        tasks.push_back(
+            {.theory = &result_.theory(s),
+             .number = numbers[s],
+             .group = kinds_[r][s],
+             .laps = laps_,
+             .micro_batches = count,
+             .in_flight = most,
+             .fewer = laps_ > 1 ? most : usual,
+             .recompute = replica.stages[s].recompute,
+             .thorough = composition_.thorough,
+             .worth = stages_ == 1 ? composition_.worth : std::numeric_limits<double>::infinity(),
+             .divided = divided_of(s)});
+      }
+    }
+    std::vector<const Planned*> found;
+    if (const int failed = bench_.programs_.find(tasks, &found); failed >= 0) {
+      reason_ = fmt::format("stage {}: {}", failed % stages_, found[failed]->reason);
+      return false;
+    }
+    auto next = found.begin();
+    for (ReplicaPlan& replica : result_.replicas)
+      for (StagePlan& stage : replica.stages) {
+        stage.program = (*next)->program;
+        stage.ratios = (*next)->ratios;
+        ++next;
+      }
+    return true;
+  }
+
+  // Shares of devices of unlike memories follow from what is planned; until then they are free.
+  Divided divided_of(int s) const {
+    if (!divides_) return composition_.zero == 3 ? Divided{3, 1} : Divided{};
+    const std::vector<int> devices = devices_of(result_, s);
+    const bool alike = std::all_of(devices.begin(), devices.end(), [&](int d) {
+      return cluster_.type_of(d).memory == cluster_.type_of(devices[0]).memory;
+    });
+    return {composition_.zero, alike ? 1 / static_cast<double>(composition_.replicas.size()) : 0};
+  }
+
+  void divide() {
+    if (divides_) divide_by_room(cluster_, request_.optimizer, &result_);
+    state_ = divided_states(result_);
+  }
+
+  void find_reductions() {
+    add_reductions(kinds_, plan_.get());
+    separate_ = plan_->reductions.size();
+    if (composition_.joint)
+      for (int s = 0; s < stages_; ++s) add_joint(s, &plan_->reductions);
+  }
+
+  // The reduction of a stage's gradients over ranks and replicas at once; null: it has not both.
+  const ReductionProgram* joint_of(int s) {
+    const bool ranks = std::any_of(seats_[s].begin(), seats_[s].end(),
+                                   [](const std::vector<int>& d) { return d.size() > 1; });
+    if (seats_[s].size() == 1 || !ranks) return nullptr;
+    return &bench_.joint_reduction(seats_[s],
+                                   static_cast<Bytes>(result_.graph(s).parameter_bytes()));
+  }
+
+  // Stages that share their devices share the program.
+  void add_joint(int s, std::vector<ReductionProgram>* to) {
+    const ReductionProgram* program = joint_of(s);
+    if (program && programs_for(*to, program->devices, cluster_.size()).empty())
+      to->push_back(*program);
+  }
+
+  // Each replica's times, and how many micro-batches its stages can hold.
+  bool time_stages() {
+    times_.resize(result_.replicas.size());
+    for (size_t r = 0; r < times_.size(); ++r)
+      for (int s = 0; s < stages_; ++s) {
+        if (!time_stage(r, s)) return false;
+        if (s + 1 < stages_) times_[r].links.push_back(link_time(r, s));
+      }
+    return true;
+  }
+
+  bool time_stage(size_t r, int s) {
+    const Theory& theory = result_.theory(s);
+    const StagePlan& stage = result_.replicas[r].stages[s];
+    const CostModel& model = kinds_[r][s]->model;
+    const Shares shares(stage.ratios);
+    const Fractions fractions(model.cluster(), shares);
+    const PhaseSeconds seconds =
+        phase_seconds(theory, stage.program, model, fractions, request_.optimizer);
+    pipeline::Pipeline& p = times_[r];
+    p.stages.push_back(
+        {seconds.forward, seconds.backward + (stage.recompute ? seconds.forward : 0)});
+    p.epilogue.push_back(seconds.reduction + seconds.update);
+    int limit = composition_.replicas[r].micro_batches;
+    if (request_.memory_limit) {
+      const MemoryCost memory =
+          memory_of(theory, stage.program, fractions, model.types(), request_.optimizer, true,
+                    state_[s].kept(static_cast<int>(r)));
+      for (int t = 0; t < model.types(); ++t) {
+        const Bytes one = memory.peak[t] + memory.sums[t],
+                    more = stage.recompute ? memory.held_inputs[t] : memory.held[t],
+                    room = model.cluster().types[t].memory - one;
+        if (room < 0) {
+          reason_ = fmt::format("stage {}: {} lacks {}", s, model.cluster().types[t].name,
+                                format_bytes(-room));
+          return false;
+        }
+        if (more > 0) limit = std::min(limit, 1 + static_cast<int>(std::min(1e6, room / more)));
+      }
+    }
+    p.in_flight_limit.push_back(limit);
+    return true;
+  }
+
+  // Of what a stage and the next one hand to each other.
+  pipeline::LinkTime link_time(size_t r, int s) const {
+    const StagePlan &stage = result_.replicas[r].stages[s],
+                    &next = result_.replicas[r].stages[s + 1];
+    std::vector<net::PairMessage> down, up;
+    for (const Transfer& t : result_.parts().transfers) {
+      const bool is_down = t.from == s && t.to == s + 1, is_up = t.from == s + 1 && t.to == s;
+      if (!is_down && !is_up) continue;
+      const StagePlan &from = is_down ? stage : next, &to = is_down ? next : stage;
+      const Shares from_shares(from.ratios), to_shares(to.ratios);
+      const Theory &made = result_.theory(t.from), &taken = result_.theory(t.to);
+      const Placement a = output_placement(made, from.program, t.made),
+                      b = stored_placements(taken, to.program)[t.taken.index];
+      add_messages({&from.devices, &from_shares, a, a.is_shard() ? made.cut_size(t.made, a) : 0},
+                   {&to.devices, &to_shares, b, b.is_shard() ? taken.cut_size(t.taken, b) : 0},
+                   static_cast<Bytes>(bench_.graph().spec(t.value).bytes()), is_down ? &down : &up);
+    }
+    const net::Topology topology(cluster_);
+    pipeline::LinkTime link;
+    link.forward = net::messages_time(topology, down);
+    link.backward = net::messages_time(topology, up);
+    return link;
+  }
+
+  // Warm-up counts: every schedule that is one, in the simulator.
+  void choose_warm_ups() {
+    if (laps_ > 1) {
+      result_.schedule = "interleaved";
+      step_ = simulate(*plan_).step;
+      return;
+    }
+    int held = 0;
+    std::vector<std::vector<int>> best;  // [replica][stage]
+    std::set<std::vector<std::vector<int>>> tried;
+    PipelineSteps steps(*plan_);
+    for (const pipeline::ScheduleDef& def : pipeline::schedule_table()) {
+      if (def.counts == nullptr) continue;
+      const std::vector<std::vector<int>> counts = counts_of(def);
+      int sum = 0;
+      for (const std::vector<int>& of_replica : counts)
+        sum = std::accumulate(of_replica.begin(), of_replica.end(), sum);
+      if (!tried.insert(counts).second) continue;
+      warm_up(counts);
+      const Seconds step = steps.step();
+      if (step > step_ * (1 + 1e-9) || (step > step_ * (1 - 1e-9) && sum >= held)) continue;
+      step_ = step;
+      held = sum;
+      result_.schedule = def.name;
+      best = counts;
+    }
+    warm_up(best);
+  }
+
+  // [replica][stage] Of a schedule.
+  std::vector<std::vector<int>> counts_of(const pipeline::ScheduleDef& def) const {
+    std::vector<std::vector<int>> all;
+    for (size_t r = 0; r < times_.size(); ++r)
+      all.push_back(pipeline::within_limits(times_[r], def.counts(times_[r]),
+                                            result_.replicas[r].micro_batches));
+    // Replicas that meet in every backward pass take passes in the same order.
+    for (int s = 0; s < stages_ && divides_ && composition_.zero > 1; ++s) {
+      int least = all[0][s];
+      for (const std::vector<int>& counts : all) least = std::min(least, counts[s]);
+      for (std::vector<int>& counts : all) counts[s] = least;
+    }
+    return all;
+  }
+
+  void warm_up(const std::vector<std::vector<int>>& counts) {
+    for (size_t r = 0; r < counts.size(); ++r)
+      for (int s = 0; s < stages_; ++s) result_.replicas[r].stages[s].warm_up = counts[r][s];
+  }
+
+  // Gradients summed over ranks and replicas at once, or not, whichever is faster.
+  void try_joint_reductions() {
+    std::vector<ReductionProgram> others = plan_->reductions;
+    if (composition_.joint)
+      others.resize(separate_);
+    else
+      for (int s = 0; s < stages_; ++s)
+        if (joint_of(s) && joint_gradients(result_, s).any()) add_joint(s, &others);
+    if (others.size() == plan_->reductions.size()) return;
+    std::swap(others, plan_->reductions);
+    if (!faster()) std::swap(others, plan_->reductions);
+  }
+
+  // Optimizer state divided where it is whole, if that is faster.
+  void try_division() {
+    if (composition_.zero > 0 || !composition_.try_zero || result_.replicas.size() == 1) return;
+    std::vector<ReductionProgram> others = plan_->reductions;
+    if (!composition_.joint) plan_->reductions.resize(separate_);
+    result_.zero.assign(stages_, {1, {}});
+    if (faster()) return;
+    result_.zero.clear();
+    std::swap(others, plan_->reductions);
+  }
+
+  // Whether the plan takes less than the best so far, which it is then.
+  bool faster() {
+    const Seconds step = simulate(*plan_).step;
+    if (step >= step_ * (1 - 1e-9)) return false;
+    step_ = step;
+    return true;
+  }
+
+  bool fits() {
+    plan_->predicted_step_s = step_;
+    plan_->peak_memory_bytes = pipeline_memory(result_, cluster_, request_.optimizer);
+    if (request_.memory_limit)
+      for (int d = 0; d < cluster_.size(); ++d)
+        if (plan_->peak_memory_bytes[d] > cluster_.type_of(d).memory) {
+          reason_ =
+              fmt::format("device {} lacks {}", d,
+                          format_bytes(plan_->peak_memory_bytes[d] - cluster_.type_of(d).memory));
+          return false;
+        }
+    return true;
+  }
+
+  Workbench& bench_;
+  const Request& request_;
+  const Cluster& cluster_;
+  const Composition& composition_;
+  std::unique_ptr<Plan> plan_;
+  PipelinePlan& result_;  // of plan_
+  std::string reason_;    // why there is no plan
+  int stages_ = 0;
+  int laps_ = 1;                    // stages on the same devices
+  std::vector<net::Groups> seats_;  // [stage][replica] devices
+  StageGroups kinds_;
+  bool divides_ = false;                                    // replicas, the state of parameters
+  std::vector<DividedState> state_;                         // [stage]
+  size_t separate_ = 0;                                     // reductions that are not joint
+  std::vector<pipeline::Pipeline> times_;                   // [replica]
+  Seconds step_ = std::numeric_limits<double>::infinity();  // of the plan
+};
+
+const ReductionProgram& Workbench::joint_reduction(const net::Groups& ranks, Bytes bytes) {
+  auto [it, fresh] = joint_.try_emplace(ranks);
+  if (fresh) it->second = reduce::joint_reduction(groups().whole(), ranks, bytes);
+  return it->second;
+}
+
+std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const std::string& engine,
+                                         std::string* reason) {
+  return Composer(this, composition, engine).run(reason);
+}
+
+}  // namespace motley::planner

@@ -1,0 +1,52 @@
+// From a choice of stages to a plan: which layers on which devices, how many micro-batches to whom.
+//
+// What the choice leaves open is found here: every stage's SPMD program and shares, planned once
+// per different (stage, group of devices) and cut down to the memory that the micro-batches in
+// flight leave (stage_programs.h); the warm-up counts, the best in the event simulator among all
+// schedules of pipeline/ under the devices' memory; and how gradients are summed over replicas.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "plan/plan.h"
+#include "planner/batch_step.h"
+#include "planner/composition.h"
+#include "planner/groups.h"
+#include "planner/layered_graph.h"
+#include "planner/program_search.h"
+#include "planner/request.h"
+#include "planner/stage_programs.h"
+
+namespace motley::planner {
+
+// A micro-batch's graph with its layers, and the stages that were planned of it.
+class Workbench : public LayeredGraph {
+ public:
+  // As of LayeredGraph. REQUIRES: step->of(samples).
+  Workbench(const Request& request, DeviceGroups* groups, std::shared_ptr<BatchStep> step,
+            int64_t samples, int layers, Experience* experience = nullptr)
+      : LayeredGraph(request, groups, step->of(samples)->graph, layers, experience),
+        step_(std::move(step)),
+        programs_(this->request(), &search()) {}
+
+  // The plan, simulated; nothing and the reason if it does not fit.
+  std::unique_ptr<Plan> compose(const Composition& composition, const std::string& engine,
+                                std::string* reason);
+
+  int planned() const { return search().count(); }  // program searches
+  // Whether the best program of some stage did not fit into memory.
+  bool limited() const { return programs_.limited(); }
+
+ private:
+  class Composer;
+  // The reduction over all devices of a stage, [replica] its ranks, of tensors of `bytes` in all.
+  const ReductionProgram& joint_reduction(const net::Groups& ranks, Bytes bytes);
+
+  std::shared_ptr<BatchStep> step_;
+  StagePrograms programs_;
+  std::map<net::Groups, ReductionProgram> joint_;
+};
+
+}  // namespace motley::planner

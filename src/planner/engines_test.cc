@@ -1,0 +1,140 @@
+#include "planner/engines.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/parallel.h"
+
+namespace motley::planner {
+namespace {
+
+// Products and activations, and their gradients, for any number of samples.
+Graph layers(int count, int64_t samples) {
+  constexpr int kWidth = 256;
+  std::string text = "model toy\n", results;
+  int next = 0;
+  const auto add = [&](const std::string& op, int64_t rows, int64_t columns, const char* phase) {
+    text += fmt::format("%{} = {} : f32[{},{}]{}\n", next, op, rows, columns, phase);
+    return next++;
+  };
+  std::vector<int> weight(count), in(count), out(count);
+  for (int l = 0; l < count; ++l)
+    weight[l] = add(fmt::format("motley::parameter(\"layer{}.w\")", l), kWidth, kWidth, "");
+  int last = add("motley::input(\"x\")", samples, kWidth, "");
+  for (int l = 0; l < count; ++l) {
+    in[l] = last;
+    const int product =
+        add(fmt::format("aten::mm(%{}, %{})", last, weight[l]), samples, kWidth, "");
+    last = out[l] = add(fmt::format("aten::tanh(%{})", product), samples, kWidth, "");
+  }
+  text += fmt::format("%{} = aten::sum(%{}, none) : f32[]\n", next, last);
+  const int loss = next++;
+  const char* back = " backward";
+  int gradient =
+      add(fmt::format("aten::full([{}, {}], 1.0, f32, none, none, none)", samples, kWidth), samples,
+          kWidth, back);
+  for (int l = count - 1; l >= 0; --l) {
+    gradient =
+        add(fmt::format("aten::tanh_backward(%{}, %{})", gradient, out[l]), samples, kWidth, back);
+    const int turned = add(fmt::format("aten::t(%{})", in[l]), kWidth, samples, back);
+    const int of_weight =
+        add(fmt::format("aten::mm(%{}, %{})", turned, gradient), kWidth, kWidth, back);
+    results += fmt::format("gradient \"layer{}.w\" %{}\n", l, of_weight);
+    if (l == 0) continue;
+    const int across = add(fmt::format("aten::t(%{})", weight[l]), kWidth, kWidth, back);
+    gradient = add(fmt::format("aten::mm(%{}, %{})", gradient, across), samples, kWidth, back);
+  }
+  return parse_graph(fmt::format("{}loss %{}\n{}", text, loss, results), "toy");
+}
+
+// Two machines of two fast devices and two of two slow ones.
+Cluster machines(Bytes memory) {
+  return parse_cluster(fmt::format(R"(name: machines
+device_types:
+  - {{name: fast, flops: 4e12, memory: {0}, memory_bandwidth: 100e9, overhead: 1e-6}}
+  - {{name: slow, flops: 1e12, memory: {0}, memory_bandwidth: 50e9, overhead: 1e-6}}
+link: {{bandwidth: 1e9, latency: 1e-5}}
+groups:
+  - {{name: a, count: 2, link: {{bandwidth: 10e9, latency: 2e-6}}, devices: [{{type: fast, count: 2}}]}}
+  - {{name: b, count: 2, link: {{bandwidth: 10e9, latency: 2e-6}}, devices: [{{type: slow, count: 2}}]}}
+)",
+                                   static_cast<int64_t>(memory)),
+                       "machines");
+}
+
+// What is found does not depend on how many threads plan layers and stages, or whether engines
+// search at the same time, with and without enough memory.
+TEST(Engines, PlansDoNotDependOnThreads) {
+  const auto graph_of = [](int64_t samples) { return layers(8, samples); };
+  for (const Bytes memory : {16e9, 8e6, 4e6}) {
+    const Cluster cluster = machines(memory);
+    const auto all = [&](int threads) {
+      Request request;
+      request.model = "toy";
+      request.batch = 64;
+      request.threads = threads;
+      std::vector<EngineResult> results(3);
+      parallel_for(3, threads, [&](int e) {
+        results[e] = e == 0   ? plan_pipeline(request, cluster, graph_of)
+                     : e == 1 ? plan_grid(request, cluster, graph_of, {})
+                              : plan_virtual(request, cluster, graph_of, {});
+      });
+      return results;
+    };
+    const std::vector<EngineResult> one = all(1), more = all(4);
+    for (size_t e = 0; e < one.size(); ++e) {
+      EXPECT_FALSE(one[e].plans.empty()) << one[e].engine << ": " << one[e].reason;
+      EXPECT_EQ(more[e].notes, one[e].notes);
+      EXPECT_EQ(more[e].reason, one[e].reason);
+      EXPECT_EQ(more[e].planned, one[e].planned);
+      ASSERT_EQ(more[e].plans.size(), one[e].plans.size());
+      for (size_t p = 0; p < one[e].plans.size(); ++p)
+        EXPECT_EQ(to_json(*more[e].plans[p]).dump(), to_json(*one[e].plans[p]).dump());
+    }
+  }
+}
+
+// At whatever moment time is up: no plan, and that time ran out, or sound ones; with time enough,
+// what is found without a limit.
+TEST(Engines, EndInTime) {
+  const auto graph_of = [](int64_t samples) { return layers(6, samples); };
+  int found = 0, nothing = 0;
+  for (const Bytes memory : {16e9, 4e6}) {
+    const Cluster cluster = machines(memory);
+    const auto plan_with = [&](int engine, const Deadline& deadline) {
+      Request request;
+      request.model = "toy";
+      request.batch = 32;
+      request.limits.deadline = deadline;
+      return engine == 0   ? plan_pipeline(request, cluster, graph_of)
+             : engine == 1 ? plan_grid(request, cluster, graph_of, {})
+                           : plan_virtual(request, cluster, graph_of, {});
+    };
+    for (int engine = 0; engine < 3; ++engine) {
+      const EngineResult unlimited = plan_with(engine, {}),
+                         enough = plan_with(engine, Deadline::in(1e6));
+      ASSERT_EQ(enough.plans.size(), unlimited.plans.size());
+      for (size_t p = 0; p < enough.plans.size(); ++p)
+        EXPECT_EQ(to_json(*enough.plans[p]).dump(), to_json(*unlimited.plans[p]).dump());
+      for (double seconds = 1e-4; seconds < 2 * unlimited.search_s; seconds *= 3) {
+        const EngineResult result = plan_with(engine, Deadline::in(seconds));
+        for (const auto& plan : result.plans) EXPECT_TRUE(check(*plan).empty());
+        ++(result.plans.empty() ? nothing : found);
+        if (result.plans.empty()) {
+          EXPECT_NE(result.reason, "") << result.engine;
+        }
+      }
+      const EngineResult late = plan_with(engine, Deadline::in(-1));
+      EXPECT_TRUE(late.plans.empty());
+      EXPECT_NE(late.reason.find("time ran out"), std::string::npos) << late.engine << late.reason;
+    }
+  }
+  EXPECT_GT(found, 0);
+  EXPECT_GT(nothing, 0);
+}
+
+}  // namespace
+}  // namespace motley::planner

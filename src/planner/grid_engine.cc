@@ -1,0 +1,331 @@
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "core/error.h"
+#include "graph/op.h"
+#include "grid/search.h"
+#include "planner/compose.h"
+#include "planner/engines.h"
+#include "planner/joint_placement.h"
+#include "spmd/recompute.h"
+
+namespace motley::planner {
+
+namespace {
+
+constexpr double kSearching = 0.5;  // of the time, until strategies are planned stage by stage
+constexpr int kComposed = 4;        // of each: one stage a device, several
+constexpr int kParted = 2;          // of each, besides: with context or expert parallelism
+constexpr int kLayers = 48;
+constexpr int kContext[] = {2, 4, 8};
+
+// The layers of a graph of `samples` as the grid sees them.
+grid::Model model_of(const Workbench& bench, int64_t samples) {
+  const Graph& graph = bench.graph();
+  const double n = static_cast<double>(samples);
+  grid::Model model;
+  model.name = graph.model;
+  bool half = false;
+  for (const Parameter& p : graph.parameters)
+    half = half || (p.gradient.valid() && size_of(graph.spec(p.gradient).dtype) == 2);
+  model.precision = half ? grid::fp16_adam() : grid::fp32_adam();
+  model.heads = 64;
+  std::set<ValueId> seen;
+  std::vector<bool> parameter(graph.values.size());
+  for (const Parameter& p : graph.parameters) parameter[p.value.index] = true;
+  const auto& layers = bench.layers().layers;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    grid::Layer layer;
+    layer.name = fmt::format("layer {}", l);
+    int products = 0;
+    bool attends = false;
+    for (NodeId id : layers[l].forward) {
+      const Node& node = graph.node(id);
+      const OpDef* op = find_op(node.op);
+      // Attention scores tell the heads and the tokens, whose keys and values all others read.
+      if (node.op == "aten::_softmax" && graph.spec(node.outputs[0]).shape.size() == 4) {
+        const Shape& scores = graph.spec(node.outputs[0]).shape;
+        model.heads = static_cast<int>(scores[1]);
+        model.tokens = scores[2];
+        attends = true;
+      }
+      Bytes bytes = 0;
+      bool weights = false;
+      for (ValueId v : graph.inputs_of(node)) {
+        bytes += static_cast<Bytes>(graph.spec(v).bytes());
+        ValueId root = v;
+        for (;;) {
+          const Node& producer = graph.node(graph.value(root).producer);
+          const OpDef* maker = find_op(producer.op);
+          if (is_source(producer) || !maker || !maker->alias) break;
+          root = graph.inputs_of(producer)[0];
+        }
+        if (!parameter[root.index]) continue;
+        const TensorSpec& spec = graph.spec(root);
+        weights = weights || spec.shape.size() > 1;
+        // Experts' weights are stacked: [expert, in, out].
+        const bool stacked = node.op == "aten::bmm" && spec.shape.size() == 3;
+        if (stacked) {
+          model.experts = static_cast<int>(spec.shape[0]);
+          layer.routed += static_cast<double>(graph.spec(node.outputs[0]).numel()) / n;
+        }
+        if (!seen.insert(root).second) continue;
+        (stacked                 ? layer.expert_parameters
+         : spec.shape.size() > 1 ? layer.parameters
+                                 : layer.parameters_whole) += static_cast<double>(spec.numel());
+      }
+      for (ValueId v : node.outputs)
+        if (v.valid()) bytes += static_cast<Bytes>(graph.spec(v).bytes());
+      if (op && op->alias) continue;
+      layer.kernels += 1;
+      if (op && op->flops) {
+        layer.flops += op->flops(graph, node) / n;
+        products += weights;
+        layer.block = layer.block || op->flops(graph, node) > 0;
+      } else {
+        layer.traffic += bytes / n;
+      }
+    }
+    layer.output =
+        l + 1 < layers.size() ? layers[l + 1].boundary / model.precision.activation / n : 1;
+    layer.saved = layers[l].saved / n;
+    layer.all_reduces = (products + 1) / 2;
+    if (attends) layer.key_values = 2 * layer.output;
+    model.layers.push_back(layer);
+  }
+  return model;
+}
+
+// A stage's program is searched on all devices of its replica: on those of context parallelism it
+// may cut the sequence, on those of expert parallelism the experts, or whatever costs less.
+// Replicas that divide experts are one, with micro-batches as large as theirs together; so are
+// those that divide parameters (ZeRO stage 3).
+int merged_replicas(const grid::Strategy& s) {
+  return s.zero == 3 ? s.dp : std::max(1, s.ep / s.cp);
+}
+
+// Micro-batches of the strategy that `merged` replicas from `first` on take.
+int taken_by(const grid::Strategy& s, int first, int merged) {
+  return std::accumulate(s.micro_batches.begin() + first, s.micro_batches.begin() + first + merged,
+                         0);
+}
+
+Composition composition_of(const grid::Strategy& s) {
+  Composition composition;
+  const int merged = merged_replicas(s);
+  composition.micro_batch = s.micro_batch * merged;
+  composition.zero = s.zero == 3 ? 3 : 0;
+  for (int r = 0; r < s.dp; r += merged) {
+    ReplicaChoice replica;
+    replica.micro_batches = taken_by(s, r, merged) / merged;
+    int first = 0;
+    for (int p = 0; p < s.pp * s.interleave; ++p) {
+      StageChoice stage{first, first + s.stages[p] - 1, {}, s.recompute != grid::Recompute::none};
+      for (int k = r; k < r + merged; ++k)
+        for (int c = 0; c < s.cp; ++c)
+          for (int t = 0; t < s.tp; ++t) stage.devices.push_back(s.device(p % s.pp, k, c, t));
+      first += s.stages[p];
+      replica.stages.push_back(std::move(stage));
+    }
+    composition.replicas.push_back(std::move(replica));
+  }
+  return composition;
+}
+
+// Layers of every stage whose blocks (of the model, by the names of its parameters) are given; what
+// comes before the first block or behind a block is with it. Empty: the model has others.
+std::vector<int> layers_of_blocks(const Workbench& bench, const std::vector<int>& blocks) {
+  const std::vector<int> block_of = spmd::blocks_of(bench.graph());
+  const int count = block_of.empty() ? 0 : *std::max_element(block_of.begin(), block_of.end()) + 1;
+  if (count != std::accumulate(blocks.begin(), blocks.end(), 0)) return {};
+  std::vector<int> layers(blocks.size(), 0);
+  size_t stage = 0;
+  int end = blocks[0];  // first block of the next stage
+  for (const auto& layer : bench.layers().layers) {
+    int block = -1;
+    for (NodeId n : layer.forward)
+      if (block < 0) block = block_of[n.index];
+    for (; block >= end; end += blocks[stage]) ++stage;
+    ++layers[stage];
+  }
+  const bool all = std::find(layers.begin(), layers.end(), 0) == layers.end();
+  return all ? layers : std::vector<int>();
+}
+
+}  // namespace
+
+EngineResult plan_grid(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
+                       const grid::Fixed& fixed_choices) {
+  const auto start = std::chrono::steady_clock::now();
+  EngineResult result;
+  result.engine = "grid";
+  grid::Fixed fixed = fixed_choices;
+  if (!fixed.micro_batch && request.micro_batches.size() == 1)
+    fixed.micro_batch = static_cast<int>(request.micro_batches[0]);
+  // The layers do not depend on the micro-batch, up to its size.
+  int64_t samples = fixed.micro_batch ? *fixed.micro_batch : 1;
+  while (!fixed.micro_batch && samples < 4 && request.batch % (2 * samples) == 0) samples *= 2;
+  DeviceGroups groups(cluster);
+  Experience experience;
+  const auto step = std::make_shared<BatchStep>(graph_of(request.batch), request.batch);
+  if (!step->of(samples)) {
+    result.reason = step->why_not();
+    result.refused = true;
+    return result;
+  }
+  std::map<int64_t, std::unique_ptr<Workbench>> benches;
+  bool finest = false;
+  int wanted = fixed.stages ? std::accumulate(fixed.stages->begin(), fixed.stages->end(), 0) : 0;
+  auto bench_of = [&](int64_t size) -> Workbench& {
+    auto& bench = benches[size];
+    if (!bench) {
+      bench = std::make_unique<Workbench>(request, &groups, step, size, wanted, &experience);
+      if (wanted == 0 && !finest && bench->size() > kLayers) {
+        wanted = kLayers;
+        bench = std::make_unique<Workbench>(request, &groups, step, size, wanted, &experience);
+      }
+    }
+    return *bench;
+  };
+  if (fixed.stages && bench_of(samples).size() != wanted) {
+    const int given = std::exchange(wanted, 0);
+    finest = true;
+    benches.clear();
+    const std::vector<int> layers = layers_of_blocks(bench_of(samples), *fixed.stages);
+    if (layers.empty()) {
+      wanted = given;
+      finest = false;
+      benches.clear();
+    } else {
+      fixed.stages = layers;
+    }
+  }
+  Workbench& bench = bench_of(samples);
+  const grid::Model model = model_of(bench, samples);
+  grid::Calibration calibration = grid::default_calibration(cluster, model.precision);
+  calibration.context = calibration.fragmentation = 0;  // plans are judged by what they hold
+  const grid::Estimator estimator(model, cluster, calibration);
+  grid::SearchOptions options;
+  options.global_batch = static_cast<int>(request.batch);
+  options.fixed = fixed;
+  options.memory = request.memory_limit;
+  options.zero = {0};
+  if (request.memory_limit) options.zero = {0, 1, 2, 3};
+  options.least_zero = true;
+  options.interleave = {1, 2};
+  for (int cp : kContext)
+    if (cp <= cluster.size() && model.tokens % cp == 0) options.cp.push_back(cp);
+  for (int ep = 2; ep <= std::min(model.experts, cluster.size()); ++ep)
+    if (model.experts % ep == 0) options.ep.push_back(ep);
+  options.keep *= 4;
+  options.recompute = {grid::Recompute::none};
+  if (request.memory_limit && request.recompute) options.recompute.push_back(grid::Recompute::full);
+  options.seed = request.seed;
+  options.time_limit = std::min(20.0, request.limits.deadline.part(kSearching).left());
+  const grid::SearchResult found = grid::search(estimator, options);
+  result.lower_bound = found.lower_bound;
+  result.reason = found.ranked.empty() ? found.reason : found.stop_reason;
+  int composed[2][2] = {};
+  std::set<std::string> seen;
+  std::vector<int> everywhere(cluster.size());
+  std::iota(everywhere.begin(), everywhere.end(), 0);
+  // Plans of a strategy at the levels of ZeRO that its replicas, or the devices of its stages (3),
+  // can have. Whether there are any; if it was not even tried, *skipped.
+  const auto compose = [&](grid::Strategy s, bool* skipped) {
+    *skipped = true;
+    const int merged = merged_replicas(s);
+    bool even = s.dp % merged == 0 && (merged == 1 || s.zero == 3 || s.ep % s.cp == 0);
+    for (int r = 0; even && r < s.dp; r += merged) even = taken_by(s, r, merged) % merged == 0;
+    if (!even) {
+      if (result.plans.empty() && (s.zero < 3 || fixed.zero))
+        result.reason =
+            "replicas that divide experts or parameters cannot take whole micro-batches together";
+      return false;
+    }
+    int64_t total = 0;
+    for (int m : s.micro_batches) total += m;
+    if (total * s.micro_batch != request.batch) return false;
+    // The same devices in the same stages are the same plan.
+    grid::Strategy group = s;
+    group.tp *= s.cp * merged;
+    group.dp /= merged;
+    group.micro_batch *= merged;
+    group.cp = group.ep = 1;
+    group.micro_batches.clear();
+    for (int r = 0; r < s.dp; r += merged)
+      group.micro_batches.push_back(taken_by(s, r, merged) / merged);
+    if (!seen.insert(
+                 fmt::format("{} {}", grid::to_string(group), fmt::join(group.micro_batches, " ")))
+             .second)
+      return false;
+    if (!step->of(s.micro_batch * merged)) {
+      if (result.plans.empty()) result.reason = step->why_not();
+      return false;
+    }
+    Workbench& own = bench_of(s.micro_batch * merged);
+    if (own.size() != bench.size()) return false;
+    *skipped = false;
+    Composition composition = composition_of(s);
+    // The least level at which it fits.
+    const bool any = !fixed.zero && composition.replicas.size() > 1;
+    const int least = s.zero == 3 ? 3 : fixed.zero.value_or(0),
+              most = any && request.memory_limit ? 2 : least;
+    composition.try_zero = any;
+    std::string reason;
+    std::unique_ptr<Plan> plan;
+    for (composition.zero = least; composition.zero <= most; ++composition.zero)
+      if ((plan = own.compose(composition, "grid", &reason))) break;
+    if (!plan) {
+      if (result.plans.empty()) result.reason = reason;
+      return false;
+    }
+    std::unique_ptr<Plan> jointly;
+    if (!fixed.devices && s.interleave == 1 &&
+        place_jointly(cluster, {everywhere}, *plan, &composition))
+      jointly = own.compose(composition, "grid", &reason);
+    auto note = [&](const Plan& made) {
+      if (s.zero < 3) s.zero = made.pipeline->level(0);
+      return grid::to_string(s);
+    };
+    result.notes.push_back(note(*plan));
+    result.plans.push_back(std::move(plan));
+    if (!jointly) return true;
+    result.notes.push_back(note(*jointly) + " placed jointly");
+    result.plans.push_back(std::move(jointly));
+    return true;
+  };
+  for (const grid::Candidate& candidate : found.ranked) try {
+      grid::Strategy s = candidate.strategy;
+      const bool parts = s.cp > 1 || s.ep > 1;
+      int& tried = composed[s.interleave > 1][parts];
+      if (tried >= (parts ? kParted : kComposed)) continue;
+      // Where less does not fit, parameters are divided too.
+      std::vector<int> levels = {0};
+      if (fixed.zero)
+        levels = {*fixed.zero == 3 ? 3 : 0};
+      else if (s.zero == 3)
+        levels = {3};
+      else if (request.memory_limit && s.dp > 1)
+        levels = {0, 3};
+      for (int level : levels) {
+        s.zero = level;
+        bool skipped = false;
+        const bool made = compose(s, &skipped);
+        if (made) ++tried;
+        if (made || skipped) break;
+      }
+    } catch (const TimeIsUp&) {
+      if (result.plans.empty()) result.reason = "time ran out before a plan was found";
+      break;
+    }
+  rank(&result);
+  if (!result.plans.empty()) result.reason = found.stop_reason;
+  for (const auto& [size, b] : benches) result.planned += b->planned();
+  result.search_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+}  // namespace motley::planner

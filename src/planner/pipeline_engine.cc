@@ -1,0 +1,524 @@
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "core/error.h"
+#include "pipeline/search.h"
+#include "planner/compose.h"
+#include "planner/engines.h"
+#include "planner/joint_placement.h"
+#include "planner/stage_costs.h"
+#include "planner/sub_clusters.h"
+
+namespace motley::planner {
+
+namespace {
+
+constexpr int kComposed = 6;            // plans that are planned stage by stage
+constexpr int kUnequalComposed = 3;     // and those with stages in unequal devices
+constexpr double kUnequalWorth = 1.03;  // times the best plan's time that such a one may take
+constexpr double kWorth = 1.1;          // times the best plan's time that one may seem to take
+constexpr int kPool = 3;                // of one search
+constexpr int kMicroBatches = 128;      // most of a step that are tried
+constexpr int kOrdered = 6;             // most sub-clusters of which all orders are tried
+constexpr int kLeftOut = 4;             // most sub-clusters of which any may be left out
+constexpr int kUnequalSizes = 2;        // micro-batch sizes at which unequal devices are tried
+constexpr int kLayers = 160;            // at most, unless the model has fewer heavy operators
+constexpr double kSearching = 0.5;      // of the time, until pipelines are planned stage by stage
+constexpr int kCoarsest = 8;            // layers that automatic granularity begins with
+constexpr double kGranularityGain = 0.002;  // of balance or time, for which finer layers are tried
+
+class Engine {
+ public:
+  Engine(const Request& request, const Cluster& cluster, const GraphOf& graph_of)
+      : request_(request),
+        cluster_(cluster),
+        step_(std::make_shared<BatchStep>(graph_of(request.batch), request.batch)),
+        topology_(cluster),
+        groups_(cluster),
+        parts_(equal_parts(cluster)),
+        equal_(static_cast<int>(parts_.size())),
+        layers_(request.measured.empty() ? request.layers : std::max(0, request.layers)) {
+    for (Part& part : unequal_parts(cluster, parts_)) parts_.push_back(std::move(part));
+  }
+
+  EngineResult run() {
+    const auto start = std::chrono::steady_clock::now();
+    result_.engine = "pipeline";
+    std::set<int64_t> sizes;
+    for (int64_t count = 1; count <= kMicroBatches; count *= 2)
+      if (request_.batch % count == 0) sizes.insert(request_.batch / count);
+    if (!request_.micro_batches.empty())
+      sizes = {request_.micro_batches.begin(), request_.micro_batches.end()};
+    int64_t parted = 0;  // sizes at which the batch can be taken in parts
+    const Deadline end = request_.limits.deadline;
+    request_.limits.deadline = end.part(kSearching);
+    try {
+      for (int64_t size : sizes) {
+        request_.limits.deadline.check();
+        if (!holds_state()) break;
+        if (!step_->of(size)) continue;
+        parted += size < request_.batch;
+        if (size == request_.batch && parted == 0 && sizes.size() > 1) break;  // no pipeline
+        if (!try_size(size)) break;
+      }
+      if (benches_.empty() && !step_->why_not().empty()) {
+        result_.reason = step_->why_not();
+        result_.refused = true;
+      }
+      search_unequal();
+    } catch (const TimeIsUp&) {
+      stop_ = result_.reason = "time ran out";
+    }
+    request_.limits.deadline = end;
+    for (const auto& [size, bench] : benches_)
+      if (bench) bench->set_deadline(end);
+    // The best two of every micro-batch size, then the next: their like fare alike when they are
+    // planned stage by stage.
+    std::stable_sort(found_.begin(), found_.end(), faster);
+    std::map<std::pair<int64_t, bool>, int> before;
+    for (Found& f : found_) f.place = before[{f.micro_batch, f.unequal}]++;
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Found& a, const Found& b) { return a.place / 2 < b.place / 2; });
+    for (const bool unequal : {false, true}) {
+      int composed = 0;
+      for (const Found& f : found_) {
+        if (f.unequal != unequal) continue;
+        Seconds best = std::numeric_limits<double>::infinity();
+        for (const auto& plan : result_.plans) best = std::min(best, plan->predicted_step_s);
+        if (composed == (unequal ? kUnequalComposed : kComposed)) break;
+        if (!unequal && f.plan.makespan > kWorth * best) continue;
+        composed += compose_in_time(f);
+      }
+    }
+    try {
+      refine();
+    } catch (const TimeIsUp&) {
+      stop_ = "time ran out";
+    }
+    rank(&result_);
+    for (const auto& [size, bench] : benches_)
+      if (bench) result_.planned += bench->planned();
+    result_.search_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (!result_.plans.empty()) result_.reason = stop_;
+    return std::move(result_);
+  }
+
+ private:
+  struct Found {
+    int64_t micro_batch;
+    pipeline::PipelinePlan plan;
+    bool unequal = false;  // on sub-clusters of unequal devices
+    int place = 0;         // among those of its size
+  };
+
+  static bool faster(const Found& a, const Found& b) { return a.plan.makespan < b.plan.makespan; }
+
+  // Parameters, gradients and optimizer state have to be somewhere, once.
+  bool holds_state() {
+    if (!request_.memory_limit || !benches_.empty()) return true;
+    const Graph& graph = step_->graph();
+    Bytes state = 0;
+    for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, request_.optimizer);
+    Bytes memory = 0;
+    for (int d = 0; d < cluster_.size(); ++d) memory += cluster_.type_of(d).memory;
+    if (state <= memory) return true;
+    result_.reason = fmt::format("parameters and their state take {}, all devices together have {}",
+                                 format_bytes(state), format_bytes(memory));
+    return false;
+  }
+
+  // False: neither this size nor a larger one fits.
+  bool try_size(int64_t size) {
+    std::unique_ptr<Workbench>& bench = benches_[size];
+    if (layers_ == kAutomaticLayers) return find_granularity(size);
+    bench = std::make_unique<Workbench>(request_, &groups_, step_, size, layers_, &experience_);
+    if (layers_ == 0 && bench->size() > kLayers) {
+      layers_ = kLayers;
+      bench = std::make_unique<Workbench>(request_, &groups_, step_, size, layers_, &experience_);
+    }
+    if (!holds_activations(size, *bench)) return false;
+    keep(size, search(size, *bench, equals()));
+    search_fewer(size, *bench, equals());
+    return true;
+  }
+
+  std::vector<int> equals() const {
+    std::vector<int> all(equal_);
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+
+  // Pipelines that leave sub-clusters out, which may be faster where links are slow: any of few; of
+  // more one at a time, the one without which it is best, as long as that is faster.
+  void search_fewer(int64_t size, Workbench& bench, std::vector<int> all) {
+    const auto count = static_cast<int>(all.size());
+    const auto without = [&](const auto& left_out) {
+      std::vector<int> use;
+      for (size_t i = 0; i < all.size(); ++i)
+        if (!left_out(i)) use.push_back(all[i]);
+      return use;
+    };
+    if (count <= kLeftOut) {
+      for (size_t left_out = 1; left_out + 1 < size_t{1} << count; ++left_out)
+        keep(size, search(size, bench, without([&](size_t i) { return left_out >> i & 1; })));
+      return;
+    }
+    for (Seconds least = std::numeric_limits<double>::infinity(); all.size() > 1;) {
+      std::vector<int> best;
+      for (size_t c = 0; c < all.size(); ++c) {
+        const std::vector<int> use = without([&](size_t i) { return i == c; });
+        pipeline::SearchResult found = search(size, bench, use);
+        if (found.feasible && found.objective < least) {
+          least = found.objective;
+          best = use;
+        }
+        keep(size, std::move(found));
+      }
+      if (best.empty()) break;
+      all = std::move(best);
+    }
+  }
+
+  // Pipelines with stages in unequal devices, of the micro-batch sizes that did best without.
+  void search_unequal() {
+    std::stable_sort(found_.begin(), found_.end(), faster);
+    std::vector<int64_t> sizes;
+    for (const Found& f : found_)
+      if (std::find(sizes.begin(), sizes.end(), f.micro_batch) == sizes.end())
+        sizes.push_back(f.micro_batch);
+    if (sizes.size() > kUnequalSizes) sizes.resize(kUnequalSizes);
+    if (sizes.empty())
+      for (const auto& [size, bench] : benches_) sizes.push_back(size);
+    for (int64_t size : sizes)
+      for (const std::vector<int>& use : uses_of_unequal()) {
+        keep(size, search(size, *benches_.at(size), use));
+        search_fewer(size, *benches_.at(size), use);
+      }
+  }
+
+  // Sub-clusters of which one or more are of unequal devices: one such beside equal ones, and
+  // those that stand for different ones together.
+  std::vector<std::vector<int>> uses_of_unequal() const {
+    std::set<std::vector<int>> uses;
+    const auto with = [&](const std::vector<int>& chosen) {
+      std::vector<int> use = chosen;
+      for (int c = 0; c < equal_; ++c)
+        if (std::none_of(chosen.begin(), chosen.end(), [&](int u) { return covers(u, c); }))
+          use.push_back(c);
+      std::sort(use.begin(), use.end());
+      uses.insert(std::move(use));
+    };
+    for (int u = equal_; u < static_cast<int>(parts_.size()); ++u) {
+      with({u});
+      std::vector<int> together = {u};
+      for (int other = equal_; other < static_cast<int>(parts_.size()); ++other)
+        if (std::none_of(together.begin(), together.end(), [&](int t) {
+              return std::any_of(parts_[other].covers.begin(), parts_[other].covers.end(),
+                                 [&](int c) { return covers(t, c); });
+            }))
+          together.push_back(other);
+      with(together);
+    }
+    return {uses.begin(), uses.end()};
+  }
+  bool covers(int unequal, int equal) const {
+    const std::vector<int>& covered = parts_[unequal].covers;
+    return std::find(covered.begin(), covered.end(), equal) != covered.end();
+  }
+
+  // Automatic granularity (HAPT section 5.1): twice as many layers, until neither the load balance
+  // (Eq. 25) nor the time gains anything worth having; the best of these serves all micro-batch
+  // sizes. Where no plan fits, the finest decides.
+  bool find_granularity(int64_t size) {
+    std::vector<double> speed;
+    for (int c : equals()) speed.push_back(cluster_.type_of(parts_[c].devices[0]).flops);
+    std::unique_ptr<Workbench>& bench = benches_[size];
+    const auto cut = [&](int layers) {
+      return std::make_unique<Workbench>(request_, &groups_, step_, size, layers, &experience_);
+    };
+    bench = cut(0);
+    if (bench->size() > kLayers) bench = cut(kLayers);
+    const int finest = bench->size();
+    if (!holds_activations(size, *bench)) return false;
+    std::unique_ptr<Workbench> finest_bench = std::move(bench);
+    pipeline::SearchResult best;
+    double balance = 0;
+    for (int layers = std::max(kCoarsest, 2 * equal_);; layers *= 2) {
+      auto next = layers < finest ? cut(layers) : std::move(finest_bench);
+      if (bench && layers < finest && next->size() <= bench->size()) continue;
+      pipeline::SearchResult found = search(size, *next, equals());
+      const double found_balance = found.feasible ? pipeline::load_balance(found.best, speed) : 0;
+      const bool better = !bench || !best.feasible ||
+                          found.best.makespan < best.best.makespan * (1 - kGranularityGain) ||
+                          found_balance > balance + kGranularityGain;
+      const bool faster = !bench || (found.feasible &&
+                                     (!best.feasible || found.best.makespan < best.best.makespan));
+      if (faster) {
+        layers_ = layers < finest ? layers : finest;
+        bench = std::move(next);
+        best = std::move(found);
+        balance = found_balance;
+      }
+      if (!better || layers >= finest) break;
+    }
+    keep(size, std::move(best));
+    search_fewer(size, *bench, equals());
+    if (found_.empty()) layers_ = kAutomaticLayers;
+    return true;
+  }
+
+  // The activations of one micro-batch have to be somewhere, beside the state: each stage holds
+  // those of its layers at least once, in all its devices together no less than one device would.
+  bool holds_activations(int64_t size, Workbench& bench) {
+    if (!request_.memory_limit) return true;
+    const Graph& graph = bench.graph();
+    const DeviceGroups::Kind& one = groups_.of({0});
+    const int count = static_cast<int>(request_.batch / size);
+    Bytes held = 0, memory = 0;
+    for (const Parameter& p : graph.parameters) held += state_bytes(graph, p, request_.optimizer);
+    for (int l = 0; l < bench.size(); ++l) {
+      const Workbench::LayerCost& cost = bench.layer_cost(l, one, count, false);
+      if (cost.feasible) held += cost.held;
+    }
+    for (int d = 0; d < cluster_.size(); ++d) memory += cluster_.type_of(d).memory;
+    if (held <= memory) return true;
+    if (found_.empty())
+      result_.reason = fmt::format(
+          "state and the activations of a micro-batch of {} take {}, all devices together have {}",
+          size, format_bytes(held), format_bytes(memory));
+    return false;
+  }
+
+  void keep(int64_t size, pipeline::SearchResult found) {
+    if (!found.feasible) {
+      if (found_.empty()) result_.reason = found.reason;
+      return;
+    }
+    stop_ = found.reason;
+    for (pipeline::PipelinePlan& plan : found.pool) {
+      const bool unequal =
+          std::any_of(plan.stages.begin(), plan.stages.end(),
+                      [&](const pipeline::Stage& s) { return s.mesh.cluster >= equal_; });
+      found_.push_back({size, std::move(plan), unequal});
+    }
+  }
+
+  // The best pipelines on all devices of the sub-clusters `use` (into parts_) that are worth it
+  // beside those found. Slices of several types are planned where a plan with bounds of their costs
+  // needs them, and equal ones if there is any such plan at all.
+  pipeline::SearchResult search(int64_t size, Workbench& bench, const std::vector<int>& use) {
+    pipeline::SearchResult result;
+    const auto count = static_cast<int>(use.size());
+    if (count > pipeline::kMostSubClusters) {
+      result.reason =
+          fmt::format("{} sub-clusters of equal devices are more than the {} there may be", count,
+                      pipeline::kMostSubClusters);
+      return result;
+    }
+    std::vector<const Part*> parts;
+    int devices = 0;
+    bool unequal = false;
+    for (int c : use) {
+      parts.push_back(&parts_[c]);
+      devices += parts_[c].shape.size();
+      unequal = unequal || c >= equal_;
+    }
+    pipeline::SearchOptions options;
+    options.micro_batches = {size};
+    options.pipelines = {1};
+    for (int d = 2; d <= devices && d <= request_.batch / size; d *= 2)
+      options.pipelines.push_back(d);
+    StageCosts costs(request_, &groups_, topology_, &bench, std::move(parts), size);
+    options.shapes = pipeline::Shapes::both;
+    options.any_order = count <= kOrdered;
+    const Deadline& deadline = request_.limits.deadline;
+    deadline.check();
+    options.time_limit = std::min(20.0, deadline.left());
+    const double worth = unequal ? kUnequalWorth : kWorth;
+    for (const Found& f : found_) options.worth = std::min(options.worth, worth * f.plan.objective);
+    if (!found_.empty() && request_.measured.empty()) {
+      options.memory_limit = false;
+      options.pool = 0;
+      result = pipeline::search(costs.problem(true), options);
+      if (!result.feasible) return result;
+    }
+    options.memory_limit = request_.memory_limit;
+    options.recompute = options.memory_limit && request_.recompute;
+    options.pool = kPool;
+    // What was measured may be below the bounds.
+    costs.plan_slices(options.pipelines, !request_.measured.empty());
+    do {
+      result = pipeline::search(costs.problem(false), options);
+    } while (costs.plan(result.pool));
+    for (pipeline::Stage& stage : result.best.stages) stage.mesh.cluster = use[stage.mesh.cluster];
+    for (pipeline::PipelinePlan& plan : result.pool)
+      for (pipeline::Stage& stage : plan.stages) stage.mesh.cluster = use[stage.mesh.cluster];
+    return result;
+  }
+
+  // Into result_.plans. REQUIRES: there are some.
+  size_t best_plan() const {
+    size_t best = 0;
+    for (size_t i = 1; i < result_.plans.size(); ++i)
+      if (result_.plans[i]->predicted_step_s < result_.plans[best]->predicted_step_s) best = i;
+    return best;
+  }
+
+  // Plans the best plan's stages again, with more effort where memory is short.
+  void refine() {
+    if (result_.plans.empty()) return;
+    const size_t best = best_plan();
+    Composition& composition = compositions_[best];
+    Workbench& bench = *benches_.at(composition.micro_batch);
+    if (!bench.limited()) return;
+    composition.thorough = true;
+    std::string reason;
+    auto plan = bench.compose(composition, "pipeline", &reason);
+    if (plan && plan->predicted_step_s < result_.plans[best]->predicted_step_s)
+      result_.plans[best] = std::move(plan);
+  }
+
+  // compose(), unless time is up.
+  bool compose_in_time(const Found& found) {
+    try {
+      request_.limits.deadline.check();
+      return compose(found);
+    } catch (const TimeIsUp&) {
+      if (result_.plans.empty()) result_.reason = "time ran out before a plan was found";
+      stop_ = "time ran out";
+      return false;
+    }
+  }
+
+  // Whether it is planned stage by stage, as no other was.
+  bool compose(const Found& found) {
+    Composition composition;
+    composition.micro_batch = found.micro_batch;
+    composition.thorough = false;
+    std::string note =
+        fmt::format("micro-batches of {}, {} pipeline{}, {} layers in stages of", found.micro_batch,
+                    found.plan.pipelines, found.plan.pipelines > 1 ? "s" : "",
+                    benches_.at(found.micro_batch)->size());
+    std::string kinds;  // of devices, by stage
+    for (int k = 0; k < found.plan.pipelines; ++k) {
+      ReplicaChoice replica;
+      replica.micro_batches = found.plan.micro_batches;
+      std::vector<size_t> taken(parts_.size(), 0);
+      for (const pipeline::Stage& s : found.plan.stages) {
+        const std::vector<int> mine = share_of(parts_[s.mesh.cluster], found.plan.pipelines, k);
+        size_t& at = taken[s.mesh.cluster];
+        StageChoice stage{s.first, s.last, {}, s.mesh.recompute};
+        for (int i = 0; i < s.mesh.size(); ++i) stage.devices.push_back(mine[at++]);
+        std::sort(stage.devices.begin(), stage.devices.end());
+        if (k == 0) {
+          std::map<int, int> types;  // how many devices
+          for (int d : stage.devices) ++types[cluster_.devices[d].type];
+          std::vector<int> counts;
+          for (const auto& [type, n] : types) {
+            counts.push_back(n);
+            kinds += fmt::format("{},", type);
+          }
+          const std::string each = fmt::format("{}", fmt::join(counts, "+"));
+          note += fmt::format(" {}x{}", s.last - s.first + 1,
+                              counts.size() > 1 ? fmt::format("({})", each) : each);
+          kinds += ";";
+        }
+        replica.stages.push_back(std::move(stage));
+      }
+      composition.replicas.push_back(std::move(replica));
+    }
+    size_t devices = 0;
+    for (const StageChoice& stage : composition.replicas[0].stages) devices += stage.devices.size();
+    devices *= composition.replicas.size();
+    if (static_cast<int>(devices) < cluster_.size())
+      note += fmt::format(" on {} of {} devices", devices, cluster_.size());
+    if (!seen_.insert(note + kinds).second) return false;
+    std::string reason;
+    std::unique_ptr<Plan> plan;
+    // The least level of ZeRO at which it fits.
+    Workbench& bench = *benches_.at(found.micro_batch);
+    const int most = request_.memory_limit && found.plan.pipelines > 1 ? 2 : 0;
+    for (; composition.zero <= most; ++composition.zero)
+      if ((plan = bench.compose(composition, "pipeline", &reason))) break;
+    // With room for as many micro-batches in flight as the search counted on, where that is faster.
+    if (plan && bench.limited()) {
+      Composition roomy = composition;
+      for (ReplicaChoice& replica : roomy.replicas)
+        for (size_t s = 0; s < replica.stages.size(); ++s)
+          replica.stages[s].in_flight = found.plan.counts[s];
+      auto other = bench.compose(roomy, "pipeline", &reason);
+      if (other && other->predicted_step_s < plan->predicted_step_s) {
+        plan = std::move(other);
+        composition = std::move(roomy);
+      }
+    }
+    if (plan && composition.zero > 0) note += fmt::format(", ZeRO {}", composition.zero);
+    if (!plan) {
+      if (result_.plans.empty()) result_.reason = reason;
+      return true;
+    }
+    std::vector<std::vector<int>> rooms;
+    for (int c : equals()) rooms.push_back(parts_[c].devices);
+    std::unique_ptr<Plan> jointly;
+    const Composition before = composition;
+    if (place_jointly(cluster_, rooms, *plan, &composition))
+      jointly = bench.compose(composition, "pipeline", &reason);
+    // `plan` has the devices from before.
+    const Composition* placed = &composition;
+    if (jointly) {
+      result_.plans.push_back(std::move(jointly));
+      result_.notes.push_back(note + " placed jointly");
+      compositions_.push_back(composition);
+      placed = &before;
+    }
+    result_.plans.push_back(std::move(plan));
+    result_.notes.push_back(note);
+    compositions_.push_back(*placed);
+    return true;
+  }
+
+  Request request_;  // its deadline is that of what is being done
+  const Cluster& cluster_;
+  std::shared_ptr<BatchStep> step_;
+  net::Topology topology_;
+  DeviceGroups groups_;
+  Experience experience_;
+  std::vector<Part> parts_;  // of equal devices, then of unequal ones
+  int equal_;                // of the former
+  std::map<int64_t, std::unique_ptr<Workbench>> benches_;
+  int layers_;
+  std::vector<Found> found_;
+  std::vector<Composition> compositions_;  // [plan] of result_
+  std::set<std::string> seen_;
+  std::string stop_;
+  EngineResult result_;
+};
+
+}  // namespace
+
+std::vector<std::vector<int>> stage_meshes(const Cluster& cluster) {
+  std::vector<std::vector<int>> meshes;
+  std::set<std::vector<int>> known;
+  std::vector<Part> parts = equal_parts(cluster);
+  for (Part& part : unequal_parts(cluster, parts)) parts.push_back(std::move(part));
+  for (const Part& part : parts)
+    for (pipeline::Shapes shapes : {pipeline::Shapes::paper, pipeline::Shapes::uneven})
+      for (int d = 0; d < (part.shape.kinds.empty() ? 1 : part.shape.size()); ++d)
+        pipeline::for_each_mesh(part.shape, 0, shapes, d, [&](const pipeline::Mesh& mesh, int) {
+          std::vector<int> devices = devices_of(part, mesh);
+          if (known.insert(devices).second) meshes.push_back(std::move(devices));
+        });
+  return meshes;
+}
+
+EngineResult plan_pipeline(const Request& request, const Cluster& cluster,
+                           const GraphOf& graph_of) {
+  return Engine(request, cluster, graph_of).run();
+}
+
+}  // namespace motley::planner

@@ -1,0 +1,73 @@
+// From a canonical graph and a cluster to a plan, with the baselines of the field beside it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "planner/synthesis.h"
+
+namespace motley::spmd {
+
+struct PlanRequest {
+  std::string model;  // what the plan records
+  int64_t batch = 0;  // global
+  SynthesisOptions synthesis;
+  bool baselines = true;
+  // What large all-reduces of a cluster take instead of the plain collective; none if not set.
+  // Baselines and strategies take the plain one.
+  std::function<std::vector<ReductionProgram>(const Cluster&)> reductions;
+  std::string strategy;  // the name of a baseline that is to be the plan; empty: search
+  bool parts = false;    // also plan for parts of the cluster that may be faster than all of it
+  // With `parts`, states that the bounds of other devices and other shares may cost; 0: none are
+  // looked for.
+  int64_t elsewhere_states = 0;
+};
+
+// The names of the baselines, in order.
+std::vector<std::string> strategies();
+
+struct Baseline {
+  std::string name;  // dp-ev, dp-cp, zero, tensor-parallel
+  bool feasible = false;
+  Seconds predicted_step_s = 0;
+  std::string reason;
+};
+
+struct PlanResult {
+  bool feasible = false;
+  std::string reason;  // why the search stopped, or why nothing fits
+  Plan plan;
+  std::vector<int> devices;  // of the cluster that was asked for: those of the plan's cluster
+  Seconds hidden_s = 0;      // of the plan's communication behind its backward pass
+  // Lower bound of predicted step + hidden_s; 0 if the plan's own bound is within 1%.
+  Seconds synchronised_bound_s = 0;
+  // With `parts`, lower bounds (parts.h) of programs on other devices of the cluster, at any
+  // shares, and on the same devices, at any shares, no more than the predicted step; 0 if none
+  // were looked for, ratios or a strategy were given, or of several segments.
+  Seconds elsewhere_bound_s = 0, shares_bound_s = 0;
+  int64_t elsewhere_states = 0;  // of both
+  std::vector<Baseline> baselines;
+  double search_s = 0;  // theory, problem and searches of the plan itself, baselines not counted
+  int solves = 0;
+  int64_t states = 0;
+};
+
+// The plan is no slower than the best baseline that was looked at. With `parts`, where a plan
+// communicates so long that fewer devices could win, groups of the cluster, its faster types and
+// single devices are planned for too; the plan's cluster is then the part that won, and only where
+// none is much faster is the whole cluster certified. A part is left out if its devices could not
+// compute the model in the plan's time, however they shared it. Throws UserError if there is no
+// strategy of that name.
+PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request);
+
+// Which devices of a larger cluster a plan of one program is for, and why: "2 of the 4 of mixed
+// (0-1): with the others it would communicate longer than they save".
+std::string part_in_words(const std::vector<int>& devices, int of, const std::string& cluster);
+
+// A plan from one synthesis.
+Plan make_plan(Graph graph, const Cluster& cluster, const PlanRequest& request,
+               const Synthesis& synthesis);
+
+}  // namespace motley::spmd

@@ -1,0 +1,60 @@
+// Searches for the programs of layers and stages: what all have in common, and what they leave to
+// one another.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "planner/request.h"
+#include "planner/synthesis.h"
+#include "shard/program.h"
+#include "solver/folded.h"
+#include "solver/order.h"
+
+namespace motley::planner {
+
+// What searches leave to like ones of micro-batches of another size: orders, and for layers where
+// to begin, as those on the same group of devices left it, or on any.
+struct Experience {
+  spmd::OrderMemo orders;
+  std::map<std::tuple<int, bool, int>, spmd::WarmStart> on_group;  // window, lean, group
+  std::map<std::pair<int, bool>, spmd::WarmStart> on_any;
+};
+
+// A program, ordered by phases, and the shares of devices.
+struct Planned {
+  bool feasible = false;
+  std::string reason;
+  Program program;
+  std::vector<double> ratios;
+};
+
+class ProgramSearch {
+ public:
+  // `request` and `experience` outlive this; null: none that others had.
+  ProgramSearch(const Request& request, Experience* experience);
+
+  // Those of all searches. `warm`: where it begins, in, and ends, out; may be null.
+  spmd::SynthesisOptions options(int micro_batches, spmd::WarmStart* warm);
+
+  // Threads may search at the same time. `memory_price`, unless null: of a like problem, in; of
+  // this one, out.
+  Planned find(const Theory& theory, const CostModel& model, spmd::SynthesisOptions options,
+               double* memory_price = nullptr);
+
+  Experience& experience() { return experience_; }
+  int count() const { return count_; }  // of searches
+
+ private:
+  const Optimizer optimizer_;
+  const Request& request_;
+  Experience own_experience_;
+  Experience& experience_;
+  std::atomic<int> count_ = 0;
+};
+
+}  // namespace motley::planner

@@ -1,0 +1,237 @@
+#include "planner/stage_costs.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "net/messages.h"
+
+namespace motley::planner {
+
+namespace {
+
+constexpr size_t kTogether = 16;    // slices that are planned at the same time, or more
+constexpr double kMuchState = 0.5;  // of a device's memory: it is cut, or divided
+
+Bytes least_memory(const Cluster& cluster) {
+  Bytes least = std::numeric_limits<double>::infinity();
+  for (const DeviceType& type : cluster.types) least = std::min(least, type.memory);
+  return least;
+}
+
+}  // namespace
+
+StageCosts::StageCosts(const Request& request, DeviceGroups* groups, const net::Topology& topology,
+                       LayeredGraph* graph, std::vector<const Part*> use, int64_t micro_batch)
+    : request_(request),
+      groups_(*groups),
+      topology_(topology),
+      graph_(*graph),
+      use_(std::move(use)),
+      micro_batch_(micro_batch),
+      runs_(static_cast<int>(request.batch / micro_batch)) {
+  std::vector<LayeredGraph::OnGroup> alone;
+  for (const Part* p : use_) {
+    devices_ += p->shape.size();
+    for (int d : p->devices) alone.push_back({&groups_.of({d})});
+  }
+  graph_.plan_layers(alone, runs_);
+}
+
+pipeline::SearchProblem StageCosts::problem(bool bound) {
+  bound_ = bound;
+  slices_.clear();
+  pipeline::SearchProblem problem;
+  for (const Part* p : use_) problem.clusters.push_back(p->shape);
+  problem.layers = graph_.size();
+  for (int l = 0; l < graph_.size(); ++l) problem.layer_class.push_back(graph_.cost_class(l));
+  problem.batch = request_.batch;
+  problem.stage_cost = [this](const pipeline::StageQuery& q) { return profile(q); };
+  problem.link_cost = [this](int layer, int from, int to, int64_t, int pipelines) {
+    const Bytes bytes = graph_.layers().layers[layer].boundary;
+    auto [it, fresh] = crossings_.try_emplace({from, to, bytes, pipelines});
+    if (fresh) it->second = crossing(from, to, bytes, pipelines);
+    return pipeline::LinkTime{it->second, it->second};
+  };
+  if (const Bytes tied = graph_.tied(); tied > 0)
+    problem.tied_cost = [this, tied](int first, int last, int pipelines) {
+      return crossing(last, first, tied, pipelines);
+    };
+  return problem;
+}
+
+void StageCosts::plan_slices(const std::vector<int>& pipelines, bool unequal) {
+  std::vector<LayeredGraph::OnGroup> wanted;
+  unequal_.clear();
+  for (int c = 0; c < static_cast<int>(use_.size()); ++c)
+    for (pipeline::Shapes shapes : {pipeline::Shapes::paper, pipeline::Shapes::uneven})
+      for (int count : pipelines) {
+        const int share = part(c).shape.size() / count;
+        for (int d = 0; d < (part(c).shape.kinds.empty() ? 1 : share); ++d)
+          pipeline::for_each_mesh(part(c).shape, c, shapes, d,
+                                  [&](const pipeline::Mesh& mesh, int behind) {
+                                    if (behind > share) return;
+                                    const LayeredGraph::OnGroup group = on(mesh, count);
+                                    const bool equal = group.group->cluster.types.size() == 1;
+                                    (equal || unequal ? wanted : unequal_).push_back(group);
+                                  });
+      }
+  graph_.plan_layers(wanted, runs_);
+}
+
+bool StageCosts::plan(const std::vector<pipeline::PipelinePlan>& plans) {
+  std::set<std::pair<int, bool>> wanted;  // number of a group, lean
+  std::vector<LayeredGraph::OnGroup> groups;
+  const auto want = [&](const LayeredGraph::OnGroup& on) {
+    if (!graph_.knows(on, runs_) && wanted.emplace(on.group->number, on.lean).second)
+      groups.push_back(on);
+  };
+  for (const pipeline::PipelinePlan& plan : plans)
+    for (const pipeline::Stage& stage : plan.stages) want(on(stage.mesh, plan.pipelines));
+  if (groups.empty()) return false;
+  for (const LayeredGraph::OnGroup& on : unequal_)
+    if (groups.size() < kTogether) want(on);
+  graph_.plan_layers(groups, runs_);
+  return true;
+}
+
+LayeredGraph::OnGroup StageCosts::on(const pipeline::Mesh& mesh, int pipelines) {
+  LayeredGraph::OnGroup on{&groups_.of(devices_of(part(mesh.cluster), mesh))};
+  // A slice gets about its share of the model. Where the state of that share, whole on every
+  // device, takes most of a device's memory, it is cut.
+  const double share = static_cast<double>(mesh.size()) * pipelines / devices_;
+  const auto parameters = static_cast<Bytes>(graph_.graph().parameter_bytes());
+  on.lean = request_.memory_limit && mesh.size() > 1 &&
+            parameters * (2 + state_factor(request_.optimizer)) * share >
+                kMuchState * least_memory(on.group->cluster);
+  return on;
+}
+
+std::vector<std::pair<const DeviceGroups::Kind*, int>> StageCosts::types_of(
+    const pipeline::Mesh& mesh) {
+  std::map<int, std::pair<int, int>> types;  // a device, how many
+  for (int d : devices_of(part(mesh.cluster), mesh))
+    ++types.try_emplace(groups_.whole().devices[d].type, d, 0).first->second.second;
+  std::vector<std::pair<const DeviceGroups::Kind*, int>> result;
+  for (const auto& [type, of_type] : types)
+    result.emplace_back(&groups_.of({of_type.first}), of_type.second);
+  return result;
+}
+
+LayeredGraph::LayerCost StageCosts::bound(const pipeline::Mesh& mesh, int layer) {
+  LayeredGraph::LayerCost cost;
+  double forward = 0, backward = 0;  // per second
+  for (const auto& [one, count] : types_of(mesh)) {
+    const LayeredGraph::LayerCost& alone = graph_.layer_cost(layer, *one, runs_, false);
+    if (!alone.feasible) continue;
+    cost.feasible = true;
+    forward += count / alone.seconds.forward;
+    backward += count / alone.seconds.backward;
+  }
+  cost.seconds.forward = 1 / forward;
+  cost.seconds.backward = 1 / backward;
+  return cost;
+}
+
+StageCosts::Slice StageCosts::slice(const pipeline::Mesh& mesh, int pipelines) {
+  Slice slice;
+  const LayeredGraph::OnGroup group = on(mesh, pipelines);
+  const bool bounded = bound_ || !graph_.knows(group, runs_);
+  slice.devices = mesh.size();
+  slice.memory = part(mesh.cluster).shape.memory;
+  slice.lean = group.lean;
+  const double scale = slice.memory / least_memory(group.group->cluster);
+  const auto add = [](auto* sums, auto more) { sums->push_back(sums->back() + more); };
+  for (int l = 0; l < graph_.size(); ++l) {
+    const LayeredGraph::LayerCost cost =
+        bounded ? bound(mesh, l) : graph_.layer_cost(l, *group.group, runs_, group.lean);
+    add(&slice.infeasible, cost.feasible ? 0 : 1);
+    add(&slice.forward, cost.seconds.forward);
+    add(&slice.backward, cost.seconds.backward);
+    add(&slice.once, cost.seconds.reduction + cost.seconds.update);
+    add(&slice.state, scale * cost.state);
+    add(&slice.held, scale * cost.held);
+    add(&slice.late, scale * cost.late);
+    add(&slice.own, graph_.layers().layers[l].parameters);
+    slice.workspace.push_back(scale * cost.workspace);
+    slice.held_inputs.push_back(scale * cost.held_inputs);
+  }
+  if (pipelines > 1 && !bounded) {
+    std::vector<int> a = share_of(part(mesh.cluster), pipelines, 0),
+                     b = share_of(part(mesh.cluster), pipelines, 1);
+    a.resize(mesh.size());
+    b.resize(mesh.size());
+    const double rounds = 2.0 * (pipelines - 1) / pipelines;
+    const Seconds one = handover(groups_.whole(), a, b, 1e6, true),
+                  two = handover(groups_.whole(), a, b, 2e6, true);
+    slice.reduce_byte = rounds * (two - one) / 1e6;
+    slice.reduce_latency = rounds * (2 * one - two);
+  }
+  return slice;
+}
+
+pipeline::StageProfile StageCosts::profile(const pipeline::StageQuery& q) {
+  pipeline::StageProfile profile;
+  auto [it, fresh] =
+      slices_.try_emplace({q.mesh.cluster, q.mesh.at, q.mesh.nodes, q.mesh.devices, q.pipelines});
+  if (fresh) it->second = slice(q.mesh, q.pipelines);
+  const Slice& on = it->second;
+  const auto sum = [&](const auto& sums) { return sums[q.last + 1] - sums[q.first]; };
+  profile.feasible = sum(on.infeasible) == 0;
+  if (!profile.feasible) return profile;
+  const auto times = static_cast<double>(request_.batch / (q.micro_batch * q.pipelines));
+  profile.forward = sum(on.forward);
+  // What is done once per step counts with the passes.
+  profile.backward = sum(on.backward) + sum(on.once) / times;
+  const Bytes own = sum(on.own);
+  if (q.pipelines > 1 && own > 0)
+    profile.reduce = on.reduce_latency + on.reduce_byte * own / (on.lean ? on.devices : 1.0);
+  Bytes workspace =
+      *std::max_element(on.workspace.begin() + q.first, on.workspace.begin() + q.last + 1);
+  profile.activation = sum(on.held);
+  if (q.mesh.recompute) {
+    profile.backward += profile.forward;
+    workspace += profile.activation;
+    profile.activation = on.held_inputs[q.first];
+  }
+  // Gradients gather while activations are given back.
+  Bytes state = sum(on.state);
+  if (q.pipelines > 1 && request_.memory_limit && state > kMuchState * on.memory) {
+    // Pipelines divide optimizer state (ZeRO 1), which costs nothing; where that is not enough,
+    // gradients too, which are then reduced in every pass.
+    const double optimizer = state_factor(request_.optimizer), all = 2 + optimizer,
+                 share = 1.0 / q.pipelines;
+    const Bytes whole = state;
+    state = whole * (2 + optimizer * share) / all;
+    if (state > kMuchState * on.memory) {
+      state = whole * (1 + (1 + optimizer) * share) / all;
+      profile.backward += profile.reduce / 2;
+    }
+  }
+  profile.state = state + std::max(workspace, sum(on.late) - profile.activation);
+  return profile;
+}
+
+// All pipelines send at once, each from the end of its share of one sub-cluster to the beginning of
+// its share of the next; inside of one, from node to node if there are several, of unequal ones the
+// two that are farthest apart.
+Seconds StageCosts::crossing(int from, int to, Bytes bytes, int pipelines) const {
+  const auto node = static_cast<size_t>(part(to).shape.devices),
+             share = part(to).devices.size() / static_cast<size_t>(pipelines);
+  Seconds longest = 0;
+  for (size_t at = 0; at == 0 || (at + node < share && !part(to).shape.kinds.empty()); at += node) {
+    std::vector<net::PairMessage> messages;
+    for (int k = 0; k < pipelines; ++k) {
+      const std::vector<int> a = share_of(part(from), pipelines, k),
+                             b = share_of(part(to), pipelines, k);
+      const int sender = from == to ? a[at] : a.back(),
+                receiver = from == to ? b[std::min(at + node, share - 1)] : b.front();
+      if (sender != receiver) messages.push_back({sender, receiver, bytes});
+    }
+    longest = std::max(longest, net::messages_time(topology_, messages));
+    if (from != to) break;
+  }
+  return longest;
+}
+
+}  // namespace motley::planner

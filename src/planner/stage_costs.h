@@ -1,0 +1,72 @@
+// What a stage of the pipeline search costs (pipeline/search.h): its layers' costs on the devices
+// of a slice, summed. Layers are planned for slices as they are asked for.
+#pragma once
+
+#include <array>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "net/topology.h"
+#include "planner/layered_graph.h"
+#include "planner/sub_clusters.h"
+
+namespace motley::planner {
+
+class StageCosts {
+ public:
+  // Of pipelines on all devices of `use`, with micro-batches of the graph. All arguments
+  // outlive this.
+  StageCosts(const Request& request, DeviceGroups* groups, const net::Topology& topology,
+             LayeredGraph* graph, std::vector<const Part*> use, int64_t micro_batch);
+
+  // Clusters, layers and costs of a problem that refers to this. The costs are bounds of those that
+  // stages have: on slices that are not planned as if their devices divided all work without any
+  // loss, and memory had no end. With `bound` on all slices.
+  pipeline::SearchProblem problem(bool bound);
+
+  // Plans all layers on every slice that stages of so many pipelines may lie on; without `unequal`
+  // but for slices of several types.
+  void plan_slices(const std::vector<int>& pipelines, bool unequal);
+  // Plans all layers on the slices of these plans, and on some others of several types. False: the
+  // former were planned before.
+  bool plan(const std::vector<pipeline::PipelinePlan>& plans);
+
+ private:
+  // A slice with the costs of all layers on it: sums over the layers in front of each. Bytes as of
+  // devices with the least memory of the sub-cluster.
+  struct Slice {
+    bool lean = false;
+    double devices = 1;
+    Bytes memory = 0;
+    std::vector<int> infeasible = {0};
+    std::vector<Seconds> forward = {0}, backward = {0}, once = {0};
+    std::vector<Bytes> state = {0}, held = {0}, late = {0}, own = {0};
+    std::vector<Bytes> workspace, held_inputs;    // [layer], no sums
+    Seconds reduce_latency = 0, reduce_byte = 0;  // of a gradient, over the pipelines
+  };
+  const Part& part(int cluster) const { return *use_[cluster]; }
+  LayeredGraph::OnGroup on(const pipeline::Mesh& mesh, int pipelines);
+  // One device of each type on a slice, and how many it has of the type.
+  std::vector<std::pair<const DeviceGroups::Kind*, int>> types_of(const pipeline::Mesh& mesh);
+  Slice slice(const pipeline::Mesh& mesh, int pipelines);
+  LayeredGraph::LayerCost bound(const pipeline::Mesh& mesh, int layer);
+  pipeline::StageProfile profile(const pipeline::StageQuery& query);
+  Seconds crossing(int from, int to, Bytes bytes, int pipelines) const;
+
+  const Request& request_;
+  DeviceGroups& groups_;
+  const net::Topology& topology_;
+  LayeredGraph& graph_;
+  std::vector<const Part*> use_;
+  int64_t micro_batch_;
+  int devices_ = 0;  // of all parts
+  // How often the program runs in a step, about, which only says which one is best.
+  int runs_;
+  bool bound_ = false;
+  std::vector<LayeredGraph::OnGroup> unequal_;                     // slices of several types
+  std::map<std::array<int, 5>, Slice> slices_;                     // by mesh and pipelines
+  std::map<std::tuple<int, int, Bytes, int>, Seconds> crossings_;  // from, to, bytes, pipelines
+};
+
+}  // namespace motley::planner

@@ -1,0 +1,239 @@
+#include "planner/stage_programs.h"
+
+#include <algorithm>
+#include <functional>
+#include <set>
+#include <utility>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "planner/shape.h"
+#include "spmd/recompute.h"
+
+namespace motley::planner {
+
+namespace {
+
+constexpr int kAttempts = 4;  // to fit a stage's program into the memory that is left
+// Times the time of the best program.
+constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
+
+}  // namespace
+
+int StagePrograms::number_of(const Graph& graph) {
+  return numbers_.try_emplace(to_text(anonymous(graph)), static_cast<int>(numbers_.size()))
+      .first->second;
+}
+
+int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found) {
+  const auto key_of = [](const StageTask& t) {
+    return std::tuple(t.number, t.group->number, t.laps, t.micro_batches, t.in_flight, t.recompute,
+                      t.thorough, t.divided);
+  };
+  found->assign(tasks.size(), nullptr);
+  // What is found for one stage helps the next on a group of its kind; kinds are independent.
+  std::vector<std::vector<int>> chains;  // tasks on groups that look alike, in order
+  std::map<int, size_t> chain_of;        // [group]
+  std::vector<StageTask> fresh;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const size_t chain = chain_of.try_emplace(tasks[i].group->number, chains.size()).first->second;
+    if (chain == chains.size()) chains.emplace_back();
+    chains[chain].push_back(static_cast<int>(i));
+    if (!stages_.count(key_of(tasks[i]))) fresh.push_back(tasks[i]);
+  }
+  plan_unlimited(fresh);
+  parallel_for(static_cast<int>(chains.size()), request_.threads, [&](int c) {
+    for (int i : chains[c]) {
+      StageTask task = tasks[i];
+      std::unique_lock lock(mutex_);
+      auto [it, unknown] = stages_.try_emplace(key_of(task));
+      lock.unlock();
+      (*found)[i] = &it->second;
+      if (unknown) try {
+          for (int held : std::set<int, std::greater<>>{task.in_flight, task.fewer, 1}) {
+            task.in_flight = held;
+            it->second = plan(task);
+            if (it->second.feasible) break;
+          }
+        } catch (const TimeIsUp&) {  // not known, then
+          lock.lock();
+          stages_.erase(it);
+          throw;
+        }
+      if (!it->second.feasible) break;
+    }
+  });
+  for (const std::vector<int>& chain : chains)
+    for (int i : chain)
+      if (!(*found)[i]->feasible) return i;
+  return -1;
+}
+
+const Planned& StagePrograms::unlimited(const StageTask& task, bool lean, spmd::WarmStart* warm) {
+  std::unique_lock lock(mutex_);
+  auto [it, fresh] =
+      unlimited_.try_emplace({task.number, task.group->number, task.micro_batches, lean});
+  lock.unlock();
+  double no_price = 0;
+  if (fresh) try {
+      it->second = search(task, task.group->model, false, lean, &no_price, warm);
+    } catch (const TimeIsUp&) {  // not known, then
+      lock.lock();
+      unlimited_.erase(it);
+      throw;
+    }
+  return it->second;
+}
+
+Planned StagePrograms::search(const StageTask& task, const CostModel& model, bool memory_limit,
+                              bool lean, double* memory_price, spmd::WarmStart* warm) {
+  request_.limits.deadline.check();
+  spmd::SynthesisOptions options = search_.options(task.micro_batches, warm);
+  options.memory_limit = memory_limit;
+  options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
+  if (lean) options.restriction = spmd::Restriction::zero;
+  return search_.find(*task.theory, model, std::move(options), memory_price);
+}
+
+Planned StagePrograms::as_run(const StageTask& task, Planned planned) {
+  if (task.pieces() && planned.feasible)
+    planned.program = spmd::hold_pieces(*task.theory, planned.program);
+  return planned;
+}
+
+std::vector<StagePrograms::Room> StagePrograms::room_of(const StageTask& task,
+                                                        const Planned& p) const {
+  const Cluster& cluster = task.group->cluster;
+  const Divided& divided = task.divided;
+  // As if the pieces of all replicas were alike.
+  Kept kept;
+  kept.share = divided.share;
+  for (const Parameter& parameter : task.theory->graph().parameters) {
+    if (divided.level == 1 || divided.level == 2)
+      kept.optimizer.push_back(parameter.gradient.valid());
+    if (divided.level == 2) kept.gradient.push_back(parameter.gradient.valid());
+  }
+  const Shares shares(p.ratios);
+  const Fractions fractions(cluster, shares);
+  const auto memory_with = [&](const Program& program, const Kept& what) {
+    return memory_of(*task.theory, program, fractions, task.group->model.types(),
+                     request_.optimizer, true, what);
+  };
+  const MemoryCost memory = memory_with(as_run(task, p).program, kept);
+  std::vector<Room> rooms;
+  for (size_t t = 0; t < cluster.types.size(); ++t) {
+    const Bytes others =
+        memory.sums[t] +
+        (task.in_flight - 1) * (task.recompute ? memory.held_inputs[t] : memory.held[t]);
+    rooms.push_back({memory.peak[t] + others - cluster.types[t].memory / task.laps, others, 0});
+  }
+  if (divided.level == 0) return rooms;
+  const MemoryCost whole = memory_with(p.program, {});
+  for (size_t t = 0; t < rooms.size(); ++t) rooms[t].divided = whole.peak[t] - memory.peak[t];
+  return rooms;
+}
+
+bool StagePrograms::fits(const StageTask& task, const Planned& planned) const {
+  const std::vector<Room> rooms = room_of(task, planned);
+  return std::all_of(rooms.begin(), rooms.end(), [](const Room& r) { return r.lack <= 0; });
+}
+
+void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
+  std::vector<const StageTask*> distinct;  // the first of equal ones has most in flight
+  std::set<std::tuple<int, int, int, bool>> known;
+  for (const StageTask& t : tasks)
+    if (known.emplace(t.number, t.group->number, t.micro_batches, t.pieces()).second)
+      distinct.push_back(&t);
+  parallel_for(static_cast<int>(distinct.size()), request_.threads, [&](int i) {
+    const StageTask& task = *distinct[i];
+    spmd::WarmStart warm;
+    const Planned& best = unlimited(task, task.pieces(), &warm);
+    if (!request_.memory_limit || !best.feasible || task.pieces() ||
+        task.group->cluster.size() == 1 || fits(task, best))
+      return;
+    unlimited(task, true, &warm);
+  });
+}
+
+Planned StagePrograms::plan(const StageTask& task) {
+  const Theory& theory = *task.theory;
+  const DeviceGroups::Kind& group = *task.group;
+  Planned planned = unlimited(task, task.pieces(), nullptr);
+  if (!request_.memory_limit || !planned.feasible || fits(task, planned))
+    return as_run(task, std::move(planned));
+  // `hidden`: with as much of the reduction as a backward pass can hide.
+  const auto seconds_of = [&](const Planned& p, bool hidden = false) {
+    const Shares shares(p.ratios);
+    const PhaseSeconds s = phase_seconds(theory, p.program, group.model,
+                                         Fractions(group.cluster, shares), request_.optimizer);
+    const Seconds reduction = hidden ? std::max(0.0, s.reduction - s.backward) : s.reduction;
+    return s.forward * (task.recompute ? 2 : 1) + s.backward +
+           (reduction + s.update) / task.micro_batches;
+  };
+  if (const Seconds all = task.micro_batches * seconds_of(planned, true); all > task.worth) {
+    planned.feasible = false;
+    planned.reason = fmt::format("takes {:.3g} s a step even with more memory", all);
+    return planned;
+  }
+  was_limited_ = true;
+  // One that was found for a stage with more in flight does for its equals behind it: they are not
+  // slower.
+  std::unique_lock lock(mutex_);
+  std::vector<Planned>& limited =
+      limited_[{task.number, group.number, task.micro_batches, task.pieces()}];
+  double& memory_price = memory_price_[group.number];
+  lock.unlock();
+  for (const Planned& known : limited)
+    if (fits(task, known)) return as_run(task, known);
+  // With all parameters cut: good enough if it is hardly slower, and better than nothing. Where
+  // that does not fit, gathered and scattered in every pass.
+  const Planned* lean = nullptr;
+  Planned in_pieces;
+  if (group.cluster.size() > 1 && !task.pieces()) {
+    const Planned& cut = unlimited(task, true, nullptr);
+    if (cut.feasible && fits(task, cut)) {
+      lean = &cut;
+    } else if (cut.feasible) {
+      in_pieces = cut;
+      in_pieces.program = spmd::hold_pieces(theory, cut.program);
+      if (fits(task, in_pieces)) lean = &in_pieces;
+    }
+    if (lean &&
+        seconds_of(*lean) <= (task.thorough ? kHardlySlower : kLittleSlower) * seconds_of(planned))
+      return *lean;
+  }
+  const auto better = [&](const Planned& p) {
+    return lean && seconds_of(*lean) < seconds_of(p) ? *lean : p;
+  };
+  Cluster room = group.cluster;  // with the memory that other micro-batches leave
+  spmd::WarmStart warm;
+  for (int attempt = 1; attempt < kAttempts; ++attempt) {
+    const std::vector<Room> rooms = room_of(task, planned);
+    for (size_t t = 0; t < room.types.size(); ++t) {
+      const DeviceType& type = group.cluster.types[t];
+      const Bytes most = type.memory / task.laps + rooms[t].divided;
+      if (attempt == 1) room.types[t].memory = most;
+      if (rooms[t].lack <= 0) continue;
+      planned.reason = fmt::format("{} lacks {}", type.name, format_bytes(rooms[t].lack));
+      room.types[t].memory =
+          std::max(0.3 * room.types[t].memory,
+                   std::min(attempt > 1 ? room.types[t].memory - rooms[t].lack : most,
+                            most - rooms[t].others));
+    }
+    planned = search(task, CostModel(room, group.reductions, group.replicas), true, task.pieces(),
+                     &memory_price, &warm);
+    if (!planned.feasible) break;
+    if (fits(task, planned)) {
+      limited.push_back(better(planned));
+      return as_run(task, limited.back());
+    }
+  }
+  if (lean) return *lean;
+  if (!planned.feasible) return planned;
+  planned.feasible = false;
+  planned.reason =
+      fmt::format("no program leaves room for {} micro-batches in flight", task.in_flight);
+  return planned;
+}
+
+}  // namespace motley::planner

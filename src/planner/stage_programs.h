@@ -1,0 +1,93 @@
+// Programs of stages: for each the best that leaves room for its micro-batches in flight.
+//
+// Where the best program of all does not leave it, one with all parameters cut may do, or one found
+// under the memory that the other micro-batches leave. Equal stages are planned once.
+#pragma once
+
+#include <atomic>
+#include <compare>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "planner/groups.h"
+#include "planner/program_search.h"
+#include "planner/request.h"
+
+namespace motley::planner {
+
+// What replicas divide at a level, and the share of it that one keeps; or level 3.
+struct Divided {
+  int level = 0;
+  double share = 1;
+  auto operator<=>(const Divided&) const = default;
+};
+
+// A stage on a group, with `in_flight` micro-batches in one part in `laps` of the memory.
+struct StageTask {
+  const Theory* theory;
+  int number;  // of its graph (StagePrograms::number_of)
+  const DeviceGroups::Kind* group;
+  int laps, micro_batches, in_flight;
+  int fewer;  // in flight, if there is no room for `in_flight`; if there is none for these, 1
+  bool recompute, thorough;
+  Seconds worth;  // of all micro-batches: no program is fitted into memory that takes longer
+  Divided divided;
+  // Whether parameters are cut and gathered, and gradients scattered, in every pass.
+  bool pieces() const { return divided.level == 3 && group->cluster.size() > 1; }
+};
+
+class StagePrograms {
+ public:
+  // Both outlive this.
+  StagePrograms(const Request& request, ProgramSearch* search)
+      : request_(request), search_(*search) {}
+
+  // Graphs of one number are the same but for names.
+  int number_of(const Graph& graph);
+
+  // [task] The best that fit; what it points to stays. Returns the first task in whose way
+  // something is, or -1.
+  int find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found);
+
+  // Whether the best program of some stage did not fit into memory.
+  bool limited() const { return was_limited_; }
+
+ private:
+  // `memory_price`: of a like stage, in; of this one, out. `lean`: parameters and their state are
+  // cut wherever they can be.
+  Planned search(const StageTask& task, const CostModel& model, bool memory_limit, bool lean,
+                 double* memory_price, spmd::WarmStart* warm);
+  // Of a type of devices: what a program lacks, what other micro-batches take, and what is not
+  // there because it is divided.
+  struct Room {
+    Bytes lack = 0, others = 0, divided = 0;
+  };
+  std::vector<Room> room_of(const StageTask& task, const Planned& planned) const;
+  bool fits(const StageTask& task, const Planned& planned) const;
+  // As it runs: with pieces held, if it is to.
+  static Planned as_run(const StageTask& task, Planned planned);
+  // The best program regardless of memory; of equal graphs and groups once.
+  const Planned& unlimited(const StageTask& task, bool lean, spmd::WarmStart* warm);
+  // Finds what plan() will ask for first, for all tasks at the same time.
+  void plan_unlimited(const std::vector<StageTask>& tasks);
+  // The best that fits.
+  Planned plan(const StageTask& task);
+
+  const Request& request_;
+  ProgramSearch& search_;
+  std::map<std::string, int> numbers_;                            // of graphs
+  std::map<std::tuple<int, int, int, bool>, Planned> unlimited_;  // graph, group, count, lean
+  // Graph, group, count, and whether pieces are held.
+  std::map<std::tuple<int, int, int, bool>, std::vector<Planned>> limited_;
+  std::map<int, double> memory_price_;  // by group
+  // And in flight, recompute, thorough, divided.
+  std::map<std::tuple<int, int, int, int, int, bool, bool, Divided>, Planned> stages_;
+  std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
+                      // their own, and so entries
+  std::atomic<bool> was_limited_ = false;
+};
+
+}  // namespace motley::planner

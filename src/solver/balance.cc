@@ -1,0 +1,365 @@
+#include "solver/balance.h"
+
+#include <coin/Clp_C_Interface.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+
+#include "core/error.h"
+
+namespace motley::spmd {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kClpInf = std::numeric_limits<double>::max();
+
+// A linear program, minimised; all columns are >= 0.
+class LinearProgram {
+ public:
+  int column(double cost, double upper = kClpInf) {
+    cost_.push_back(cost);
+    upper_.push_back(upper);
+    entries_.emplace_back();
+    return static_cast<int>(cost_.size()) - 1;
+  }
+  int row(double lower, double upper, const std::vector<std::pair<int, double>>& terms) {
+    const int r = static_cast<int>(row_lower_.size());
+    row_lower_.push_back(lower);
+    row_upper_.push_back(upper);
+    for (const auto& [column, coefficient] : terms) {
+      if (coefficient != 0) entries_[column].emplace_back(r, coefficient);
+    }
+    return r;
+  }
+  // Whether there is an optimum.
+  bool solve() {
+    std::vector<CoinBigIndex> start{0};
+    std::vector<int> index;
+    std::vector<double> element;
+    const std::vector<double> lower(cost_.size(), 0);
+    for (const auto& column : entries_) {
+      for (const auto& [r, coefficient] : column) {
+        index.push_back(r);
+        element.push_back(coefficient);
+      }
+      start.push_back(static_cast<CoinBigIndex>(index.size()));
+    }
+    const std::unique_ptr<Clp_Simplex, void (*)(Clp_Simplex*)> model(Clp_newModel(),
+                                                                     Clp_deleteModel);
+    Clp_setLogLevel(model.get(), 0);
+    Clp_setPrimalTolerance(model.get(), 1e-10);
+    Clp_setDualTolerance(model.get(), 1e-10);
+    Clp_loadProblem(model.get(), static_cast<int>(cost_.size()),
+                    static_cast<int>(row_lower_.size()), start.data(), index.data(), element.data(),
+                    lower.data(), upper_.data(), cost_.data(), row_lower_.data(),
+                    row_upper_.data());
+    Clp_dual(model.get(), 0);
+    if (Clp_status(model.get()) != 0) return false;
+    const double* x = Clp_primalColumnSolution(model.get());
+    const double* y = Clp_dualRowSolution(model.get());
+    value.assign(x, x + cost_.size());
+    dual.assign(y, y + row_lower_.size());
+    return true;
+  }
+
+  std::vector<double> value;  // [column]
+  std::vector<double> dual;   // [row]
+
+ private:
+  std::vector<double> cost_, upper_, row_lower_, row_upper_;
+  std::vector<std::vector<std::pair<int, double>>> entries_;
+};
+
+// Stages equal up to a factor: the greatest of their times is 1, `scale` is the sum of the factors.
+struct Merged {
+  double scale = 0;
+  std::vector<double> sharded;  // [segment * types + type]
+  std::vector<double> replicated;
+};
+
+// [segment * types + type]
+std::vector<double> sharded_of(const Stage& stage, size_t segments, size_t types) {
+  if (stage.sharded.size() == segments * types) return stage.sharded;
+  std::vector<double> all(segments * types, 0);
+  std::copy(stage.sharded.begin(), stage.sharded.end(), all.begin() + stage.segment * types);
+  return all;
+}
+
+std::vector<Merged> merge(const BalanceProblem& problem, double share) {
+  std::vector<Merged> merged;
+  std::map<std::vector<int64_t>, size_t> known;
+  for (const Stage& stage : problem.stages) {
+    const size_t types = problem.devices.size();
+    const std::vector<double> sharded = sharded_of(stage, problem.sharded.size(), types);
+    double unit = 0;
+    for (double seconds : sharded) unit = std::max(unit, seconds * share);
+    for (double seconds : stage.replicated) unit = std::max(unit, seconds);
+    if (unit == 0) continue;
+    // Twelve digits: stages of equal layers differ by rounding only.
+    std::vector<int64_t> key;
+    for (double seconds : sharded) key.push_back(std::llround(seconds * share / unit * 1e12));
+    for (double seconds : stage.replicated) key.push_back(std::llround(seconds / unit * 1e12));
+    const auto [it, fresh] = known.try_emplace(std::move(key), merged.size());
+    if (fresh) {
+      Merged m;
+      for (double seconds : sharded) m.sharded.push_back(seconds * share / unit);
+      for (double seconds : stage.replicated) m.replicated.push_back(seconds / unit);
+      merged.push_back(std::move(m));
+    }
+    merged[it->second].scale += unit;
+  }
+  return merged;
+}
+
+// How much less of a tensor lies below a device in segment b than in segment a.
+double difference(const std::vector<double>& devices, const std::vector<double>& a,
+                  const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t j = 0; j < devices.size(); ++j) sum += devices[j] * (a[j] - b[j]);
+  return sum;
+}
+
+}  // namespace
+
+double step_seconds(const BalanceProblem& problem, const std::vector<std::vector<double>>& ratio) {
+  const size_t types = problem.devices.size();
+  double sum = 0;
+  for (const Stage& stage : problem.stages) {
+    const std::vector<double>& b = ratio[stage.segment];
+    const std::vector<double> sharded = sharded_of(stage, ratio.size(), types);
+    double longest = 0;
+    for (size_t j = 0; j < types; ++j) {
+      double seconds = stage.replicated[j];
+      for (size_t s = 0; s < ratio.size(); ++s) seconds += sharded[s * types + j] * ratio[s][j];
+      longest = std::max(longest, seconds);
+    }
+    sum += stage.comm_fixed + stage.comm_padded * *std::max_element(b.begin(), b.end()) + longest;
+  }
+  for (const BalanceExchange& x : problem.exchanges) {
+    double worst = 0;
+    for (const BalancePort& port : problem.ports) {
+      const double first = difference(port.before, ratio[x.a], ratio[x.b]);
+      const double end = difference(port.until, ratio[x.a], ratio[x.b]);
+      const double out = std::max(0.0, end) + std::max(0.0, -first);
+      const double in = std::max(0.0, -end) + std::max(0.0, first);
+      worst = std::max(worst, std::max(out, in) * port.seconds_per_byte);
+    }
+    sum += x.bytes * worst;
+  }
+  return sum;
+}
+
+Balance balance(const BalanceProblem& problem) {
+  const size_t types = problem.devices.size(), segments = problem.sharded.size();
+  MOTLEY_CHECK(types >= 1 && segments >= 1);
+  MOTLEY_CHECK(problem.fixed.size() == types && problem.capacity.size() == types);
+  double count = 0;
+  for (int n : problem.devices) {
+    MOTLEY_CHECK(n >= 1);
+    count += n;
+  }
+  std::vector<double> padded(segments, 0);
+  for (const Stage& stage : problem.stages) {
+    MOTLEY_CHECK(stage.segment >= 0 && stage.segment < static_cast<int>(segments));
+    MOTLEY_CHECK(stage.sharded.size() == types || stage.sharded.size() == segments * types);
+    MOTLEY_CHECK(stage.replicated.size() == types);
+    padded[stage.segment] += stage.comm_padded;
+  }
+  // Columns are shares in units of the mean share, and stage times in units of the longest work of
+  // the stage; costs in units of their sum. So all numbers are about 1.
+  const double share = 1 / count;
+  const std::vector<Merged> stages = merge(problem, share);
+  double unit = 0;
+  for (const Merged& stage : stages) unit += stage.scale;
+  for (double p : padded) unit += p * share;
+  if (unit == 0) unit = 1;
+
+  Balance result;
+  result.rows = static_cast<int>(stages.size());
+  const auto build = [&](bool elastic, LinearProgram* lp, std::vector<std::vector<int>>* b,
+                         std::vector<std::vector<int>>* work, std::vector<int>* memory,
+                         std::vector<int>* extra) {
+    for (size_t s = 0; s < segments; ++s) {
+      std::vector<std::pair<int, double>> whole;
+      b->emplace_back();
+      const int largest = lp->column(elastic ? 0 : padded[s] * share / unit);
+      for (size_t j = 0; j < types; ++j) {
+        const int column = lp->column(0);
+        b->back().push_back(column);
+        whole.emplace_back(column, problem.devices[j] * share);
+        lp->row(0, kClpInf, {{largest, 1}, {column, -1}});
+      }
+      lp->row(1, 1, whole);
+    }
+    for (const Merged& stage : stages) {
+      if (elastic) break;
+      const int time = lp->column(stage.scale / unit);
+      work->emplace_back();
+      for (size_t j = 0; j < types; ++j) {
+        std::vector<std::pair<int, double>> terms{{time, 1}};
+        for (size_t s = 0; s < segments; ++s)
+          terms.emplace_back((*b)[s][j], -stage.sharded[s * types + j]);
+        work->back().push_back(lp->row(stage.replicated[j], kClpInf, terms));
+      }
+    }
+    for (const BalanceExchange& x : problem.exchanges) {
+      if (elastic || problem.ports.empty()) break;
+      if (x.bytes == 0) continue;
+      double slowest = 0;
+      for (const BalancePort& port : problem.ports)
+        slowest = std::max(slowest, port.seconds_per_byte);
+      const int time = lp->column(x.bytes * slowest / unit);
+      // What lies below a device more in a than in b, and less; by what lies below it.
+      std::map<std::vector<double>, std::pair<int, int>> known;
+      const auto moved = [&](const std::vector<double>& devices) {
+        const auto [it, fresh] = known.try_emplace(devices);
+        if (!fresh) return it->second;
+        it->second = {lp->column(0), lp->column(0)};
+        std::vector<std::pair<int, double>> more{{it->second.first, 1}},
+            less{{it->second.second, 1}};
+        for (size_t j = 0; j < types; ++j) {
+          const double below = devices[j] * share;
+          more.emplace_back((*b)[x.a][j], -below);
+          more.emplace_back((*b)[x.b][j], below);
+          less.emplace_back((*b)[x.a][j], below);
+          less.emplace_back((*b)[x.b][j], -below);
+        }
+        lp->row(0, kClpInf, more);
+        lp->row(0, kClpInf, less);
+        return it->second;
+      };
+      for (const BalancePort& port : problem.ports) {
+        const auto first = moved(port.before), end = moved(port.until);
+        const double pace = port.seconds_per_byte / slowest;
+        lp->row(0, kClpInf, {{time, 1}, {end.first, -pace}, {first.second, -pace}});
+        lp->row(0, kClpInf, {{time, 1}, {end.second, -pace}, {first.first, -pace}});
+      }
+    }
+    for (size_t j = 0; j < types; ++j) {
+      memory->push_back(-1);
+      extra->push_back(-1);
+      if (problem.capacity[j] == kInf) continue;
+      std::vector<std::pair<int, double>> terms;
+      const double bytes = std::max(problem.capacity[j], 1.0);
+      for (size_t s = 0; s < segments; ++s) {
+        terms.emplace_back((*b)[s][j], problem.sharded[s][j] * share / bytes);
+      }
+      if (elastic) {
+        (*extra)[j] = lp->column(problem.devices[j] * bytes * share / 1e9);
+        terms.emplace_back((*extra)[j], -1);
+      }
+      (*memory)[j] = lp->row(-kClpInf, (problem.capacity[j] - problem.fixed[j]) / bytes, terms);
+    }
+  };
+
+  LinearProgram lp;
+  std::vector<std::vector<int>> b, work;
+  std::vector<int> memory, extra;
+  build(false, &lp, &b, &work, &memory, &extra);
+  result.feasible = lp.solve();
+  if (!result.feasible) {
+    LinearProgram elastic;
+    b.clear();
+    memory.clear();
+    extra.clear();
+    build(true, &elastic, &b, &work, &memory, &extra);
+    MOTLEY_CHECK(elastic.solve(), "elastic balance");
+    for (size_t j = 0; j < types; ++j) {
+      const double bytes = std::max(problem.capacity[j], 1.0);
+      result.lacking_bytes.push_back(extra[j] < 0 ? 0 : elastic.value[extra[j]] * bytes);
+    }
+    return result;
+  }
+  for (size_t s = 0; s < segments; ++s) {
+    std::vector<double> ratio;
+    double sum = 0;
+    for (size_t j = 0; j < types; ++j) {
+      ratio.push_back(std::max(0.0, lp.value[b[s][j]] * share));
+      sum += ratio[j] * problem.devices[j];
+    }
+    for (double& r : ratio) r /= sum;
+    result.ratio.push_back(std::move(ratio));
+  }
+  result.seconds = step_seconds(problem, result.ratio);
+  result.weights.compute.assign(types, 0);
+  double sum = 0;
+  for (const auto& rows : work) {
+    for (size_t j = 0; j < types; ++j) {
+      const double dual = std::max(0.0, lp.dual[rows[j]]);
+      result.weights.compute[j] += dual;
+      sum += dual;
+    }
+  }
+  for (double& w : result.weights.compute) w = sum > 0 ? w / sum : 1.0 / static_cast<double>(types);
+  for (size_t j = 0; j < types; ++j) {
+    if (memory[j] < 0) continue;
+    const double bytes = std::max(problem.capacity[j], 1.0);
+    const double dual = std::max(0.0, -lp.dual[memory[j]]) * unit / bytes;
+    if (dual > 0 && result.weights.memory.empty()) result.weights.memory.assign(types, 0);
+    if (dual > 0) result.weights.memory[j] = dual;
+  }
+  return result;
+}
+
+Dearest dearest(const std::vector<PriceLine>& lines, double most) {
+  MOTLEY_CHECK(!lines.empty());
+  const size_t types = lines[0].compute.size(), limits = lines[0].excess.size();
+  double unit = 0;
+  for (const PriceLine& line : lines) {
+    MOTLEY_CHECK(line.compute.size() == types && line.excess.size() == limits);
+    for (double seconds : line.compute) unit = std::max(unit, line.comm + seconds);
+  }
+  if (unit == 0) unit = 1;
+  // Maximise z, which is at most the price of every line.
+  LinearProgram lp;
+  const int z = lp.column(-1, 1 + most);
+  std::vector<std::pair<int, double>> sum;
+  std::vector<int> w, m;
+  for (size_t j = 0; j < types; ++j) {
+    w.push_back(lp.column(0));
+    sum.emplace_back(w.back(), 1);
+  }
+  for (size_t k = 0; k < limits; ++k) m.push_back(lp.column(0, most));
+  lp.row(1, 1, sum);
+  std::vector<int> rows;
+  for (const PriceLine& line : lines) {
+    std::vector<std::pair<int, double>> terms{{z, 1}};
+    for (size_t j = 0; j < types; ++j) terms.emplace_back(w[j], -line.compute[j] / unit);
+    for (size_t k = 0; k < limits; ++k) terms.emplace_back(m[k], -line.excess[k] / unit);
+    rows.push_back(lp.row(-kClpInf, line.comm / unit, terms));
+  }
+  MOTLEY_CHECK(lp.solve(), "dearest weights");
+  Dearest result;
+  double mixed = 0;
+  for (int row : rows) {
+    result.mix.push_back(std::max(0.0, -lp.dual[row]));
+    mixed += result.mix.back();
+  }
+  for (double& part : result.mix) part /= mixed > 0 ? mixed : 1;
+  double total = 0;
+  for (int column : w) {
+    result.weights.push_back(std::max(0.0, lp.value[column]));
+    total += result.weights.back();
+  }
+  for (double& weight : result.weights) weight /= total;
+  for (int column : m) result.multipliers.push_back(std::clamp(lp.value[column], 0.0, most));
+  result.price = kInf;
+  for (const PriceLine& line : lines) {
+    double price = line.comm;
+    for (size_t j = 0; j < types; ++j) price += result.weights[j] * line.compute[j];
+    for (size_t k = 0; k < limits; ++k) price += result.multipliers[k] * line.excess[k];
+    result.price = std::min(result.price, price);
+  }
+  return result;
+}
+
+std::vector<double> dearest_weights(const std::vector<PriceLine>& lines, double* price) {
+  Dearest result = dearest(lines, 0);
+  if (price != nullptr) *price = result.price;
+  return result.weights;
+}
+
+}  // namespace motley::spmd

@@ -1,0 +1,496 @@
+#include "solver/potentials.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "core/error.h"
+
+namespace motley::spmd {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr int kMostForms = 9;   // that users of a value may need; beyond it has no lambda
+constexpr int kMostUsers = 24;  // likewise
+
+}  // namespace
+
+Potentials::Potentials(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
+                       const std::vector<std::vector<double>>& prices, SweepLimits sweeps,
+                       std::vector<double>* warm)
+    : sweeps_(sweeps), problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
+  const size_t values = problem.value_table.size();
+  const int steps = static_cast<int>(order.steps.size());
+  frozen_.assign(values, 0);
+  wide_.assign(values, 0);
+  node_begin_.assign(problem.nodes.size() + 1, 0);
+  for (size_t n = 0; n < problem.nodes.size(); ++n) {
+    const Node& node = problem.nodes[n];
+    node_begin_[n + 1] =
+        node_begin_[n] + static_cast<int>(node.inputs.size() + node.outputs.size());
+  }
+  ports_.resize(node_begin_.back());
+  std::vector<std::vector<uint32_t>> forms(problem.option_tables.size());  // [table][slot]
+  for (size_t t = 0; t < forms.size(); ++t) {
+    for (const Option& option : problem.option_tables[t].options) {
+      forms[t].resize(option.in.size() + option.out.size());
+      for (size_t i = 0; i < option.in.size(); ++i) forms[t][i] |= 1u << option.in[i];
+      for (size_t i = 0; i < option.out.size(); ++i) {
+        forms[t][option.in.size() + i] |= 1u << option.out[i];
+      }
+    }
+  }
+  for (int k = 0; k < steps; ++k) {
+    const int n = order.steps[k].node;
+    const Node& node = problem.nodes[n];
+    const int inputs = static_cast<int>(node.inputs.size());
+    for (int slot = 0; slot < node_begin_[n + 1] - node_begin_[n]; ++slot) {
+      const int port = node_begin_[n] + slot;
+      const bool made = slot >= inputs;
+      const int value = made ? node.outputs[slot - inputs] : node.inputs[slot];
+      const uint32_t mask = forms[node.table].empty() ? 0 : forms[node.table][slot];
+      ports_[port] = {n, value, k, slot, made, mask, port, 0};
+    }
+  }
+  value_begin_.assign(values + 1, 0);
+  for (const Port& port : ports_) ++value_begin_[port.value + 1];
+  std::partial_sum(value_begin_.begin(), value_begin_.end(), value_begin_.begin());
+  value_ports_.resize(ports_.size());
+  std::vector<int> end(value_begin_.begin(), value_begin_.end() - 1);
+  for (const Step& step : order.steps) {
+    for (int port = node_begin_[step.node]; port < node_begin_[step.node + 1]; ++port) {
+      value_ports_[end[ports_[port].value]++] = port;
+    }
+  }
+  for (size_t v = 0; v < values; ++v) {
+    uint32_t need = 0;
+    for (int port : ports_of(v)) need |= ports_[port].made ? 0 : ports_[port].forms;
+    if (std::popcount(need) > kMostForms) wide_[v] = 1;
+    if (wide_[v] || ports_of(v).size() > kMostUsers) frozen_[v] = 1;
+  }
+  touch_before_.assign(order.touches.size(), -1);
+  std::vector<int> latest(values, -1);
+  for (size_t t = 0; t < order.touches.size(); ++t) {
+    touch_before_[t] = latest[order.touches[t].value];
+    latest[order.touches[t].value] = static_cast<int>(t);
+  }
+
+  step_like_.resize(steps);
+  std::iota(step_like_.begin(), step_like_.end(), 0);
+  for (const Repeat& repeat : order.repeats) fold(repeat);
+  for (int k = 0; k < steps; ++k) {
+    if (step_like_[k] == k) continue;
+    const int n = order.steps[k].node, like = order.steps[step_like_[k]].node;
+    for (int slot = 0; slot < node_begin_[n + 1] - node_begin_[n]; ++slot) {
+      ports_[node_begin_[n] + slot].like = node_begin_[like] + slot;
+    }
+  }
+  int rows = 0;
+  for (size_t port = 0; port < ports_.size(); ++port) {
+    if (ports_[port].like == static_cast<int>(port)) ports_[port].row = rows++;
+  }
+  for (Port& port : ports_) port.row = ports_[port.like].row;
+  lambda_.assign(static_cast<size_t>(rows) * kMaxForms, 0);
+  if (warm->size() == lambda_.size()) lambda_ = *warm;
+  big_ = 0;
+  for (const Step& step : order.steps) {
+    double most = 0;
+    for (double price : prices_[problem.nodes[step.node].table]) {
+      if (price < kInf) most = std::max(most, price);
+    }
+    big_ += most;
+  }
+  for (const FormTable& table : problem.form_tables) {
+    for (double cost : table.convert) {
+      if (cost < kInf) big_ = std::max(big_, cost);
+    }
+  }
+  big_ = 4 * big_ + 1e-300;
+  improve(chained());
+  if (!folded_.empty()) improve(tied());
+  *warm = lambda_;
+
+  node_least_.resize(problem.nodes.size());
+  bound_ = 0;
+  for (int k = 0; k < steps; ++k) {
+    const int n = order.steps[k].node;
+    node_least_[n] =
+        step_like_[k] == k ? option_costs(n) : node_least_[order.steps[step_like_[k]].node];
+    bound_ += node_least_[n];
+  }
+  value_least_.resize(values);
+  // Values whose ports have the lambda of another value's, port by port, have its least.
+  const auto like = [&](size_t v) -> size_t {
+    const auto list = ports_of(v);
+    if (list.empty()) return v;
+    const size_t other = ports_[ports_[list[0]].like].value;
+    const auto others = ports_of(other);
+    if (other >= v || list.size() != others.size() || frozen_[v] != frozen_[other] ||
+        problem.value_table[v] != problem.value_table[other]) {
+      return v;
+    }
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (ports_[list[i]].like != ports_[others[i]].like) return v;
+    }
+    return other;
+  };
+  for (size_t v = 0; v < values; ++v) {
+    const size_t other = like(v);
+    value_least_[v] = other < v ? value_least_[other] : least(static_cast<int>(v), 0, true, 0);
+    bound_ += value_least_[v];
+  }
+  left_begin_.assign(order.touches.size(), -1);
+}
+
+void Potentials::Sweeps::join(const Port& at, int port, int value) {
+  auto& list = ports[value];
+  list.insert(at.made ? list.begin() : list.end(), port);
+  first[value] = std::min(first[value], at.step);
+  last[value] = std::max(last[value], at.step);
+  value_of[port] = value;
+}
+
+const Potentials::Wants& Potentials::wants(uint32_t all, size_t users) {
+  const size_t most = std::min<size_t>(users, std::popcount(all));
+  const auto [it, fresh] = wants_.try_emplace({all, most});
+  Wants& wants = it->second;
+  if (!fresh) return wants;
+  for (uint32_t want = 0;; want = (want - all) & all) {
+    if (static_cast<size_t>(std::popcount(want)) <= most) {
+      const auto rest = std::lower_bound(wants.set.begin(), wants.set.end(), want & (want - 1));
+      wants.rest.push_back(static_cast<int>(rest - wants.set.begin()));
+      wants.least.push_back(want == 0 ? 0 : std::countr_zero(want));
+      wants.set.push_back(want);
+    }
+    if (want == all) break;
+  }
+  return wants;
+}
+
+void Potentials::find_wants(Sweeps* graph) {
+  graph->wants.assign(graph->ports.size(), nullptr);
+  for (size_t v = 0; v < graph->ports.size(); ++v) {
+    const auto& list = graph->ports[v];
+    if (list.empty()) continue;
+    uint32_t all = 0;
+    for (size_t c = 1; c < list.size(); ++c) all |= ports_[list[c]].forms;
+    graph->wants[v] = &wants(all, list.size() - 1);
+  }
+}
+
+// Leaves one block of the middle of a repeat in the graph of the sweeps.
+void Potentials::fold(const Repeat& r) {
+  const int middle = r.count - 2 * kEndBlocks;
+  if (middle < 3) return;
+  folded_.push_back(r);
+  const int first = r.begin + kEndBlocks * r.period;  // the middle
+  const int last = first + (middle - 1) * r.period;
+  const auto block = [&](int step) { return (step - r.begin + r.period) / r.period - 1; };
+  for (int k = first + r.period; k < last + r.period; ++k) {
+    step_like_[k] = first + (k - first) % r.period;
+  }
+  for (size_t v = 0; v < frozen_.size(); ++v) {
+    const auto list = ports_of(v);
+    if (list.empty()) continue;
+    const int from = ports_[list.front()].step, to = ports_[list.back()].step;
+    const bool touched = std::any_of(list.begin(), list.end(), [&](int port) {
+      return ports_[port].step >= first && ports_[port].step < last + r.period;
+    });
+    if (!touched) continue;
+    if (from < r.begin || to >= r.begin + r.count * r.period || block(to) - block(from) > 1) {
+      frozen_[v] = 1;
+    }
+  }
+}
+
+// The graph with one block in the middle of every repeat: what is live at the end of the last block
+// of the middle is what is live at the end of the one that stays.
+Potentials::Sweeps Potentials::chained() {
+  Sweeps graph(frozen_.size(), ports_.size());
+  std::vector<int> merged(frozen_.size());
+  std::iota(merged.begin(), merged.end(), 0);
+  for (const Repeat& r : folded_) {
+    const int first = r.begin + kEndBlocks * r.period;
+    const int last = first + (r.count - 2 * kEndBlocks - 1) * r.period;
+    for (int k = first; k < first + r.period; ++k) {
+      const Step &here = order_.steps[k], &there = order_.steps[k + last - first];
+      for (int i = 0; i < here.touch_end - here.touch_begin; ++i) {
+        const int a = order_.touches[here.touch_begin + i].value;
+        const int b = order_.touches[there.touch_begin + i].value;
+        if (ports_[ports_of(b).back()].step >= last + r.period) merged[b] = a;
+      }
+    }
+  }
+  for (size_t k = 0; k < order_.steps.size(); ++k) {
+    if (step_like_[k] != static_cast<int>(k)) continue;
+    const int n = order_.steps[k].node;
+    graph.nodes.push_back({n, 1});
+    for (int port = node_begin_[n]; port < node_begin_[n + 1]; ++port) {
+      const int value = merged[ports_[port].value];
+      if (!frozen_[value]) graph.join(ports_[port], port, value);
+    }
+  }
+  for (size_t v = 0; v < frozen_.size(); ++v) {
+    if (!graph.ports[v].empty()) graph.values.push_back({static_cast<int>(v), 1});
+  }
+  find_wants(&graph);
+  return graph;
+}
+
+// The whole graph; of the blocks in the middle of a repeat, which all have the same lambda, one is
+// visited and counts for all.
+Potentials::Sweeps Potentials::tied() {
+  Sweeps graph(frozen_.size(), ports_.size());
+  std::vector<double> weight(order_.steps.size(), 1), begun = weight;
+  for (const Repeat& r : folded_) {
+    const int middle = r.count - 2 * kEndBlocks;
+    const int first = r.begin + kEndBlocks * r.period, last = first + (middle - 1) * r.period;
+    for (int k = first; k < last + r.period; ++k) {
+      const bool visited = k >= first + r.period && k < first + 2 * r.period;
+      weight[k] = visited ? middle : 0;
+      if (k < last) begun[k] = visited ? middle - 1 : 0;
+    }
+  }
+  for (size_t k = 0; k < order_.steps.size(); ++k) {
+    const int n = order_.steps[k].node;
+    if (weight[k] > 0) graph.nodes.push_back({n, weight[k]});
+  }
+  for (size_t v = 0; v < frozen_.size(); ++v) {
+    if (frozen_[v]) continue;
+    const auto list = ports_of(v);
+    const double times = begun[ports_[list.front()].step];
+    const bool swept = times > 0 || std::any_of(list.begin(), list.end(), [&](int port) {
+                         return weight[ports_[port].step] > 0;
+                       });
+    if (!swept) continue;
+    for (int port : list) graph.join(ports_[port], port, static_cast<int>(v));
+    if (times > 0) graph.values.push_back({static_cast<int>(v), times});
+  }
+  find_wants(&graph);
+  return graph;
+}
+
+// Sweeps until the bound no longer rises; leaves the best lambda.
+void Potentials::improve(const Sweeps& graph) {
+  double most = total(graph);
+  std::vector<double> best = lambda_;
+  for (int i = 0, idle = 0; i < sweeps_.most && idle < sweeps_.idle; ++i, ++idle) {
+    sweeps_.deadline.check();
+    for (size_t k = 0; k < graph.nodes.size(); ++k) visit(graph, graph.nodes[k].first, true);
+    for (size_t k = graph.nodes.size(); k-- > 0;) visit(graph, graph.nodes[k].first, false);
+    const double now = total(graph);
+    if (now > most + sweeps_.progress * std::abs(now)) idle = -1;
+    if (now > most) {
+      most = now;
+      best = lambda_;
+    }
+  }
+  lambda_ = std::move(best);
+}
+
+// least[f]: over the sets of forms the users may have; `port` is fixed at f.
+void Potentials::marginal(const Sweeps& graph, int value, int port, double* result) {
+  const auto& list = graph.ports[value];
+  FormSpace& space = spaces_[problem_.value_table[value]];
+  std::fill(result, result + kMaxForms, kInf);
+  const int producer = list[0];
+  const int forms = space.forms();
+  double given[kMaxForms];  // by the producer
+  std::fill(given, given + forms, -kInf);
+  for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
+    given[std::countr_zero(m)] = lambda(producer)[std::countr_zero(m)];
+  }
+  const Wants& wants = *graph.wants[value];
+  const size_t sets = wants.set.size();
+  sums_.assign(sets, 0);  // of what the others give for a set
+  most_.resize(sets);
+  double price[kMaxForms];
+  for (size_t c = 1; c < list.size(); ++c) {
+    if (list[c] == port) continue;
+    std::fill(price, price + forms, -kInf);
+    for (uint32_t w = ports_[list[c]].forms; w != 0; w &= w - 1) {
+      price[std::countr_zero(w)] = lambda(list[c])[std::countr_zero(w)];
+    }
+    most_[0] = -kInf;
+    sums_[0] = kInf;
+    for (size_t i = 1; i < sets; ++i) {
+      most_[i] = std::max(most_[wants.rest[i]], price[wants.least[i]]);
+      sums_[i] -= most_[i];
+    }
+  }
+  for (size_t i = 0; i < sets; ++i) {
+    const double sum = sums_[i];
+    const uint32_t want = wants.set[i];
+    if (port != producer && (want & ports_[port].forms) == 0) continue;
+    if (!(sum < kInf)) continue;
+    const double* cost = space.from_each(want);
+    if (port == producer) {
+      for (int f = 0; f < forms; ++f) result[f] = std::min(result[f], sum + cost[f]);
+      continue;
+    }
+    double base = kInf;
+    for (int f = 0; f < forms; ++f) base = std::min(base, cost[f] - given[f]);
+    for (uint32_t w = want & ports_[port].forms; w != 0; w &= w - 1) {
+      const int f = std::countr_zero(w);
+      result[f] = std::min(result[f], base + sum);
+    }
+  }
+}
+
+// The least of a value whose ports from the `from`-th on are open: with the producer among them,
+// `set` is required already; otherwise it is available.
+double Potentials::least(int value, size_t from, bool open, uint32_t set) {
+  if (wide_[value]) return 0;
+  FormSpace& space = spaces_[problem_.value_table[value]];
+  const auto list = ports_of(value);
+  int producer = -1;
+  uint32_t all = 0;
+  auto& users = users_;
+  users.clear();
+  for (size_t i = from; i < list.size(); ++i) {
+    const Port& port = ports_[list[i]];
+    if (port.made) {
+      producer = list[i];
+      continue;
+    }
+    const std::pair<uint32_t, const double*> user{port.forms, lambda(list[i])};
+    // Without lambda only the forms count.
+    if (frozen_[value] && std::any_of(users.begin(), users.end(),
+                                      [&](const auto& u) { return u.first == user.first; })) {
+      continue;
+    }
+    users.push_back(user);
+    all |= port.forms;
+  }
+  MOTLEY_CHECK(open == (producer >= 0));
+  double result = kInf;
+  for (const uint32_t want : wants(all, users.size()).set) {
+    double sum = 0;
+    for (const auto& [forms, price] : users) {
+      double best = -kInf;
+      for (uint32_t w = want & forms; w != 0; w &= w - 1) {
+        best = std::max(best, price[std::countr_zero(w)]);
+      }
+      sum -= best;
+    }
+    if (!(sum < kInf)) continue;
+    if (!open) {
+      result = std::min(result, sum + space.steiner(set, want));
+      continue;
+    }
+    const double* mu = lambda(producer);
+    const double* cost = space.from_each(want | set);
+    for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
+      const int f = std::countr_zero(m);
+      result = std::min(result, sum + cost[f] - mu[f]);
+    }
+  }
+  return result;
+}
+
+double Potentials::left(int t, uint32_t set) {
+  const Touch& touch = order_.touches[t];
+  const int forms = problem_.form_tables[problem_.value_table[touch.value]].forms;
+  double* memo;
+  if (forms <= kMostForms) {
+    if (left_begin_[t] < 0) {
+      left_begin_[t] = static_cast<int>(left_.size());
+      left_.resize(left_.size() + (size_t{1} << forms), std::numeric_limits<double>::quiet_NaN());
+    }
+    memo = &left_[left_begin_[t] + set];
+  } else {
+    const uint64_t key = static_cast<uint64_t>(t) << 32 | set;
+    memo = &left_wide_.try_emplace(key, std::numeric_limits<double>::quiet_NaN()).first->second;
+  }
+  if (std::isnan(*memo)) {
+    const auto step = std::upper_bound(order_.steps.begin(), order_.steps.end(), t,
+                                       [](int x, const Step& s) { return x < s.touch_end; });
+    const int k = static_cast<int>(step - order_.steps.begin());
+    const auto list = ports_of(touch.value);
+    const auto open =
+        std::find_if(list.begin(), list.end(), [&](int port) { return ports_[port].step > k; });
+    *memo = least(touch.value, static_cast<size_t>(open - list.begin()), touch.after == Role::kNeed,
+                  set);
+  }
+  return *memo;
+}
+
+// Prices of the node's options with lambda, into scratch_; returns their least.
+double Potentials::option_costs(int n) {
+  const Node& node = problem_.nodes[n];
+  const auto& options = problem_.option_tables[node.table].options;
+  scratch_ = prices_[node.table];
+  const size_t inputs = node.inputs.size();
+  double best = kInf;
+  for (size_t o = 0; o < options.size(); ++o) {
+    for (size_t i = 0; i < inputs; ++i) {
+      scratch_[o] += lambda(node_begin_[n] + static_cast<int>(i))[options[o].in[i]];
+    }
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      scratch_[o] += lambda(node_begin_[n] + static_cast<int>(inputs + i))[options[o].out[i]];
+    }
+    best = std::min(best, scratch_[o]);
+  }
+  return best;
+}
+
+// Takes the slack of all its values to a node and gives what it finds to those ahead.
+void Potentials::visit(const Sweeps& graph, int n, bool forward) {
+  const Node& node = problem_.nodes[n];
+  const auto& options = problem_.option_tables[node.table].options;
+  double result[kMaxForms];
+  int ahead = 0, behind = 0;
+  const auto is_ahead = [&](int port) {
+    const int value = graph.value_of[port];
+    return forward ? graph.last[value] > ports_[port].step : graph.first[value] < ports_[port].step;
+  };
+  for (int port = node_begin_[n]; port < node_begin_[n + 1]; ++port) {
+    if (frozen_[ports_[port].value]) continue;
+    const int value = graph.value_of[port];
+    marginal(graph, value, port, result);
+    for (uint32_t m = ports_[port].forms; m != 0; m &= m - 1) {
+      const int f = std::countr_zero(m);
+      lambda(port)[f] = std::clamp(result[f], -big_, big_);
+    }
+    ++(is_ahead(port) ? ahead : behind);
+  }
+  if (ahead == 0) return;
+  option_costs(n);
+  const double share = 1.0 / std::max(ahead, behind);
+  const size_t inputs = node.inputs.size();
+  for (int port = node_begin_[n]; port < node_begin_[n + 1]; ++port) {
+    if (frozen_[ports_[port].value] || !is_ahead(port)) continue;
+    std::fill(result, result + kMaxForms, kInf);
+    const size_t slot = ports_[port].slot;
+    for (size_t o = 0; o < options.size(); ++o) {
+      const int f = slot < inputs ? options[o].in[slot] : options[o].out[slot - inputs];
+      result[f] = std::min(result[f], scratch_[o]);
+    }
+    for (uint32_t m = ports_[port].forms; m != 0; m &= m - 1) {
+      const int f = std::countr_zero(m);
+      double& price = lambda(port)[f];
+      price = std::clamp(price - share * std::clamp(result[f], -big_, big_), -big_, big_);
+    }
+  }
+}
+
+double Potentials::total(const Sweeps& graph) {
+  double sum = 0;
+  for (const auto& [node, times] : graph.nodes) sum += times * option_costs(node);
+  double result[kMaxForms];
+  for (const auto& [value, times] : graph.values) {
+    const int producer = graph.ports[value][0];
+    marginal(graph, value, producer, result);
+    double best = kInf;
+    for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
+      const int f = std::countr_zero(m);
+      best = std::min(best, result[f] - lambda(producer)[f]);
+    }
+    sum += times * best;
+  }
+  return sum;
+}
+
+}  // namespace motley::spmd
