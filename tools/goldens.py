@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Plans that a change must not change: what `motley plan` and `motley simulate` say of a table of questions, timings left out.
 
-    goldens.py make FOLDER [BUILD]      plans of all questions by the program of a build folder (default: build), into FOLDER
+    goldens.py make FOLDER [BUILD]      plans of all questions by the program of a build folder (default: build), into FOLDER;
+                                        those that are there stay
     goldens.py compare FOLDER [BUILD]   the same, compared with what FOLDER holds; exit code 1 where something differs
     goldens.py questions                lists them
 """
@@ -85,6 +86,8 @@ def main(action, folder=None, build=ROOT / "build"):
             print(name)
             continue
         file = pathlib.Path(folder, name.replace("/", "_").replace(" ", "_") + ".txt")
+        if action == "make" and file.exists():
+            continue
         text = answer(program, *question)
         if action == "make":
             file.parent.mkdir(parents=True, exist_ok=True)
