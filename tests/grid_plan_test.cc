@@ -45,14 +45,14 @@ Cluster devices_of(const std::vector<Bytes>& memories, BytesPerSecond bandwidth 
 // The best plan; null and the reason.
 std::unique_ptr<Plan> planned(const std::string& model, const Cluster& cluster, int64_t batch,
                               const std::string& fix, std::string* reason = nullptr) {
-  planner::Request request;
+  planner::PlanOptions request;
   request.model = model;
   request.batch = batch;
   request.recompute = false;
   planner::EngineResult result =
       plan_grid(request, cluster, graphs_of(model), grid::parse_fixed(fix));
   if (reason != nullptr) *reason = result.reason;
-  return result.plans.empty() ? nullptr : std::move(result.plans[0]);
+  return result.candidates.empty() ? nullptr : std::move(result.candidates[0].plan);
 }
 
 Bytes most(const Plan& plan) {
@@ -141,15 +141,15 @@ TEST(GridPlans, StagesOfPipelinesDivideParameters) {
 
 // In 16 bits also the conversions of parameters run again.
 TEST(GridPlans, StagesDivideParametersOfMixedPrecision) {
-  planner::Request request;
+  planner::PlanOptions request;
   request.model = kModel;
   request.batch = 2048;
   const Cluster cluster = devices_of({1e12, 1e12, 1e12, 1e12});
   planner::EngineResult result =
       plan_grid(request, cluster, graphs_of(kModel, DType::bf16),
                 grid::parse_fixed("pp=1,dp=4,tp=1,mbs=256,recompute=none,zero=3"));
-  ASSERT_FALSE(result.plans.empty()) << result.reason;
-  Plan& plan = *result.plans[0];
+  ASSERT_FALSE(result.candidates.empty()) << result.reason;
+  Plan& plan = *result.candidates[0].plan;
   plan.precision = DType::bf16;
   EXPECT_TRUE(check(plan).empty());
   int converted = 0, gathered = 0;
@@ -198,15 +198,15 @@ TEST(GridPlans, SharesFollowTheRoomThatDevicesHave) {
 // The best plan of the grid and its strategy in words.
 std::pair<double, std::string> best_of(const std::string& model, const Cluster& cluster,
                                        int64_t batch, const std::string& fix) {
-  planner::Request request;
+  planner::PlanOptions request;
   request.model = model;
   request.batch = batch;
   planner::EngineResult result =
       plan_grid(request, cluster, graphs_of(model), grid::parse_fixed(fix));
-  if (result.plans.empty()) return {std::numeric_limits<double>::infinity(), result.reason};
-  EXPECT_TRUE(check(*result.plans[0]).empty());
-  EXPECT_TRUE(verify_plan(*result.plans[0]).equivalent);
-  return {result.plans[0]->predicted_step_s, result.notes[0]};
+  if (result.candidates.empty()) return {std::numeric_limits<double>::infinity(), result.reason};
+  EXPECT_TRUE(check(*result.candidates[0].plan).empty());
+  EXPECT_TRUE(verify_plan(*result.candidates[0].plan).equivalent);
+  return {result.candidates[0].plan->predicted_step_s, result.candidates[0].note};
 }
 
 // Stages may be fixed in blocks of the model, however finely it is cut.

@@ -36,13 +36,13 @@ planner::GraphOf graphs_of(const std::string& model) {
   return [model](int64_t samples) { return canonicalize(capture(model, samples).graph); };
 }
 
-std::shared_ptr<planner::BatchStep> step_of(const planner::Request& request,
+std::shared_ptr<planner::BatchStep> step_of(const planner::PlanOptions& request,
                                             const planner::GraphOf& graph_of) {
   return std::make_shared<planner::BatchStep>(graph_of(request.batch), request.batch);
 }
 
-planner::Request request_of(const std::string& model) {
-  planner::Request request;
+planner::PlanOptions request_of(const std::string& model) {
+  planner::PlanOptions request;
   request.model = model;
   request.batch = 32;
   request.micro_batches = {4};
@@ -65,7 +65,7 @@ const char* kModel = "mlp:layers=24,hidden=256,in=256,classes=256";
 TEST(MeasuredStages, SlowLayersMoveAway) {
   const Cluster cluster = pair_of(1);
   const planner::GraphOf graph_of = graphs_of(kModel);
-  planner::Request request = request_of(kModel);
+  planner::PlanOptions request = request_of(kModel);
   request.layers = 25;
   // What the model says of every layer on one device, as if it had been measured, `second` so many
   // times slower.
@@ -91,14 +91,14 @@ TEST(MeasuredStages, SlowLayersMoveAway) {
     return stages;
   };
   const auto plan_with = [&](std::vector<ProfiledStage> stages) {
-    planner::Request with = request;
+    planner::PlanOptions with = request;
     with.measured = std::move(stages);
     const Cluster right =
         with.measured.empty() ? cluster : planner::corrected(cluster, with, graph_of);
     planner::EngineResult result = plan_pipeline(with, right, graph_of);
-    for (auto& plan : result.plans)
-      if (plan->pipeline->replicas.size() == 1 && plan->pipeline->stages() == 2)
-        return std::move(plan);
+    for (planner::Candidate& c : result.candidates)
+      if (c.plan->pipeline->replicas.size() == 1 && c.plan->pipeline->stages() == 2)
+        return std::move(c.plan);
     return std::unique_ptr<Plan>();
   };
   const auto plain = plan_with({}), same = plan_with(measured(1)), slow = plan_with(measured(2));
@@ -131,7 +131,7 @@ TEST(MeasuredStages, OnSubMeshes) {
   const Cluster cluster = equal_devices(2);
   const char* model = "mlp:layers=3,hidden=256,in=256,classes=256";
   const planner::GraphOf graph_of = graphs_of(model);
-  planner::Request request = request_of(model);
+  planner::PlanOptions request = request_of(model);
   const planner::LayerShapes shapes(request, cluster, graph_of);
   int together = 0;
   for (const auto& shape : shapes.shapes) {
@@ -155,9 +155,9 @@ TEST(MeasuredStages, OnSubMeshes) {
   EXPECT_NEAR(forward, 100, 1e-6);
   EXPECT_NEAR(backward, 200, 1e-6);
   const planner::EngineResult result = plan_pipeline(request, cluster, graph_of);
-  ASSERT_FALSE(result.plans.empty());
-  for (const auto& plan : result.plans)
-    for (const StagePlan& stage : plan->pipeline->replicas[0].stages)
+  ASSERT_FALSE(result.candidates.empty());
+  for (const planner::Candidate& c : result.candidates)
+    for (const StagePlan& stage : c.plan->pipeline->replicas[0].stages)
       EXPECT_EQ(stage.devices.size(), 1U);
 }
 
@@ -178,7 +178,7 @@ device_types:
                          "far");
   };
   const planner::GraphOf graph_of = graphs_of(kModel);
-  planner::Request request = request_of(kModel);
+  planner::PlanOptions request = request_of(kModel);
   const auto used = [](const Plan& plan) {
     std::set<int> devices;
     for (const ReplicaPlan& replica : plan.pipeline->replicas)
@@ -188,13 +188,13 @@ device_types:
   };
   const planner::EngineResult slow = plan_pipeline(request, cluster_with("1 Mbps"), graph_of),
                               fast = plan_pipeline(request, cluster_with("100 Gbps"), graph_of);
-  ASSERT_FALSE(slow.plans.empty());
-  ASSERT_FALSE(fast.plans.empty());
-  EXPECT_EQ(used(*slow.plans[0]), (std::set<int>{0, 1}));
-  EXPECT_NE(slow.notes[0].find("on 2 of 4 devices"), std::string::npos) << slow.notes[0];
-  EXPECT_TRUE(check(*slow.plans[0], false).empty());
-  EXPECT_EQ(used(*fast.plans[0]).size(), 4U);
-  EXPECT_LT(fast.plans[0]->predicted_step_s, slow.plans[0]->predicted_step_s);
+  ASSERT_FALSE(slow.candidates.empty());
+  ASSERT_FALSE(fast.candidates.empty());
+  EXPECT_EQ(used(*slow.candidates[0].plan), (std::set<int>{0, 1}));
+  EXPECT_NE(slow.candidates[0].note.find("on 2 of 4 devices"), std::string::npos) << slow.candidates[0].note;
+  EXPECT_TRUE(check(*slow.candidates[0].plan, false).empty());
+  EXPECT_EQ(used(*fast.candidates[0].plan).size(), 4U);
+  EXPECT_LT(fast.candidates[0].plan->predicted_step_s, slow.candidates[0].plan->predicted_step_s);
 }
 
 // Devices behind slow links are left out one after another where sub-clusters are many.
@@ -227,11 +227,11 @@ device_types:
                                         "fringe");
   const char* model = "mlp:layers=24,hidden=256,in=2,classes=2";
   const planner::EngineResult result = plan_pipeline(request_of(model), cluster, graphs_of(model));
-  ASSERT_FALSE(result.plans.empty());
-  EXPECT_NE(result.notes[0].find("on 4 of 6 devices"), std::string::npos) << result.notes[0];
-  EXPECT_TRUE(check(*result.plans[0], false).empty());
-  for (const StagePlan& stage : result.plans[0]->pipeline->replicas[0].stages)
-    EXPECT_LT(stage.devices[0], 4) << result.notes[0];
+  ASSERT_FALSE(result.candidates.empty());
+  EXPECT_NE(result.candidates[0].note.find("on 4 of 6 devices"), std::string::npos) << result.candidates[0].note;
+  EXPECT_TRUE(check(*result.candidates[0].plan, false).empty());
+  for (const StagePlan& stage : result.candidates[0].plan->pipeline->replicas[0].stages)
+    EXPECT_LT(stage.devices[0], 4) << result.candidates[0].note;
 }
 
 // Where memory is short, a stage is planned with room for the micro-batches in flight that a slow
@@ -252,7 +252,7 @@ device_types:
                                                       memory),
                                           "sites");
     planner::DeviceGroups groups(cluster);
-    planner::Request request = request_of(model);
+    planner::PlanOptions request = request_of(model);
     request.batch = 2048;
     request.recompute = false;
     planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), 64, 0);
@@ -294,7 +294,7 @@ device_types:
   for (const char* model : {"gpt:layers=4,hidden=64,heads=4,seq=16,vocab=50",
                             "mlp:layers=6,hidden=256,in=256,classes=64"})
     for (int samples : {1, 2, 4}) {
-      planner::Request request = request_of(model);
+      planner::PlanOptions request = request_of(model);
       planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), samples, 0);
       planner::Composition composition;
       composition.micro_batch = samples;
@@ -337,7 +337,7 @@ TEST(LayerCosts, AddUpToTheProgram) {
         "gpt:layers=8,hidden=32,heads=4,seq=8,vocab=50"})
     for (const auto& devices : std::vector<std::vector<int>>{{0}, {0, 1, 2}, {0, 1, 2, 3}})
       for (bool lean : {false, true}) {
-        planner::Request request = request_of(model);
+        planner::PlanOptions request = request_of(model);
         planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), 4, 0);
         const planner::DeviceGroups::Kind& group = groups.of(devices);
         for (const auto& window : bench.windows()) {
@@ -383,7 +383,7 @@ TEST(LayerCosts, CostWhatTheWholeModelDoes) {
   const Cluster cluster = equal_devices(8);
   planner::DeviceGroups groups(cluster);
   const std::string model = "gpt:layers=12,hidden=128,heads=4,seq=32,vocab=200";
-  const planner::Request request = request_of(model);
+  const planner::PlanOptions request = request_of(model);
   for (int samples : {2, 16}) {
     planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), samples, 0);
     EXPECT_GT(bench.size(), 40);
@@ -415,7 +415,7 @@ TEST(LayerCosts, CostWhatTheWholeModelDoes) {
 
 TEST(MeasuredStages, OfOtherModelsChangeNothing) {
   const Cluster cluster = pair_of(3);
-  planner::Request request = request_of(kModel);
+  planner::PlanOptions request = request_of(kModel);
   request.measured = {{"0123456789abcdef", "other", "second", 4, 1, 1, 0}};
   EXPECT_EQ(to_yaml(planner::corrected(cluster, request, graphs_of(kModel))), to_yaml(cluster));
 }
@@ -425,7 +425,7 @@ TEST(MeasuredStages, OfOtherModelsChangeNothing) {
 TEST(JointPlacement, PipelinesWithReplicasGain) {
   const std::string model = "mlp:layers=6,hidden=2048,in=2048";
   const Cluster cluster = load_cluster("amp-v100x16");
-  planner::Request request;
+  planner::PlanOptions request;
   request.model = model;
   request.batch = 64;
   planner::DeviceGroups groups(cluster);
@@ -463,11 +463,11 @@ int layers_in(const std::string& note) {
 
 TEST(Granularity, GetsFinerUntilNothingIsGained) {
   const auto plan = [&](const std::string& model, const Cluster& cluster, int layers) {
-    planner::Request request = request_of(model);
+    planner::PlanOptions request = request_of(model);
     request.layers = layers;
     planner::EngineResult result = plan_pipeline(request, cluster, graphs_of(model));
-    EXPECT_FALSE(result.plans.empty());
-    return std::pair(result.plans[0]->predicted_step_s, layers_in(result.notes[0]));
+    EXPECT_FALSE(result.candidates.empty());
+    return std::pair(result.candidates[0].plan->predicted_step_s, layers_in(result.candidates[0].note));
   };
   // Alike: a few layers are halved as well as all 128.
   const std::string deep = "mlp:layers=127,hidden=256,in=256,classes=256";

@@ -97,15 +97,15 @@ groups:
   }
   EXPECT_TRUE(found);
   const char* model = "mlp:layers=12,hidden=64,in=64,classes=64";
-  planner::Request request;
+  planner::PlanOptions request;
   request.model = model;
   request.batch = 64;
   request.micro_batches = {8};
   const planner::EngineResult result = plan_pipeline(request, cluster, [&](int64_t samples) {
     return canonicalize(capture(model, samples).graph);
   });
-  ASSERT_FALSE(result.plans.empty()) << result.reason;
-  EXPECT_TRUE(check(*result.plans[0]).empty());
+  ASSERT_FALSE(result.candidates.empty()) << result.reason;
+  EXPECT_TRUE(check(*result.candidates[0].plan).empty());
 }
 
 // Any sites of one to three devices, and any links.
@@ -141,7 +141,7 @@ TEST(StageCosts, LazilyPlannedAsAllPlanned) {
     Rng rng(seed);
     const Cluster cluster = random_cluster(&rng);
     const net::Topology topology(cluster);
-    planner::Request request;
+    planner::PlanOptions request;
     request.model = model;
     request.batch = 64;
     request.threads = 1;
@@ -191,7 +191,7 @@ TEST(UnequalStages, EqualOneDevice) {
     for (uint64_t seed = 0; seed < 20; ++seed) {
       Rng rng(seed);
       const Cluster cluster = random_cluster(&rng);
-      planner::Request request;
+      planner::PlanOptions request;
       request.model = model;
       request.batch = 16;
       request.micro_batches = {4};
@@ -200,8 +200,9 @@ TEST(UnequalStages, EqualOneDevice) {
       const planner::EngineResult result = plan_pipeline(request, cluster, [&](int64_t samples) {
         return canonicalize(capture(model, samples).graph);
       });
-      ASSERT_FALSE(result.plans.empty()) << result.reason;
-      for (const auto& plan : result.plans) {
+      ASSERT_FALSE(result.candidates.empty()) << result.reason;
+      for (const planner::Candidate& c : result.candidates) {
+        const Plan* plan = c.plan.get();
         bool mixed = false;
         for (const ReplicaPlan& replica : plan->pipeline->replicas)
           for (const StagePlan& stage : replica.stages)
@@ -227,7 +228,7 @@ groups:
   - {name: two, link: {bandwidth: 80 Gbps, latency: 5 us}, devices: [{type: fast}, {type: slow}]}
 )");
   const char* model = "mlp:layers=8,hidden=512,in=512,classes=512";
-  planner::Request request;
+  planner::PlanOptions request;
   request.model = model;
   request.batch = 1024;
   request.micro_batches = {128};
@@ -235,14 +236,14 @@ groups:
   const planner::EngineResult result = plan_pipeline(request, cluster, [&](int64_t samples) {
     return canonicalize(capture(model, samples).graph);
   });
-  ASSERT_FALSE(result.plans.empty()) << result.reason;
-  const PipelinePlan& best = *result.plans[0]->pipeline;
-  ASSERT_EQ(best.stages(), 2) << result.notes[0];
+  ASSERT_FALSE(result.candidates.empty()) << result.reason;
+  const PipelinePlan& best = *result.candidates[0].plan->pipeline;
+  ASSERT_EQ(best.stages(), 2) << result.candidates[0].note;
   for (const StagePlan& stage : best.replicas[0].stages) {
-    EXPECT_TRUE(unequal(cluster, stage.devices)) << result.notes[0];
+    EXPECT_TRUE(unequal(cluster, stage.devices)) << result.candidates[0].note;
     EXPECT_GT(stage.ratios[0], 1.3 * stage.ratios[1]);  // by speed, not even
   }
-  EXPECT_NE(result.notes[0].find("x(1+1)"), std::string::npos) << result.notes[0];
+  EXPECT_NE(result.candidates[0].note.find("x(1+1)"), std::string::npos) << result.candidates[0].note;
 }
 
 }  // namespace

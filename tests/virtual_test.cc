@@ -26,7 +26,7 @@ planner::GraphOf graphs_of(const std::string& model) {
 
 planner::EngineResult planned(const std::string& model, const Cluster& cluster, int64_t batch,
                               planner::VirtualDevices wanted) {
-  planner::Request request;
+  planner::PlanOptions request;
   request.model = model;
   request.batch = batch;
   request.optimizer = Optimizer::sgd;
@@ -67,8 +67,9 @@ TEST(Virtual, PlansEqualOneDevice) {
       const Cluster cluster = uneven(outer);
       const planner::EngineResult found =
           planned(model, cluster, 22, {.automatic = false, .size = 2});
-      ASSERT_FALSE(found.plans.empty()) << model << ": " << found.reason;
-      for (const auto& plan : found.plans) {
+      ASSERT_FALSE(found.candidates.empty()) << model << ": " << found.reason;
+      for (const planner::Candidate& c : found.candidates) {
+        const Plan* plan = c.plan.get();
         const std::vector<std::string> problems = check(*plan);
         ASSERT_TRUE(problems.empty()) << model << ": " << problems[0];
         EXPECT_NEAR(simulate(*plan).step, plan->predicted_step_s, 1e-12);
@@ -107,7 +108,7 @@ TEST(Virtual, LayersAreCutAcrossMachines) {
   const std::string model = "mlp:layers=8,hidden=2048,in=512";
   const planner::EngineResult found =
       planned(model, cluster, 512, {.automatic = false, .machine = true});
-  ASSERT_FALSE(found.plans.empty()) << found.reason;
+  ASSERT_FALSE(found.candidates.empty()) << found.reason;
   spmd::PlanRequest request;
   request.model = model;
   request.batch = 512;
@@ -115,15 +116,15 @@ TEST(Virtual, LayersAreCutAcrossMachines) {
   request.synthesis.optimizer = Optimizer::sgd;
   const spmd::PlanResult all = spmd::plan(graphs_of(model)(512), cluster, request);
   ASSERT_TRUE(all.feasible) << all.reason;
-  EXPECT_LT(simulate(*found.plans[0]).step, 0.5 * simulate(all.plan).step);
+  EXPECT_LT(simulate(*found.candidates[0].plan).step, 0.5 * simulate(all.plan).step);
 }
 
 TEST(Virtual, GradientsCrossBetweenMachinesOnce) {
   const Cluster cluster = load_cluster("hap-64");
   const planner::EngineResult found =
       planned("vit", cluster, 512, {.automatic = false, .machine = true});
-  ASSERT_FALSE(found.plans.empty()) << found.reason;
-  const Plan& plan = *found.plans[0];
+  ASSERT_FALSE(found.candidates.empty()) << found.reason;
+  const Plan& plan = *found.candidates[0].plan;
   const PipelinePlan& pipeline = *plan.pipeline;
   const JointGradients joint = joint_gradients(pipeline, 0, plan.reductions, cluster.size());
   ASSERT_TRUE(joint.any());
@@ -145,20 +146,20 @@ TEST(Virtual, WhatIsSlowIsNotFittedIntoMemory) {
   const std::string model = "mlp:layers=8,hidden=512,in=64";
   Cluster cluster = uneven(1);
   const planner::EngineResult ample = planned(model, cluster, 64, {.automatic = false, .size = 2});
-  ASSERT_FALSE(ample.plans.empty());
+  ASSERT_FALSE(ample.candidates.empty());
   for (DeviceType& type : cluster.types) type.memory = 6e6;
   auto with = [&](Seconds known) {
     return planned(model, cluster, 64, {.automatic = false, .size = 2, .known = known});
   };
   const planner::EngineResult fitted = with(std::numeric_limits<double>::infinity());
-  ASSERT_FALSE(fitted.plans.empty()) << fitted.reason;
-  const Seconds step = fitted.plans[0]->predicted_step_s;
-  EXPECT_GT(step, ample.plans[0]->predicted_step_s);
+  ASSERT_FALSE(fitted.candidates.empty()) << fitted.reason;
+  const Seconds step = fitted.candidates[0].plan->predicted_step_s;
+  EXPECT_GT(step, ample.candidates[0].plan->predicted_step_s);
   const planner::EngineResult same = with(2 * step);
-  ASSERT_FALSE(same.plans.empty()) << same.reason;
-  EXPECT_EQ(same.plans[0]->predicted_step_s, step);
-  const planner::EngineResult none = with(0.5 * ample.plans[0]->predicted_step_s);
-  EXPECT_TRUE(none.plans.empty());
+  ASSERT_FALSE(same.candidates.empty()) << same.reason;
+  EXPECT_EQ(same.candidates[0].plan->predicted_step_s, step);
+  const planner::EngineResult none = with(0.5 * ample.candidates[0].plan->predicted_step_s);
+  EXPECT_TRUE(none.candidates.empty());
   EXPECT_THAT(none.reason, HasSubstr("even with more memory"));
   EXPECT_LT(none.planned, fitted.planned);
 }

@@ -78,7 +78,7 @@ planner::Composition random_composition(Kind kind, int level, int64_t micro_batc
 std::unique_ptr<Plan> random_plan(const std::string& model, Kind kind, int level,
                                   int64_t micro_batch, Rng* rng, std::string* reason) {
   int devices = 0;
-  planner::Request request;
+  planner::PlanOptions request;
   request.model = model;
   request.memory_limit = false;
   request.threads = 1;

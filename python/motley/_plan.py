@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import time
 import warnings
 
 import torch
@@ -83,21 +82,36 @@ ENGINES = ("spmd", "pipeline", "grid", "auto")
 
 
 def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=None, seed=0, ratios=None, engine="spmd",
-         all_devices=False, precision=None):
-    """The fastest program found for a graph on a cluster.
+         all_devices=False, precision=None, strategy=None, fix=None, virtual_devices="auto", segments=1, micro_batch=None,
+         layers=None, recompute=True, threads=None):  # fmt: skip
+    """The fastest program found for a graph on a cluster; what `motley plan` finds for the same question.
 
     graph         of capture()
     cluster       a cluster file, the name of a shipped cluster, or the YAML text of one
-    optimizer     'adamw' or 'sgd': how much state each parameter has
-    memory_limit  whether plans must fit the devices' memory, by what is planned (ARCHITECTURE.md says what is not counted)
-    time_limit    seconds that it may take; the best plan found in them is returned
-    ratios        shares of the devices; without them they are searched too
     engine        'spmd': one program. 'pipeline', 'grid': stages of the model, fed with micro-batches, if loss and gradients
                   are provably sums over them; a UserError names what mixes samples otherwise. Batch normalisation sees a
-                  micro-batch at a time, with a warning. 'auto': the fastest of the three that computes what one device would.
-    all_devices   whether one program has to use every device; otherwise it leaves out those without which the step is
-                  faster, and the plan's `devices` says which it uses. Given ratios are of all devices
+                  micro-batch at a time, with a warning. 'auto': the fastest of all that computes what one device would.
+    optimizer     'adamw' or 'sgd': how much state each parameter has
     precision     'bf16' or 'fp16': computes in 16 bits, with parameters, gradients and optimizer state in the parameters' type
+    memory_limit  whether plans must fit the devices' memory, by what is planned (ARCHITECTURE.md says what is not counted)
+    recompute     whether activations may be computed again where memory is short
+    time_limit    seconds that it may take; the best plan found in them is returned
+    seed          of the search
+    threads       that search; None: one for each core. The plan does not depend on it
+
+    Of one program:
+    ratios        shares of the devices; without them they are searched too
+    all_devices   whether it has to use every device; otherwise it leaves out those without which the step is faster, and
+                  the plan's `devices` says which it uses. Given ratios are of all devices
+    segments      parts of the model with shares of their own: a number, 'auto', or a list of names of modules
+    strategy      one of the usual strategies in the place of a search: 'dp-ev', 'dp-cp', 'zero', 'expert-parallel',
+                  'tensor-parallel'
+
+    Of stages and replicas:
+    fix              choices that the grid has to keep, such as 'pp=2,dp=2'
+    virtual_devices  machines as single devices, with data parallelism inside: 'auto', 'off', 'machine', or devices of each
+    micro_batch      samples of a micro-batch; None: searched
+    layers           pieces that the pipeline engine cuts the model into, about; None: the finest
 
     Raises NoPlanError where nothing fits.
     """
@@ -106,53 +120,29 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     if optimizer not in ("adamw", "sgd"):
         raise UserError(f"[plan] optimizer is {optimizer!r}; give 'adamw' or 'sgd'")
     name = precision_of(precision)
-
-    def computed(graph):
-        return graph if name is None else graph.in_precision(name)
-
     devices = cluster_of(cluster)
     if ratios is not None and len(ratios) != len(devices):
         raise UserError(f"[plan] ratios has {len(ratios)} numbers; the cluster has {len(devices)} devices")
+    if ratios is not None and engine != "spmd":
+        raise UserError(f"[plan] ratios are shares of engine='spmd'; engine is {engine!r}")
     if time_limit is not None and not (isinstance(time_limit, (int, float)) and 0 < time_limit < math.inf):
         raise UserError(f"[plan] time_limit is {time_limit!r}; give seconds, more than 0, or None")
-    until = math.inf if time_limit is None else time.monotonic() + time_limit
-
-    def left():
-        return max(min(until - time.monotonic(), 1e30), 1e-9)
-
-    found, candidates, reasons = None, [], []
-    if engine in ("spmd", "auto"):
-        found = _motley.plan(computed(graph), devices, optimizer, memory_limit, left(), seed, ratios or [], not all_devices)
-        if found.plan is None:
-            reasons.append(found.reason)
-        else:
-            made_for = devices.name, len(devices)
-            candidates.append(Plan(found.plan, found.baselines, found.search_s, found.reason, found.devices, made_for))
-    for other in ("pipeline", "grid") if engine == "auto" else (engine,) if engine != "spmd" else ():
-        if ratios is not None:
-            raise UserError(f"[plan] ratios are shares of engine='spmd'; engine is {engine!r}")
-        plans, search_s, reason, refused = _motley.engine_plans(other, computed(graph), devices, optimizer, memory_limit, left(), seed)
-        if refused and engine != "auto":
-            raise UserError(reason)
-        if engine == "auto":
-            plans = [made for made in plans if not made.inexact]
-            reason = reason or "batch normalisation would see a micro-batch at a time"
-        if not plans:
-            reasons.append(f"{other}: {reason}")
-        candidates += [Plan(made, found.baselines if found else (), search_s, reason) for made in plans]
-    if not candidates and time.monotonic() > until:
-        raise NoPlanError(
-            f"[plan] no plan for {graph.model} on {devices.name} was found in {time_limit:g} s: {'; '.join(reasons)}; give a longer "
-            "time_limit"
-        )
-    if not candidates:
-        raise NoPlanError(
-            f"[plan] no plan for {graph.model} on {devices.name} fits: {'; '.join(reasons)}; use more or larger devices, a "
-            "smaller batch, or memory_limit=False"
-        )
-    for made in candidates:
-        made._native.precision = name or "f32"
-    best = candidates[0] if len(candidates) == 1 else min(candidates, key=lambda made: simulate(made)["step_s"])
+    segments = ",".join(segments) if isinstance(segments, (list, tuple)) else str(segments)
+    options = dict(
+        engine=engine, optimizer=optimizer, precision=name, memory_limit=memory_limit, recompute=recompute, time_limit=time_limit,
+        seed=seed, threads=threads, ratios=ratios, all_devices=all_devices, segments=segments, strategy=strategy, fix=fix,
+        virtual_devices=str(virtual_devices), micro_batch=micro_batch, layers=None if layers is None else str(layers),
+    )  # fmt: skip
+    found = _motley.plan(graph, devices, {key: value for key, value in options.items() if value is not None})
+    if not found.found:
+        if found.refused and engine != "auto":
+            raise UserError(found.why_not.split(": ", 1)[1])
+        where = f"[plan] no plan for {graph.model} on {devices.name}"
+        if found.out_of_time and time_limit is not None:
+            raise NoPlanError(f"{where} was found in {time_limit:g} s: {found.why_not}; give a longer time_limit")
+        raise NoPlanError(f"{where} fits: {found.why_not}; use more or larger devices, a smaller batch, or memory_limit=False")
+    details = found.baselines, found.search_s, found.reason, found.devices or None, (devices.name, len(devices))
+    best = Plan(found.take_best(), *details)
     if best.inexact:
         warnings.warn(
             f"[plan] {best.inexact}, unlike on one device; engine='spmd' computes the same as one device", stacklevel=2

@@ -147,7 +147,7 @@ void work(const CalibrateArgs& args, const Rendezvous& where) {
   std::vector<std::unique_ptr<planner::LayerShapes>> shapes;
   for (const std::string& model : args.models) {
     if (!args.stages) break;
-    planner::Request request;
+    planner::PlanOptions request;
     request.model = model;
     request.micro_batches = args.micro_batches;
     if (request.micro_batches.empty()) request.micro_batches = {args.batch};

@@ -16,7 +16,7 @@
 #include "comm/launch.h"
 #include "core/error.h"
 #include "core/units.h"
-#include "planner/program_plan.h"
+#include "planner/planner.h"
 #include "runtime/trainer.h"
 
 namespace motley {
@@ -166,19 +166,20 @@ class Demo {
   void plan() {
     say("2. Planning {} with a global batch of {} ...", options_.model, options_.batch);
     GraphSource source = load_graph(options_.model, options_.batch);
-    spmd::PlanRequest request;
-    request.model = options_.model;
-    request.batch = options_.batch;
-    request.baselines = false;
-    auto search = [&](const Cluster& cluster) {
-      spmd::PlanResult result = spmd::plan(source.graph, cluster, request);
-      if (!result.feasible) throw NoPlan(fmt::format("[demo] no plan fits: {}", result.reason));
-      return std::move(result.plan);
+    planner::PlanOptions options;
+    options.model = options_.model;
+    options.batch = options_.batch;
+    options.baselines = false;
+    const auto search = [&](const Cluster& cluster) {
+      planner::PlanReport report =
+          planner::plan([&](int64_t) { return source.graph; }, cluster, options);
+      if (report.candidates.empty())
+        throw NoPlan(fmt::format("[demo] no plan fits: {}", report.reason));
+      return std::move(*report.candidates[0].plan);
     };
     planned_ = search(cluster_);
     alone_ = search(first_);
-    request.synthesis.restriction = spmd::Restriction::data_parallel;
-    request.synthesis.ratios = spmd::even_ratios(cluster_);
+    options.strategy = "dp-ev";
     even_ = search(cluster_);
   }
 

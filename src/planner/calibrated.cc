@@ -18,7 +18,7 @@ constexpr int kCalibrationRuns = 8;  // micro-batches of the step whose programs
 
 }  // namespace
 
-LayerShapes::LayerShapes(const Request& request, const Cluster& cluster, const GraphOf& graph_of)
+LayerShapes::LayerShapes(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of)
     : groups_(cluster) {
   std::set<std::string> known;
   std::set<std::pair<std::string, int>> known_on;  // shape, group
@@ -49,11 +49,11 @@ LayerShapes::LayerShapes(const Request& request, const Cluster& cluster, const G
   }
 }
 
-Cluster corrected(const Cluster& cluster, const Request& request, const GraphOf& graph_of) {
+Cluster corrected(const Cluster& cluster, const PlanOptions& request, const GraphOf& graph_of) {
   std::set<int64_t> sizes;
   for (const ProfiledStage& m : request.measured)
     if (request.batch % m.micro_batch == 0) sizes.insert(m.micro_batch);
-  Request plain = request;  // by the model alone
+  PlanOptions plain = request;  // by the model alone
   plain.measured.clear();
   DeviceGroups groups(cluster);
   std::map<std::string, std::pair<Seconds, Seconds>> seconds;  // by type: measured, by the model

@@ -22,7 +22,7 @@ struct LayerShapes {
     Program program = {};
     std::vector<double> ratios = {};
   };
-  LayerShapes(const Request& request, const Cluster& cluster, const GraphOf& graph_of);
+  LayerShapes(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of);
   std::vector<Shape> shapes;
 
  private:
@@ -33,6 +33,6 @@ struct LayerShapes {
 // The cluster with device types as fast as request.measured says: the numbers of a type are scaled
 // so that the model's layers take it, together, what they were measured to. Types of which no layer
 // was measured stay as they are.
-Cluster corrected(const Cluster& cluster, const Request& request, const GraphOf& graph_of);
+Cluster corrected(const Cluster& cluster, const PlanOptions& request, const GraphOf& graph_of);
 
 }  // namespace motley::planner

@@ -417,7 +417,7 @@ class Workbench::Composer {
   }
 
   Workbench& bench_;
-  const Request& request_;
+  const PlanOptions& request_;
   const Cluster& cluster_;
   const Composition& composition_;
   std::unique_ptr<Plan> plan_;

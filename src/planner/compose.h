@@ -16,7 +16,7 @@
 #include "planner/groups.h"
 #include "planner/layered_graph.h"
 #include "planner/program_search.h"
-#include "planner/request.h"
+#include "planner/options.h"
 #include "planner/stage_programs.h"
 
 namespace motley::planner {
@@ -25,7 +25,7 @@ namespace motley::planner {
 class Workbench : public LayeredGraph {
  public:
   // As of LayeredGraph. REQUIRES: step->of(samples).
-  Workbench(const Request& request, DeviceGroups* groups, std::shared_ptr<BatchStep> step,
+  Workbench(const PlanOptions& request, DeviceGroups* groups, std::shared_ptr<BatchStep> step,
             int64_t samples, int layers, Experience* experience = nullptr)
       : LayeredGraph(request, groups, step->of(samples)->graph, layers, experience),
         step_(std::move(step)),

@@ -1,25 +1,71 @@
 #include "planner/engines.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace motley::planner {
 
+namespace {
+
+// Nothing is asked for that only some engine can do.
+bool everything(const PlanOptions& o) {
+  return o.engine == "auto" && o.strategy.empty() && o.fix.empty() && !o.virtual_devices.forced();
+}
+
+bool wants_one_program(const PlanOptions& o) {
+  return o.fix.empty() && !o.virtual_devices.forced() &&
+         (o.engine == "auto" || o.engine == "spmd");
+}
+bool wants_grid(const PlanOptions& o) {
+  return o.strategy.empty() && (everything(o) || o.engine == "grid" || !o.fix.empty());
+}
+bool wants_pipeline(const PlanOptions& o) {
+  return o.strategy.empty() && o.fix.empty() && (everything(o) || o.engine == "pipeline");
+}
+bool wants_virtual(const PlanOptions& o) {
+  return o.virtual_devices.forced() || (everything(o) && !o.virtual_devices.off);
+}
+
+// Of one program there is nothing to be gained by knowing the step of other plans.
+EngineResult one_program(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+  return plan_one_program(o, c, g);
+}
+EngineResult grid_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+  return plan_grid(o, c, g, grid::parse_fixed(o.fix));
+}
+EngineResult pipeline_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+  return plan_pipeline(o, c, g);
+}
+EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds known) {
+  VirtualDevices wanted = o.virtual_devices;
+  wanted.known = known;
+  return plan_virtual(o, c, g, wanted);
+}
+
+}  // namespace
+
+const std::vector<Engine>& engines() {
+  static const std::vector<Engine> table = {
+      {"spmd", 0, wants_one_program, one_program},
+      {"grid", 0, wants_grid, grid_of},
+      {"pipeline", 1, wants_pipeline, pipeline_of},
+      {"virtual", 1, wants_virtual, virtual_of},
+  };
+  return table;
+}
+
+void EngineResult::add(std::unique_ptr<Plan> plan, std::string note) {
+  Candidate candidate;
+  candidate.plan = std::move(plan);
+  candidate.note = std::move(note);
+  candidates.push_back(std::move(candidate));
+}
+
 void rank(EngineResult* result) {
-  std::vector<size_t> order(result->plans.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return result->plans[a]->predicted_step_s < result->plans[b]->predicted_step_s;
-  });
-  std::vector<std::unique_ptr<Plan>> plans;
-  std::vector<std::string> notes;
-  for (size_t i : order) {
-    plans.push_back(std::move(result->plans[i]));
-    notes.push_back(std::move(result->notes[i]));
-  }
-  result->plans = std::move(plans);
-  result->notes = std::move(notes);
+  std::stable_sort(result->candidates.begin(), result->candidates.end(),
+                   [](const Candidate& a, const Candidate& b) {
+                     return a.plan->predicted_step_s < b.plan->predicted_step_s;
+                   });
 }
 
 }  // namespace motley::planner

@@ -1,7 +1,10 @@
-// The engines that plan stages and replicas: HAPT's stage-mesh search, AMP's grid, and HAP's
-// virtual devices, each from a model to a plan. Both are composed of rooms that do not know each
-// other: layers and their costs come from layered_graph.h, plans from compose.h, and they are
-// ranked by the event simulator.
+// The engines: ways to plan a model on a cluster, each from the same question to plans. The table in
+// engines.cc has a line for each; plan() (planner.h) runs those that a question wants and ranks what
+// they find.
+//
+// Engines of stages and replicas (HAPT's stage-mesh search, AMP's grid, HAP's virtual devices) are
+// composed of modules that do not know each other: layers and their costs come from
+// layered_graph.h, plans from compose.h, and they are ranked by the event simulator.
 #pragma once
 
 #include <limits>
@@ -11,56 +14,81 @@
 
 #include "grid/strategy.h"
 #include "plan/plan.h"
-#include "planner/request.h"
+#include "planner/options.h"
+#include "planner/program_plan.h"
+#include "planner/segments.h"
 
 namespace motley::planner {
+
+// A plan, and how it came about.
+struct Candidate {
+  std::unique_ptr<Plan> plan;
+  std::string note;           // "3 stages, micro-batches of 4", the grid's strategy, why a search stopped
+  double search_s = 0;        // of its engine
+  Seconds simulated_s = 0;    // what decides; set by plan()
+  std::vector<int> devices;   // of the cluster that was asked for: those of the plan's cluster
+  Seconds hidden_s = 0;       // of one program's communication, behind its backward pass
+  Seconds synchronised_bound_s = 0;  // of predicted step + hidden_s, of one program; 0: not looked for
+};
 
 // What an engine found, best first.
 struct EngineResult {
   std::string engine;
-  std::vector<std::unique_ptr<Plan>> plans;
-  std::vector<std::string> notes;  // [plan] "3 stages, micro-batches of 4", the grid's strategy
-  std::string reason;              // why there is no plan, or why the search stopped
+  std::vector<Candidate> candidates;
+  std::string reason;  // why there is no plan, or why the search stopped
   // The model cannot be taken in micro-batches (shard/micro_batch.h), which `reason` then says.
   bool refused = false;
   Seconds lower_bound = 0;  // of the engine's own objective; 0: none
   double search_s = 0;
-  int64_t planned = 0;  // program searches
+  int planned = 0;          // program searches
+  int64_t states = 0;       // of them
+  std::vector<spmd::Baseline> baselines;
+  std::vector<Segmented> tried;  // ways to cut the model into segments
+
+  // Appends a plan.
+  void add(std::unique_ptr<Plan> plan, std::string note);
 };
 
-// Puts the plans of a result in the order of their predicted times.
+// Puts the candidates of a result in the order of their predicted times.
 void rank(EngineResult* result);
+
+// An engine. Those of round 1 run after those of round 0 and are told the best step of these.
+struct Engine {
+  const char* name;
+  int round;
+  bool (*wanted)(const PlanOptions& options);
+  EngineResult (*plan)(const PlanOptions& options, const Cluster& cluster, const GraphOf& graph_of,
+                       Seconds known);
+};
+
+const std::vector<Engine>& engines();
+
+// One program on all devices or those that make it faster (HAP), in segments if asked for.
+EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster,
+                              const GraphOf& graph_of);
 
 // The search of pipeline/search.h over micro-batch sizes, numbers of pipelines, orders of
 // sub-clusters, stages and sub-meshes, on all sub-clusters or without some. The time of a stage on
 // a mesh is the sum over its layers, each at its share of the program that the SPMD engine finds
 // for it and its neighbours on that mesh; the best plans found are then planned stage by stage.
-EngineResult plan_pipeline(const Request& request, const Cluster& cluster, const GraphOf& graph_of);
+EngineResult plan_pipeline(const PlanOptions& options, const Cluster& cluster,
+                           const GraphOf& graph_of);
 
 // The devices of every kind of sub-mesh that the pipeline engine may give a stage: the first ones
 // of each sub-cluster of equal devices in equal nodes.
 std::vector<std::vector<int>> stage_meshes(const Cluster& cluster);
 
 // The search of grid/search.h on layers read off the graph, with what is fixed.
-EngineResult plan_grid(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
+EngineResult plan_grid(const PlanOptions& options, const Cluster& cluster, const GraphOf& graph_of,
                        const grid::Fixed& fixed);
 
-// Machines, or equal parts of them, as single devices (HAP section 3), with data parallelism
-// inside: the i-th devices of all of them run one SPMD program on an equal part of the batch, so
+// The i-th devices of all virtual devices run one SPMD program on an equal part of the batch, so
 // that what the program sends crosses between machines in as many groups side by side, and
 // gradients are summed over both axes at once where that is faster. It is a plan of one stage with
 // a replica per device of a virtual device; the search is over as many devices as there are virtual
-// ones.
-struct VirtualDevices {
-  bool automatic = true;  // nothing where machines are joined as well as their devices
-  int size = 0;           // devices of a virtual one; 0: all that divide the machines are tried
-  bool machine = false;   // the largest such size
-  // The step of another engine's plan: nothing is fitted into memory that would take longer.
-  Seconds known = std::numeric_limits<double>::infinity();
-};
-// Throws UserError if what is wanted does not divide the machines or the batch.
-EngineResult plan_virtual(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
-                          const VirtualDevices& wanted);
+// ones. Throws UserError if what is wanted does not divide the machines or the batch.
+EngineResult plan_virtual(const PlanOptions& options, const Cluster& cluster,
+                          const GraphOf& graph_of, const VirtualDevices& wanted);
 
 // Virtual devices of `size` devices of one type, each a part of a machine (a group without groups
 // below); empty if some machine cannot be divided so.

@@ -72,7 +72,7 @@ TEST(Engines, PlansDoNotDependOnThreads) {
   for (const Bytes memory : {16e9, 8e6, 4e6}) {
     const Cluster cluster = machines(memory);
     const auto all = [&](int threads) {
-      Request request;
+      PlanOptions request;
       request.model = "toy";
       request.batch = 64;
       request.threads = threads;
@@ -86,13 +86,14 @@ TEST(Engines, PlansDoNotDependOnThreads) {
     };
     const std::vector<EngineResult> one = all(1), more = all(4);
     for (size_t e = 0; e < one.size(); ++e) {
-      EXPECT_FALSE(one[e].plans.empty()) << one[e].engine << ": " << one[e].reason;
-      EXPECT_EQ(more[e].notes, one[e].notes);
+      EXPECT_FALSE(one[e].candidates.empty()) << one[e].engine << ": " << one[e].reason;
       EXPECT_EQ(more[e].reason, one[e].reason);
       EXPECT_EQ(more[e].planned, one[e].planned);
-      ASSERT_EQ(more[e].plans.size(), one[e].plans.size());
-      for (size_t p = 0; p < one[e].plans.size(); ++p)
-        EXPECT_EQ(to_json(*more[e].plans[p]).dump(), to_json(*one[e].plans[p]).dump());
+      ASSERT_EQ(more[e].candidates.size(), one[e].candidates.size());
+      for (size_t p = 0; p < one[e].candidates.size(); ++p) {
+        EXPECT_EQ(more[e].candidates[p].note, one[e].candidates[p].note);
+        EXPECT_EQ(to_json(*more[e].candidates[p].plan).dump(), to_json(*one[e].candidates[p].plan).dump());
+      }
     }
   }
 }
@@ -105,7 +106,7 @@ TEST(Engines, EndInTime) {
   for (const Bytes memory : {16e9, 4e6}) {
     const Cluster cluster = machines(memory);
     const auto plan_with = [&](int engine, const Deadline& deadline) {
-      Request request;
+      PlanOptions request;
       request.model = "toy";
       request.batch = 32;
       request.limits.deadline = deadline;
@@ -116,19 +117,19 @@ TEST(Engines, EndInTime) {
     for (int engine = 0; engine < 3; ++engine) {
       const EngineResult unlimited = plan_with(engine, {}),
                          enough = plan_with(engine, Deadline::in(1e6));
-      ASSERT_EQ(enough.plans.size(), unlimited.plans.size());
-      for (size_t p = 0; p < enough.plans.size(); ++p)
-        EXPECT_EQ(to_json(*enough.plans[p]).dump(), to_json(*unlimited.plans[p]).dump());
+      ASSERT_EQ(enough.candidates.size(), unlimited.candidates.size());
+      for (size_t p = 0; p < enough.candidates.size(); ++p)
+        EXPECT_EQ(to_json(*enough.candidates[p].plan).dump(), to_json(*unlimited.candidates[p].plan).dump());
       for (double seconds = 1e-4; seconds < 2 * unlimited.search_s; seconds *= 3) {
         const EngineResult result = plan_with(engine, Deadline::in(seconds));
-        for (const auto& plan : result.plans) EXPECT_TRUE(check(*plan).empty());
-        ++(result.plans.empty() ? nothing : found);
-        if (result.plans.empty()) {
+        for (const Candidate& c : result.candidates) EXPECT_TRUE(check(*c.plan).empty());
+        ++(result.candidates.empty() ? nothing : found);
+        if (result.candidates.empty()) {
           EXPECT_NE(result.reason, "") << result.engine;
         }
       }
       const EngineResult late = plan_with(engine, Deadline::in(-1));
-      EXPECT_TRUE(late.plans.empty());
+      EXPECT_TRUE(late.candidates.empty());
       EXPECT_NE(late.reason.find("time ran out"), std::string::npos) << late.engine << late.reason;
     }
   }

@@ -16,7 +16,7 @@ constexpr int64_t kLayerStates = 500;  // of the searches that price layers
 
 }  // namespace
 
-LayeredGraph::LayeredGraph(const Request& request, DeviceGroups* groups, Graph graph, int layers,
+LayeredGraph::LayeredGraph(const PlanOptions& request, DeviceGroups* groups, Graph graph, int layers,
                            Experience* experience)
     : request_(request), groups_(*groups), search_(request, experience), graph_(std::move(graph)) {
   pipeline::LayerOptions options;

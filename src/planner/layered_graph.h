@@ -13,7 +13,7 @@
 #include "pipeline/layers.h"
 #include "planner/groups.h"
 #include "planner/program_search.h"
-#include "planner/request.h"
+#include "planner/options.h"
 
 namespace motley::planner {
 
@@ -21,7 +21,7 @@ class LayeredGraph {
  public:
   // `groups`: of the cluster; they may serve several graphs, and outlive this one, as does
   // `experience` (null: none).
-  LayeredGraph(const Request& request, DeviceGroups* groups, Graph graph, int layers,
+  LayeredGraph(const PlanOptions& request, DeviceGroups* groups, Graph graph, int layers,
                Experience* experience = nullptr);
 
   const Graph& graph() const { return graph_; }
@@ -78,7 +78,7 @@ class LayeredGraph {
   void set_deadline(const Deadline& deadline) { request_.limits.deadline = deadline; }
 
  protected:
-  const Request& request() const { return request_; }
+  const PlanOptions& request() const { return request_; }
   DeviceGroups& groups() { return groups_; }
   ProgramSearch& search() { return search_; }
   const ProgramSearch& search() const { return search_; }
@@ -102,7 +102,7 @@ class LayeredGraph {
   void measure(const Window& window, const DeviceGroups::Kind& group,
                std::vector<LayerCost>* costs) const;
 
-  Request request_;
+  PlanOptions request_;
   DeviceGroups& groups_;
   ProgramSearch search_;
   Graph graph_;

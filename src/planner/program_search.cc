@@ -11,7 +11,7 @@ constexpr int64_t kRoughStates = 4000;
 
 }  // namespace
 
-ProgramSearch::ProgramSearch(const Request& request, Experience* experience)
+ProgramSearch::ProgramSearch(const PlanOptions& request, Experience* experience)
     : optimizer_(request.optimizer),
       request_(request),
       experience_(experience ? *experience : own_experience_) {}

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "planner/request.h"
+#include "planner/options.h"
 #include "planner/synthesis.h"
 #include "shard/program.h"
 #include "solver/folded.h"
@@ -36,7 +36,7 @@ struct Planned {
 class ProgramSearch {
  public:
   // `request` and `experience` outlive this; null: none that others had.
-  ProgramSearch(const Request& request, Experience* experience);
+  ProgramSearch(const PlanOptions& request, Experience* experience);
 
   // Those of all searches. `warm`: where it begins, in, and ends, out; may be null.
   spmd::SynthesisOptions options(int micro_batches, spmd::WarmStart* warm);
@@ -51,7 +51,7 @@ class ProgramSearch {
 
  private:
   const Optimizer optimizer_;
-  const Request& request_;
+  const PlanOptions& request_;
   Experience own_experience_;
   Experience& experience_;
   std::atomic<int> count_ = 0;

@@ -18,35 +18,6 @@ constexpr int kAlwaysTried = 2, kMostTried = 6;
 
 }  // namespace
 
-SegmentRequest parse_segments(const std::string& text) {
-  SegmentRequest request;
-  if (text == "auto") {
-    request.automatic = true;
-    return request;
-  }
-  if (!text.empty() && text.find_first_not_of("0123456789") == std::string::npos) {
-    request.count = text.size() > 4 ? 0 : std::stoi(text);
-    if (request.count < 1 || request.count > kMaxSegments)
-      throw user_error("plan", "--segments is {}; give a number from 1 to {}, auto, or modules",
-                       text, kMaxSegments);
-    return request;
-  }
-  for (size_t start = 0; start <= text.size();) {
-    const size_t end = std::min(text.find(',', start), text.size());
-    request.modules.push_back(text.substr(start, end - start));
-    if (request.modules.back().empty())
-      throw user_error("plan",
-                       "--segments is '{}'; give a number, auto, or modules such as "
-                       "features,classifier",
-                       text);
-    start = end + 1;
-  }
-  if (request.modules.size() >= static_cast<size_t>(kMaxSegments))
-    throw user_error("plan", "--segments names {} modules; give at most {}", request.modules.size(),
-                     kMaxSegments - 1);
-  return request;
-}
-
 spmd::PlanResult plan_segments(spmd::PlanResult one, const Graph& graph, const Cluster& cluster,
                                const spmd::PlanRequest& request, const SegmentRequest& segments,
                                std::vector<Segmented>* tried) {

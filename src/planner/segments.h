@@ -5,19 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "planner/options.h"
 #include "planner/program_plan.h"
 
 namespace motley::planner {
-
-struct SegmentRequest {
-  bool automatic = false;            // by METIS, in more parts as long as that is faster
-  int count = 1;                     // by METIS, in so many
-  std::vector<std::string> modules;  // by name (segments_by_module in graph/segment.h)
-  bool one() const { return !automatic && count == 1 && modules.empty(); }
-};
-
-// "auto", a number or names of modules, separated by commas. Throws UserError.
-SegmentRequest parse_segments(const std::string& text);
 
 // One way to cut the model that was planned for.
 struct Segmented {

@@ -21,7 +21,7 @@ Bytes least_memory(const Cluster& cluster) {
 
 }  // namespace
 
-StageCosts::StageCosts(const Request& request, DeviceGroups* groups, const net::Topology& topology,
+StageCosts::StageCosts(const PlanOptions& request, DeviceGroups* groups, const net::Topology& topology,
                        LayeredGraph* graph, std::vector<const Part*> use, int64_t micro_batch)
     : request_(request),
       groups_(*groups),

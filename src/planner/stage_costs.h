@@ -17,7 +17,7 @@ class StageCosts {
  public:
   // Of pipelines on all devices of `use`, with micro-batches of the graph. All arguments
   // outlive this.
-  StageCosts(const Request& request, DeviceGroups* groups, const net::Topology& topology,
+  StageCosts(const PlanOptions& request, DeviceGroups* groups, const net::Topology& topology,
              LayeredGraph* graph, std::vector<const Part*> use, int64_t micro_batch);
 
   // Clusters, layers and costs of a problem that refers to this. The costs are bounds of those that
@@ -54,7 +54,7 @@ class StageCosts {
   pipeline::StageProfile profile(const pipeline::StageQuery& query);
   Seconds crossing(int from, int to, Bytes bytes, int pipelines) const;
 
-  const Request& request_;
+  const PlanOptions& request_;
   DeviceGroups& groups_;
   const net::Topology& topology_;
   LayeredGraph& graph_;

@@ -14,7 +14,7 @@
 
 #include "planner/groups.h"
 #include "planner/program_search.h"
-#include "planner/request.h"
+#include "planner/options.h"
 
 namespace motley::planner {
 
@@ -42,7 +42,7 @@ struct StageTask {
 class StagePrograms {
  public:
   // Both outlive this.
-  StagePrograms(const Request& request, ProgramSearch* search)
+  StagePrograms(const PlanOptions& request, ProgramSearch* search)
       : request_(request), search_(*search) {}
 
   // Graphs of one number are the same but for names.
@@ -76,7 +76,7 @@ class StagePrograms {
   // The best that fits.
   Planned plan(const StageTask& task);
 
-  const Request& request_;
+  const PlanOptions& request_;
   ProgramSearch& search_;
   std::map<std::string, int> numbers_;                            // of graphs
   std::map<std::tuple<int, int, int, bool>, Planned> unlimited_;  // graph, group, count, lean

@@ -1,144 +1,82 @@
 // Clusters, plans and their simulation.
-#include <algorithm>
-#include <optional>
-#include <tuple>
-
 #include "cluster/cluster.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "graph/file.h"
-#include "graph/op.h"
-#include "planner/engines.h"
-#include "planner/program_plan.h"
+#include "planner/planner.h"
 #include "python/bindings.h"
-#include "reduce/cluster.h"
 #include "sim/simulate.h"
 
 namespace motley::python {
 
 namespace {
 
-struct Planned {
-  spmd::PlanResult result;
-  std::shared_ptr<Plan> plan;  // null: nothing fits
+struct Found {
+  planner::PlanReport report;
 };
 
-// Stores inputs in the pieces that a program cuts them into, so that a worker need not load the
-// rest. Where every use of a whole input, or of a view of one, is one slice, the piece is made in
-// its place; slices and views are free, so the plan's price is the same.
-void narrow_inputs(Plan* plan) {
-  const Graph& graph = *plan->graph;
-  const Theory& theory = *plan->theory;
-  std::vector<Step>& steps = plan->program.steps;
-  const auto whole = Placement::replicated();
-  for (bool changed = true; changed;) {
-    changed = false;
-    std::vector<bool> from_input(graph.values.size());
-    for (const Input& i : graph.inputs) from_input[i.value.index] = true;
-    for (size_t s = 0; s < steps.size() && !changed; ++s) {
-      if (!steps[s].is_compute()) continue;
-      const Node& node = graph.node(steps[s].node);
-      const std::vector<ValueId> operands = graph.inputs_of(node);
-      const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
-      const bool view = op != nullptr && op->alias && operands.size() == 1 &&
-                        node.outputs.size() == 1 && from_input[operands[0].index];
-      if (view) from_input[node.outputs[0].index] = true;
-      if (node.outputs.empty() || !from_input[node.outputs[0].index]) continue;
-      const ValueId value = node.outputs[0];
-      const auto& triples = theory.triples(steps[s].node);
-      if (!triples[steps[s].triple].out[0].is_replicated()) continue;
-      std::optional<Placement> piece;
-      bool one = true;
-      for (const Step& use : steps) {
-        if (use.is_compute()) {
-          const std::vector<ValueId> inputs = graph.inputs_of(graph.node(use.node));
-          for (size_t i = 0; i < inputs.size(); ++i)
-            one =
-                one && !(inputs[i] == value && theory.triples(use.node)[use.triple].in[i] == whole);
-        } else if (use.value == value && use.from == whole) {
-          one = one && use.kind == CollectiveKind::slice && piece.value_or(use.to) == use.to;
-          piece = use.to;
-        }
-      }
-      if (!one || !piece) continue;
-      for (size_t t = 0; t < triples.size() && !changed; ++t) {
-        CollectiveKind kind;
-        if (triples[t].out[0] != *piece || !triples[t].kernel.empty() ||
-            (view && (!Theory::conversion(whole, triples[t].in[0], &kind) ||
-                      kind != CollectiveKind::slice)))
-          continue;
-        steps[s].triple = static_cast<int>(t);
-        std::erase_if(steps, [&](const Step& use) {
-          return !use.is_compute() && use.value == value && use.from == whole;
-        });
-        if (view) {
-          Step slice;
-          slice.value = operands[0];
-          slice.from = whole;
-          slice.to = triples[t].in[0];
-          slice.kind = CollectiveKind::slice;
-          if (std::find(steps.begin(), steps.end(), slice) == steps.end()) {
-            const auto at = std::find_if(steps.begin(), steps.end(), [&](const Step& step) {
-              return step.is_compute() && step.node == graph.value(value).producer;
-            });
-            steps.insert(at, slice);
-          }
-        }
-        changed = true;
-      }
-    }
+planner::PlanOptions options_of(const CapturedGraph& graph, const py::dict& given) {
+  planner::PlanOptions options;
+  options.model = graph.graph.model;
+  options.batch = graph.batch;
+  for (const auto& [key, value] : given) {
+    const auto name = key.cast<std::string>();
+    if (name == "engine")
+      options.engine = value.cast<std::string>();
+    else if (name == "strategy")
+      options.strategy = value.cast<std::string>();
+    else if (name == "fix")
+      options.fix = value.cast<std::string>();
+    else if (name == "virtual_devices")
+      options.virtual_devices = planner::parse_virtual_devices(value.cast<std::string>());
+    else if (name == "segments")
+      options.segments = planner::parse_segments(value.cast<std::string>());
+    else if (name == "layers")
+      options.layers = planner::parse_layers(value.cast<std::string>());
+    else if (name == "ratios")
+      options.ratios = value.cast<std::vector<double>>();
+    else if (name == "all_devices")
+      options.all_devices = value.cast<bool>();
+    else if (name == "optimizer")
+      parse_optimizer(value.cast<std::string>(), &options.optimizer);
+    else if (name == "precision")
+      MOTLEY_CHECK(parse_dtype(value.cast<std::string>(), &options.precision), "precision");
+    else if (name == "memory_limit")
+      options.memory_limit = value.cast<bool>();
+    else if (name == "recompute")
+      options.recompute = value.cast<bool>();
+    else if (name == "micro_batch")
+      options.micro_batches = {value.cast<int64_t>()};
+    else if (name == "time_limit")
+      options.limits.deadline = Deadline::in(value.cast<double>());
+    else if (name == "seed")
+      options.limits.seed = value.cast<uint64_t>();
+    else if (name == "threads")
+      options.threads = value.cast<int>();
+    else
+      MOTLEY_CHECK(false, "there is no option {}", name);
   }
+  return options;
 }
 
-Planned make_plan(const CapturedGraph& graph, const Cluster& cluster, const std::string& optimizer,
-                  bool memory_limit, double time_limit, uint64_t seed,
-                  const std::vector<double>& ratios, bool parts) {
-  spmd::PlanRequest request;
-  request.model = graph.graph.model;
-  request.batch = graph.batch;
-  parse_optimizer(optimizer, &request.synthesis.optimizer);
-  request.synthesis.memory_limit = memory_limit;
-  request.synthesis.limits.deadline = Deadline::in(time_limit);
-  request.synthesis.limits.seed = seed;
-  request.synthesis.ratios = ratios;
-  request.parts = parts;
-  request.reductions = reduce::reductions_of_all;
-  Planned planned;
-  planned.result = spmd::plan(graph.graph, cluster, request);
-  if (!planned.result.feasible) return planned;
-  planned.plan = std::make_shared<Plan>(std::move(planned.result.plan));
-  narrow_inputs(planned.plan.get());
-  return planned;
+Found find_plan(const CapturedGraph& graph, const Cluster& cluster, const py::dict& given) {
+  const planner::PlanOptions options = options_of(graph, given);
+  const py::gil_scoped_release unlocked;
+  return {planner::plan([&](int64_t) { return graph.graph; }, cluster, options)};
 }
 
-// Plans of another engine, best first, the seconds they took, why there is none, and whether that
-// is because the model cannot be taken in micro-batches.
-std::tuple<std::vector<std::shared_ptr<Plan>>, double, std::string, bool> engine_plans(
-    const std::string& engine, const CapturedGraph& graph, const Cluster& cluster,
-    const std::string& optimizer, bool memory_limit, double time_limit, uint64_t seed) {
-  planner::Request request;
-  request.model = graph.graph.model;
-  request.batch = graph.batch;
-  parse_optimizer(optimizer, &request.optimizer);
-  request.memory_limit = memory_limit;
-  request.limits.deadline = Deadline::in(time_limit);
-  request.seed = seed;
-  const planner::GraphOf graph_of = [&](int64_t) { return graph.graph; };
-  planner::EngineResult found = engine == "grid"
-                                    ? planner::plan_grid(request, cluster, graph_of, {})
-                                    : planner::plan_pipeline(request, cluster, graph_of);
-  std::vector<std::shared_ptr<Plan>> plans;
-  for (std::unique_ptr<Plan>& plan : found.plans) plans.push_back(std::move(plan));
-  return {plans, found.search_s, found.reason, found.refused};
-}
-
-py::list baselines(const Planned& planned) {
+py::list baselines(const Found& found) {
   py::list list;
-  for (const spmd::Baseline& b : planned.result.baselines)
-    list.append(py::dict(py::arg("name") = b.name, py::arg("feasible") = b.feasible,
-                         py::arg("predicted_step_s") = b.predicted_step_s,
-                         py::arg("reason") = b.reason));
+  for (const planner::EngineResult& engine : found.report.engines)
+    for (const spmd::Baseline& b : engine.baselines)
+      list.append(py::dict(py::arg("name") = b.name, py::arg("feasible") = b.feasible,
+                           py::arg("predicted_step_s") = b.predicted_step_s,
+                           py::arg("reason") = b.reason));
   return list;
+}
+
+// Once: the plan is moved out of what was found.
+std::shared_ptr<Plan> take_best(Found& found) {
+  return std::shared_ptr<Plan>(std::move(found.report.candidates.at(0).plan));
 }
 
 py::dict simulated(const Plan& plan, const std::string& trace) {
@@ -170,15 +108,18 @@ void bind_plan(py::module_& m) {
   m.def("load_cluster", py::overload_cast<const std::string&>(&load_cluster));
   m.def("parse_cluster", &parse_cluster);
 
-  py::class_<Planned>(m, "Planned")
-      .def_readonly("plan", &Planned::plan)
-      .def_property_readonly("reason", [](const Planned& p) { return p.result.reason; })
-      .def_property_readonly("search_s", [](const Planned& p) { return p.result.search_s; })
-      .def_property_readonly("devices", [](const Planned& p) { return p.result.devices; })
-      .def_property_readonly("baselines", &baselines);
+  py::class_<Found>(m, "Found")
+      .def_property_readonly("found", [](const Found& f) { return !f.report.candidates.empty(); })
+      .def_property_readonly("refused", [](const Found& f) { return f.report.refused(); })
+      .def_property_readonly("out_of_time", [](const Found& f) { return f.report.out_of_time; })
+      .def_property_readonly("why_not", [](const Found& f) { return f.report.reason; })
+      .def_property_readonly("reason", [](const Found& f) { return f.report.best().note; })
+      .def_property_readonly("search_s", [](const Found& f) { return f.report.best().search_s; })
+      .def_property_readonly("devices", [](const Found& f) { return f.report.best().devices; })
+      .def_property_readonly("baselines", &baselines)
+      .def("take_best", &take_best);
   m.def("part_in_words", &spmd::part_in_words);
-  m.def("plan", &make_plan, py::call_guard<py::gil_scoped_release>());
-  m.def("engine_plans", &engine_plans, py::call_guard<py::gil_scoped_release>());
+  m.def("plan", &find_plan);
 
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
       .def("__str__", [](const Plan& p) { return describe(p); })

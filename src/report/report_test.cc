@@ -63,13 +63,13 @@ std::vector<std::unique_ptr<Plan>> plans_of_all() {
   const Cluster cluster = flat_cluster(two_types("big"), {2, 2}, kLink);
   std::vector<std::unique_ptr<Plan>> plans;
   plans.push_back(std::make_unique<Plan>(spmd_plan(cluster, 16)));
-  planner::Request request;
+  planner::PlanOptions request;
   request.model = "toy";
   request.batch = 16;
   const auto graph_of = [](int64_t n) { return parse_graph(graph_text(n, "block"), "toy"); };
   auto take = [&](planner::EngineResult found) {
-    EXPECT_FALSE(found.plans.empty()) << found.engine << ": " << found.reason;
-    if (!found.plans.empty()) plans.push_back(std::move(found.plans[0]));
+    EXPECT_FALSE(found.candidates.empty()) << found.engine << ": " << found.reason;
+    if (!found.candidates.empty()) plans.push_back(std::move(found.candidates[0].plan));
   };
   take(planner::plan_pipeline(request, cluster, graph_of));
   take(planner::plan_grid(request, cluster, graph_of, grid::parse_fixed("pp=2,dp=2,tp=1,mbs=2")));

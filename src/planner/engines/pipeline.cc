@@ -31,9 +31,9 @@ constexpr double kSearching = 0.5;      // of the time, until pipelines are plan
 constexpr int kCoarsest = 8;            // layers that automatic granularity begins with
 constexpr double kGranularityGain = 0.002;  // of balance or time, for which finer layers are tried
 
-class Engine {
+class PipelineSearch {
  public:
-  Engine(const Request& request, const Cluster& cluster, const GraphOf& graph_of)
+  PipelineSearch(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of)
       : request_(request),
         cluster_(cluster),
         step_(std::make_shared<BatchStep>(graph_of(request.batch), request.batch)),
@@ -88,7 +88,7 @@ class Engine {
       for (const Found& f : found_) {
         if (f.unequal != unequal) continue;
         Seconds best = std::numeric_limits<double>::infinity();
-        for (const auto& plan : result_.plans) best = std::min(best, plan->predicted_step_s);
+        for (const Candidate& c : result_.candidates) best = std::min(best, c.plan->predicted_step_s);
         if (composed == (unequal ? kUnequalComposed : kComposed)) break;
         if (!unequal && f.plan.makespan > kWorth * best) continue;
         composed += compose_in_time(f);
@@ -104,7 +104,7 @@ class Engine {
       if (bench) result_.planned += bench->planned();
     result_.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (!result_.plans.empty()) result_.reason = stop_;
+    if (!result_.candidates.empty()) result_.reason = stop_;
     return std::move(result_);
   }
 
@@ -361,17 +361,17 @@ class Engine {
     return result;
   }
 
-  // Into result_.plans. REQUIRES: there are some.
+  // Into result_.candidates. REQUIRES: there are some.
   size_t best_plan() const {
     size_t best = 0;
-    for (size_t i = 1; i < result_.plans.size(); ++i)
-      if (result_.plans[i]->predicted_step_s < result_.plans[best]->predicted_step_s) best = i;
+    for (size_t i = 1; i < result_.candidates.size(); ++i)
+      if (result_.candidates[i].plan->predicted_step_s < result_.candidates[best].plan->predicted_step_s) best = i;
     return best;
   }
 
   // Plans the best plan's stages again, with more effort where memory is short.
   void refine() {
-    if (result_.plans.empty()) return;
+    if (result_.candidates.empty()) return;
     const size_t best = best_plan();
     Composition& composition = compositions_[best];
     Workbench& bench = *benches_.at(composition.micro_batch);
@@ -379,8 +379,8 @@ class Engine {
     composition.thorough = true;
     std::string reason;
     auto plan = bench.compose(composition, "pipeline", &reason);
-    if (plan && plan->predicted_step_s < result_.plans[best]->predicted_step_s)
-      result_.plans[best] = std::move(plan);
+    if (plan && plan->predicted_step_s < result_.candidates[best].plan->predicted_step_s)
+      result_.candidates[best].plan = std::move(plan);
   }
 
   // compose(), unless time is up.
@@ -389,7 +389,7 @@ class Engine {
       request_.limits.deadline.check();
       return compose(found);
     } catch (const TimeIsUp&) {
-      if (result_.plans.empty()) result_.reason = "time ran out before a plan was found";
+      if (result_.candidates.empty()) result_.reason = "time ran out before a plan was found";
       stop_ = "time ran out";
       return false;
     }
@@ -459,7 +459,7 @@ class Engine {
     }
     if (plan && composition.zero > 0) note += fmt::format(", ZeRO {}", composition.zero);
     if (!plan) {
-      if (result_.plans.empty()) result_.reason = reason;
+      if (result_.candidates.empty()) result_.reason = reason;
       return true;
     }
     std::vector<std::vector<int>> rooms;
@@ -471,18 +471,16 @@ class Engine {
     // `plan` has the devices from before.
     const Composition* placed = &composition;
     if (jointly) {
-      result_.plans.push_back(std::move(jointly));
-      result_.notes.push_back(note + " placed jointly");
+      result_.add(std::move(jointly), note + " placed jointly");
       compositions_.push_back(composition);
       placed = &before;
     }
-    result_.plans.push_back(std::move(plan));
-    result_.notes.push_back(note);
+    result_.add(std::move(plan), note);
     compositions_.push_back(*placed);
     return true;
   }
 
-  Request request_;  // its deadline is that of what is being done
+  PlanOptions request_;  // its deadline is that of what is being done
   const Cluster& cluster_;
   std::shared_ptr<BatchStep> step_;
   net::Topology topology_;
@@ -516,9 +514,9 @@ std::vector<std::vector<int>> stage_meshes(const Cluster& cluster) {
   return meshes;
 }
 
-EngineResult plan_pipeline(const Request& request, const Cluster& cluster,
+EngineResult plan_pipeline(const PlanOptions& request, const Cluster& cluster,
                            const GraphOf& graph_of) {
-  return Engine(request, cluster, graph_of).run();
+  return PipelineSearch(request, cluster, graph_of).run();
 }
 
 }  // namespace motley::planner

@@ -112,7 +112,7 @@ std::vector<std::vector<int>> virtual_devices(const Cluster& cluster, int size) 
   return devices;
 }
 
-EngineResult plan_virtual(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
+EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of,
                           const VirtualDevices& wanted) {
   EngineResult result;
   result.engine = "virtual";
@@ -130,7 +130,7 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
   auto try_one = [&](const std::vector<std::vector<int>>& devices, int64_t micro_batch) {
     const auto part = step->of(micro_batch);
     if (!part) {
-      if (result.plans.empty()) result.reason = step->why_not();
+      if (result.candidates.empty()) result.reason = step->why_not();
       return false;
     }
     request.limits.deadline.check();
@@ -141,7 +141,7 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
     const auto start = std::chrono::steady_clock::now();
     // Where computation alone takes longer than what was found, nothing is planned.
     Seconds best = wanted.known;
-    for (const auto& plan : result.plans) best = std::min(best, plan->predicted_step_s);
+    for (const Candidate& c : result.candidates) best = std::min(best, c.plan->predicted_step_s);
     std::vector<int> count(cluster.types.size(), 0);
     for (const std::vector<int>& d : devices)
       for (int device : d) ++count[cluster.devices[device].type];
@@ -167,14 +167,15 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
       for (; composition.zero <= (request.memory_limit ? 2 : 0); ++composition.zero)
         if ((plan = bench.compose(composition, "virtual", &reason))) break;
       if (!plan) {
-        if (result.plans.empty()) result.reason = reason;
+        if (result.candidates.empty()) result.reason = reason;
         continue;
       }
-      result.plans.push_back(std::move(plan));
-      result.notes.push_back(fmt::format(
-          "{} virtual devices of {}, micro-batches of {}{}{}", devices.size(), size, micro_batch,
-          composition.zero > 0 ? fmt::format(", ZeRO {}", composition.zero) : "",
-          recompute ? ", recomputing" : ""));
+      result.add(
+          std::move(plan),
+          fmt::format("{} virtual devices of {}, micro-batches of {}{}{}", devices.size(), size,
+                      micro_batch,
+                      composition.zero > 0 ? fmt::format(", ZeRO {}", composition.zero) : "",
+                      recompute ? ", recomputing" : ""));
     }
     result.planned += bench.planned();
     result.search_s +=
@@ -188,7 +189,7 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
           for (int64_t micro_batch : request.micro_batches)
             if (request.batch % (micro_batch * size) == 0)
               try_one(devices, micro_batch);
-            else if (result.plans.empty())
+            else if (result.candidates.empty())
               result.reason = fmt::format("the batch of {} is not {} times micro-batches of {}",
                                           request.batch, size, micro_batch);
           continue;
@@ -199,10 +200,10 @@ EngineResult plan_virtual(const Request& request, const Cluster& cluster, const 
           if (!try_one(devices, samples / count)) break;
       }
   } catch (const TimeIsUp&) {
-    if (result.plans.empty()) result.reason = "time ran out before a plan was found";
+    if (result.candidates.empty()) result.reason = "time ran out before a plan was found";
   }
   rank(&result);
-  if (!result.plans.empty()) result.reason = "all sizes were tried";
+  if (!result.candidates.empty()) result.reason = "all sizes were tried";
   return result;
 }
 

@@ -157,7 +157,7 @@ std::vector<int> layers_of_blocks(const Workbench& bench, const std::vector<int>
 
 }  // namespace
 
-EngineResult plan_grid(const Request& request, const Cluster& cluster, const GraphOf& graph_of,
+EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of,
                        const grid::Fixed& fixed_choices) {
   const auto start = std::chrono::steady_clock::now();
   EngineResult result;
@@ -223,7 +223,7 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
   options.keep *= 4;
   options.recompute = {grid::Recompute::none};
   if (request.memory_limit && request.recompute) options.recompute.push_back(grid::Recompute::full);
-  options.seed = request.seed;
+  options.seed = request.limits.seed;
   options.time_limit = std::min(20.0, request.limits.deadline.part(kSearching).left());
   const grid::SearchResult found = grid::search(estimator, options);
   result.lower_bound = found.lower_bound;
@@ -240,7 +240,7 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
     bool even = s.dp % merged == 0 && (merged == 1 || s.zero == 3 || s.ep % s.cp == 0);
     for (int r = 0; even && r < s.dp; r += merged) even = taken_by(s, r, merged) % merged == 0;
     if (!even) {
-      if (result.plans.empty() && (s.zero < 3 || fixed.zero))
+      if (result.candidates.empty() && (s.zero < 3 || fixed.zero))
         result.reason =
             "replicas that divide experts or parameters cannot take whole micro-batches together";
       return false;
@@ -262,7 +262,7 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
              .second)
       return false;
     if (!step->of(s.micro_batch * merged)) {
-      if (result.plans.empty()) result.reason = step->why_not();
+      if (result.candidates.empty()) result.reason = step->why_not();
       return false;
     }
     Workbench& own = bench_of(s.micro_batch * merged);
@@ -279,7 +279,7 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
     for (composition.zero = least; composition.zero <= most; ++composition.zero)
       if ((plan = own.compose(composition, "grid", &reason))) break;
     if (!plan) {
-      if (result.plans.empty()) result.reason = reason;
+      if (result.candidates.empty()) result.reason = reason;
       return false;
     }
     std::unique_ptr<Plan> jointly;
@@ -290,11 +290,11 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
       if (s.zero < 3) s.zero = made.pipeline->level(0);
       return grid::to_string(s);
     };
-    result.notes.push_back(note(*plan));
-    result.plans.push_back(std::move(plan));
+    std::string its_note = note(*plan);
+    result.add(std::move(plan), std::move(its_note));
     if (!jointly) return true;
-    result.notes.push_back(note(*jointly) + " placed jointly");
-    result.plans.push_back(std::move(jointly));
+    its_note = note(*jointly) + " placed jointly";
+    result.add(std::move(jointly), std::move(its_note));
     return true;
   };
   for (const grid::Candidate& candidate : found.ranked) try {
@@ -318,11 +318,11 @@ EngineResult plan_grid(const Request& request, const Cluster& cluster, const Gra
         if (made || skipped) break;
       }
     } catch (const TimeIsUp&) {
-      if (result.plans.empty()) result.reason = "time ran out before a plan was found";
+      if (result.candidates.empty()) result.reason = "time ran out before a plan was found";
       break;
     }
   rank(&result);
-  if (!result.plans.empty()) result.reason = found.stop_reason;
+  if (!result.candidates.empty()) result.reason = found.stop_reason;
   for (const auto& [size, b] : benches) result.planned += b->planned();
   result.search_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;

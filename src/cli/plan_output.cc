@@ -1,0 +1,177 @@
+#include "cli/plan_output.h"
+
+#include <fmt/format.h>
+
+#include "core/units.h"
+
+namespace motley {
+
+namespace {
+
+using planner::Candidate;
+using planner::EngineResult;
+using planner::PlanReport;
+
+Json schedule_of(const PipelinePlan& pipeline) {
+  Json replicas = Json::array();
+  for (const ReplicaPlan& replica : pipeline.replicas) {
+    Json stages = Json::array();
+    for (const StagePlan& s : replica.stages)
+      stages.push_back({{"devices", s.devices},
+                        {"ratios", s.ratios},
+                        {"warm_up", s.warm_up},
+                        {"recompute", s.recompute}});
+    replicas.push_back({{"micro_batches", replica.micro_batches}, {"stages", stages}});
+  }
+  Json schedule = {
+      {"kind", pipeline.schedule}, {"micro_batch", pipeline.micro_batch}, {"replicas", replicas}};
+  for (const Division& division : pipeline.zero) schedule["zero"].push_back(division.level);
+  return schedule;
+}
+
+// Of every device of the cluster; 0 of those that the plan leaves out.
+std::vector<double> of_all_devices(const Candidate& candidate, const std::vector<double>& of_plan,
+                                   const Cluster& cluster) {
+  if (candidate.plan->pipeline) return of_plan;
+  std::vector<double> of_all(cluster.size(), 0);
+  for (size_t i = 0; i < of_plan.size(); ++i) of_all[candidate.devices[i]] = of_plan[i];
+  return of_all;
+}
+
+// Of several segments a list of each.
+Json ratios_json(const Candidate& candidate, const Cluster& cluster) {
+  const Plan& plan = *candidate.plan;
+  if (plan.pipeline) return Json();
+  if (plan.ratios.size() == 1) return of_all_devices(candidate, plan.ratios[0], cluster);
+  Json ratios = Json::array();
+  for (const auto& of_segment : plan.ratios)
+    ratios.push_back(of_all_devices(candidate, of_segment, cluster));
+  return ratios;
+}
+
+Json baselines_json(const PlanReport& report) {
+  Json baselines = Json::array();
+  for (const EngineResult& engine : report.engines)
+    for (const spmd::Baseline& b : engine.baselines)
+      baselines.push_back({{"name", b.name},
+                           {"predicted_step_s", b.feasible ? Json(b.predicted_step_s) : Json()},
+                           {"feasible", b.feasible},
+                           {"reason", b.reason}});
+  return baselines;
+}
+
+Json tried_json(const PlanReport& report) {
+  Json tried = Json::array();
+  for (const EngineResult& engine : report.engines)
+    for (const planner::Segmented& s : engine.tried)
+      tried.push_back({{"what", s.what},
+                       {"segments", s.segments},
+                       {"simulated_step_s", s.feasible ? Json(s.simulated_s) : Json()},
+                       {"search_s", s.search_s}});
+  return tried;
+}
+
+Json candidates_json(const PlanReport& report) {
+  Json list = Json::array();
+  for (const Candidate& c : report.candidates)
+    list.push_back({{"engine", c.plan->engine},
+                    {"what", c.note},
+                    {"predicted_step_s", c.plan->predicted_step_s},
+                    {"simulated_step_s", c.simulated_s},
+                    {"search_s", c.search_s}});
+  return list;
+}
+
+double gap_of(const Plan& plan) { return 1 - plan.lower_bound_s / plan.predicted_step_s; }
+
+// Of one program: what no program at these shares goes below, and how it was found.
+std::string certificate(const Candidate& best, const EngineResult& engine) {
+  const Plan& plan = *best.plan;
+  std::string without_overlap;
+  if (const Seconds bound = best.synchronised_bound_s; bound > 0)
+    without_overlap =
+        fmt::format(", {} if nothing overlaps (gap {:.2f}%)", format_seconds(bound),
+                    100 * (1 - bound / (plan.predicted_step_s + best.hidden_s)));
+  return fmt::format(
+      "  certificate any program at these shares takes at least {} (gap {:.2f}%){}; {} after {} "
+      "searches, {}\n",
+      format_seconds(plan.lower_bound_s), 100 * gap_of(plan), without_overlap, best.note,
+      engine.planned, format_seconds(best.search_s));
+}
+
+std::string one_program(const Candidate& best, const EngineResult& engine, const Cluster& cluster) {
+  const Plan& plan = *best.plan;
+  std::string text;
+  if (best.hidden_s > 0.005 * plan.predicted_step_s)
+    text += fmt::format("  overlap     gradients travel beside the backward pass: {} less, {} a step\n",
+                        format_seconds(best.hidden_s), format_seconds(plan.predicted_step_s));
+  if (plan.cluster.size() < cluster.size())
+    text += fmt::format("  devices     {}\n",
+                        spmd::part_in_words(best.devices, cluster.size(), cluster.name));
+  return text + certificate(best, engine);
+}
+
+}  // namespace
+
+Json plan_json(const PlanReport& report, const Cluster& cluster, double capture_s) {
+  const Candidate& best = report.best();
+  const Plan& plan = *best.plan;
+  const EngineResult* spmd = report.of("spmd");
+  return {{"engine", plan.engine},
+          {"feasible", true},
+          {"predicted_step_s", plan.predicted_step_s},
+          {"lower_bound_s", plan.lower_bound_s},
+          {"gap", gap_of(plan)},
+          {"search_s", best.search_s},
+          {"capture_s", capture_s},
+          {"peak_memory_bytes", of_all_devices(best, plan.peak_memory_bytes, cluster)},
+          {"baselines", baselines_json(report)},
+          {"candidates", candidates_json(report)},
+          {"ratios", ratios_json(best, cluster)},
+          {"segments", tried_json(report)},
+          {"schedule", plan.pipeline ? schedule_of(*plan.pipeline) : Json()},
+          {"stop_reason", best.note},
+          {"states", spmd ? spmd->states : 0},
+          {"solves", spmd ? spmd->planned : 0}};
+}
+
+Json no_plan_json(const PlanReport& report, const planner::PlanOptions& options) {
+  const EngineResult* spmd = report.of("spmd");
+  return {{"engine", options.engine},
+          {"feasible", false},
+          {"reason", report.reason},
+          {"baselines", baselines_json(report)},
+          {"search_s", spmd ? spmd->search_s : 0}};
+}
+
+std::string describe_search(const PlanReport& report, const Cluster& cluster) {
+  const Candidate& best = report.best();
+  const Plan& plan = *best.plan;
+  std::string text = describe(plan);
+  if (plan.pipeline)
+    text += fmt::format("  certificate computation alone takes any plan at least {} (gap {:.1f}%)\n",
+                        format_seconds(plan.lower_bound_s), 100 * gap_of(plan));
+  else
+    text += one_program(best, *report.of("spmd"), cluster);
+  for (size_t c = 1; c < report.candidates.size(); ++c) {
+    const Candidate& other = report.candidates[c];
+    text += fmt::format("  beside      {:<16} {} ({:.2f}x)  {}\n", other.plan->engine,
+                        format_seconds(other.simulated_s), other.simulated_s / best.simulated_s,
+                        other.note);
+  }
+  for (const EngineResult& engine : report.engines) {
+    for (const planner::Segmented& s : engine.tried)
+      text += fmt::format("  tried       {}: {}\n", s.what,
+                          s.feasible        ? format_seconds(s.simulated_s) + " simulated"
+                          : s.segments == 1 ? "is one segment"
+                                            : "does not fit");
+    for (const spmd::Baseline& b : engine.baselines)
+      text += b.feasible ? fmt::format("  against     {:<16} {} ({:.2f}x)\n", b.name,
+                                       format_seconds(b.predicted_step_s),
+                                       b.predicted_step_s / plan.predicted_step_s)
+                         : fmt::format("  against     {:<16} infeasible: {}\n", b.name, b.reason);
+  }
+  return text;
+}
+
+}  // namespace motley

@@ -1,0 +1,18 @@
+// What `motley plan` prints of what planning found.
+#pragma once
+
+#include <string>
+
+#include "core/file.h"
+#include "planner/planner.h"
+
+namespace motley {
+
+// REQUIRES: the report has a plan. `cluster`: the one that was asked for.
+Json plan_json(const planner::PlanReport& report, const Cluster& cluster, double capture_s);
+std::string describe_search(const planner::PlanReport& report, const Cluster& cluster);
+
+// Of a report without one.
+Json no_plan_json(const planner::PlanReport& report, const planner::PlanOptions& options);
+
+}  // namespace motley

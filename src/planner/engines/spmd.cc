@@ -1,0 +1,56 @@
+// One SPMD program (HAP): alternation of program search and shares of devices, in segments if asked
+// for.
+#include <utility>
+
+#include "core/log.h"
+#include "planner/engines.h"
+#include "planner/segments.h"
+#include "reduce/cluster.h"
+
+namespace motley::planner {
+
+namespace {
+
+spmd::PlanRequest request_of(const PlanOptions& options) {
+  spmd::PlanRequest request;
+  request.model = options.model;
+  request.batch = options.batch;
+  request.strategy = options.strategy;
+  request.parts = !options.all_devices;
+  request.baselines = options.baselines;
+  request.reductions = reduce::reductions_of_all;
+  request.synthesis.optimizer = options.optimizer;
+  request.synthesis.memory_limit = options.memory_limit;
+  request.synthesis.recompute = options.recompute;
+  request.synthesis.ratios = options.ratios;
+  request.synthesis.limits = options.limits;
+  return request;
+}
+
+}  // namespace
+
+EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster,
+                              const GraphOf& graph_of) {
+  const Graph graph = graph_of(options.batch);
+  for (const std::string& op : Theory(graph).unknown_ops())
+    spdlog::warn("{} is not in the op table: it runs replicated", op);
+  const spmd::PlanRequest request = request_of(options);
+  EngineResult result;
+  spmd::PlanResult found = spmd::plan(graph, cluster, request);
+  found = plan_segments(std::move(found), graph, cluster, request, options.segments, &result.tried);
+  result.reason = found.reason;
+  result.search_s = found.search_s;
+  result.planned = found.solves;
+  result.states = found.states;
+  result.baselines = std::move(found.baselines);
+  if (!found.feasible) return result;
+  result.lower_bound = found.plan.lower_bound_s;
+  result.add(std::make_unique<Plan>(std::move(found.plan)), found.reason);
+  Candidate& candidate = result.candidates.back();
+  candidate.devices = std::move(found.devices);
+  candidate.hidden_s = found.hidden_s;
+  candidate.synchronised_bound_s = found.synchronised_bound_s;
+  return result;
+}
+
+}  // namespace motley::planner

@@ -1,0 +1,77 @@
+// What is to be planned, and how: the question that plan() (planner.h) answers.
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cluster/profile.h"
+#include "cost/cost.h"
+#include "graph/graph.h"
+#include "solver/problem.h"
+
+namespace motley::planner {
+
+// The canonical graph of the model at a number of samples. Throws UserError if there is none. Of
+// micro-batches engines derive it from that of the whole batch (batch_step.h). Several threads may
+// call it at the same time.
+using GraphOf = std::function<Graph(int64_t samples)>;
+
+constexpr int kAutomaticLayers = -1;
+
+// Machines, or equal parts of them, as single devices (HAP section 3), with data parallelism
+// inside (engines/virtual.cc).
+struct VirtualDevices {
+  bool off = false;
+  bool automatic = true;  // nothing where machines are joined as well as their devices
+  int size = 0;           // devices of a virtual one; 0: all that divide the machines are tried
+  bool machine = false;   // the largest such size
+  // The step of another engine's plan, seconds: nothing is fitted into memory that takes longer.
+  Seconds known = std::numeric_limits<double>::infinity();
+  bool forced() const { return !off && !automatic; }
+};
+
+// Parts of the model with shares of their own (HAP section 5.2, segments.h).
+struct SegmentRequest {
+  bool automatic = false;            // by METIS, in more parts as long as that is faster
+  int count = 1;                     // by METIS, in so many
+  std::vector<std::string> modules;  // by name (segments_by_module in graph/segment.h)
+  bool one() const { return !automatic && count == 1 && modules.empty(); }
+};
+
+// "auto", "off", "machine" or a number of devices from 2 on. Throws UserError.
+VirtualDevices parse_virtual_devices(const std::string& text);
+// "auto", a number or names of modules, separated by commas. Throws UserError.
+SegmentRequest parse_segments(const std::string& text);
+// "auto", a number, or empty: the finest. Throws UserError.
+int parse_layers(const std::string& text);
+
+struct PlanOptions {
+  std::string model;  // what the plan records
+  int64_t batch = 0;  // global, samples
+
+  std::string engine = "auto";  // a name of engines() (engines.h); auto: the best of all
+  std::string strategy;         // a baseline (spmd::strategies()) in the place of a search; empty
+  std::string fix;              // choices of the grid, "pp=4,dp=4" (grid::parse_fixed); empty: none
+  VirtualDevices virtual_devices;
+  SegmentRequest segments;
+  std::vector<double> ratios;  // [device] shares of one program; empty: searched
+  bool all_devices = false;    // one program uses every device, also where fewer are faster
+  bool baselines = true;       // what the usual strategies take is predicted too
+
+  Optimizer optimizer = Optimizer::adamw;
+  DType precision = DType::f32;        // bf16, f16: computes in that; f32: in the graph's own type
+  bool memory_limit = true;            // device memory is a hard limit
+  bool recompute = true;               // activations may be computed again where memory is short
+  std::vector<int64_t> micro_batches;  // samples, those that may be tried; empty: all
+  // Pieces that the pipeline engine cuts the model into, about; 0: the finest, up to 160;
+  // kAutomaticLayers: finer until nothing is gained.
+  int layers = 0;
+  std::vector<ProfiledStage> measured;  // layers whose costs on one device are not the model's
+
+  spmd::Limits limits{.max_states = 2000};  // deadline, seed, and states of each program search
+  int threads = 0;  // that plan layers and stages; 0: one per core. The plan does not depend on it.
+};
+
+}  // namespace motley::planner

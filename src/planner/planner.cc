@@ -1,0 +1,193 @@
+#include "planner/planner.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "bounds/compute_bound.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "core/parallel.h"
+#include "graph/precision.h"
+#include "planner/calibrated.h"
+#include "planner/narrow_inputs.h"
+#include "sim/simulate.h"
+
+namespace motley::planner {
+
+namespace {
+
+void check(const PlanOptions& o) {
+  std::set<std::string> names = {"auto"};
+  for (const Engine& engine : engines()) names.insert(engine.name);
+  if (!names.contains(o.engine))
+    throw user_error("plan", "there is no engine '{}'; give one of {}", o.engine,
+                     fmt::join(names, ", "));
+  if (o.virtual_devices.forced() &&
+      (o.engine != "auto" || !o.fix.empty() || !o.strategy.empty()))
+    throw user_error("plan",
+                     "virtual devices cannot be combined with an engine, fixed choices or a "
+                     "strategy; leave one of them out");
+  if (!o.segments.one() &&
+      (!o.strategy.empty() || !o.fix.empty() || o.virtual_devices.forced() ||
+       (o.engine != "auto" && o.engine != "spmd")))
+    throw user_error("plan",
+                     "segments are of programs that the spmd engine searches; leave out strategy, "
+                     "fixed choices, virtual devices and other engines");
+  if (!o.ratios.empty() && o.engine != "spmd")
+    throw user_error("plan", "ratios are shares of one program; give engine spmd, not {}",
+                     o.engine);
+  for (int64_t size : o.micro_batches)
+    if (o.strategy.empty() && (size < 1 || o.batch % size != 0))
+      throw user_error("plan",
+                       "--batch {} is not a multiple of micro-batches of {}; give one that is",
+                       o.batch, size);
+  grid::parse_fixed(o.fix);
+}
+
+GraphOf in_precision(const GraphOf& graph_of, DType precision) {
+  if (precision == DType::f32) return graph_of;
+  return [=](int64_t samples) { return with_precision(graph_of(samples), precision); };
+}
+
+Cluster as_measured(const Cluster& cluster, const PlanOptions& options, const GraphOf& graph_of) {
+  return options.measured.empty() ? cluster : corrected(cluster, options, graph_of);
+}
+
+// Both rounds of engines, each engine on a thread of its own.
+std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster,
+                                 const PlanOptions& options) {
+  std::vector<EngineResult> results;
+  Seconds known = std::numeric_limits<Seconds>::infinity();
+  for (const int round : {0, 1}) {
+    std::vector<const Engine*> wanted;
+    for (const Engine& engine : engines())
+      if (engine.round == round && engine.wanted(options)) wanted.push_back(&engine);
+    std::vector<EngineResult> found(wanted.size());
+    parallel_for(static_cast<int>(wanted.size()), options.threads, [&](int i) {
+      found[i] = wanted[i]->plan(options, cluster, graph_of, known);
+      found[i].engine = wanted[i]->name;
+    });
+    for (EngineResult& result : found) {
+      if (!result.candidates.empty())
+        known = std::min(known, result.candidates[0].plan->predicted_step_s);
+      results.push_back(std::move(result));
+    }
+  }
+  return results;
+}
+
+bool exact(const Plan& plan) { return !plan.pipeline || plan.pipeline->part().exact(); }
+
+// Moves candidates into the report. Those that do not compute the same as one device only where an
+// engine was asked for by name.
+void collect(PlanReport* report, const PlanOptions& options) {
+  const bool asked = options.engine != "auto" || !options.fix.empty() ||
+                     !options.strategy.empty() || options.virtual_devices.forced();
+  for (EngineResult& engine : report->engines) {
+    if (engine.candidates.empty())
+      report->reason += fmt::format("{}{}: {}", report->reason.empty() ? "" : "; ", engine.engine,
+                                    engine.reason);
+    for (Candidate& candidate : engine.candidates) {
+      candidate.search_s = engine.search_s;
+      if (asked || exact(*candidate.plan)) {
+        report->candidates.push_back(std::move(candidate));
+      } else if (report->left_out.empty()) {
+        report->left_out =
+            normalised_by_part(*candidate.plan->graph, candidate.plan->pipeline->part()) +
+            ", unlike on one device; such plans are left out unless an --engine or "
+            "--virtual-devices asks for them";
+      }
+    }
+    engine.candidates.clear();
+  }
+  if (!report->left_out.empty()) {
+    spdlog::info("{}", report->left_out);
+    if (report->candidates.empty())
+      report->reason += (report->reason.empty() ? "" : "; ") + report->left_out;
+  }
+}
+
+// One program has a bound of its own; no plan of stages is faster than its computation.
+void bound(PlanReport* report, const GraphOf& graph_of, const Cluster& cluster, int64_t batch) {
+  Seconds computation = 0;
+  for (Candidate& candidate : report->candidates) {
+    if (!candidate.plan->pipeline) continue;
+    if (computation == 0) {
+      const Graph graph = graph_of(batch);
+      computation = compute_bound(Theory(graph), CostModel(cluster), 1);
+    }
+    candidate.plan->lower_bound_s = computation;
+  }
+}
+
+void simulate_and_rank(std::vector<Candidate>* candidates) {
+  for (Candidate& candidate : *candidates)
+    candidate.simulated_s = candidate.plan->pipeline ? candidate.plan->predicted_step_s
+                                                     : simulate(*candidate.plan).step;
+  std::stable_sort(
+      candidates->begin(), candidates->end(),
+      [](const Candidate& a, const Candidate& b) { return a.simulated_s < b.simulated_s; });
+}
+
+// What plans say of themselves.
+void finish(PlanReport* report, DType precision) {
+  for (Candidate& candidate : report->candidates) {
+    candidate.plan->precision = precision;
+    if (!candidate.plan->pipeline) narrow_inputs(candidate.plan.get());
+  }
+  if (report->candidates.empty()) return;
+  Plan& best = *report->candidates[0].plan;
+  for (size_t c = 1; c < report->candidates.size(); ++c) {
+    const Candidate& other = report->candidates[c];
+    best.alternatives.push_back({other.plan->engine, other.note, false, true, other.simulated_s});
+  }
+  for (const EngineResult& engine : report->engines)
+    for (const spmd::Baseline& b : engine.baselines)
+      best.alternatives.push_back(
+          {b.name, b.feasible ? "" : b.reason, true, b.feasible, b.predicted_step_s});
+  if (!exact(best))
+    spdlog::warn("{}, unlike on one device; --engine spmd computes the same as one device",
+                 normalised_by_part(*best.graph, best.pipeline->part()));
+}
+
+}  // namespace
+
+const EngineResult* PlanReport::of(const std::string& engine) const {
+  for (const EngineResult& result : engines)
+    if (result.engine == engine) return &result;
+  return nullptr;
+}
+
+bool PlanReport::refused() const {
+  return candidates.empty() && !engines.empty() &&
+         std::all_of(engines.begin(), engines.end(),
+                     [](const EngineResult& result) { return result.refused; });
+}
+
+PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& options) {
+  check(options);
+  const GraphOf graphs = in_precision(graph_of, options.precision);
+  const Cluster devices = as_measured(cluster, options, graphs);
+  PlanReport report;
+  report.engines = search(graphs, devices, options);
+  report.out_of_time = options.limits.deadline.over();
+  collect(&report, options);
+  bound(&report, graphs, devices, options.batch);
+  simulate_and_rank(&report.candidates);
+  finish(&report, options.precision);
+  return report;
+}
+
+std::string no_plan(const PlanReport& report, const Cluster& cluster, const PlanOptions& options,
+                    const std::string& time_limit) {
+  if (report.out_of_time)
+    return fmt::format("[plan] no plan for {} on {} was found in {} s: {}; give a longer --time-limit",
+                       options.model, cluster.name, time_limit, report.reason);
+  return fmt::format(
+      "[plan] no plan for {} on {} fits: {}; use more or larger devices, a smaller --batch, or "
+      "--memory-limit off",
+      options.model, cluster.name, report.reason);
+}
+
+}  // namespace motley::planner
