@@ -291,7 +291,8 @@ TEST_F(Cli, VirtualDevices) {
   expect_mistake(small + "local-mixed-4 --virtual-devices 3", "give a divisor of 2");
   expect_mistake(small + "hap-64 --virtual-devices 16", "give a divisor of 8");
   expect_mistake("plan mlp --batch 7 --cluster hap-64 --virtual-devices machine", "--batch 7");
-  expect_mistake(small + "hap-64 --virtual-devices 2 --engine spmd", "cannot be combined with an engine");
+  expect_mistake(small + "hap-64 --virtual-devices 2 --engine spmd",
+                 "cannot be combined with an engine");
 }
 
 // Replicas that divide experts are one stage group, whose program is searched.

@@ -191,7 +191,8 @@ device_types:
   ASSERT_FALSE(slow.candidates.empty());
   ASSERT_FALSE(fast.candidates.empty());
   EXPECT_EQ(used(*slow.candidates[0].plan), (std::set<int>{0, 1}));
-  EXPECT_NE(slow.candidates[0].note.find("on 2 of 4 devices"), std::string::npos) << slow.candidates[0].note;
+  EXPECT_NE(slow.candidates[0].note.find("on 2 of 4 devices"), std::string::npos)
+      << slow.candidates[0].note;
   EXPECT_TRUE(check(*slow.candidates[0].plan, false).empty());
   EXPECT_EQ(used(*fast.candidates[0].plan).size(), 4U);
   EXPECT_LT(fast.candidates[0].plan->predicted_step_s, slow.candidates[0].plan->predicted_step_s);
@@ -228,7 +229,8 @@ device_types:
   const char* model = "mlp:layers=24,hidden=256,in=2,classes=2";
   const planner::EngineResult result = plan_pipeline(request_of(model), cluster, graphs_of(model));
   ASSERT_FALSE(result.candidates.empty());
-  EXPECT_NE(result.candidates[0].note.find("on 4 of 6 devices"), std::string::npos) << result.candidates[0].note;
+  EXPECT_NE(result.candidates[0].note.find("on 4 of 6 devices"), std::string::npos)
+      << result.candidates[0].note;
   EXPECT_TRUE(check(*result.candidates[0].plan, false).empty());
   for (const StagePlan& stage : result.candidates[0].plan->pipeline->replicas[0].stages)
     EXPECT_LT(stage.devices[0], 4) << result.candidates[0].note;
@@ -467,7 +469,8 @@ TEST(Granularity, GetsFinerUntilNothingIsGained) {
     request.layers = layers;
     planner::EngineResult result = plan_pipeline(request, cluster, graphs_of(model));
     EXPECT_FALSE(result.candidates.empty());
-    return std::pair(result.candidates[0].plan->predicted_step_s, layers_in(result.candidates[0].note));
+    return std::pair(result.candidates[0].plan->predicted_step_s,
+                     layers_in(result.candidates[0].note));
   };
   // Alike: a few layers are halved as well as all 128.
   const std::string deep = "mlp:layers=127,hidden=256,in=256,classes=256";

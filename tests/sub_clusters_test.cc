@@ -243,7 +243,8 @@ groups:
     EXPECT_TRUE(unequal(cluster, stage.devices)) << result.candidates[0].note;
     EXPECT_GT(stage.ratios[0], 1.3 * stage.ratios[1]);  // by speed, not even
   }
-  EXPECT_NE(result.candidates[0].note.find("x(1+1)"), std::string::npos) << result.candidates[0].note;
+  EXPECT_NE(result.candidates[0].note.find("x(1+1)"), std::string::npos)
+      << result.candidates[0].note;
 }
 
 }  // namespace

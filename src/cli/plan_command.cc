@@ -21,10 +21,9 @@ namespace motley {
 namespace {
 
 struct Args {
-  std::string model, cluster, output, fix, engine = "auto", memory = "on", optimizer = "adamw",
-                                           strategy, profile, precision = "fp32",
-                                           recompute = "auto", virtual_devices = "auto",
-                                           segments = "1", layers;
+  std::string model, cluster, output, fix,
+      engine = "auto", memory = "on", optimizer = "adamw", strategy, profile, precision = "fp32",
+      recompute = "auto", virtual_devices = "auto", segments = "1", layers;
   int scale = 0, threads = 0;
   int64_t batch = 0, micro_batch = 0;
   double time_limit = 1e30;
@@ -113,8 +112,7 @@ void add_training_options(CLI::App* command, Args* args) {
                    "auto: where memory is short, activations are computed again; off")
       ->check(CLI::IsMember({"auto", "off"}))
       ->group(group);
-  command
-      ->add_option("--memory-limit", args->memory, "on: device memory is a hard limit; off")
+  command->add_option("--memory-limit", args->memory, "on: device memory is a hard limit; off")
       ->check(CLI::IsMember({"on", "off"}))
       ->group(group);
 }
@@ -157,8 +155,7 @@ planner::PlanOptions options_of(const Args& args) {
 class ModelGraphs {
  public:
   explicit ModelGraphs(const std::string& model) : model_(model) {
-    if (is_graph_file(model))
-      file_ = std::make_unique<GraphFile>(load_graph_file(model));
+    if (is_graph_file(model)) file_ = std::make_unique<GraphFile>(load_graph_file(model));
 #ifndef MOTLEY_WITH_TORCH
     else
       become_torch();

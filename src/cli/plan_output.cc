@@ -89,9 +89,8 @@ std::string certificate(const Candidate& best, const EngineResult& engine) {
   const Plan& plan = *best.plan;
   std::string without_overlap;
   if (const Seconds bound = best.synchronised_bound_s; bound > 0)
-    without_overlap =
-        fmt::format(", {} if nothing overlaps (gap {:.2f}%)", format_seconds(bound),
-                    100 * (1 - bound / (plan.predicted_step_s + best.hidden_s)));
+    without_overlap = fmt::format(", {} if nothing overlaps (gap {:.2f}%)", format_seconds(bound),
+                                  100 * (1 - bound / (plan.predicted_step_s + best.hidden_s)));
   return fmt::format(
       "  certificate any program at these shares takes at least {} (gap {:.2f}%){}; {} after {} "
       "searches, {}\n",
@@ -103,8 +102,9 @@ std::string one_program(const Candidate& best, const EngineResult& engine, const
   const Plan& plan = *best.plan;
   std::string text;
   if (best.hidden_s > 0.005 * plan.predicted_step_s)
-    text += fmt::format("  overlap     gradients travel beside the backward pass: {} less, {} a step\n",
-                        format_seconds(best.hidden_s), format_seconds(plan.predicted_step_s));
+    text +=
+        fmt::format("  overlap     gradients travel beside the backward pass: {} less, {} a step\n",
+                    format_seconds(best.hidden_s), format_seconds(plan.predicted_step_s));
   if (plan.cluster.size() < cluster.size())
     text += fmt::format("  devices     {}\n",
                         spmd::part_in_words(best.devices, cluster.size(), cluster.name));
@@ -149,8 +149,9 @@ std::string describe_search(const PlanReport& report, const Cluster& cluster) {
   const Plan& plan = *best.plan;
   std::string text = describe(plan);
   if (plan.pipeline)
-    text += fmt::format("  certificate computation alone takes any plan at least {} (gap {:.1f}%)\n",
-                        format_seconds(plan.lower_bound_s), 100 * gap_of(plan));
+    text +=
+        fmt::format("  certificate computation alone takes any plan at least {} (gap {:.1f}%)\n",
+                    format_seconds(plan.lower_bound_s), 100 * gap_of(plan));
   else
     text += one_program(best, *report.of("spmd"), cluster);
   for (size_t c = 1; c < report.candidates.size(); ++c) {

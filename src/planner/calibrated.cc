@@ -18,7 +18,8 @@ constexpr int kCalibrationRuns = 8;  // micro-batches of the step whose programs
 
 }  // namespace
 
-LayerShapes::LayerShapes(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of)
+LayerShapes::LayerShapes(const PlanOptions& request, const Cluster& cluster,
+                         const GraphOf& graph_of)
     : groups_(cluster) {
   std::set<std::string> known;
   std::set<std::pair<std::string, int>> known_on;  // shape, group

@@ -15,8 +15,8 @@
 #include "planner/composition.h"
 #include "planner/groups.h"
 #include "planner/layered_graph.h"
-#include "planner/program_search.h"
 #include "planner/options.h"
+#include "planner/program_search.h"
 #include "planner/stage_programs.h"
 
 namespace motley::planner {

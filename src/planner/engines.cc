@@ -13,8 +13,7 @@ bool everything(const PlanOptions& o) {
 }
 
 bool wants_one_program(const PlanOptions& o) {
-  return o.fix.empty() && !o.virtual_devices.forced() &&
-         (o.engine == "auto" || o.engine == "spmd");
+  return o.fix.empty() && !o.virtual_devices.forced() && (o.engine == "auto" || o.engine == "spmd");
 }
 bool wants_grid(const PlanOptions& o) {
   return o.strategy.empty() && (everything(o) || o.engine == "grid" || !o.fix.empty());

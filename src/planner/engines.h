@@ -1,6 +1,6 @@
-// The engines: ways to plan a model on a cluster, each from the same question to plans. The table in
-// engines.cc has a line for each; plan() (planner.h) runs those that a question wants and ranks what
-// they find.
+// The engines: ways to plan a model on a cluster, each from the same question to plans. The table
+// in engines.cc has a line for each; plan() (planner.h) runs those that a question wants and ranks
+// what they find.
 //
 // Engines of stages and replicas (HAPT's stage-mesh search, AMP's grid, HAP's virtual devices) are
 // composed of modules that do not know each other: layers and their costs come from
@@ -23,12 +23,13 @@ namespace motley::planner {
 // A plan, and how it came about.
 struct Candidate {
   std::unique_ptr<Plan> plan;
-  std::string note;           // "3 stages, micro-batches of 4", the grid's strategy, why a search stopped
-  double search_s = 0;        // of its engine
-  Seconds simulated_s = 0;    // what decides; set by plan()
-  std::vector<int> devices;   // of the cluster that was asked for: those of the plan's cluster
-  Seconds hidden_s = 0;       // of one program's communication, behind its backward pass
-  Seconds synchronised_bound_s = 0;  // of predicted step + hidden_s, of one program; 0: not looked for
+  std::string note;     // "3 stages, micro-batches of 4", the grid's strategy, why a search stopped
+  double search_s = 0;  // of its engine
+  Seconds simulated_s = 0;   // what decides; set by plan()
+  std::vector<int> devices;  // of the cluster that was asked for: those of the plan's cluster
+  Seconds hidden_s = 0;      // of one program's communication, behind its backward pass
+  Seconds synchronised_bound_s =
+      0;  // of predicted step + hidden_s, of one program; 0: not looked for
 };
 
 // What an engine found, best first.
@@ -40,8 +41,8 @@ struct EngineResult {
   bool refused = false;
   Seconds lower_bound = 0;  // of the engine's own objective; 0: none
   double search_s = 0;
-  int planned = 0;          // program searches
-  int64_t states = 0;       // of them
+  int planned = 0;     // program searches
+  int64_t states = 0;  // of them
   std::vector<spmd::Baseline> baselines;
   std::vector<Segmented> tried;  // ways to cut the model into segments
 

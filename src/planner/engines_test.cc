@@ -92,7 +92,8 @@ TEST(Engines, PlansDoNotDependOnThreads) {
       ASSERT_EQ(more[e].candidates.size(), one[e].candidates.size());
       for (size_t p = 0; p < one[e].candidates.size(); ++p) {
         EXPECT_EQ(more[e].candidates[p].note, one[e].candidates[p].note);
-        EXPECT_EQ(to_json(*more[e].candidates[p].plan).dump(), to_json(*one[e].candidates[p].plan).dump());
+        EXPECT_EQ(to_json(*more[e].candidates[p].plan).dump(),
+                  to_json(*one[e].candidates[p].plan).dump());
       }
     }
   }
@@ -119,7 +120,8 @@ TEST(Engines, EndInTime) {
                          enough = plan_with(engine, Deadline::in(1e6));
       ASSERT_EQ(enough.candidates.size(), unlimited.candidates.size());
       for (size_t p = 0; p < enough.candidates.size(); ++p)
-        EXPECT_EQ(to_json(*enough.candidates[p].plan).dump(), to_json(*unlimited.candidates[p].plan).dump());
+        EXPECT_EQ(to_json(*enough.candidates[p].plan).dump(),
+                  to_json(*unlimited.candidates[p].plan).dump());
       for (double seconds = 1e-4; seconds < 2 * unlimited.search_s; seconds *= 3) {
         const EngineResult result = plan_with(engine, Deadline::in(seconds));
         for (const Candidate& c : result.candidates) EXPECT_TRUE(check(*c.plan).empty());

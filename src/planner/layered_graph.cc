@@ -16,8 +16,8 @@ constexpr int64_t kLayerStates = 500;  // of the searches that price layers
 
 }  // namespace
 
-LayeredGraph::LayeredGraph(const PlanOptions& request, DeviceGroups* groups, Graph graph, int layers,
-                           Experience* experience)
+LayeredGraph::LayeredGraph(const PlanOptions& request, DeviceGroups* groups, Graph graph,
+                           int layers, Experience* experience)
     : request_(request), groups_(*groups), search_(request, experience), graph_(std::move(graph)) {
   pipeline::LayerOptions options;
   options.layers = std::max(0, layers);

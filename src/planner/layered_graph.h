@@ -12,8 +12,8 @@
 #include "graph/stage.h"
 #include "pipeline/layers.h"
 #include "planner/groups.h"
-#include "planner/program_search.h"
 #include "planner/options.h"
+#include "planner/program_search.h"
 
 namespace motley::planner {
 

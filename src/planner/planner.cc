@@ -23,14 +23,12 @@ void check(const PlanOptions& o) {
   if (!names.contains(o.engine))
     throw user_error("plan", "there is no engine '{}'; give one of {}", o.engine,
                      fmt::join(names, ", "));
-  if (o.virtual_devices.forced() &&
-      (o.engine != "auto" || !o.fix.empty() || !o.strategy.empty()))
+  if (o.virtual_devices.forced() && (o.engine != "auto" || !o.fix.empty() || !o.strategy.empty()))
     throw user_error("plan",
                      "virtual devices cannot be combined with an engine, fixed choices or a "
                      "strategy; leave one of them out");
-  if (!o.segments.one() &&
-      (!o.strategy.empty() || !o.fix.empty() || o.virtual_devices.forced() ||
-       (o.engine != "auto" && o.engine != "spmd")))
+  if (!o.segments.one() && (!o.strategy.empty() || !o.fix.empty() || o.virtual_devices.forced() ||
+                            (o.engine != "auto" && o.engine != "spmd")))
     throw user_error("plan",
                      "segments are of programs that the spmd engine searches; leave out strategy, "
                      "fixed choices, virtual devices and other engines");
@@ -86,8 +84,8 @@ void collect(PlanReport* report, const PlanOptions& options) {
                      !options.strategy.empty() || options.virtual_devices.forced();
   for (EngineResult& engine : report->engines) {
     if (engine.candidates.empty())
-      report->reason += fmt::format("{}{}: {}", report->reason.empty() ? "" : "; ", engine.engine,
-                                    engine.reason);
+      report->reason +=
+          fmt::format("{}{}: {}", report->reason.empty() ? "" : "; ", engine.engine, engine.reason);
     for (Candidate& candidate : engine.candidates) {
       candidate.search_s = engine.search_s;
       if (asked || exact(*candidate.plan)) {
@@ -182,8 +180,9 @@ PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptio
 std::string no_plan(const PlanReport& report, const Cluster& cluster, const PlanOptions& options,
                     const std::string& time_limit) {
   if (report.out_of_time)
-    return fmt::format("[plan] no plan for {} on {} was found in {} s: {}; give a longer --time-limit",
-                       options.model, cluster.name, time_limit, report.reason);
+    return fmt::format(
+        "[plan] no plan for {} on {} was found in {} s: {}; give a longer --time-limit",
+        options.model, cluster.name, time_limit, report.reason);
   return fmt::format(
       "[plan] no plan for {} on {} fits: {}; use more or larger devices, a smaller --batch, or "
       "--memory-limit off",

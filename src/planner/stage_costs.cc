@@ -21,8 +21,9 @@ Bytes least_memory(const Cluster& cluster) {
 
 }  // namespace
 
-StageCosts::StageCosts(const PlanOptions& request, DeviceGroups* groups, const net::Topology& topology,
-                       LayeredGraph* graph, std::vector<const Part*> use, int64_t micro_batch)
+StageCosts::StageCosts(const PlanOptions& request, DeviceGroups* groups,
+                       const net::Topology& topology, LayeredGraph* graph,
+                       std::vector<const Part*> use, int64_t micro_batch)
     : request_(request),
       groups_(*groups),
       topology_(topology),

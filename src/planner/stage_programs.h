@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "planner/groups.h"
-#include "planner/program_search.h"
 #include "planner/options.h"
+#include "planner/program_search.h"
 
 namespace motley::planner {
 

@@ -58,10 +58,13 @@ planner::PlanOptions options_of(const CapturedGraph& graph, const py::dict& give
   return options;
 }
 
-Found find_plan(const CapturedGraph& graph, const Cluster& cluster, const py::dict& given) {
+std::unique_ptr<Found> find_plan(const CapturedGraph& graph, const Cluster& cluster,
+                                 const py::dict& given) {
   const planner::PlanOptions options = options_of(graph, given);
   const py::gil_scoped_release unlocked;
-  return {planner::plan([&](int64_t) { return graph.graph; }, cluster, options)};
+  auto found = std::make_unique<Found>();
+  found->report = planner::plan([&](int64_t) { return graph.graph; }, cluster, options);
+  return found;
 }
 
 py::list baselines(const Found& found) {

@@ -88,7 +88,8 @@ class PipelineSearch {
       for (const Found& f : found_) {
         if (f.unequal != unequal) continue;
         Seconds best = std::numeric_limits<double>::infinity();
-        for (const Candidate& c : result_.candidates) best = std::min(best, c.plan->predicted_step_s);
+        for (const Candidate& c : result_.candidates)
+          best = std::min(best, c.plan->predicted_step_s);
         if (composed == (unequal ? kUnequalComposed : kComposed)) break;
         if (!unequal && f.plan.makespan > kWorth * best) continue;
         composed += compose_in_time(f);
@@ -365,7 +366,9 @@ class PipelineSearch {
   size_t best_plan() const {
     size_t best = 0;
     for (size_t i = 1; i < result_.candidates.size(); ++i)
-      if (result_.candidates[i].plan->predicted_step_s < result_.candidates[best].plan->predicted_step_s) best = i;
+      if (result_.candidates[i].plan->predicted_step_s <
+          result_.candidates[best].plan->predicted_step_s)
+        best = i;
     return best;
   }
 

@@ -112,8 +112,8 @@ std::vector<std::vector<int>> virtual_devices(const Cluster& cluster, int size) 
   return devices;
 }
 
-EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of,
-                          const VirtualDevices& wanted) {
+EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
+                          const GraphOf& graph_of, const VirtualDevices& wanted) {
   EngineResult result;
   result.engine = "virtual";
   if (wanted.automatic && !slower_outside(cluster)) {
@@ -170,12 +170,11 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster, co
         if (result.candidates.empty()) result.reason = reason;
         continue;
       }
-      result.add(
-          std::move(plan),
-          fmt::format("{} virtual devices of {}, micro-batches of {}{}{}", devices.size(), size,
-                      micro_batch,
-                      composition.zero > 0 ? fmt::format(", ZeRO {}", composition.zero) : "",
-                      recompute ? ", recomputing" : ""));
+      result.add(std::move(plan),
+                 fmt::format("{} virtual devices of {}, micro-batches of {}{}{}", devices.size(),
+                             size, micro_batch,
+                             composition.zero > 0 ? fmt::format(", ZeRO {}", composition.zero) : "",
+                             recompute ? ", recomputing" : ""));
     }
     result.planned += bench.planned();
     result.search_s +=
