@@ -1,7 +1,7 @@
 // What a cluster was measured to do: `motley calibrate` writes it, every command takes it with
 // --profile, and it is put in the place of the numbers of a cluster file here and nowhere else.
 //
-// The file is one JSON object (docs/profile-file.md). It holds the fitted numbers, which count, and
+// The file is one JSON object (docs/calibrate.md). It holds the fitted numbers, which count, and
 // the points they were fitted to with their R2, for people and plots.
 #pragma once
 
