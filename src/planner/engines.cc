@@ -46,8 +46,8 @@ EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g
 const std::vector<Engine>& engines() {
   static const std::vector<Engine> table = {
       {"spmd", 0, wants_one_program, one_program},
-      {"grid", 0, wants_grid, grid_of},
       {"pipeline", 1, wants_pipeline, pipeline_of},
+      {"grid", 0, wants_grid, grid_of},
       {"virtual", 1, wants_virtual, virtual_of},
   };
   return table;

@@ -52,26 +52,26 @@ Cluster as_measured(const Cluster& cluster, const PlanOptions& options, const Gr
   return options.measured.empty() ? cluster : corrected(cluster, options, graph_of);
 }
 
-// Both rounds of engines, each engine on a thread of its own.
+// Both rounds of engines, each engine on a thread of its own; in the order of the table.
 std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster,
                                  const PlanOptions& options) {
-  std::vector<EngineResult> results;
+  std::vector<EngineResult> results(engines().size());
   Seconds known = std::numeric_limits<Seconds>::infinity();
   for (const int round : {0, 1}) {
-    std::vector<const Engine*> wanted;
-    for (const Engine& engine : engines())
-      if (engine.round == round && engine.wanted(options)) wanted.push_back(&engine);
-    std::vector<EngineResult> found(wanted.size());
+    std::vector<size_t> wanted;
+    for (size_t e = 0; e < engines().size(); ++e)
+      if (engines()[e].round == round && engines()[e].wanted(options)) wanted.push_back(e);
     parallel_for(static_cast<int>(wanted.size()), options.threads, [&](int i) {
-      found[i] = wanted[i]->plan(options, cluster, graph_of, known);
-      found[i].engine = wanted[i]->name;
+      const Engine& engine = engines()[wanted[i]];
+      EngineResult& result = results[wanted[i]];
+      result = engine.plan(options, cluster, graph_of, known);
+      result.engine = engine.name;
     });
-    for (EngineResult& result : found) {
-      if (!result.candidates.empty())
-        known = std::min(known, result.candidates[0].plan->predicted_step_s);
-      results.push_back(std::move(result));
-    }
+    for (const size_t e : wanted)
+      if (!results[e].candidates.empty())
+        known = std::min(known, results[e].candidates[0].plan->predicted_step_s);
   }
+  std::erase_if(results, [](const EngineResult& result) { return result.engine.empty(); });
   return results;
 }
 
