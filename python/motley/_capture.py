@@ -211,7 +211,7 @@ def capture_step(step, name, samples=None, reads=None):
 
     def captured(run):
         with _no_collection(), _noted(reads), unchanged(step.model, step.loss_fn) as attributes, replaced(step.parameters + step.buffers, parameters + buffers):
-            with torch.enable_grad(), _rewrites.active(owners[0][1].device), _torch.plain_attention(), hooks.recorded():
+            with torch.enable_grad(), _rewrites.active(owners[0][1].device, step.functions()), _torch.plain_attention(), hooks.recorded():
                 graph = _motley.capture(
                     name,
                     named(step.parameters, parameters),

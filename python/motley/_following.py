@@ -6,8 +6,8 @@ made, or the step is refused. After the first steps of a plan: are loss, gradien
 
 import torch
 
-from . import _torch
-from ._agreement import checksum, differs, digest
+from . import _motley, _torch
+from ._agreement import differs, digest
 from ._errors import MismatchError, UserError
 from ._guard import FIRST_STEPS, FURTHER_PLANS, Check, compare_slice, rows_with_room
 from ._pieces import Piece
@@ -103,7 +103,7 @@ class Following:
         whole, check = None, 0
         for kind, slot in changed:
             if kind == "buffer" and slot.name not in self._run.updated:
-                check = checksum(slot.tensor, check)
+                check = _motley.checksum([slot.tensor], check)
                 if self._worker.holds("buffer", slot.name):
                     self._worker.set("buffer", slot.name, self._own("buffer", slot.name, slot.tensor.detach()))
                 continue

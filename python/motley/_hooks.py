@@ -13,11 +13,6 @@ from ._step import named_modules
 _MEND = "return the gradient to train with from it, or remove it and look at the gradients of dist.named_parameters()"
 
 
-def count(parameter):
-    """How many hooks a parameter has."""
-    return len(parameter._backward_hooks or ()) + len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ())
-
-
 class Hooks:
     """Those of a step, while it is captured. `parameters` are the tensors that stand for its own meanwhile."""
 

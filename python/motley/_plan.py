@@ -168,8 +168,8 @@ def save(thing, path):
     if isinstance(thing, Plan):
         thing.save(path)
         return
-    alone = thing.save(os.fspath(path), getattr(thing, "at", None))
-    if "straight line" in alone or " node " in alone:
+    alone, differs = thing.save(os.fspath(path), getattr(thing, "at", None))
+    if differs:
         warnings.warn(f"[save] {path} has the graph at batch {thing.batch} alone: {alone}", stacklevel=2)
 
 

@@ -5,6 +5,7 @@ They replace torch's own while a step is captured, and compute the same.
 
 import contextlib
 import math
+import sys
 
 import torch
 import torch.distributions
@@ -13,10 +14,12 @@ import torch.utils.checkpoint
 
 from . import _motley, _torch
 from ._errors import UserError
+from ._watch import is_users_module, is_users_scope
 
 _cross_entropy, _one_hot, _rrelu = F.cross_entropy, F.one_hot, F.rrelu
 _repeat_interleave = torch.repeat_interleave
 _clear_casts = torch.clear_autocast_cache
+_batch_norm = torch.nn.modules.batchnorm._BatchNorm.forward
 _get, _set = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 
 
@@ -78,6 +81,25 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+def batch_norm(self, input):
+    """The forward pass of batch normalisation; with momentum None the weight of a batch in the average is no plain number."""
+    if self.momentum is not None or not self.training or not self.track_running_stats or self.running_mean is None:
+        return _batch_norm(self, input)
+    self._check_input_dim(input)
+    output = F.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+    dims = [dim for dim in range(input.dim()) if dim != 1]
+    count = input.numel() // input.shape[1]
+    with torch.no_grad():
+        self.num_batches_tracked.add_(1)
+        part = 1 / self.num_batches_tracked.to(self.running_mean.dtype)
+        mean = input.mean(dims)
+        shape = [-1 if dim == 1 else 1 for dim in range(input.dim())]
+        variance = (input - mean.reshape(shape)).square().sum(dims) / (count - 1)
+        self.running_mean.mul_(1 - part).add_(part * mean)
+        self.running_var.mul_(1 - part).add_(part * variance)
+    return output
 
 
 def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
@@ -207,6 +229,7 @@ def _replacements():
     """[(object, name, what stands there while a step is captured)]"""
     own = _Generator(torch.random.default_generator)
     return [
+        (torch.nn.modules.batchnorm._BatchNorm, "forward", batch_norm),
         (F, "one_hot", one_hot),
         (F, "cross_entropy", cross_entropy),
         (F, "gaussian_nll_loss", gaussian_nll_loss),
@@ -232,16 +255,37 @@ def _replacements():
     ] + _torch.checkpoint_replacements()
 
 
+def _scopes(functions):
+    """The globals of the user's modules, and of these functions."""
+    scopes = [vars(module) for module in list(sys.modules.values()) if is_users_module(module)]
+    scopes += [scope for scope in (getattr(f, "__globals__", {}) for f in functions) if is_users_scope(scope)]
+    return {id(scope): scope for scope in scopes}.values()
+
+
+def _bound_by_name(replacements, functions):
+    """[(globals, name, what stands there)]: the same for names that were bound to torch's functions by `from ... import`."""
+    known = {id(vars(place)[name]): new for place, name, new in replacements if place in (F, torch)}
+    return [
+        (scope, name, known[id(value)]) for scope in _scopes(functions) for name, value in list(scope.items()) if id(value) in known
+    ]
+
+
 @contextlib.contextmanager
-def active(device):
-    """`device` is where the model is. Also refuses Tensor.tolist and formats of numbers, which read memory that a Meta tensor does not have."""
-    before = []
+def active(device, functions=()):
+    """`device` is where the model is, `functions` are those of its step. Also refuses Tensor.tolist and formats of numbers, which read memory that a Meta tensor does not have."""
+    before, named = [], []
+    replacements = _replacements()
     try:
-        for place, name, replacement in _replacements() + _devices(device):
+        for scope, name, replacement in _bound_by_name(replacements, functions):
+            named.append((scope, name, scope[name]))
+            scope[name] = replacement
+        for place, name, replacement in replacements + _devices(device):
             before.append((place, name, vars(place).get(name, before)))
             setattr(place, name, replacement)
         yield
     finally:
+        for scope, name, old in named:
+            scope[name] = old
         for place, name, old in reversed(before):
             if old is before:
                 delattr(place, name)

@@ -15,7 +15,6 @@ import torch
 from . import _motley
 from ._agree import followed_plan
 from ._errors import UserError
-from ._hooks import count
 
 _MOST = 16  # plans kept
 _MANY = 8  # that are worth a warning
@@ -40,7 +39,7 @@ class Run:
         """What the step was captured with last."""
         self.step, self.watch = step, watch
         self.trained = [slot.tensor.requires_grad for slot in step.parameters]
-        self.hooks = [count(slot.tensor) for slot in step.parameters]
+        self.flags = _flags(step)
 
     @property
     def graph(self):
@@ -63,6 +62,18 @@ class Run:
 
     def takes(self, shapes, constants):
         return all(whole == shape for (_, whole, _), shape in zip(self.leaves, shapes)) and _same(self.step.constants, constants)
+
+
+def _flags(step):
+    """A byte for each parameter: whether it takes a gradient, and how many hooks it has."""
+    return _motley.flags([slot.tensor for slot in step.parameters])
+
+
+def _changed_flags(before, now, step):
+    for slot, a, b in zip(step.parameters, before, now):
+        if a & 1 != b & 1:
+            return f"requires_grad of {slot.name} is {bool(b & 1)}"
+    return "the hooks of a parameter changed"
 
 
 def _same(constants, others):
@@ -93,19 +104,15 @@ class Runs:
 
     def fitting(self, step, shapes, constants):
         """(a known run for a batch of these shapes and constants, None), or (None, why there is none in words)."""
-        trained = [slot.tensor.requires_grad for slot in step.parameters]
-        hooks = [count(slot.tensor) for slot in step.parameters]
+        flags = _flags(step)
         why = ""
         for at, run in enumerate(self.known):
             if not run.takes(shapes, constants):
                 why = why or self._other_form(run, shapes, constants)
                 continue
             changes = run.watch.changes()
-            if run.trained != trained:
-                at_first = next(i for i, (a, b) in enumerate(zip(run.trained, trained)) if a != b)
-                changes.append(f"requires_grad of {step.parameters[at_first].name} is {trained[at_first]}")
-            if run.hooks != hooks:
-                changes.append("the hooks of a parameter changed")
+            if run.flags != flags:
+                changes.append(_changed_flags(run.flags, flags, step))
             if not changes:
                 if at > 0:
                     self.known.insert(0, self.known.pop(at))

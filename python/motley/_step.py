@@ -122,6 +122,9 @@ def named_modules(model, loss_fn=None):
     return found
 
 
+_MOST_OF_CONSTANT = 4096  # elements; of a graph's constants (src/torch/capture.h)
+
+
 class Slot:
     """A tensor of the model and every place that holds it."""
 
@@ -129,13 +132,21 @@ class Slot:
         self.name, self.tensor, self.places = name, tensor, []  # places: (dict, key)
 
 
+def _fit_constants(module):
+    return all(tensor.numel() <= _MOST_OF_CONSTANT for tensor in module.buffers())
+
+
 def slots_of(model, loss_fn=None):
     """The parameters and buffers of a model, and of a loss that is a module, each once under its first name.
 
-    Tensors that modules hold as plain attributes count as buffers: a step may read them.
+    Tensors that modules hold as plain attributes count as buffers: a step may read them. The class weights of torch's own
+    losses are none, since nothing changes them: they are constants, as where a function is given them.
     """
     parameters, buffers = {}, {}
+    inside = {id(module) for module in model.modules()}
     for path, module in named_modules(model, loss_fn):
+        if type(module).__module__ == "torch.nn.modules.loss" and id(module) not in inside and _fit_constants(module):
+            continue
         prefix = path + "." if path else ""
         for table, held in ((parameters, module._parameters), (buffers, module._buffers), (buffers, vars(module))):
             for key, tensor in held.items():
@@ -276,6 +287,13 @@ class Step:
         n = len(self.inputs)
         output = call_model(self.model, self.build_inputs(tensors[:n]))
         return loss_of(output, self.loss_fn, self.build_targets(tensors[n:]), self.has_targets)
+
+    def functions(self):
+        """The forward passes of its modules, and its loss."""
+        loss_fn = self.loss_fn
+        while hasattr(loss_fn, "func"):  # of functools.partial
+            loss_fn = loss_fn.func
+        return [getattr(type(module), "forward", None) for _, module in named_modules(self.model, self.loss_fn)] + [loss_fn]
 
     def match(self, inputs, targets, has_targets):
         """The tensors of another batch, in the order of `leaves`, and its constants."""

@@ -42,16 +42,22 @@ void print(const VerifyOptions& options, const std::vector<Verification>& list) 
     print_json({{"loss_error", v.loss_error},
                 {"gradient_error", v.gradient_error},
                 {"worst_parameter", v.worst_parameter},
+                {"buffer_error", v.buffer_error},
+                {"worst_buffer", v.worst_buffer},
                 {"dtype", to_string(v.dtype)},
                 {"reference", v.reference},
                 {"emulated", options.emulate},
                 {"equivalent", v.equivalent}});
   else
     for (const Verification& one : list)
-      std::printf("%s: %s to %s in %s; error of the loss %.2e, of gradients %.2e (%s)\n",
+      std::printf("%s: %s to %s in %s; error of the loss %.2e, of gradients %.2e (%s)%s\n",
                   options.plan.c_str(), one.equivalent ? "equivalent" : "NOT equivalent",
                   one.reference.c_str(), to_string(one.dtype), one.loss_error, one.gradient_error,
-                  one.worst_parameter.c_str());
+                  one.worst_parameter.c_str(),
+                  one.worst_buffer.empty()
+                      ? ""
+                      : fmt::format(", of buffers {:.2e} ({})", one.buffer_error, one.worst_buffer)
+                            .c_str());
   finish_output();
   if (!v.equivalent)
     throw user_error("verify", "{}: the plan is not equivalent to one device", options.plan);

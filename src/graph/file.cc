@@ -55,6 +55,7 @@ Graph GraphFile::at(int64_t samples) const {
 std::string GraphFile::add_other(
     const std::function<std::optional<Graph>(int64_t samples)>& capture) {
   other_batch = 0;
+  differs = false;
   for (int64_t samples : {batch / 2, 2 * batch}) {
     std::optional<Graph> found;
     if (other_batch == 0 && samples > 0) found = capture(samples);
@@ -79,6 +80,7 @@ std::string GraphFile::add_other(
     }
   } catch (const UserError& e) {
     other_batch = 0;
+    differs = true;
     return e.what();
   }
   if (compared > 0) return "";

@@ -26,6 +26,7 @@ struct GraphFile {
   int64_t other_batch = 0;  // 0: none
   Graph other;
   int64_t from = 0, to = 0;  // samples at which the two captures tell the step
+  bool differs = false;  // add_other: there are captures at other batches, and two do not tell it
 
   // Throws UserError if the step cannot be had at a number of samples.
   Graph at(int64_t samples) const;

@@ -178,10 +178,12 @@ void bind_graph(py::module_& m) {
                 }
               });
             save_graph(file);
-            return alone;
+            return std::pair(alone, file.differs);
           },
           py::arg("path"), py::arg("at") = py::none(),
-          "`at(samples)`: the step at another batch. Returns why the file has this batch alone.")
+          "`at(samples)`: the step at another batch. Returns why the file has this batch alone, "
+          "and "
+          "whether captures at others are there and differ otherwise than in a straight line.")
       .def_property_readonly("model", [](const CapturedGraph& g) { return g.graph.model; })
       .def_readonly("batch", &CapturedGraph::batch)
       .def_readonly("capture_s", &CapturedGraph::seconds)

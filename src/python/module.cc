@@ -10,6 +10,7 @@ PYBIND11_MODULE(_motley, m) {
   py::register_exception<UserError>(m, "UserError", PyExc_ValueError);
   py::register_exception<PeerLost>(m, "PeerLost", PyExc_ConnectionError);
   bind_graph(m);
+  bind_guard(m);
   bind_plan(m);
   bind_worker(m);
 }

@@ -497,11 +497,15 @@ StepResult accumulate(const Plan& plan, Feeds feeds, uint64_t seed) {
     InterpretOptions options;
     options.kernels = random_kernels(seed, 0, part, m);
     StepResult step = interpret(part.graph, feeds, options);
-    for (size_t b = 0; b < part.updated_by_part.size(); ++b)
-      if (part.updated_by_part[b]) {
-        const std::string& name = part.graph.buffers[b].name;
-        feeds.buffers[name] = step.updates.at(name);
-      }
+    // Buffers are those of the first replica.
+    if (m < plan.pipeline->replicas[0].micro_batches) {
+      total.updates = step.updates;
+      for (size_t b = 0; b < part.updated_by_part.size(); ++b)
+        if (part.updated_by_part[b]) {
+          const std::string& name = part.graph.buffers[b].name;
+          feeds.buffers[name] = step.updates.at(name);
+        }
+    }
     total.loss = m == 0 ? step.loss : total.loss + step.loss;
     for (auto& [name, gradient] : step.gradients) {
       auto [it, fresh] = total.gradients.try_emplace(name, gradient);
@@ -622,6 +626,25 @@ void run_and_compare(const Reference& reference, Communicator& group, uint64_t s
       result->worst_parameter = p.name;
     }
   }
+  next = 0;
+  for (size_t k = 0; k < graph.buffers.size(); ++k) {
+    const Buffer& b = graph.buffers[k];
+    const bool mine =
+        next < worker->buffers().size() && worker->buffers()[next] == static_cast<int>(k);
+    const at::Tensor local = mine ? worker->buffer(next) : at::Tensor();
+    next += mine;
+    if (!b.update.valid()) continue;
+    const at::Tensor whole = worker->whole_buffer(static_cast<int>(k), local, true);
+    if (result == nullptr || whole.numel() == 0) continue;
+    const at::Tensor right = reference.expected.updates.at(b.name).to(at::kDouble);
+    const double error = relative((whole.to(at::kDouble) - right).abs().max().item<double>(),
+                                  right.abs().max().item<double>());
+    std::lock_guard lock(*mutex);
+    if (error > result->buffer_error || std::isnan(error)) {
+      result->buffer_error = error;
+      result->worst_buffer = b.name;
+    }
+  }
   if (result == nullptr) return;
   const double loss = reference.expected.loss.item<double>();
   const double error = relative(std::abs(step.loss - loss), std::abs(loss));
@@ -634,7 +657,8 @@ Verification verdict(Verification result, const Reference& reference, DType comp
   result.dtype = compute;
   result.reference = reference.by;
   const double limit = mixed ? 1e-1 : compute == DType::f64 ? 1e-9 : 1e-4;
-  result.equivalent = result.loss_error <= (mixed ? 1e-2 : limit) && result.gradient_error <= limit;
+  result.equivalent = result.loss_error <= (mixed ? 1e-2 : limit) &&
+                      result.gradient_error <= limit && result.buffer_error <= limit;
   return result;
 }
 

@@ -106,7 +106,10 @@ struct Verification {
           // counts as at least a millionth of the largest of all gradients. In 16 bits: norm of
           // the difference / norm, which counts as at least a hundredth of that of all gradients
   std::string worst_parameter;
-  bool equivalent = false;  // both at most 1e-9 in double precision, 1e-4 in single; in 16 bits
+  double buffer_error = 0;  // largest over buffers that the step changes: largest difference /
+                            // largest element
+  std::string worst_buffer;
+  bool equivalent = false;  // all at most 1e-9 in double precision, 1e-4 in single; in 16 bits
                             // the loss at most 1e-2, gradients 1e-1
 };
 Verification verify_plan(const Plan& plan, DType compute = DType::f64, uint64_t seed = 0);

@@ -24,7 +24,7 @@ REFUSED = (
     "w.sum().item()", "w if w.sum()", "float(w[0", "w.tolist()", "torch.nonzero(", "torch.is_nonzero(", "torch.equal(",
     "torch.allclose(", "torch.cov(", "torch.corrcoef(", "torch.bincount(", "torch.unique(", "torch.combinations(",
     "torch.lobpcg(", "torch.index_reduce(", "torch.masked_select(", "w.repeat_interleave(torch.tensor(", "w[b]", "w[w > 0]",
-    "w[torch.tensor([True", "w[x[:, 0] > 0]", "F.one_hot(i)", "nn.BatchNorm1d(4, momentum=None)",
+    "w[torch.tensor([True", "w[x[:, 0] > 0]", "F.one_hot(i)",
     "nn.AdaptiveLogSoftmaxWithLoss(", "nn.RNN(4, 3) -> k(nn.utils.rnn.pack_padded",
     # random numbers that a step does not draw
     "F.rrelu(w, training=True)", "torch.randperm(", "w[torch.randperm(", "w.gather(1, torch.multinomial(", "torch.bernoulli(",

@@ -15,7 +15,7 @@ from torch import nn
 
 import motley
 import support
-from motley import _agree, _agreement, _eager, _guard
+from motley import _agree, _agreement, _eager, _guard, _motley
 
 WORKER = os.path.join(support.HERE, "guard_worker.py")
 ONE = """name: one
@@ -533,12 +533,20 @@ class Cost(unittest.TestCase):
             _guard.plain_step = plain
 
     def test_a_step_looks_at_little(self):
-        """Some entries a module, and few bytes of a large batch."""
+        """Some entries a module, and few elements of a large batch: each in one of some steps."""
         model = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Dropout(0.1)) for _ in range(10)), linear())
         dist = distributed(model)
         self.assertLess(len(dist._run.watch), 20 * len(list(model.modules())))
-        for tensor in (torch.zeros(1 << 22), torch.zeros(1 << 20, 4).t(), torch.zeros(64, 3, 64, 64, dtype=torch.uint8)):
-            self.assertLessEqual(len(_agreement._bytes(tensor, 5)), _agreement._WHOLE * 2)
+        for tensor in (torch.zeros(1 << 17), torch.zeros(1 << 14, 8).half(), torch.zeros(8, 64, 256, dtype=torch.uint8)):
+            other = tensor.clone()
+            other.view(-1)[12345] = 1
+            stride = tensor.numel() // 512
+            noticed = [_motley.checksum([tensor], 0, step) != _motley.checksum([other], 0, step) for step in range(stride)]
+            self.assertEqual(sum(noticed), 1)
+        small, apart = torch.zeros(64, 128), torch.zeros(128, 512).t()
+        for tensor in (small, apart[:, :1], torch.zeros(0, 3)):
+            other = tensor + 1
+            self.assertEqual(_motley.checksum([tensor], 0, 3) != _motley.checksum([other], 0, 3), tensor.numel() > 0)
 
     def test_digests(self):
         x, y = batch()

@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import cross_entropy as named_cross_entropy
+from torch.nn.functional import one_hot
 
 from corpus import case
 
@@ -124,6 +126,21 @@ def cross_entropy_weighted():
 @case()
 def cross_entropy_smoothed():
     return net(), nn.CrossEntropyLoss(label_smoothing=0.1), labels
+
+
+@case()
+def cross_entropy_bound_by_name():
+    return net(), lambda y, t: named_cross_entropy(y, t, label_smoothing=0.2, ignore_index=2), labels
+
+
+@case()
+def one_hot_bound_by_name():
+    return net(), lambda y, t: (y.softmax(-1) - one_hot(t, 5)).square().sum(), labels
+
+
+@case()
+def cross_entropy_weighted_and_smoothed():
+    return net(), nn.CrossEntropyLoss(weight=torch.linspace(0.2, 2, 5).double(), label_smoothing=0.1, ignore_index=1), labels
 
 
 @case()

@@ -1,0 +1,18 @@
+// Texts with something changed: what a slip, a damaged disk or a stranger makes of a file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/rng.h"
+
+namespace motley {
+
+const char* extreme_number(Rng* rng);
+std::string change_bytes(std::string text, Rng* rng);
+// Of a text without one, bytes.
+std::string change_number(std::string text, Rng* rng);
+// One to three bytes, lines, numbers, or values of a JSON text.
+std::string mutated_text(const std::string& text, uint64_t seed);
+
+}  // namespace motley
