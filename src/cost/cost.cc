@@ -436,7 +436,7 @@ PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const C
 }
 
 MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
-                     int types, Optimizer optimizer, bool phases, const Kept& kept) {
+                     int types, Optimizer optimizer, bool phases, const ZeroShare& kept) {
   const Graph& graph = theory.graph();
   MemoryCost memory;
   memory.state.assign(types, 0);

@@ -199,7 +199,7 @@ void choose_forms(const Theory& theory, Program* program, const CostModel& model
 
 // What a device keeps where replicas divide the state of parameters (ZeRO; plan/pipeline.h): of its
 // piece's optimizer state and sum of gradients a share.
-struct Kept {
+struct ZeroShare {
   std::vector<bool> optimizer;  // [parameter] its optimizer state is divided; empty: none is
   std::vector<bool> gradient;   // [parameter] its sum of gradients too; empty: gradients are summed
                                 // whole and reduced once, otherwise all are reduced in every pass
@@ -217,6 +217,6 @@ struct Kept {
 // runs, gradients of another type than their parameter (mixed precision) are there in both. With
 // `phases` also what a micro-batch holds between its passes.
 MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
-                     int types, Optimizer optimizer, bool phases = false, const Kept& kept = {});
+                     int types, Optimizer optimizer, bool phases = false, const ZeroShare& kept = {});
 
 }  // namespace motley

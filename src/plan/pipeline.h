@@ -124,11 +124,11 @@ JointGradients joint_gradients(const PipelinePlan& plan, int stage,
 
 // What the replicas of a stage divide: parameters with a gradient whose pieces are alike in all.
 struct DividedState {
-  std::vector<bool> optimizer, gradient;  // as in Kept
+  std::vector<bool> optimizer, gradient;  // as in ZeroShare
   std::vector<bool> tied;                 // [parameter] of those: other stages hold it too
   std::vector<double> shares;             // [replica] sum 1
   bool any() const;
-  Kept kept(int replica) const { return {optimizer, gradient, shares[replica]}; }
+  ZeroShare kept(int replica) const { return {optimizer, gradient, shares[replica]}; }
 };
 DividedState divided_state(const PipelinePlan& plan, int stage);
 std::vector<DividedState> divided_states(const PipelinePlan& plan);  // [stage]

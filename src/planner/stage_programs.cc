@@ -106,7 +106,7 @@ std::vector<StagePrograms::Room> StagePrograms::room_of(const StageTask& task,
   const Cluster& cluster = task.group->cluster;
   const Divided& divided = task.divided;
   // As if the pieces of all replicas were alike.
-  Kept kept;
+  ZeroShare kept;
   kept.share = divided.share;
   for (const Parameter& parameter : task.theory->graph().parameters) {
     if (divided.level == 1 || divided.level == 2)
@@ -115,7 +115,7 @@ std::vector<StagePrograms::Room> StagePrograms::room_of(const StageTask& task,
   }
   const Shares shares(p.ratios);
   const Fractions fractions(cluster, shares);
-  const auto memory_with = [&](const Program& program, const Kept& what) {
+  const auto memory_with = [&](const Program& program, const ZeroShare& what) {
     return memory_of(*task.theory, program, fractions, task.group->model.types(),
                      request_.optimizer, true, what);
   };

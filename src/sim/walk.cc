@@ -62,7 +62,7 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
 
 void walk_optimizer(const Theory& theory, const Program& program, const CostModel& model,
                     const Fractions& fractions, Optimizer optimizer, std::vector<Seconds>* now,
-                    const WalkSink& sink, const Kept& kept) {
+                    const WalkSink& sink, const ZeroShare& kept) {
   const Graph& graph = theory.graph();
   const std::vector<Placement> stored = stored_placements(theory, program);
   for (size_t i = 0; i < graph.parameters.size(); ++i) {

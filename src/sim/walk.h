@@ -25,6 +25,6 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
 // The optimizer on every device's pieces, as far as it keeps their state.
 void walk_optimizer(const Theory& theory, const Program& program, const CostModel& model,
                     const Fractions& fractions, Optimizer optimizer, std::vector<Seconds>* now,
-                    const WalkSink& sink, const Kept& kept = {});
+                    const WalkSink& sink, const ZeroShare& kept = {});
 
 }  // namespace motley
