@@ -152,14 +152,14 @@ TEST(Schedule, BoundsHold) {
   Rng rng(2);
   for (int trial = 0; trial < 2000; ++trial) {
     const int stages = static_cast<int>(rng.between(1, 5)), m = static_cast<int>(rng.between(1, 9));
-    const int laps = static_cast<int>(rng.between(1, 3));
+    const int stages_per_device = static_cast<int>(rng.between(1, 3));
     for (Runtime runtime : {Runtime::motley, Runtime::deepspeed, Runtime::megatron}) {
       const Pipeline p = random_pipeline(&rng, stages);
       const auto finish = simulate_1f1b(p, m, runtime),
                  bound = finish_bounds(p, stages, m, runtime);
       for (int s = 0; s < stages; ++s) EXPECT_LE(bound[s], finish[s] + 1e-9);
-      if (laps == 1) continue;
-      const Pipeline q = random_pipeline(&rng, stages * laps);
+      if (stages_per_device == 1) continue;
+      const Pipeline q = random_pipeline(&rng, stages * stages_per_device);
       const auto laps_finish = simulate_interleaved(q, stages, m * stages, runtime);
       const auto laps_bound = finish_bounds(q, stages, m * stages, runtime);
       for (int s = 0; s < stages; ++s) EXPECT_LE(laps_bound[s], laps_finish[s] + 1e-9);

@@ -31,7 +31,7 @@ struct Pipeline {
 };
 
 // When each stage has finished its last backward. With `interleave` > 1 the vectors hold
-// interleave * stages ranges, and the one boundary more per lap is among them.
+// interleave * stages ranges, and the one boundary more per round of stages is among them.
 // REQUIRES: micro_batches >= 1.
 std::vector<Seconds> simulate_1f1b(const Pipeline& pipeline, int micro_batches, Runtime runtime);
 std::vector<Seconds> simulate_interleaved(const Pipeline& pipeline, int stages, int micro_batches,

@@ -20,12 +20,12 @@ namespace {
 
 // Gives stages that share their devices the warm-up counts of the interleaved schedule; why there
 // are none, if so.
-std::string interleave(const PipelinePlan& pipeline, ReplicaPlan* replica, int* laps) {
+std::string interleave(const PipelinePlan& pipeline, ReplicaPlan* replica, int* stages_per_device) {
   const auto groups = stage_groups(*replica);
   if (groups.size() == replica->stages.size()) return "";
-  *laps = static_cast<int>(groups[0].size());
+  *stages_per_device = static_cast<int>(groups[0].size());
   const std::vector<int> counts =
-      pipeline::interleaved_counts(static_cast<int>(groups.size()), *laps, replica->micro_batches);
+      pipeline::interleaved_counts(static_cast<int>(groups.size()), *stages_per_device, replica->micro_batches);
   for (size_t g = 0; g < groups.size(); ++g) {
     for (int s : groups[g]) replica->stages[s].warm_up = counts[g];
     for (const Tied& tied : pipeline.parts().tied)
@@ -161,7 +161,7 @@ class Workbench::Composer {
       result_.replicas.push_back(std::move(replica));
     }
     for (ReplicaPlan& replica : result_.replicas)
-      if (reason_ = interleave(result_, &replica, &laps_); !reason_.empty()) return false;
+      if (reason_ = interleave(result_, &replica, &stages_per_device_); !reason_.empty()) return false;
     divides_ = (composition_.zero == 1 || composition_.zero == 2) && result_.replicas.size() > 1;
     if (divides_) result_.zero.assign(stages_, {composition_.zero, {}});
     if (divides_ && composition_.zero > 1)
@@ -185,15 +185,15 @@ class Workbench::Composer {
       for (int s = 0; s < stages_; ++s) {
         const int count = replica.micro_batches, usual = std::min(stages_ - s, count),
                   wanted = std::max(stages_ - s, composition_.replicas[r].stages[s].in_flight),
-                  most = laps_ > 1 ? in_flight(replica, s) : std::min(wanted, count);
+                  most = stages_per_device_ > 1 ? in_flight(replica, s) : std::min(wanted, count);
         tasks.push_back(
             {.theory = &result_.theory(s),
              .number = numbers[s],
              .group = kinds_[r][s],
-             .laps = laps_,
+             .stages_per_device = stages_per_device_,
              .micro_batches = count,
              .in_flight = most,
-             .fewer = laps_ > 1 ? most : usual,
+             .fewer = stages_per_device_ > 1 ? most : usual,
              .recompute = replica.stages[s].recompute,
              .thorough = composition_.thorough,
              .worth = stages_ == 1 ? composition_.worth : std::numeric_limits<double>::infinity(),
@@ -323,7 +323,7 @@ class Workbench::Composer {
 
   // Warm-up counts: every schedule that is one, in the simulator.
   void choose_warm_ups() {
-    if (laps_ > 1) {
+    if (stages_per_device_ > 1) {
       result_.schedule = "interleaved";
       step_ = simulate(*plan_).step;
       return;
@@ -424,7 +424,7 @@ class Workbench::Composer {
   PipelinePlan& result_;  // of plan_
   std::string reason_;    // why there is no plan
   int stages_ = 0;
-  int laps_ = 1;                    // stages on the same devices
+  int stages_per_device_ = 1;                    // stages on the same devices
   std::vector<net::Groups> seats_;  // [stage][replica] devices
   StageGroups kinds_;
   bool divides_ = false;                                    // replicas, the state of parameters

@@ -27,7 +27,7 @@ int StagePrograms::number_of(const Graph& graph) {
 
 int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found) {
   const auto key_of = [](const StageTask& t) {
-    return std::tuple(t.number, t.group->number, t.laps, t.micro_batches, t.in_flight, t.recompute,
+    return std::tuple(t.number, t.group->number, t.stages_per_device, t.micro_batches, t.in_flight, t.recompute,
                       t.thorough, t.divided);
   };
   found->assign(tasks.size(), nullptr);
@@ -125,7 +125,7 @@ std::vector<StagePrograms::Room> StagePrograms::room_of(const StageTask& task,
     const Bytes others =
         memory.sums[t] +
         (task.in_flight - 1) * (task.recompute ? memory.held_inputs[t] : memory.held[t]);
-    rooms.push_back({memory.peak[t] + others - cluster.types[t].memory / task.laps, others, 0});
+    rooms.push_back({memory.peak[t] + others - cluster.types[t].memory / task.stages_per_device, others, 0});
   }
   if (divided.level == 0) return rooms;
   const MemoryCost whole = memory_with(p.program, {});
@@ -211,7 +211,7 @@ Planned StagePrograms::plan(const StageTask& task) {
     const std::vector<Room> rooms = room_of(task, planned);
     for (size_t t = 0; t < room.types.size(); ++t) {
       const DeviceType& type = group.cluster.types[t];
-      const Bytes most = type.memory / task.laps + rooms[t].divided;
+      const Bytes most = type.memory / task.stages_per_device + rooms[t].divided;
       if (attempt == 1) room.types[t].memory = most;
       if (rooms[t].lack <= 0) continue;
       planned.reason = fmt::format("{} lacks {}", type.name, format_bytes(rooms[t].lack));

@@ -25,12 +25,12 @@ struct Divided {
   auto operator<=>(const Divided&) const = default;
 };
 
-// A stage on a group, with `in_flight` micro-batches in one part in `laps` of the memory.
+// A stage on a group, with `in_flight` micro-batches in one part in `stages_per_device` of the memory.
 struct StageTask {
   const Theory* theory;
   int number;  // of its graph (StagePrograms::number_of)
   const DeviceGroups::Kind* group;
-  int laps, micro_batches, in_flight;
+  int stages_per_device, micro_batches, in_flight;
   int fewer;  // in flight, if there is no room for `in_flight`; if there is none for these, 1
   bool recompute, thorough;
   Seconds worth;  // of all micro-batches: no program is fitted into memory that takes longer

@@ -4,13 +4,13 @@
 
 namespace motley::pipeline {
 
-std::vector<int> interleaved_counts(int groups, int laps, int micro_batches) {
+std::vector<int> interleaved_counts(int groups, int stages_per_device, int micro_batches) {
   std::vector<int> counts;
-  const int all = micro_batches * laps;
+  const int all = micro_batches * stages_per_device;
   for (int g = 0; g < groups; ++g)
     counts.push_back(micro_batches <= groups
                          ? all
-                         : std::min(all, 2 * (groups - g - 1) + (laps - 1) * groups + 1));
+                         : std::min(all, 2 * (groups - g - 1) + (stages_per_device - 1) * groups + 1));
   return counts;
 }
 
