@@ -26,8 +26,8 @@ class Workbench : public LayeredGraph {
  public:
   // As of LayeredGraph. REQUIRES: step->of(samples).
   Workbench(const PlanOptions& request, DeviceGroups* groups, std::shared_ptr<BatchStep> step,
-            int64_t samples, int layers, Experience* experience = nullptr)
-      : LayeredGraph(request, groups, step->of(samples)->graph, layers, experience),
+            int64_t samples, int layers, SearchCache* cache = nullptr)
+      : LayeredGraph(request, groups, step->of(samples)->graph, layers, cache),
         step_(std::move(step)),
         programs_(this->request(), &search()) {}
 

@@ -17,8 +17,8 @@ constexpr int64_t kLayerStates = 500;  // of the searches that price layers
 }  // namespace
 
 LayeredGraph::LayeredGraph(const PlanOptions& request, DeviceGroups* groups, Graph graph,
-                           int layers, Experience* experience)
-    : request_(request), groups_(*groups), search_(request, experience), graph_(std::move(graph)) {
+                           int layers, SearchCache* cache)
+    : request_(request), groups_(*groups), search_(request, cache), graph_(std::move(graph)) {
   pipeline::LayerOptions options;
   options.layers = std::max(0, layers);
   layers_ = find_layers(graph_, options);
@@ -166,21 +166,21 @@ void LayeredGraph::plan_layers(const std::vector<OnGroup>& wanted, int micro_bat
     auto [it, fresh] = layer_costs_.try_emplace({on.group->number, micro_batches, on.lean});
     if (fresh) tasks.push_back({&on, &it->second, std::vector<std::vector<LayerCost>>(count)});
   }
-  Experience& experience = search_.experience();
+  SearchCache& cache = search_.cache();
   // One group's searches first where nothing is known: the others begin where they end.
   std::vector<int> first, others;
   std::vector<spmd::WarmStart> warm(tasks.size() * count);
   for (int i = 0; i < static_cast<int>(warm.size()); ++i) {
     const OnGroup& on = *tasks[i / count].on;
-    const bool fresh = experience.on_any.try_emplace({i % count, on.lean}).second;
+    const bool fresh = cache.on_any.try_emplace({i % count, on.lean}).second;
     (fresh ? first : others).push_back(i);
   }
   for (const std::vector<int>& wave : {first, others}) {
     for (int i : wave) {
       const OnGroup& on = *tasks[i / count].on;
-      const auto known = experience.on_group.find({i % count, on.lean, on.group->number});
-      warm[i] = known != experience.on_group.end() ? known->second
-                                                   : experience.on_any.at({i % count, on.lean});
+      const auto known = cache.on_group.find({i % count, on.lean, on.group->number});
+      warm[i] =
+          known != cache.on_group.end() ? known->second : cache.on_any.at({i % count, on.lean});
     }
     try {
       parallel_for(static_cast<int>(wave.size()), request_.threads, [&](int k) {
@@ -196,9 +196,9 @@ void LayeredGraph::plan_layers(const std::vector<OnGroup>& wanted, int micro_bat
     }
     for (int i : wave) {
       const OnGroup& on = *tasks[i / count].on;
-      spmd::WarmStart& any = experience.on_any.at({i % count, on.lean});
+      spmd::WarmStart& any = cache.on_any.at({i % count, on.lean});
       if (any.empty()) any = warm[i];
-      experience.on_group[{i % count, on.lean, on.group->number}] = std::move(warm[i]);
+      cache.on_group[{i % count, on.lean, on.group->number}] = std::move(warm[i]);
     }
   }
   for (Task& task : tasks) {

@@ -20,9 +20,9 @@ namespace motley::planner {
 class LayeredGraph {
  public:
   // `groups`: of the cluster; they may serve several graphs, and outlive this one, as does
-  // `experience` (null: none).
+  // `cache` (null: none).
   LayeredGraph(const PlanOptions& request, DeviceGroups* groups, Graph graph, int layers,
-               Experience* experience = nullptr);
+               SearchCache* cache = nullptr);
 
   const Graph& graph() const { return graph_; }
   const pipeline::Layers& layers() const { return layers_; }

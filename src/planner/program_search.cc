@@ -11,16 +11,16 @@ constexpr int64_t kRoughStates = 4000;
 
 }  // namespace
 
-ProgramSearch::ProgramSearch(const PlanOptions& request, Experience* experience)
+ProgramSearch::ProgramSearch(const PlanOptions& request, SearchCache* cache)
     : optimizer_(request.optimizer),
       request_(request),
-      experience_(experience ? *experience : own_experience_) {}
+      cache_(cache ? *cache : own_cache_) {}
 
 spmd::SynthesisOptions ProgramSearch::options(int micro_batches, spmd::WarmStart* warm) {
   spmd::SynthesisOptions options;
   options.optimizer = optimizer_;
   options.certify = false;
-  options.orders = &experience_.orders;
+  options.orders = &cache_.orders;
   options.warm = warm;
   options.micro_batches = micro_batches;
   options.limits = request_.limits;

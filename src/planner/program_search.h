@@ -19,7 +19,7 @@ namespace motley::planner {
 
 // What searches leave to like ones of micro-batches of another size: orders, and for layers where
 // to begin, as those on the same group of devices left it, or on any.
-struct Experience {
+struct SearchCache {
   spmd::OrderMemo orders;
   std::map<std::tuple<int, bool, int>, spmd::WarmStart> on_group;  // window, lean, group
   std::map<std::pair<int, bool>, spmd::WarmStart> on_any;
@@ -35,8 +35,8 @@ struct Planned {
 
 class ProgramSearch {
  public:
-  // `request` and `experience` outlive this; null: none that others had.
-  ProgramSearch(const PlanOptions& request, Experience* experience);
+  // `request` and `cache` outlive this; null: none that others had.
+  ProgramSearch(const PlanOptions& request, SearchCache* cache);
 
   // Those of all searches. `warm`: where it begins, in, and ends, out; may be null.
   spmd::SynthesisOptions options(int micro_batches, spmd::WarmStart* warm);
@@ -46,14 +46,14 @@ class ProgramSearch {
   Planned find(const Theory& theory, const CostModel& model, spmd::SynthesisOptions options,
                double* memory_price = nullptr);
 
-  Experience& experience() { return experience_; }
+  SearchCache& cache() { return cache_; }
   int count() const { return count_; }  // of searches
 
  private:
   const Optimizer optimizer_;
   const PlanOptions& request_;
-  Experience own_experience_;
-  Experience& experience_;
+  SearchCache own_cache_;
+  SearchCache& cache_;
   std::atomic<int> count_ = 0;
 };
 

@@ -169,7 +169,7 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
   int64_t samples = fixed.micro_batch ? *fixed.micro_batch : 1;
   while (!fixed.micro_batch && samples < 4 && request.batch % (2 * samples) == 0) samples *= 2;
   DeviceGroups groups(cluster);
-  Experience experience;
+  SearchCache cache;
   const auto step = std::make_shared<BatchStep>(graph_of(request.batch), request.batch);
   if (!step->of(samples)) {
     result.reason = step->why_not();
@@ -182,10 +182,10 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
   auto bench_of = [&](int64_t size) -> Workbench& {
     auto& bench = benches[size];
     if (!bench) {
-      bench = std::make_unique<Workbench>(request, &groups, step, size, wanted, &experience);
+      bench = std::make_unique<Workbench>(request, &groups, step, size, wanted, &cache);
       if (wanted == 0 && !finest && bench->size() > kLayers) {
         wanted = kLayers;
-        bench = std::make_unique<Workbench>(request, &groups, step, size, wanted, &experience);
+        bench = std::make_unique<Workbench>(request, &groups, step, size, wanted, &cache);
       }
     }
     return *bench;

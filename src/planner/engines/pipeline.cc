@@ -137,10 +137,10 @@ class PipelineSearch {
   bool try_size(int64_t size) {
     std::unique_ptr<Workbench>& bench = benches_[size];
     if (layers_ == kAutomaticLayers) return find_granularity(size);
-    bench = std::make_unique<Workbench>(request_, &groups_, step_, size, layers_, &experience_);
+    bench = std::make_unique<Workbench>(request_, &groups_, step_, size, layers_, &cache_);
     if (layers_ == 0 && bench->size() > kLayers) {
       layers_ = kLayers;
-      bench = std::make_unique<Workbench>(request_, &groups_, step_, size, layers_, &experience_);
+      bench = std::make_unique<Workbench>(request_, &groups_, step_, size, layers_, &cache_);
     }
     if (!holds_activations(size, *bench)) return false;
     keep(size, search(size, *bench, equals()));
@@ -240,7 +240,7 @@ class PipelineSearch {
     for (int c : equals()) speed.push_back(cluster_.type_of(parts_[c].devices[0]).flops);
     std::unique_ptr<Workbench>& bench = benches_[size];
     const auto cut = [&](int layers) {
-      return std::make_unique<Workbench>(request_, &groups_, step_, size, layers, &experience_);
+      return std::make_unique<Workbench>(request_, &groups_, step_, size, layers, &cache_);
     };
     bench = cut(0);
     if (bench->size() > kLayers) bench = cut(kLayers);
@@ -488,7 +488,7 @@ class PipelineSearch {
   std::shared_ptr<BatchStep> step_;
   net::Topology topology_;
   DeviceGroups groups_;
-  Experience experience_;
+  SearchCache cache_;
   std::vector<Part> parts_;  // of equal devices, then of unequal ones
   int equal_;                // of the former
   std::map<int64_t, std::unique_ptr<Workbench>> benches_;

@@ -122,7 +122,7 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
     return result;
   }
   DeviceGroups groups(cluster);
-  Experience experience;
+  SearchCache cache;
   const CostModel model(cluster);
   const auto step = std::make_shared<BatchStep>(graph_of(request.batch), request.batch);
   std::map<int64_t, std::vector<std::vector<Seconds>>> works;  // of a step, for compute bounds
@@ -146,7 +146,7 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
     for (const std::vector<int>& d : devices)
       for (int device : d) ++count[cluster.devices[device].type];
     if (assignment_bound(work->second, count) > best) return false;
-    Workbench bench(request, &groups, step, micro_batch, 1, &experience);
+    Workbench bench(request, &groups, step, micro_batch, 1, &cache);
     const int64_t size = static_cast<int64_t>(devices[0].size());
     for (const bool recompute : {false, true}) {
       if (recompute && !(bench.limited() && request.recompute)) break;
