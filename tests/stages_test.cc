@@ -72,15 +72,15 @@ TEST(MeasuredStages, SlowLayersMoveAway) {
   const auto measured = [&](double slower) {
     std::vector<ProfiledStage> stages;
     planner::DeviceGroups groups(cluster);
-    planner::Workbench bench(request, &groups, step_of(request, graph_of), 4, request.layers);
+    planner::PlanBuilder builder(request, &groups, step_of(request, graph_of), 4, request.layers);
     const planner::LayerShapes shapes(request, cluster, graph_of);
     EXPECT_LE(shapes.shapes.size(), 5U);  // equal layers once
     for (const auto& shape : shapes.shapes)
-      for (int l = 0; l < bench.size(); ++l) {
-        if (!bench.layer_theory(l) ||
-            planner::shape_of(bench.layer_theory(l)->graph()) != shape.shape)
+      for (int l = 0; l < builder.size(); ++l) {
+        if (!builder.layer_theory(l) ||
+            planner::shape_of(builder.layer_theory(l)->graph()) != shape.shape)
           continue;
-        const auto& cost = bench.layer_cost(l, groups.of({0}), 8, false);
+        const auto& cost = builder.layer_cost(l, groups.of({0}), 8, false);
         for (const char* type : {"first", "second"}) {
           const double factor = type == std::string("second") ? slower : 1;
           stages.push_back({shape.shape, kModel, type, 4, factor * cost.seconds.forward,
@@ -144,13 +144,13 @@ TEST(MeasuredStages, OnSubMeshes) {
   }
   EXPECT_EQ(together, 1);
   planner::DeviceGroups groups(cluster);
-  planner::Workbench bench(request, &groups, step_of(request, graph_of), 4, request.layers);
+  planner::PlanBuilder builder(request, &groups, step_of(request, graph_of), 4, request.layers);
   Seconds forward = 0, backward = 0;
-  for (int l = 0; l < bench.size(); ++l) {
-    const auto& cost = bench.layer_cost(l, groups.of({0, 1}), 8, false);
+  for (int l = 0; l < builder.size(); ++l) {
+    const auto& cost = builder.layer_cost(l, groups.of({0, 1}), 8, false);
     forward += cost.seconds.forward;
     backward += cost.seconds.backward;
-    EXPECT_LT(bench.layer_cost(l, groups.of({0}), 8, false).seconds.forward, 1);
+    EXPECT_LT(builder.layer_cost(l, groups.of({0}), 8, false).seconds.forward, 1);
   }
   EXPECT_NEAR(forward, 100, 1e-6);
   EXPECT_NEAR(backward, 200, 1e-6);
@@ -257,18 +257,18 @@ device_types:
     planner::PlanOptions request = request_of(model);
     request.batch = 2048;
     request.recompute = false;
-    planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), 64, 0);
+    planner::PlanBuilder builder(request, &groups, step_of(request, graphs_of(model)), 64, 0);
     planner::Composition composition;
     composition.micro_batch = 64;
     planner::ReplicaChoice replica;
     replica.micro_batches = 32;
-    const int half = bench.size() / 2;
-    replica.stages = {{0, half - 1, {0, 1}}, {half, bench.size() - 1, {2, 3}}};
+    const int half = builder.size() / 2;
+    replica.stages = {{0, half - 1, {0, 1}}, {half, builder.size() - 1, {2, 3}}};
     composition.replicas = {replica};
     std::string reason;
-    const auto plain = bench.compose(composition, "pipeline", &reason);
+    const auto plain = builder.compose(composition, "pipeline", &reason);
     composition.replicas[0].stages[0].in_flight = 4;
-    const auto roomy = bench.compose(composition, "pipeline", &reason);
+    const auto roomy = builder.compose(composition, "pipeline", &reason);
     ASSERT_EQ(plain == nullptr, roomy == nullptr) << memory;
     if (!plain) continue;
     EXPECT_TRUE(check(*roomy).empty()) << memory;
@@ -297,16 +297,17 @@ device_types:
                             "mlp:layers=6,hidden=256,in=256,classes=64"})
     for (int samples : {1, 2, 4}) {
       planner::PlanOptions request = request_of(model);
-      planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), samples, 0);
+      planner::PlanBuilder builder(request, &groups, step_of(request, graphs_of(model)), samples,
+                                   0);
       planner::Composition composition;
       composition.micro_batch = samples;
       planner::ReplicaChoice replica;
       replica.micro_batches = static_cast<int>(request.batch / samples);
-      const int half = bench.size() / 2;
-      replica.stages = {{0, half - 1, {0, 1, 2, 3}}, {half, bench.size() - 1, {4, 5, 6, 7}}};
+      const int half = builder.size() / 2;
+      replica.stages = {{0, half - 1, {0, 1, 2, 3}}, {half, builder.size() - 1, {4, 5, 6, 7}}};
       composition.replicas = {replica};
       std::string reason;
-      const auto plan = bench.compose(composition, "pipeline", &reason);
+      const auto plan = builder.compose(composition, "pipeline", &reason);
       ASSERT_TRUE(plan) << reason;
       EXPECT_TRUE(check(*plan).empty());
       Bytes expected = 0, sent = 0;
@@ -340,10 +341,10 @@ TEST(LayerCosts, AddUpToTheProgram) {
     for (const auto& devices : std::vector<std::vector<int>>{{0}, {0, 1, 2}, {0, 1, 2, 3}})
       for (bool lean : {false, true}) {
         planner::PlanOptions request = request_of(model);
-        planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), 4, 0);
+        planner::PlanBuilder builder(request, &groups, step_of(request, graphs_of(model)), 4, 0);
         const planner::DeviceGroups::Kind& group = groups.of(devices);
-        for (const auto& window : bench.windows()) {
-          const auto planned = bench.plan_window(window, group, 8, lean);
+        for (const auto& window : builder.windows()) {
+          const auto planned = builder.plan_window(window, group, 8, lean);
           if (!planned.feasible) continue;
           const Shares shares(planned.ratios);
           const Fractions fractions(group.cluster, shares);
@@ -387,24 +388,25 @@ TEST(LayerCosts, CostWhatTheWholeModelDoes) {
   const std::string model = "gpt:layers=12,hidden=128,heads=4,seq=32,vocab=200";
   const planner::PlanOptions request = request_of(model);
   for (int samples : {2, 16}) {
-    planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), samples, 0);
-    EXPECT_GT(bench.size(), 40);
-    ASSERT_EQ(bench.windows().size(), 2U);
+    planner::PlanBuilder builder(request, &groups, step_of(request, graphs_of(model)), samples, 0);
+    EXPECT_GT(builder.size(), 40);
+    ASSERT_EQ(builder.windows().size(), 2U);
     size_t planned_nodes = 0;
-    for (const auto& window : bench.windows()) planned_nodes += window.theory->graph().nodes.size();
-    EXPECT_LT(planned_nodes, 0.7 * static_cast<double>(bench.graph().nodes.size()));
-    planner::Workbench::Window whole;
-    whole.theory = std::make_unique<Theory>(bench.graph());
+    for (const auto& window : builder.windows())
+      planned_nodes += window.theory->graph().nodes.size();
+    EXPECT_LT(planned_nodes, 0.7 * static_cast<double>(builder.graph().nodes.size()));
+    planner::PlanBuilder::Window whole;
+    whole.theory = std::make_unique<Theory>(builder.graph());
     for (const auto& devices :
          std::vector<std::vector<int>>{{0}, {0, 1, 2, 3}, {0, 1, 2, 3, 4, 5, 6, 7}}) {
       const planner::DeviceGroups::Kind& group = groups.of(devices);
       Seconds sum = 0;
-      for (int l = 0; l < bench.size(); ++l) {
-        const auto& cost = bench.layer_cost(l, group, 8, false);
+      for (int l = 0; l < builder.size(); ++l) {
+        const auto& cost = builder.layer_cost(l, group, 8, false);
         ASSERT_TRUE(cost.feasible);
         sum += cost.seconds.forward + cost.seconds.backward;
       }
-      const auto planned = bench.plan_window(whole, group, 8, false);
+      const auto planned = builder.plan_window(whole, group, 8, false);
       ASSERT_TRUE(planned.feasible);
       const Shares shares(planned.ratios);
       const PhaseSeconds all = phase_seconds(*whole.theory, planned.program, group.model,
@@ -431,27 +433,27 @@ TEST(JointPlacement, PipelinesWithReplicasGain) {
   request.model = model;
   request.batch = 64;
   planner::DeviceGroups groups(cluster);
-  planner::Workbench bench(request, &groups, step_of(request, graphs_of(model)), 16, 0);
-  const int half = bench.size() / 2;
+  planner::PlanBuilder builder(request, &groups, step_of(request, graphs_of(model)), 16, 0);
+  const int half = builder.size() / 2;
   planner::Composition composition;
   composition.micro_batch = 16;
   for (int r = 0; r < 2; ++r) {
     planner::ReplicaChoice replica;
     replica.micro_batches = 2;
     for (int s = 0; s < 2; ++s) {
-      planner::StageChoice stage{s * half, s == 0 ? half - 1 : bench.size() - 1, {}, false};
+      planner::StageChoice stage{s * half, s == 0 ? half - 1 : builder.size() - 1, {}, false};
       for (int i = 0; i < 4; ++i) stage.devices.push_back(8 * r + 4 * s + i);
       replica.stages.push_back(std::move(stage));
     }
     composition.replicas.push_back(std::move(replica));
   }
   std::string reason;
-  const auto before = bench.compose(composition, "pipeline", &reason);
+  const auto before = builder.compose(composition, "pipeline", &reason);
   ASSERT_TRUE(before) << reason;
   std::vector<int> all(cluster.size());
   std::iota(all.begin(), all.end(), 0);
   ASSERT_TRUE(planner::place_jointly(cluster, {all}, *before, &composition));
-  const auto after = bench.compose(composition, "pipeline", &reason);
+  const auto after = builder.compose(composition, "pipeline", &reason);
   ASSERT_TRUE(after) << reason;
   EXPECT_TRUE(check(*after).empty());
   EXPECT_LT(after->predicted_step_s, 0.9 * before->predicted_step_s);

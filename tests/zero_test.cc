@@ -89,17 +89,17 @@ std::unique_ptr<Plan> random_plan(const std::string& model, Kind kind, int level
   {
     const Cluster one = two_speeds(2);
     planner::DeviceGroups groups(one);
-    const planner::Workbench bench(request, &groups, step_of(2 * micro_batch), micro_batch,
-                                   kLayers);
-    composition = random_composition(kind, level, micro_batch, bench.size(), &devices, rng);
+    const planner::PlanBuilder builder(request, &groups, step_of(2 * micro_batch), micro_batch,
+                                       kLayers);
+    composition = random_composition(kind, level, micro_batch, builder.size(), &devices, rng);
   }
   for (const planner::ReplicaChoice& replica : composition.replicas)
     request.batch += composition.micro_batch * replica.micro_batches;
   const Cluster cluster = two_speeds(devices);
   planner::DeviceGroups groups(cluster);
-  planner::Workbench bench(request, &groups, step_of(request.batch), micro_batch, kLayers);
+  planner::PlanBuilder builder(request, &groups, step_of(request.batch), micro_batch, kLayers);
   const char* engine = kind == Kind::virtual_devices ? "virtual" : "pipeline";
-  return bench.compose(composition, engine, reason);
+  return builder.compose(composition, engine, reason);
 }
 
 TEST(Zero, ComposedPlansEqualOneDevice) {

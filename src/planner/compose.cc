@@ -24,8 +24,8 @@ std::string interleave(const PipelinePlan& pipeline, ReplicaPlan* replica, int* 
   const auto groups = stage_groups(*replica);
   if (groups.size() == replica->stages.size()) return "";
   *stages_per_device = static_cast<int>(groups[0].size());
-  const std::vector<int> counts =
-      pipeline::interleaved_counts(static_cast<int>(groups.size()), *stages_per_device, replica->micro_batches);
+  const std::vector<int> counts = pipeline::interleaved_counts(
+      static_cast<int>(groups.size()), *stages_per_device, replica->micro_batches);
   for (size_t g = 0; g < groups.size(); ++g) {
     for (int s : groups[g]) replica->stages[s].warm_up = counts[g];
     for (const Tied& tied : pipeline.parts().tied)
@@ -83,12 +83,12 @@ void add_reductions(const StageGroups& kinds, Plan* plan) {
 }  // namespace
 
 // One composition on its way to a plan.
-class Workbench::Composer {
+class PlanBuilder::Composer {
  public:
-  Composer(Workbench* bench, const Composition& composition, const std::string& engine)
-      : bench_(*bench),
-        request_(bench->request()),
-        cluster_(bench->groups().whole()),
+  Composer(PlanBuilder* builder, const Composition& composition, const std::string& engine)
+      : builder_(*builder),
+        request_(builder->request()),
+        cluster_(builder->groups().whole()),
         composition_(composition),
         plan_(std::make_unique<Plan>()),
         result_(*(plan_->pipeline = std::make_unique<PipelinePlan>())) {
@@ -97,7 +97,7 @@ class Workbench::Composer {
     plan_->batch = request_.batch;
     plan_->optimizer = request_.optimizer;
     plan_->cluster = cluster_;
-    plan_->set_graph(bench_.step_->graph());
+    plan_->set_graph(builder_.step_->graph());
   }
 
   std::unique_ptr<Plan> run(std::string* reason) {
@@ -121,12 +121,12 @@ class Workbench::Composer {
   // Cuts the graph into stages.
   bool cut() {
     result_.micro_batch = composition_.micro_batch;
-    result_.take_parts(bench_.step_->of(composition_.micro_batch));
+    result_.take_parts(builder_.step_->of(composition_.micro_batch));
     const std::vector<StageChoice>& choices = composition_.replicas[0].stages;
     stages_ = static_cast<int>(choices.size());
     std::vector<int> cuts;
     for (int s = 1; s < stages_; ++s) cuts.push_back(choices[s].first);
-    result_.stage_of = bench_.stages_of(cuts);
+    result_.stage_of = builder_.stages_of(cuts);
     try {
       result_.cut(stages_, "composition");
     } catch (const UserError& e) {
@@ -152,7 +152,7 @@ class Workbench::Composer {
       replica.micro_batches = choice.micro_batches;
       for (int s = 0; s < stages_; ++s) {
         kinds_[r].push_back(
-            &bench_.groups().of(seats_[s], r, composition_.joint ? joint_of(s) : nullptr));
+            &builder_.groups().of(seats_[s], r, composition_.joint ? joint_of(s) : nullptr));
         StagePlan stage;
         stage.devices = seats_[s][r];
         stage.recompute = choice.stages[s].recompute;
@@ -161,7 +161,8 @@ class Workbench::Composer {
       result_.replicas.push_back(std::move(replica));
     }
     for (ReplicaPlan& replica : result_.replicas)
-      if (reason_ = interleave(result_, &replica, &stages_per_device_); !reason_.empty()) return false;
+      if (reason_ = interleave(result_, &replica, &stages_per_device_); !reason_.empty())
+        return false;
     divides_ = (composition_.zero == 1 || composition_.zero == 2) && result_.replicas.size() > 1;
     if (divides_) result_.zero.assign(stages_, {composition_.zero, {}});
     if (divides_ && composition_.zero > 1)
@@ -178,7 +179,7 @@ class Workbench::Composer {
   bool find_programs() {
     std::vector<int> numbers;
     for (int s = 0; s < stages_; ++s)
-      numbers.push_back(bench_.programs_.number_of(result_.graph(s)));
+      numbers.push_back(builder_.programs_.number_of(result_.graph(s)));
     std::vector<StageTask> tasks;
     for (size_t r = 0; r < kinds_.size(); ++r) {
       const ReplicaPlan& replica = result_.replicas[r];
@@ -201,7 +202,7 @@ class Workbench::Composer {
       }
     }
     std::vector<const Planned*> found;
-    if (const int failed = bench_.programs_.find(tasks, &found); failed >= 0) {
+    if (const int failed = builder_.programs_.find(tasks, &found); failed >= 0) {
       reason_ = fmt::format("stage {}: {}", failed % stages_, found[failed]->reason);
       return false;
     }
@@ -242,8 +243,8 @@ class Workbench::Composer {
     const bool ranks = std::any_of(seats_[s].begin(), seats_[s].end(),
                                    [](const std::vector<int>& d) { return d.size() > 1; });
     if (seats_[s].size() == 1 || !ranks) return nullptr;
-    return &bench_.joint_reduction(seats_[s],
-                                   static_cast<Bytes>(result_.graph(s).parameter_bytes()));
+    return &builder_.joint_reduction(seats_[s],
+                                     static_cast<Bytes>(result_.graph(s).parameter_bytes()));
   }
 
   // Stages that share their devices share the program.
@@ -312,7 +313,8 @@ class Workbench::Composer {
                       b = stored_placements(taken, to.program)[t.taken.index];
       add_messages({&from.devices, &from_shares, a, a.is_shard() ? made.cut_size(t.made, a) : 0},
                    {&to.devices, &to_shares, b, b.is_shard() ? taken.cut_size(t.taken, b) : 0},
-                   static_cast<Bytes>(bench_.graph().spec(t.value).bytes()), is_down ? &down : &up);
+                   static_cast<Bytes>(builder_.graph().spec(t.value).bytes()),
+                   is_down ? &down : &up);
     }
     const net::Topology topology(cluster_);
     pipeline::LinkTime link;
@@ -416,7 +418,7 @@ class Workbench::Composer {
     return true;
   }
 
-  Workbench& bench_;
+  PlanBuilder& builder_;
   const PlanOptions& request_;
   const Cluster& cluster_;
   const Composition& composition_;
@@ -424,7 +426,7 @@ class Workbench::Composer {
   PipelinePlan& result_;  // of plan_
   std::string reason_;    // why there is no plan
   int stages_ = 0;
-  int stages_per_device_ = 1;                    // stages on the same devices
+  int stages_per_device_ = 1;       // stages on the same devices
   std::vector<net::Groups> seats_;  // [stage][replica] devices
   StageGroups kinds_;
   bool divides_ = false;                                    // replicas, the state of parameters
@@ -434,14 +436,14 @@ class Workbench::Composer {
   Seconds step_ = std::numeric_limits<double>::infinity();  // of the plan
 };
 
-const ReductionProgram& Workbench::joint_reduction(const net::Groups& ranks, Bytes bytes) {
+const ReductionProgram& PlanBuilder::joint_reduction(const net::Groups& ranks, Bytes bytes) {
   auto [it, fresh] = joint_.try_emplace(ranks);
   if (fresh) it->second = reduce::joint_reduction(groups().whole(), ranks, bytes);
   return it->second;
 }
 
-std::unique_ptr<Plan> Workbench::compose(const Composition& composition, const std::string& engine,
-                                         std::string* reason) {
+std::unique_ptr<Plan> PlanBuilder::compose(const Composition& composition,
+                                           const std::string& engine, std::string* reason) {
   return Composer(this, composition, engine).run(reason);
 }
 

@@ -22,11 +22,11 @@
 namespace motley::planner {
 
 // A micro-batch's graph with its layers, and the stages that were planned of it.
-class Workbench : public LayeredGraph {
+class PlanBuilder : public LayeredGraph {
  public:
   // As of LayeredGraph. REQUIRES: step->of(samples).
-  Workbench(const PlanOptions& request, DeviceGroups* groups, std::shared_ptr<BatchStep> step,
-            int64_t samples, int layers, SearchCache* cache = nullptr)
+  PlanBuilder(const PlanOptions& request, DeviceGroups* groups, std::shared_ptr<BatchStep> step,
+              int64_t samples, int layers, SearchCache* cache = nullptr)
       : LayeredGraph(request, groups, step->of(samples)->graph, layers, cache),
         step_(std::move(step)),
         programs_(this->request(), &search()) {}

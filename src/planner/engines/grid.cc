@@ -23,8 +23,8 @@ constexpr int kLayers = 48;
 constexpr int kContext[] = {2, 4, 8};
 
 // The layers of a graph of `samples` as the grid sees them.
-grid::Model model_of(const Workbench& bench, int64_t samples) {
-  const Graph& graph = bench.graph();
+grid::Model model_of(const PlanBuilder& builder, int64_t samples) {
+  const Graph& graph = builder.graph();
   const double n = static_cast<double>(samples);
   grid::Model model;
   model.name = graph.model;
@@ -36,7 +36,7 @@ grid::Model model_of(const Workbench& bench, int64_t samples) {
   std::set<ValueId> seen;
   std::vector<bool> parameter(graph.values.size());
   for (const Parameter& p : graph.parameters) parameter[p.value.index] = true;
-  const auto& layers = bench.layers().layers;
+  const auto& layers = builder.layers().layers;
   for (size_t l = 0; l < layers.size(); ++l) {
     grid::Layer layer;
     layer.name = fmt::format("layer {}", l);
@@ -137,14 +137,14 @@ Composition composition_of(const grid::Strategy& s) {
 
 // Layers of every stage whose blocks (of the model, by the names of its parameters) are given; what
 // comes before the first block or behind a block is with it. Empty: the model has others.
-std::vector<int> layers_of_blocks(const Workbench& bench, const std::vector<int>& blocks) {
-  const std::vector<int> block_of = spmd::blocks_of(bench.graph());
+std::vector<int> layers_of_blocks(const PlanBuilder& builder, const std::vector<int>& blocks) {
+  const std::vector<int> block_of = spmd::blocks_of(builder.graph());
   const int count = block_of.empty() ? 0 : *std::max_element(block_of.begin(), block_of.end()) + 1;
   if (count != std::accumulate(blocks.begin(), blocks.end(), 0)) return {};
   std::vector<int> layers(blocks.size(), 0);
   size_t stage = 0;
   int end = blocks[0];  // first block of the next stage
-  for (const auto& layer : bench.layers().layers) {
+  for (const auto& layer : builder.layers().layers) {
     int block = -1;
     for (NodeId n : layer.forward)
       if (block < 0) block = block_of[n.index];
@@ -176,35 +176,35 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
     result.refused = true;
     return result;
   }
-  std::map<int64_t, std::unique_ptr<Workbench>> benches;
+  std::map<int64_t, std::unique_ptr<PlanBuilder>> builders;
   bool finest = false;
   int wanted = fixed.stages ? std::accumulate(fixed.stages->begin(), fixed.stages->end(), 0) : 0;
-  auto bench_of = [&](int64_t size) -> Workbench& {
-    auto& bench = benches[size];
-    if (!bench) {
-      bench = std::make_unique<Workbench>(request, &groups, step, size, wanted, &cache);
-      if (wanted == 0 && !finest && bench->size() > kLayers) {
+  auto builder_of = [&](int64_t size) -> PlanBuilder& {
+    auto& builder = builders[size];
+    if (!builder) {
+      builder = std::make_unique<PlanBuilder>(request, &groups, step, size, wanted, &cache);
+      if (wanted == 0 && !finest && builder->size() > kLayers) {
         wanted = kLayers;
-        bench = std::make_unique<Workbench>(request, &groups, step, size, wanted, &cache);
+        builder = std::make_unique<PlanBuilder>(request, &groups, step, size, wanted, &cache);
       }
     }
-    return *bench;
+    return *builder;
   };
-  if (fixed.stages && bench_of(samples).size() != wanted) {
+  if (fixed.stages && builder_of(samples).size() != wanted) {
     const int given = std::exchange(wanted, 0);
     finest = true;
-    benches.clear();
-    const std::vector<int> layers = layers_of_blocks(bench_of(samples), *fixed.stages);
+    builders.clear();
+    const std::vector<int> layers = layers_of_blocks(builder_of(samples), *fixed.stages);
     if (layers.empty()) {
       wanted = given;
       finest = false;
-      benches.clear();
+      builders.clear();
     } else {
       fixed.stages = layers;
     }
   }
-  Workbench& bench = bench_of(samples);
-  const grid::Model model = model_of(bench, samples);
+  PlanBuilder& builder = builder_of(samples);
+  const grid::Model model = model_of(builder, samples);
   grid::Calibration calibration = grid::default_calibration(cluster, model.precision);
   calibration.context = calibration.fragmentation = 0;  // plans are judged by what they hold
   const grid::Estimator estimator(model, cluster, calibration);
@@ -265,8 +265,8 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
       if (result.candidates.empty()) result.reason = step->why_not();
       return false;
     }
-    Workbench& own = bench_of(s.micro_batch * merged);
-    if (own.size() != bench.size()) return false;
+    PlanBuilder& own = builder_of(s.micro_batch * merged);
+    if (own.size() != builder.size()) return false;
     *skipped = false;
     Composition composition = composition_of(s);
     // The least level at which it fits.
@@ -323,7 +323,7 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
     }
   rank(&result);
   if (!result.candidates.empty()) result.reason = found.stop_reason;
-  for (const auto& [size, b] : benches) result.planned += b->planned();
+  for (const auto& [size, b] : builders) result.planned += b->planned();
   result.search_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

@@ -65,7 +65,7 @@ class PipelineSearch {
         if (size == request_.batch && parted == 0 && sizes.size() > 1) break;  // no pipeline
         if (!try_size(size)) break;
       }
-      if (benches_.empty() && !step_->why_not().empty()) {
+      if (builders_.empty() && !step_->why_not().empty()) {
         result_.reason = step_->why_not();
         result_.refused = true;
       }
@@ -74,8 +74,8 @@ class PipelineSearch {
       stop_ = result_.reason = "time ran out";
     }
     request_.limits.deadline = end;
-    for (const auto& [size, bench] : benches_)
-      if (bench) bench->set_deadline(end);
+    for (const auto& [size, builder] : builders_)
+      if (builder) builder->set_deadline(end);
     // The best two of every micro-batch size, then the next: their like fare alike when they are
     // planned stage by stage.
     std::stable_sort(found_.begin(), found_.end(), faster);
@@ -101,8 +101,8 @@ class PipelineSearch {
       stop_ = "time ran out";
     }
     rank(&result_);
-    for (const auto& [size, bench] : benches_)
-      if (bench) result_.planned += bench->planned();
+    for (const auto& [size, builder] : builders_)
+      if (builder) result_.planned += builder->planned();
     result_.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!result_.candidates.empty()) result_.reason = stop_;
@@ -121,7 +121,7 @@ class PipelineSearch {
 
   // Parameters, gradients and optimizer state have to be somewhere, once.
   bool holds_state() {
-    if (!request_.memory_limit || !benches_.empty()) return true;
+    if (!request_.memory_limit || !builders_.empty()) return true;
     const Graph& graph = step_->graph();
     Bytes state = 0;
     for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, request_.optimizer);
@@ -135,16 +135,16 @@ class PipelineSearch {
 
   // False: neither this size nor a larger one fits.
   bool try_size(int64_t size) {
-    std::unique_ptr<Workbench>& bench = benches_[size];
+    std::unique_ptr<PlanBuilder>& builder = builders_[size];
     if (layers_ == kAutomaticLayers) return find_granularity(size);
-    bench = std::make_unique<Workbench>(request_, &groups_, step_, size, layers_, &cache_);
-    if (layers_ == 0 && bench->size() > kLayers) {
+    builder = std::make_unique<PlanBuilder>(request_, &groups_, step_, size, layers_, &cache_);
+    if (layers_ == 0 && builder->size() > kLayers) {
       layers_ = kLayers;
-      bench = std::make_unique<Workbench>(request_, &groups_, step_, size, layers_, &cache_);
+      builder = std::make_unique<PlanBuilder>(request_, &groups_, step_, size, layers_, &cache_);
     }
-    if (!holds_activations(size, *bench)) return false;
-    keep(size, search(size, *bench, equals()));
-    search_fewer(size, *bench, equals());
+    if (!holds_activations(size, *builder)) return false;
+    keep(size, search(size, *builder, equals()));
+    search_fewer(size, *builder, equals());
     return true;
   }
 
@@ -156,7 +156,7 @@ class PipelineSearch {
 
   // Pipelines that leave sub-clusters out, which may be faster where links are slow: any of few; of
   // more one at a time, the one without which it is best, as long as that is faster.
-  void search_fewer(int64_t size, Workbench& bench, std::vector<int> all) {
+  void search_fewer(int64_t size, PlanBuilder& builder, std::vector<int> all) {
     const auto count = static_cast<int>(all.size());
     const auto without = [&](const auto& left_out) {
       std::vector<int> use;
@@ -166,14 +166,14 @@ class PipelineSearch {
     };
     if (count <= kLeftOut) {
       for (size_t left_out = 1; left_out + 1 < size_t{1} << count; ++left_out)
-        keep(size, search(size, bench, without([&](size_t i) { return left_out >> i & 1; })));
+        keep(size, search(size, builder, without([&](size_t i) { return left_out >> i & 1; })));
       return;
     }
     for (Seconds least = std::numeric_limits<double>::infinity(); all.size() > 1;) {
       std::vector<int> best;
       for (size_t c = 0; c < all.size(); ++c) {
         const std::vector<int> use = without([&](size_t i) { return i == c; });
-        pipeline::SearchResult found = search(size, bench, use);
+        pipeline::SearchResult found = search(size, builder, use);
         if (found.feasible && found.objective < least) {
           least = found.objective;
           best = use;
@@ -194,11 +194,11 @@ class PipelineSearch {
         sizes.push_back(f.micro_batch);
     if (sizes.size() > kUnequalSizes) sizes.resize(kUnequalSizes);
     if (sizes.empty())
-      for (const auto& [size, bench] : benches_) sizes.push_back(size);
+      for (const auto& [size, builder] : builders_) sizes.push_back(size);
     for (int64_t size : sizes)
       for (const std::vector<int>& use : uses_of_unequal()) {
-        keep(size, search(size, *benches_.at(size), use));
-        search_fewer(size, *benches_.at(size), use);
+        keep(size, search(size, *builders_.at(size), use));
+        search_fewer(size, *builders_.at(size), use);
       }
   }
 
@@ -238,52 +238,53 @@ class PipelineSearch {
   bool find_granularity(int64_t size) {
     std::vector<double> speed;
     for (int c : equals()) speed.push_back(cluster_.type_of(parts_[c].devices[0]).flops);
-    std::unique_ptr<Workbench>& bench = benches_[size];
+    std::unique_ptr<PlanBuilder>& builder = builders_[size];
     const auto cut = [&](int layers) {
-      return std::make_unique<Workbench>(request_, &groups_, step_, size, layers, &cache_);
+      return std::make_unique<PlanBuilder>(request_, &groups_, step_, size, layers, &cache_);
     };
-    bench = cut(0);
-    if (bench->size() > kLayers) bench = cut(kLayers);
-    const int finest = bench->size();
-    if (!holds_activations(size, *bench)) return false;
-    std::unique_ptr<Workbench> finest_bench = std::move(bench);
+    builder = cut(0);
+    if (builder->size() > kLayers) builder = cut(kLayers);
+    const int finest = builder->size();
+    if (!holds_activations(size, *builder)) return false;
+    std::unique_ptr<PlanBuilder> finest_builder = std::move(builder);
     pipeline::SearchResult best;
     double balance = 0;
     for (int layers = std::max(kCoarsest, 2 * equal_);; layers *= 2) {
-      auto next = layers < finest ? cut(layers) : std::move(finest_bench);
-      if (bench && layers < finest && next->size() <= bench->size()) continue;
+      auto next = layers < finest ? cut(layers) : std::move(finest_builder);
+      if (builder && layers < finest && next->size() <= builder->size()) continue;
       pipeline::SearchResult found = search(size, *next, equals());
       const double found_balance = found.feasible ? pipeline::load_balance(found.best, speed) : 0;
-      const bool better = !bench || !best.feasible ||
+      const bool better = !builder || !best.feasible ||
                           found.best.makespan < best.best.makespan * (1 - kGranularityGain) ||
                           found_balance > balance + kGranularityGain;
-      const bool faster = !bench || (found.feasible &&
-                                     (!best.feasible || found.best.makespan < best.best.makespan));
+      const bool faster =
+          !builder ||
+          (found.feasible && (!best.feasible || found.best.makespan < best.best.makespan));
       if (faster) {
         layers_ = layers < finest ? layers : finest;
-        bench = std::move(next);
+        builder = std::move(next);
         best = std::move(found);
         balance = found_balance;
       }
       if (!better || layers >= finest) break;
     }
     keep(size, std::move(best));
-    search_fewer(size, *bench, equals());
+    search_fewer(size, *builder, equals());
     if (found_.empty()) layers_ = kAutomaticLayers;
     return true;
   }
 
   // The activations of one micro-batch have to be somewhere, beside the state: each stage holds
   // those of its layers at least once, in all its devices together no less than one device would.
-  bool holds_activations(int64_t size, Workbench& bench) {
+  bool holds_activations(int64_t size, PlanBuilder& builder) {
     if (!request_.memory_limit) return true;
-    const Graph& graph = bench.graph();
+    const Graph& graph = builder.graph();
     const DeviceGroups::Kind& one = groups_.of({0});
     const int count = static_cast<int>(request_.batch / size);
     Bytes held = 0, memory = 0;
     for (const Parameter& p : graph.parameters) held += state_bytes(graph, p, request_.optimizer);
-    for (int l = 0; l < bench.size(); ++l) {
-      const Workbench::LayerCost& cost = bench.layer_cost(l, one, count, false);
+    for (int l = 0; l < builder.size(); ++l) {
+      const PlanBuilder::LayerCost& cost = builder.layer_cost(l, one, count, false);
       if (cost.feasible) held += cost.held;
     }
     for (int d = 0; d < cluster_.size(); ++d) memory += cluster_.type_of(d).memory;
@@ -312,7 +313,7 @@ class PipelineSearch {
   // The best pipelines on all devices of the sub-clusters `use` (into parts_) that are worth it
   // beside those found. Slices of several types are planned where a plan with bounds of their costs
   // needs them, and equal ones if there is any such plan at all.
-  pipeline::SearchResult search(int64_t size, Workbench& bench, const std::vector<int>& use) {
+  pipeline::SearchResult search(int64_t size, PlanBuilder& builder, const std::vector<int>& use) {
     pipeline::SearchResult result;
     const auto count = static_cast<int>(use.size());
     if (count > pipeline::kMostSubClusters) {
@@ -334,7 +335,7 @@ class PipelineSearch {
     options.pipelines = {1};
     for (int d = 2; d <= devices && d <= request_.batch / size; d *= 2)
       options.pipelines.push_back(d);
-    StageCosts costs(request_, &groups_, topology_, &bench, std::move(parts), size);
+    StageCosts costs(request_, &groups_, topology_, &builder, std::move(parts), size);
     options.shapes = pipeline::Shapes::both;
     options.any_order = count <= kOrdered;
     const Deadline& deadline = request_.limits.deadline;
@@ -377,11 +378,11 @@ class PipelineSearch {
     if (result_.candidates.empty()) return;
     const size_t best = best_plan();
     Composition& composition = compositions_[best];
-    Workbench& bench = *benches_.at(composition.micro_batch);
-    if (!bench.limited()) return;
+    PlanBuilder& builder = *builders_.at(composition.micro_batch);
+    if (!builder.limited()) return;
     composition.thorough = true;
     std::string reason;
-    auto plan = bench.compose(composition, "pipeline", &reason);
+    auto plan = builder.compose(composition, "pipeline", &reason);
     if (plan && plan->predicted_step_s < result_.candidates[best].plan->predicted_step_s)
       result_.candidates[best].plan = std::move(plan);
   }
@@ -406,7 +407,7 @@ class PipelineSearch {
     std::string note =
         fmt::format("micro-batches of {}, {} pipeline{}, {} layers in stages of", found.micro_batch,
                     found.plan.pipelines, found.plan.pipelines > 1 ? "s" : "",
-                    benches_.at(found.micro_batch)->size());
+                    builders_.at(found.micro_batch)->size());
     std::string kinds;  // of devices, by stage
     for (int k = 0; k < found.plan.pipelines; ++k) {
       ReplicaChoice replica;
@@ -444,17 +445,17 @@ class PipelineSearch {
     std::string reason;
     std::unique_ptr<Plan> plan;
     // The least level of ZeRO at which it fits.
-    Workbench& bench = *benches_.at(found.micro_batch);
+    PlanBuilder& builder = *builders_.at(found.micro_batch);
     const int most = request_.memory_limit && found.plan.pipelines > 1 ? 2 : 0;
     for (; composition.zero <= most; ++composition.zero)
-      if ((plan = bench.compose(composition, "pipeline", &reason))) break;
+      if ((plan = builder.compose(composition, "pipeline", &reason))) break;
     // With room for as many micro-batches in flight as the search counted on, where that is faster.
-    if (plan && bench.limited()) {
+    if (plan && builder.limited()) {
       Composition roomy = composition;
       for (ReplicaChoice& replica : roomy.replicas)
         for (size_t s = 0; s < replica.stages.size(); ++s)
           replica.stages[s].in_flight = found.plan.counts[s];
-      auto other = bench.compose(roomy, "pipeline", &reason);
+      auto other = builder.compose(roomy, "pipeline", &reason);
       if (other && other->predicted_step_s < plan->predicted_step_s) {
         plan = std::move(other);
         composition = std::move(roomy);
@@ -470,7 +471,7 @@ class PipelineSearch {
     std::unique_ptr<Plan> jointly;
     const Composition before = composition;
     if (place_jointly(cluster_, rooms, *plan, &composition))
-      jointly = bench.compose(composition, "pipeline", &reason);
+      jointly = builder.compose(composition, "pipeline", &reason);
     // `plan` has the devices from before.
     const Composition* placed = &composition;
     if (jointly) {
@@ -491,7 +492,7 @@ class PipelineSearch {
   SearchCache cache_;
   std::vector<Part> parts_;  // of equal devices, then of unequal ones
   int equal_;                // of the former
-  std::map<int64_t, std::unique_ptr<Workbench>> benches_;
+  std::map<int64_t, std::unique_ptr<PlanBuilder>> builders_;
   int layers_;
   std::vector<Found> found_;
   std::vector<Composition> compositions_;  // [plan] of result_

@@ -146,10 +146,10 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
     for (const std::vector<int>& d : devices)
       for (int device : d) ++count[cluster.devices[device].type];
     if (assignment_bound(work->second, count) > best) return false;
-    Workbench bench(request, &groups, step, micro_batch, 1, &cache);
+    PlanBuilder builder(request, &groups, step, micro_batch, 1, &cache);
     const int64_t size = static_cast<int64_t>(devices[0].size());
     for (const bool recompute : {false, true}) {
-      if (recompute && !(bench.limited() && request.recompute)) break;
+      if (recompute && !(builder.limited() && request.recompute)) break;
       Composition composition;
       composition.micro_batch = micro_batch;
       composition.joint = true;
@@ -157,7 +157,7 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
       for (int64_t i = 0; i < size; ++i) {
         ReplicaChoice replica;
         replica.micro_batches = static_cast<int>(request.batch / (micro_batch * size));
-        replica.stages.push_back({0, bench.size() - 1, {}, recompute});
+        replica.stages.push_back({0, builder.size() - 1, {}, recompute});
         for (const std::vector<int>& d : devices) replica.stages[0].devices.push_back(d[i]);
         composition.replicas.push_back(std::move(replica));
       }
@@ -165,7 +165,7 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
       std::string reason;
       std::unique_ptr<Plan> plan;
       for (; composition.zero <= (request.memory_limit ? 2 : 0); ++composition.zero)
-        if ((plan = bench.compose(composition, "virtual", &reason))) break;
+        if ((plan = builder.compose(composition, "virtual", &reason))) break;
       if (!plan) {
         if (result.candidates.empty()) result.reason = reason;
         continue;
@@ -176,10 +176,10 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
                              composition.zero > 0 ? fmt::format(", ZeRO {}", composition.zero) : "",
                              recompute ? ", recomputing" : ""));
     }
-    result.planned += bench.planned();
+    result.planned += builder.planned();
     result.search_s +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return bench.limited();
+    return builder.limited();
   };
   try {
     for (int size : sizes_of(cluster, request.batch, wanted, &result.reason))
