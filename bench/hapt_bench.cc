@@ -398,7 +398,7 @@ Outcome run_megatron(const Case& c) {
           bool fits = true;
           Seconds reduce = 0;
           for (int i = 0; i < stages && fits; ++i, device += tp * dp) {
-            // The slowest site that a stage touches sets its pace.
+            // The slowest site that a stage touches sets its speed.
             int site = 0, end = 0;
             while (end += c.sites[site].nodes * c.sites[site].devices, end <= device + tp * dp - 1)
               ++site;

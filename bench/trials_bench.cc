@@ -4,12 +4,12 @@
 // Calibration: a few physical numbers per set (rates of a device class, launch overhead, shares of
 // nominal bandwidths) are fitted by least squares on log(predicted / measured), with a weak prior
 // at the catalogue's values. Of vTrain's trials no layer was profiled: how well a layer of a width
-// runs, cut tp ways and with a micro-batch (Calibration::pace), is inferred from the trials.
+// runs, cut tp ways and with a micro-batch (Calibration::time_scale), is inferred from the trials.
 // Every prediction printed is of a row that its calibration has not seen: the rows are shuffled
-// once, cut in ten folds, and each fold is predicted from the other nine. "without paces" is by the
-// fitted numbers alone, "other models only" by a calibration that saw no row of the same model.
-// Beside it stand the errors that AMP makes on the same rows, and those that Calculon, vTrain
-// and Sailor report for runs of their own (bench/data/reported.csv).
+// once, cut in ten folds, and each fold is predicted from the other nine. "without time scales" is
+// by the fitted numbers alone, "other models only" by a calibration that saw no row of the same
+// model. Beside it stand the errors that AMP makes on the same rows, and those that Calculon,
+// vTrain and Sailor report for runs of their own (bench/data/reported.csv).
 //
 // Arguments: kUsage, below.
 #include <fmt/format.h>
@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
     const Judged judged = judge(set);
     bars.hold(set.name, report(set.name, set, judged.predicted, all),
               {set.name == "vtrain single" ? 6.0 : 8.0, 0, kAny});
-    report("  without paces", set, judged.without_paces, all);
+    report("  without time scales", set, judged.without_time_scales, all);
     report("  other models only", set, judged.other_models, all);
     reported.print(set);
     ++tables;

@@ -255,7 +255,7 @@ groups:
   - {name: b, link: {bandwidth: 8 Gbps, latency: 1 us}, devices: [{type: cpu-core, count: 2}]}
 )",
                                   "test");
-  const std::string mode = pace(group, cluster);
+  const std::string mode = limit_bandwidth(group, cluster);
   MOTLEY_CHECK(mode == "paced sockets", "{}", mode);
   // The best of a few tries, the same number on every rank: others may take the cores away.
   auto seconds = [&](auto collective, double expected) {

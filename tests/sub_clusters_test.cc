@@ -153,8 +153,8 @@ TEST(StageCosts, LazilyPlannedAsAllPlanned) {
       options.pipelines = {1, 2};
       options.shapes = pipeline::Shapes::both;
       const auto search = [&](bool all, Seconds* bound) {
-        planner::LayeredGraph bench(request, &groups, graph, static_cast<int>(2 + seed % 4));
-        planner::StageCosts costs(request, &groups, topology, &bench, {&part}, 8);
+        planner::LayeredGraph layered(request, &groups, graph, static_cast<int>(2 + seed % 4));
+        planner::StageCosts costs(request, &groups, topology, &layered, {&part}, 8);
         if (bound != nullptr) {
           pipeline::SearchOptions bare = options;
           bare.memory_limit = false;

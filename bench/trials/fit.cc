@@ -19,13 +19,13 @@ int width(const Model& model) {
 // down do not bend the rest.
 double cauchy_weight(double r) { return 1 / (1 + r * r / 4); }
 
-// Levenberg-Marquardt with numeric derivatives, from `start` and with its paces.
+// Levenberg-Marquardt with numeric derivatives, from `start` and with its time scales.
 Vector fit_parameters(const Set& set, const std::vector<int>& rows, const Fitted& start) {
   constexpr double kSigma = 0.05, kProfileSigma = 0.15;
   const size_t n = set.parameters.size();
   Vector logs = start.logs;
   auto residuals = [&](const Vector& at) {
-    Predictor predict(set, {at, start.paces});
+    Predictor predict(set, {at, start.time_scales});
     Vector r;
     for (int row : rows)
       r.push_back(std::log(predict(set.trials[row]).step / set.trials[row].measured) / kSigma);
@@ -80,10 +80,10 @@ Vector fit_parameters(const Set& set, const std::vector<int>& rows, const Fitted
   return logs;
 }
 
-// Paces of layers from what is left of the rows' logarithms: an effect of width and degree and one
-// of the micro-batch besides, both normal around none, in noise (best linear unbiased prediction,
-// by backfitting), with the weights of the fit.
-Paces infer_paces(const Set& set, const std::vector<int>& rows, const Vector& logs) {
+// TimeScales of layers from what is left of the rows' logarithms: an effect of width and degree and
+// one of the micro-batch besides, both normal around none, in noise (best linear unbiased
+// prediction, by backfitting), with the weights of the fit.
+TimeScales infer_time_scales(const Set& set, const std::vector<int>& rows, const Vector& logs) {
   constexpr double kNoise = 0.05, kDegree = 0.1, kMicroBatch = 0.03;
   struct Effect {
     double value = 0, sum = 0, weights = 0;
@@ -116,14 +116,14 @@ Paces infer_paces(const Set& set, const std::vector<int>& rows, const Vector& lo
     for (const Left& l : left) l.micro_batch->add(l.left - l.degree->value, l.weight());
     for (auto& [key, effect] : micro_batch) effect.update(kMicroBatch);
   }
-  Paces paces;
+  TimeScales time_scales;
   for (const auto& [key, effect] : degree)
-    paces[key.first][{key.second, 0}] = std::exp(effect.value);
+    time_scales[key.first][{key.second, 0}] = std::exp(effect.value);
   for (const auto& [key, effect] : micro_batch) {
     const auto& [w, tp, mbs] = key;
-    paces[w][{tp, mbs}] = std::exp(degree[{w, tp}].value + effect.value);
+    time_scales[w][{tp, mbs}] = std::exp(degree[{w, tp}].value + effect.value);
   }
-  return paces;
+  return time_scales;
 }
 
 }  // namespace
@@ -147,8 +147,9 @@ const Estimator& Predictor::estimator(int model, int of_cluster) {
     Calibration calibration = default_calibration(cluster, set_.models[model].precision);
     for (size_t i = 0; i < fitted_.logs.size(); ++i)
       set_.parameters[i].set(&calibration, std::exp(fitted_.logs[i]));
-    if (auto paces = fitted_.paces.find(width(set_.models[model])); paces != fitted_.paces.end())
-      calibration.pace = paces->second;
+    if (auto time_scales = fitted_.time_scales.find(width(set_.models[model]));
+        time_scales != fitted_.time_scales.end())
+      calibration.time_scale = time_scales->second;
     slot = std::make_unique<Estimator>(set_.models[model], cluster, calibration, set_.times);
   }
   return *slot;
@@ -186,10 +187,10 @@ Fitted fit(const Set& set, const std::vector<int>& rows) {
   Fitted fitted;
   for (const Parameter& p : set.parameters) fitted.logs.push_back(std::log(p.start));
   fitted.logs = fit_parameters(set, rows, fitted);
-  if (!set.paces) return fitted;
-  fitted.paces = infer_paces(set, rows, fitted.logs);
+  if (!set.time_scales) return fitted;
+  fitted.time_scales = infer_time_scales(set, rows, fitted.logs);
   fitted.logs = fit_parameters(set, rows, fitted);
-  fitted.paces = infer_paces(set, rows, fitted.logs);
+  fitted.time_scales = infer_time_scales(set, rows, fitted.logs);
   return fitted;
 }
 

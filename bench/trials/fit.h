@@ -1,4 +1,4 @@
-// The calibration of a set: its parameters, and paces of layers, fitted to trials.
+// The calibration of a set: its parameters, and time scales of layers, fitted to trials.
 #pragma once
 
 #include <map>
@@ -13,15 +13,16 @@ namespace motley::grid::trials {
 
 using Vector = std::vector<double>;
 
-using Paces = std::map<int, std::map<std::pair<int, int>, double>>;  // by width of the model
+using TimeScales = std::map<int, std::map<std::pair<int, int>, double>>;  // by width of the model
 
 struct Fitted {
   Vector logs;  // [parameter]
-  Paces paces;
+  TimeScales time_scales;
 };
 
 // Fits a set's parameters to the trials `rows` and to its profiles, by least squares on
-// log(predicted / measured) with a weak prior at their starts; and where the set says so, paces.
+// log(predicted / measured) with a weak prior at their starts; and where the set says so, time
+// scales.
 Fitted fit(const Set& set, const std::vector<int>& rows);
 
 // What the cost model says with a calibration that was fitted. REQUIRES: `set` outlives it.
@@ -41,7 +42,8 @@ class Predictor {
   std::map<std::pair<int, int>, std::unique_ptr<Estimator>> estimators_;
 };
 
-// The calibration of the set's first model on its first cluster, without paces. `logs`: as fitted.
+// The calibration of the set's first model on its first cluster, without time scales. `logs`: as
+// fitted.
 Calibration calibrated(const Set& set, const Vector& logs);
 
 // Solves (A + damping * diag(A)) x = b by Gaussian elimination.

@@ -22,7 +22,7 @@ Judged judge(const Set& set) {
     std::swap(order[i - 1], order[rng.below(static_cast<int64_t>(i))]);
   Judged judged;
   judged.predicted.assign(set.trials.size(), 0.0);
-  judged.without_paces = judged.predicted;
+  judged.without_time_scales = judged.predicted;
   for (int fold = 0; fold < kFolds; ++fold) {
     std::vector<int> seen;
     for (size_t i = 0; i < order.size(); ++i)
@@ -32,7 +32,7 @@ Judged judge(const Set& set) {
     for (size_t i = 0; i < order.size(); ++i) {
       if (static_cast<int>(i) % kFolds != fold) continue;
       judged.predicted[order[i]] = predict(set.trials[order[i]]).step;
-      judged.without_paces[order[i]] = without(set.trials[order[i]]).step;
+      judged.without_time_scales[order[i]] = without(set.trials[order[i]]).step;
     }
   }
   if (set.models.size() > 1) judged.other_models.assign(set.trials.size(), 0.0);

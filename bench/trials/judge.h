@@ -8,7 +8,7 @@ namespace motley::grid::trials {
 
 struct Judged {
   // [trial], by a calibration that has not seen it.
-  Vector predicted, without_paces;
+  Vector predicted, without_time_scales;
   Vector other_models;  // that has seen no trial of its model; empty: there are no others
   Fitted fitted;        // to all rows
 };

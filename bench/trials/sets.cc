@@ -143,7 +143,7 @@ Set vtrain(const std::string& table) {
     t.name = fmt::format("h={} l={} {}", shape.hidden, shape.layers, to_string(t.strategy));
     set.trials.push_back(std::move(t));
   }
-  set.paces = true;
+  set.time_scales = true;
   add_rates(&set, "A100-80GB", 200e12, 1500e9, 20e-6);
   MOTLEY_FIT(ring_inside, 0.76, 0.1);  // the all-reduce tables of the same source: 229 GB/s
   if (table == "multi") MOTLEY_FIT(ring_across, 0.7, 0.5);

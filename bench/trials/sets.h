@@ -41,7 +41,7 @@ struct Set {
   std::vector<Parameter> parameters;
   std::vector<Profile> profiles;  // calibrated with, never judged
   LayerTimes times;
-  bool paces = false;  // whether paces of layers are inferred
+  bool time_scales = false;  // whether time scales of layers are inferred
 };
 
 // AMP's trials of GPT-2 on a cluster of its (amp-t4x16 or amp-mixed).

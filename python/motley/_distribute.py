@@ -45,9 +45,9 @@ class Workers:
         if self.size > 1:
             self.native.begin_exchange(number)
 
-    def pace(self, cluster, devices):
+    def limit_bandwidth(self, cluster, devices):
         with self.peers.collective():
-            return self.native.pace(cluster, devices)
+            return self.native.limit_bandwidth(cluster, devices)
 
 
 def group(device="auto"):
@@ -133,7 +133,7 @@ class Distributed(Following):
             self._take_over(trial, memory_limit)
         with group.peers.change(self._held, alone=False):  # from now on it can be asked for
             self._held.mark = self._held.versions()
-        self.pacing = group.pace(plan.cluster, plan.devices) if emulate else "off"
+        self.pacing = group.limit_bandwidth(plan.cluster, plan.devices) if emulate else "off"
         self._anchor = torch.zeros((), requires_grad=True)
 
     # ---- training -------------------------------------------------------------------------------------------------

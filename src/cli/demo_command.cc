@@ -84,7 +84,7 @@ void measure_as_worker(const DemoOptions& options) {
   const Cluster cluster = load_cluster(options.cluster);
   set_threads(1);
   const auto group = join_group(*where);
-  const std::string pacing = pace(*group, cluster);
+  const std::string pacing = limit_bandwidth(*group, cluster);
   const double speed = cluster.type_of(where->rank).speed;
   Measured mine = measure(*group, speed);
   fit_to_model(*group, speed, options.model, kFitBatch, &mine);

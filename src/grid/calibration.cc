@@ -16,11 +16,11 @@ Calibration default_calibration(const Cluster& cluster, const Precision& precisi
   return calibration;
 }
 
-double Calibration::pace_of(int tp, int micro_batch) const {
-  if (pace.empty()) return 1;
-  auto known = pace.find({tp, micro_batch});
-  if (known == pace.end()) known = pace.find({tp, 0});
-  return known == pace.end() ? 1 : known->second;
+double Calibration::time_scale_of(int tp, int micro_batch) const {
+  if (time_scale.empty()) return 1;
+  auto known = time_scale.find({tp, micro_batch});
+  if (known == time_scale.end()) known = time_scale.find({tp, 0});
+  return known == time_scale.end() ? 1 : known->second;
 }
 
 void LayerTimes::add(const std::string& type, int tp, int micro_batch, int layer, Time time) {

@@ -38,8 +38,8 @@ struct Calibration {
   // How many times as long as its formula says a block takes: by tensor-parallel degree and
   // micro-batch (0: all others of the degree). Kernels run more or less well at the sizes that a
   // degree leaves them, as a profile of the layer, or trials, would tell. Nothing known: 1.
-  std::map<std::pair<int, int>, double> pace;
-  double pace_of(int tp, int micro_batch) const;
+  std::map<std::pair<int, int>, double> time_scale;
+  double time_scale_of(int tp, int micro_batch) const;
   // Memory besides what the model states: per device, and as a share of the activations.
   Bytes context = 1.0e9;
   double fragmentation = 0.15;

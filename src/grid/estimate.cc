@@ -190,7 +190,7 @@ Mesh::Ring Estimator::best_ring(int size) const {
   return {size, 2.0 * (size - 1) / size / fastest_ring_, 0};
 }
 
-double Estimator::best_data_pace(const Strategy& s) const {
+double Estimator::best_data_seconds_per_byte(const Strategy& s) const {
   const int size = s.dp * s.cp;
   if (size < 2) return 0;
   const double best = best_ring(size).seconds_per_byte;
@@ -303,8 +303,8 @@ Mesh Estimator::mesh(const Strategy& s) const {
         }
     for (int r = 0, flow = 0; r < s.dp; ++r)
       for (int k = 0; k < s.cp * s.tp; ++k, ++flow) {
-        double& pace = mesh.message_seconds_per_byte[static_cast<size_t>(b) * s.dp + r];
-        pace = std::max(pace, flows.seconds_per_byte(flow));
+        double& worst = mesh.message_seconds_per_byte[static_cast<size_t>(b) * s.dp + r];
+        worst = std::max(worst, flows.seconds_per_byte(flow));
       }
   }
   std::map<std::vector<double>, int> kinds;
@@ -399,9 +399,9 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
     time.backward += device(layer.core_flops, layer.core_traffic, 0);
   }
   if (layer.block && !measured) {
-    const double pace = calibration_.pace_of(s.tp, s.micro_batch);
-    time.forward *= pace;
-    time.backward *= pace;
+    const double time_scale = calibration_.time_scale_of(s.tp, s.micro_batch);
+    time.forward *= time_scale;
+    time.backward *= time_scale;
   }
   return time;
 }

@@ -5,12 +5,12 @@
 //              device = products / rate + traffic / memory bandwidth + tensor-parallel all-reduces
 //              a pass takes (host^k + device^k)^(1/k): device-bound for large micro-batches, the
 //              launch floor for small ones, so that time is sub-linear in the micro-batch; a block
-//              times its pace (Calibration), where that is known
+//              times its time_scale (Calibration), where that is known
 //   stage      sum over its layers, each on the device type of its group that is slowest at it
 //   pipeline   exact 1F1B recurrence (schedule.h) per replica, transfers as the runtime does them
 //   gradients  when a stage's replicas are done its ranks all-reduce (ZeRO: reduce-scatter, and
 //              all-gather of weights). Rings of all stages and tensor-parallel ranks run together
-//              and share every link they cross: a ring's pace is the least over its links of
+//              and share every link they cross: a ring is as fast as the slowest of its links of
 //              bandwidth / rings on that link. So rings of one node share its NIC
 //   tied       embedding and head in different stages all-reduce the embedding's gradient first
 //   optimizer  memory traffic of the state; then the step ends when the last stage has finished
@@ -80,11 +80,11 @@ class Estimator {
   void check(const Strategy& strategy) const;
 
   Mesh mesh(const Strategy& strategy) const;
-  // A ring no group of this many devices can beat: its pace is the fastest link's.
+  // A ring no group of this many devices can beat: it is as fast as the fastest link.
   Mesh::Ring best_ring(int size) const;
   // The same of a strategy's gradients over dp * cp ranks, wherever its groups lie: where they lie
   // inside nodes and a ring is too large for one, tp rings at least share a node's port.
-  double best_data_pace(const Strategy& strategy) const;
+  double best_data_seconds_per_byte(const Strategy& strategy) const;
   // REQUIRES: check() passes; `mesh` is of a strategy with the same degrees, runtime and devices.
   Estimate estimate(const Strategy& strategy, const Mesh& mesh) const;
   Estimate estimate(const Strategy& strategy) const {

@@ -252,15 +252,15 @@ TEST(Assign, MicroBatchesAreSharedByPace) {
   Rng rng(4);
   for (int trial = 0; trial < 300; ++trial) {
     const int n = static_cast<int>(rng.between(1, 4)), total = static_cast<int>(rng.between(n, 14));
-    std::vector<double> pace;
-    for (int r = 0; r < n; ++r) pace.push_back(static_cast<double>(rng.between(1, 9)));
+    std::vector<double> per_micro_batch;
+    for (int r = 0; r < n; ++r) per_micro_batch.push_back(static_cast<double>(rng.between(1, 9)));
     double best = std::numeric_limits<double>::infinity();
     std::vector<int> c(n, 1);
     auto fill = [&](auto&& self, int r, int left) -> void {
       if (r + 1 == n) {
         c[r] = left;
         double worst = 0;
-        for (int i = 0; i < n; ++i) worst = std::max(worst, c[i] * pace[i]);
+        for (int i = 0; i < n; ++i) worst = std::max(worst, c[i] * per_micro_batch[i]);
         best = std::min(best, worst);
         return;
       }
@@ -270,9 +270,9 @@ TEST(Assign, MicroBatchesAreSharedByPace) {
       }
     };
     fill(fill, 0, total);
-    const std::vector<int> found = share_micro_batches(total, pace);
+    const std::vector<int> found = share_micro_batches(total, per_micro_batch);
     double worst = 0;
-    for (int i = 0; i < n; ++i) worst = std::max(worst, found[i] * pace[i]);
+    for (int i = 0; i < n; ++i) worst = std::max(worst, found[i] * per_micro_batch[i]);
     EXPECT_EQ(std::accumulate(found.begin(), found.end(), 0), total);
     EXPECT_DOUBLE_EQ(worst, best);
   }
@@ -371,16 +371,16 @@ TEST(Estimate, PaceIsOfBlocksOfItsDegreeAndMicroBatch) {
   const Model model = small_gpt();
   Calibration calibration = default_calibration(cluster, model.precision);
   const Estimator plain(model, cluster, calibration);
-  calibration.pace = {{{2, 0}, 1.25}, {{2, 4}, 0.75}};
-  const Estimator paced(model, cluster, calibration);
-  for (const auto& [fixed, pace] : std::map<std::string, double>{
+  calibration.time_scale = {{{2, 0}, 1.25}, {{2, 4}, 0.75}};
+  const Estimator scaled(model, cluster, calibration);
+  for (const auto& [fixed, time_scale] : std::map<std::string, double>{
            {"tp=1,mbs=4", 1}, {"tp=2,mbs=1", 1.25}, {"tp=2,mbs=4", 0.75}, {"tp=4,mbs=4", 1}}) {
     const Strategy s = complete(plain, options_of(32, fixed + ",recompute=full"));
     const Mesh mesh = plain.mesh(s);
     for (int l = 0; l < model.size(); ++l) {
       const auto a = plain.layer_time(l, 0, s, mesh.tensor[0], mesh.context[0]),
-                 b = paced.layer_time(l, 0, s, mesh.tensor[0], mesh.context[0]);
-      const double expected = model.layers[l].block ? pace : 1;
+                 b = scaled.layer_time(l, 0, s, mesh.tensor[0], mesh.context[0]);
+      const double expected = model.layers[l].block ? time_scale : 1;
       EXPECT_DOUBLE_EQ(b.forward, expected * a.forward) << fixed;
       EXPECT_DOUBLE_EQ(b.backward, expected * a.backward) << fixed;
     }
@@ -577,8 +577,9 @@ TEST(Search, ShortcutsAgreeWithTheLongWay) {
       s.devices = placement;
       const Mesh mesh = e.mesh(s);
       for (const Mesh::Ring& ring : mesh.data)
-        EXPECT_LE(e.best_data_pace(s), ring.seconds_per_byte * (1 + 1e-12)) << seed;
-      narrowed += e.best_data_pace(s) > 1.01 * e.best_ring(s.dp * s.cp).seconds_per_byte;
+        EXPECT_LE(e.best_data_seconds_per_byte(s), ring.seconds_per_byte * (1 + 1e-12)) << seed;
+      narrowed +=
+          e.best_data_seconds_per_byte(s) > 1.01 * e.best_ring(s.dp * s.cp).seconds_per_byte;
     }
     std::vector<int> devices(cluster.size());
     std::iota(devices.begin(), devices.end(), 0);
@@ -637,7 +638,7 @@ TEST(Search, BoundsLoseNothingOnRandomClusters) {
       for (auto& [name, rates] : calibration.types)
         rates = {1e13 * (1 + 20 * rng.uniform()), 1e11 * (1 + 20 * rng.uniform()),
                  1e-5 * (1 + 20 * rng.uniform())};
-      calibration.pace = {{{2, 0}, 0.5 + rng.uniform()}, {{1, 4}, 0.5 + rng.uniform()}};
+      calibration.time_scale = {{{2, 0}, 0.5 + rng.uniform()}, {{1, 4}, 0.5 + rng.uniform()}};
     }
     const Estimator e(model, cluster, calibration);
     SearchOptions o = options_of(static_cast<int>(4 * rng.between(1, 6)));

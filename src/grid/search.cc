@@ -17,7 +17,8 @@ namespace motley::grid {
 
 namespace {
 
-// Groups of one kind take the same time for a layer: device types, and paces of the rings.
+// Groups of one kind take the same time for a layer: device types, and seconds per byte of the
+// rings.
 using Kind = std::tuple<int, double, double>;
 Kind kind_of(const Mesh& mesh, size_t group) {
   return {mesh.mix[group], mesh.tensor[group].seconds_per_byte,
@@ -62,14 +63,15 @@ Seconds chain_time(const Estimator& estimator, const Strategy& s, const Mesh& me
   return sum;
 }
 
-// Paces of the replicas: with layers balanced over its stages, a replica's stages take 1 / sum of
+// Of the replicas: with layers balanced over its stages, a replica's stages take 1 / sum of
 // their speeds.
-std::vector<double> replica_paces(const Estimator& estimator, const Strategy& s, const Mesh& mesh) {
+std::vector<double> seconds_per_micro_batch(const Estimator& estimator, const Strategy& s,
+                                            const Mesh& mesh) {
   std::map<Kind, double> speed;
-  std::vector<double> pace;
+  std::vector<double> per_micro_batch;
   for (int r = 0; r < s.dp; ++r) {
     if (mesh.like[r] != r) {
-      pace.push_back(pace[mesh.like[r]]);
+      per_micro_batch.push_back(per_micro_batch[mesh.like[r]]);
       continue;
     }
     double sum = 0;
@@ -79,9 +81,9 @@ std::vector<double> replica_paces(const Estimator& estimator, const Strategy& s,
       if (fresh) it->second = 1 / chain_time(estimator, s, mesh, g);
       sum += it->second;
     }
-    pace.push_back(1 / sum);
+    per_micro_batch.push_back(1 / sum);
   }
-  return pace;
+  return per_micro_batch;
 }
 
 bool give_micro_batches(const Estimator& estimator, int global_batch, const Mesh& mesh,
@@ -93,32 +95,33 @@ bool give_micro_batches(const Estimator& estimator, int global_batch, const Mesh
     s->micro_batches.assign(s->dp, total / s->dp);
     return total % s->dp == 0 && (s->interleave == 1 || s->micro_batches[0] % s->pp == 0);
   }
-  std::vector<double> pace = replica_paces(estimator, *s, mesh);
-  const auto [low, high] = std::minmax_element(pace.begin(), pace.end());
+  std::vector<double> per_micro_batch = seconds_per_micro_batch(estimator, *s, mesh);
+  const auto [low, high] = std::minmax_element(per_micro_batch.begin(), per_micro_batch.end());
   if (total % s->dp == 0 && *high <= *low * (1 + 1e-9)) {
     s->micro_batches.assign(s->dp, total / s->dp);
   } else if (s->interleave > 1) {
     return false;
   } else {
-    s->micro_batches = share_micro_batches(total, pace);
+    s->micro_batches = share_micro_batches(total, per_micro_batch);
   }
   return s->interleave == 1 || s->micro_batches[0] % s->pp == 0;
 }
 
 }  // namespace
 
-std::vector<int> share_micro_batches(int total, const std::vector<double>& pace) {
-  const int n = static_cast<int>(pace.size());
+std::vector<int> share_micro_batches(int total, const std::vector<double>& per_micro_batch) {
+  const int n = static_cast<int>(per_micro_batch.size());
   MOTLEY_CHECK(total >= n && n > 0);
-  // The largest time T is least when counts floor(T / pace), at least one, add up to the total.
+  // The largest time T is least when counts floor(T / per_micro_batch), at least one, add up to the
+  // total.
   auto counts = [&](double limit) {
     std::vector<int> c(n);
     for (int r = 0; r < n; ++r)
-      c[r] = static_cast<int>(
-          std::clamp(std::floor(limit / pace[r] + 1e-9), 1.0, static_cast<double>(total)));
+      c[r] = static_cast<int>(std::clamp(std::floor(limit / per_micro_batch[r] + 1e-9), 1.0,
+                                         static_cast<double>(total)));
     return c;
   };
-  double low = 0, high = total * *std::max_element(pace.begin(), pace.end());
+  double low = 0, high = total * *std::max_element(per_micro_batch.begin(), per_micro_batch.end());
   for (int i = 0; i < 100; ++i) {
     const double middle = (low + high) / 2;
     const std::vector<int> c = counts(middle);
@@ -129,7 +132,8 @@ std::vector<int> share_micro_batches(int total, const std::vector<double>& pace)
   while (extra > 0) {  // give back where it takes most off
     int worst = -1;
     for (int r = 0; r < n; ++r)
-      if (c[r] > 1 && (worst < 0 || c[r] * pace[r] > c[worst] * pace[worst])) worst = r;
+      if (c[r] > 1 && (worst < 0 || c[r] * per_micro_batch[r] > c[worst] * per_micro_batch[worst]))
+        worst = r;
     --c[worst];
     --extra;
   }
@@ -322,9 +326,9 @@ struct Option {
 };
 
 // What can be said before anything is placed: perfect balance, what tensor and context parallelism
-// send at the fastest link's pace, gradients and optimizer as if the stages shared them out. The
-// work of a layer is its time on the fastest type; a type's speed is the most work per second it
-// does in any layer.
+// send at the speed of the fastest link, gradients and optimizer as if the stages shared them out.
+// The work of a layer is its time on the fastest type; a type's speed is the most work per second
+// it does in any layer.
 //
 // A group of several types is at each layer no faster than any of its members. Let stage s of
 // replica r have at most speed v_sr, work w_s and gradients that take g_s, M_r micro-batches
@@ -333,9 +337,9 @@ struct Option {
 //     T sum v_sr >= sum M_r w_s + sum g_s v_sr,   T >= total work / joint speed + share * sum g_s
 //
 // where `share` is the least part that one stage has of all speeds: slowest / (fastest * pp). With
-// M_r micro-batches at pace p_r, replica r also takes (M_r - 1) p_r and one micro-batch from end to
-// end (one of the two where stages are interleaved); the M_r add up to the total and the 1 / p_r to
-// at most the joint speed.
+// M_r micro-batches of p_r seconds each, replica r also takes (M_r - 1) p_r and one micro-batch
+// from end to end (one of the two where stages are interleaved); the M_r add up to the total and
+// the 1 / p_r to at most the joint speed.
 class FirstBound {
  public:
   FirstBound(const Estimator& estimator, const SearchOptions& options)
@@ -357,11 +361,12 @@ class FirstBound {
       left -= n;
     }
     const double total = static_cast<double>(options_.global_batch) / s.micro_batch;
-    const Seconds pace = layers.work * s.tp * s.cp / joint;
+    const Seconds per_micro_batch = layers.work * s.tp * s.cp / joint;
     const Seconds gradients = layers.least_share / s.pp * layers.parameters *
-                              estimator_.reduced_at_end(s) * estimator_.best_data_pace(s);
-    return std::max(total * pace + (options_.fixed.devices ? 0 : gradients),
-                    (s.interleave > 1 ? 0 : (total - s.dp) * pace) + layers.work) +
+                              estimator_.reduced_at_end(s) *
+                              estimator_.best_data_seconds_per_byte(s);
+    return std::max(total * per_micro_batch + (options_.fixed.devices ? 0 : gradients),
+                    (s.interleave > 1 ? 0 : (total - s.dp) * per_micro_batch) + layers.work) +
            tail(s, layers);
   }
 
@@ -458,7 +463,7 @@ Seconds placed_bound(const Estimator& estimator, const Strategy& s, const Mesh& 
           row->second.push_back(t.forward + t.backward);
     }
     auto [it, fresh] = known.try_emplace(groups);
-    auto& [pace, chain] = it->second;
+    auto& [per_micro_batch, chain] = it->second;
     if (fresh) {
       std::map<Kind, double> most;
       for (int l = 0; l < layers; ++l) {
@@ -470,11 +475,11 @@ Seconds placed_bound(const Estimator& estimator, const Strategy& s, const Mesh& 
       }
       double joint = 0;
       for (const auto& [kind, n] : groups) joint += n * most[kind];
-      pace = chain / joint;
+      per_micro_batch = chain / joint;
     }
     const int count = s.micro_batches[r];
-    bound = std::max(bound,
-                     s.interleave > 1 ? std::max(count * pace, chain) : (count - 1) * pace + chain);
+    bound = std::max(bound, s.interleave > 1 ? std::max(count * per_micro_batch, chain)
+                                             : (count - 1) * per_micro_batch + chain);
   }
   return bound;
 }

@@ -88,9 +88,9 @@ bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy*
 Candidate anneal_placement(const Estimator& estimator, const Candidate& start, bool memory,
                            uint64_t seed, int steps, SearchCounters* counters);
 
-// Shares `total` micro-batches out so that the largest count * pace is least; every replica gets at
-// least one. REQUIRES: total >= number of replicas.
-std::vector<int> share_micro_batches(int total, const std::vector<double>& pace);
+// Shares `total` micro-batches out so that the largest count * per_micro_batch is least; every
+// replica gets at least one. REQUIRES: total >= number of replicas.
+std::vector<int> share_micro_batches(int total, const std::vector<double>& per_micro_batch);
 
 struct Baseline {
   std::string name;

@@ -1,8 +1,8 @@
 // Closed-form times of collectives over all devices of a cluster, for searches that price thousands
 // of them.
 //
-// A ring visits the devices in the order of the tree, so that it enters every group once; its pace
-// is that of the slowest port it crosses. A tree (recursive halving and doubling) pays fewer
+// A ring visits the devices in the order of the tree, so that it enters every group once; it is
+// as fast as the slowest port it crosses. A tree (recursive halving and doubling) pays fewer
 // latencies; small messages take the cheaper of both. With p devices, S bytes in all, B the slowest
 // port and L the largest latency on the way:
 //

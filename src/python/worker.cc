@@ -56,8 +56,8 @@ class WorkerGroup {
     const Joined* part = joined(ranks);
     return part == nullptr ? nullptr : part->group.get();
   }
-  // Paces the sockets between these ranks, whose devices are those of the cluster.
-  std::string pace(const Cluster& cluster, const std::vector<int>& ranks) {
+  // Limits the bandwidth between these ranks, whose devices are those of the cluster.
+  std::string limit_bandwidth(const Cluster& cluster, const std::vector<int>& ranks) {
     const Joined* part = joined(ranks);
     if (part == nullptr) return "off";
     if (part->sockets == nullptr)
@@ -371,9 +371,9 @@ void bind_worker(py::module_& m) {
       .def(
           "barrier", [](WorkerGroup& g) { g->barrier(); }, unlocked())
       .def(
-          "pace",
+          "limit_bandwidth",
           [](WorkerGroup& g, const Cluster& cluster, const std::vector<int>& ranks) {
-            return g.pace(cluster, ranks);
+            return g.limit_bandwidth(cluster, ranks);
           },
           unlocked());
 

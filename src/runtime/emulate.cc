@@ -112,7 +112,7 @@ BytesPerSecond pair_bandwidth(const Cluster& cluster, int a, int b, Traffic traf
   return slowest;
 }
 
-std::string pace(ProcessCommunicator& group, const Cluster& cluster) {
+std::string limit_bandwidth(ProcessCommunicator& group, const Cluster& cluster) {
   const std::vector<int> sockets = group.sockets();
   const int rank = group.rank();
   std::vector<uint64_t> rates[2];
@@ -162,7 +162,7 @@ std::unique_ptr<Network> network_for(const Cluster& cluster) {
 
 std::string emulate_links(ProcessCommunicator& group, const Cluster& cluster) {
   if (const char* mode = network_of_worker()) return mode;
-  return pace(group, cluster);
+  return limit_bandwidth(group, cluster);
 }
 
 Measured measure(Communicator& group, double speed) {

@@ -56,15 +56,15 @@ class Padding {
 // Bandwidth of the connection between two devices; infinite if nothing limits it.
 BytesPerSecond pair_bandwidth(const Cluster& cluster, int a, int b, Traffic traffic);
 
-// Paces the group's sockets from now on and says what is in effect: "paced sockets" or
-// "no pacing: <why>". Collective.
-std::string pace(ProcessCommunicator& group, const Cluster& cluster);
+// Limits the bandwidth of the group's sockets from now on and says what is in effect: "paced
+// sockets" or "no pacing: <why>". Collective.
+std::string limit_bandwidth(ProcessCommunicator& group, const Cluster& cluster);
 
 // The network of a cluster for workers of this machine; nothing, after a line on standard error
 // that says why, where links have to be paced sockets.
 std::unique_ptr<Network> network_for(const Cluster& cluster);
 
-// In a worker: the mode of the network it was started in; otherwise pace(). Collective.
+// In a worker: the mode of the network it was started in; otherwise limit_bandwidth(). Collective.
 std::string emulate_links(ProcessCommunicator& group, const Cluster& cluster);
 
 // What this group can do, measured under the emulation in effect, all workers at once. Collective.
