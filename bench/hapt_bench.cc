@@ -1,4 +1,4 @@
-// The pipeline room beside the HAPT paper: launch counts, search times, the case study of section
+// The pipeline module beside the HAPT paper: launch counts, search times, the case study of section
 // 2, and Figures 7, 9, 10 and 11 in predicted form.
 //
 //   hapt_bench [section]     sections: launch, case, search, scale, figures; without one, all

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Python door against the C++ program and against DistributedDataParallel.
+"""The Python package against the C++ program and against DistributedDataParallel.
 
     ./dev bench python [--runs 5] [--steps 60] [--build FOLDER]
 

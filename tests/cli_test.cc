@@ -46,7 +46,7 @@ class Cli : public ::testing::Test {
     return o;
   }
 
-  // A mistake of the user's: exit code 2, one line that says what to mend.
+  // A mistake of the user's: exit code 2, one line that says what to fix.
   void expect_mistake(const std::string& arguments, const std::string& message) const {
     Outcome o = motley(arguments);
     EXPECT_EQ(o.code, 2) << arguments << "\n" << o.err;

@@ -68,7 +68,8 @@ TEST_P(PlanReal, EqualsItsTwins) {
       EXPECT_NEAR(fast.price, solve_folded(problem, other, weights).price, 1e-9 * fast.price);
       if (!GetParam().integer) continue;
       const Solution slow = integer_program_by_sets(problem, weights);
-      // CBC stops at 1e-7 of the dearest option: its program may cost that much more, not less.
+      // CBC stops at 1e-7 of the most expensive option: its program may cost that much more, not
+      // less.
       EXPECT_LE(fast.price, slow.price * (1 + 1e-9));
       EXPECT_NEAR(fast.price, slow.price, 1e-6 * slow.price);
       EXPECT_NEAR(slow.lower_bound, slow.price, 1e-6 * slow.price);

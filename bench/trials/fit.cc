@@ -81,7 +81,7 @@ Vector fit_parameters(const Set& set, const std::vector<int>& rows, const Fitted
 }
 
 // TimeScales of layers from what is left of the rows' logarithms: an effect of width and degree and
-// one of the micro-batch besides, both normal around none, in noise (best linear unbiased
+// another of the micro-batch, both normal around none, in noise (best linear unbiased
 // prediction, by backfitting), with the weights of the fit.
 TimeScales infer_time_scales(const Set& set, const std::vector<int>& rows, const Vector& logs) {
   constexpr double kNoise = 0.05, kDegree = 0.1, kMicroBatch = 0.03;

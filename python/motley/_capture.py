@@ -19,7 +19,7 @@ _OWN = tuple(
     os.path.join(os.path.dirname(os.path.abspath(file)), "") for file in (__file__, torch.__file__)
 )
 
-_MENDS = (
+_REMEDIES = (
     (
         "reads a number out of a tensor",
         "; use torch.where or a mask, or compute it before the step and pass it as an input",
@@ -53,10 +53,10 @@ def _explained(error):
     if text.startswith(("[capture] ", "[torch] ")):
         text = text.split("] ", 1)[1]
     elif isinstance(error, (RuntimeError, TypeError, NotImplementedError)) and "meta" in text.lower():
-        text = f"this needs a tensor's numbers, which a capture does not have ({text})" + _MENDS[0][1]
+        text = f"this needs a tensor's numbers, which a capture does not have ({text})" + _REMEDIES[0][1]
     else:
         return None
-    text += "".join(mend for sign, mend in _MENDS if sign in text)
+    text += "".join(remedy for sign, remedy in _REMEDIES if sign in text)
     place = _place_in_user_code(error.__traceback__)
     return f"[capture] {place + ': ' if place else ''}{text}"
 
@@ -101,10 +101,10 @@ class _Watch:
 
 
 def _meta(tensor, parameter=False):
-    twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     if parameter:
-        return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
-    return twin.requires_grad_(tensor.requires_grad)
+        return torch.nn.Parameter(meta, requires_grad=tensor.requires_grad)
+    return meta.requires_grad_(tensor.requires_grad)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What can go wrong by the user's hand. Messages are one line: where, what, and how to mend it."""
+"""Mistakes of the user. A message is one line: where, what, and how to fix it."""
 
 from ._motley import PeerLost, UserError  # noqa: F401
 

@@ -151,7 +151,7 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
 
 
 def simulate(plan, trace=None):
-    """Plays one step of a plan, device by device.
+    """Simulates one step of a plan, device by device.
 
     Returns a dict: step_s, overlap, load_balance, and for each of devices busy_s, comm_s, exposed_comm_s, idle_s and
     peak_memory_bytes. `trace` names a file to write for ui.perfetto.dev.

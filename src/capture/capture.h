@@ -9,7 +9,7 @@
 // sizes, strides):
 //   - a storage has a base value, and a tree of views over it, each with the op that makes it from
 //   its parent;
-//   - an in-place op is recorded as its functional twin (add_ as add, copy_ as its source) and
+//   - an in-place op is recorded as its functional form (add_ as add, copy_ as its source) and
 //   written to the view: through
 //     the inverses of the view's ops up to the base (slice_scatter for slice, t for t, ...);
 //   - other views of a written storage are made again from the base when they are next read.
@@ -74,7 +74,7 @@ bool between_operators();
 // The operators that capture refuses, by name: they read numbers, or change how memory is read.
 std::vector<std::string> refused_ops();
 
-// A step whose tensors are on the Meta device already: what a front door for other models gives.
+// A step whose tensors are on the Meta device already: what the Python package gives.
 struct MetaStep {
   using Named = std::vector<std::pair<std::string, at::Tensor>>;
   std::string name;

@@ -59,14 +59,14 @@ const OpInfo& Recorder::info_of(const c10::OperatorHandle& handle) {
   }
   if (info.written >= 0 && info.handler == nullptr) {
     info.handler = &Recorder::mutate;
-    info.twin = twin_of(info);
+    info.functional = functional_of(info);
   }
   return info;
 }
 
 // The operator that returns what `info` writes: "aten::add_.Tensor" has "aten::add.Tensor",
 // "aten::add.out" too.
-const OpInfo* Recorder::twin_of(const OpInfo& info) {
+const OpInfo* Recorder::functional_of(const OpInfo& info) {
   if (info.several) return nullptr;
   auto& dispatcher = c10::Dispatcher::singleton();
   const c10::FunctionSchema& schema = info.op.handle.schema();

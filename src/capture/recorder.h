@@ -79,7 +79,7 @@ struct OpInfo {
   int written = -1;      // the argument changed in place
   bool several = false;  // changes more than one argument
   bool out = false;      // the changed argument only receives the result
-  const OpInfo* twin = nullptr;
+  const OpInfo* functional = nullptr;
   bool has_dtype = false;
   bool has_tensors = false;
 };
@@ -110,8 +110,8 @@ class Recorder {
   // handled.
   std::function<void()> forget_error;
 
-  // From here on, reading the memory of `tensor` other than through its Meta twin is an error that
-  // names it.
+  // From here on, reading the memory of `tensor` other than through its Meta tensor is an error
+  // that names it.
   void own(const std::string& name, const at::Tensor& tensor);
 
   void handle(const c10::OperatorHandle& handle, Stack* stack);
@@ -131,7 +131,7 @@ class Recorder {
   Graph& graph() { return result.graph; }
   static const std::unordered_map<std::string, Handler>& handlers();
   const OpInfo& info_of(const c10::OperatorHandle& handle);
-  const OpInfo* twin_of(const OpInfo& info);
+  const OpInfo* functional_of(const OpInfo& info);
 
   ValueId emit(const std::string& op, std::vector<Arg> args, const TensorSpec& spec);
   Place find(const at::Tensor& tensor);
@@ -186,7 +186,7 @@ class Recorder {
   std::vector<std::unique_ptr<Stored>> stored_;
   std::unordered_map<const c10::StorageImpl*, Stored*> by_storage_;
   struct Adopted {
-    at::Tensor from, twin;  // a tensor from outside, held so that its address stays its own
+    at::Tensor from, meta;  // a tensor from outside, held so that its address stays its own
   };
   std::unordered_map<const c10::StorageImpl*, std::vector<Adopted>> adopted_;
   std::unordered_map<const c10::StorageImpl*, std::string> owned_;  // names, by memory

@@ -74,7 +74,7 @@ ValueId Recorder::cast(ValueId value, const TensorSpec& spec) {
 }
 
 void Recorder::mutate(const OpInfo& info, Stack* stack) {
-  if (info.twin == nullptr)
+  if (info.functional == nullptr)
     throw user_error("capture", "{} changes a tensor in place and has no functional form",
                      info.op.name);
   const c10::IValue* args = arguments(info, stack);
@@ -82,10 +82,10 @@ void Recorder::mutate(const OpInfo& info, Stack* stack) {
   Stack call;
   for (size_t i = 0; i < info.op.args.size(); i++)
     if (!info.out || i != static_cast<size_t>(info.written)) call.push_back(args[i]);
-  if (info.twin->handler != nullptr)
-    (this->*info.twin->handler)(*info.twin, &call);
+  if (info.functional->handler != nullptr)
+    (this->*info.functional->handler)(*info.functional, &call);
   else
-    record(*info.twin, &call);
+    record(*info.functional, &call);
   const at::Tensor value = call.back().toTensor();
   if (value.is_alias_of(self)) {  // t_, squeeze_, ...: only the geometry changes
     info.op.handle.callBoxed(stack);

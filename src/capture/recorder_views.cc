@@ -173,7 +173,7 @@ void Recorder::check_outside(const at::Tensor& tensor, const std::string& reader
 at::Tensor Recorder::adopt(const at::Tensor& tensor, const std::string& reader, bool fresh) {
   if (tensor.layout() == at::kStrided && !fresh)
     for (const Adopted& a : adopted_[tensor.storage().unsafeGetStorageImpl()])
-      if (matches(geometry_of(a.from), tensor)) return a.twin;
+      if (matches(geometry_of(a.from), tensor)) return a.meta;
   check_outside(tensor, reader);
   const at::Tensor numbers = tensor.detach().cpu();
   const at::Tensor doubles = numbers.to(at::kDouble).contiguous();
@@ -185,12 +185,12 @@ at::Tensor Recorder::adopt(const at::Tensor& tensor, const std::string& reader, 
   const double* data = doubles.data_ptr<double>();
   const ValueId value = graph().add_constant(motley::spec_of(tensor),
                                              std::vector<double>(data, data + doubles.numel()));
-  const at::Tensor twin = made(value);
-  if (fresh) return twin;
-  by_storage_[twin.storage().unsafeGetStorageImpl()]->outside = true;
-  adopted_[tensor.storage().unsafeGetStorageImpl()].push_back({tensor, twin});
+  const at::Tensor meta = made(value);
+  if (fresh) return meta;
+  by_storage_[meta.storage().unsafeGetStorageImpl()]->outside = true;
+  adopted_[tensor.storage().unsafeGetStorageImpl()].push_back({tensor, meta});
   result.outside.push_back(tensor);
-  return twin;
+  return meta;
 }
 
 at::Tensor Recorder::made(ValueId value) {

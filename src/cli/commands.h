@@ -32,7 +32,7 @@ std::function<std::string(const std::string&)> positive_number();
 // Remembers the command line of this process for become_torch().
 void remember_arguments(char** argv);
 
-// Whether motley-torch stands beside this program.
+// Whether motley-torch lies in the folder of this program.
 bool has_torch();
 
 // Replaces this process by motley-torch, the same program with libtorch, with the same arguments.

@@ -1,4 +1,4 @@
-// motley demo: the whole story in under two minutes, on this machine.
+// motley demo: plan, train and compare in under two minutes, on this machine.
 //
 // A byte-level language model is planned for four emulated workers of unequal speed behind a slow
 // link and trained for real; beside it run even data parallelism under the same emulation and one

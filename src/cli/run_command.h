@@ -30,7 +30,7 @@ struct RunOptions {
 
 // Reads and checks the plan, then trains: as a worker if a launcher started this process, on local
 // workers otherwise. Rank 0 prints progress on standard error and the result on standard output.
-// Throws UserError for what the user can mend.
+// Throws UserError for what the user can fix.
 void run_command(const RunOptions& options);
 
 void add_run_command(CLI::App& app);

@@ -80,9 +80,8 @@ class Reader {
   }
 
  private:
-  UserError error(const std::string& field, const std::string& what,
-                  const std::string& mend) const {
-    return user_error("cluster", "{}: {} {}; {}", file_, field, what, mend);
+  UserError error(const std::string& field, const std::string& what, const std::string& fix) const {
+    return user_error("cluster", "{}: {} {}; {}", file_, field, what, fix);
   }
   static std::string join(const std::string& path, const std::string& field) {
     return path.empty() ? field : path + "." + field;

@@ -37,7 +37,7 @@ namespace motley {
 // The sum, not the larger of the two: measured times of cores and of small calls follow it.
 struct OpRate {
   std::string op;  // "aten::mm"; "motley::adamw" and "motley::sgd" update one parameter,
-                   // "motley::step" is what a step takes besides, bytes being its inputs
+                   // "motley::step" is what a step takes beyond operators, bytes being its inputs
   Seconds overhead = 0;
   FlopsPerSecond flops = 0;               // 0: not limited by arithmetic
   BytesPerSecond memory_bandwidth = 0;    // 0: not limited by memory
@@ -132,7 +132,7 @@ struct Cluster {
 constexpr int kMaxDevices = 1 << 17;
 
 // Reads a cluster file, or the name of a shipped one ("hap-64": clusters/hap-64.yaml beside the
-// program or in the source tree). Throws UserError naming file, field, value and mend.
+// program or in the source tree). Throws UserError naming file, field, value and remedy.
 Cluster load_cluster(const std::string& path_or_name);
 Cluster parse_cluster(const std::string& yaml, const std::string& name);
 

@@ -77,7 +77,7 @@ std::string types_of(const Cluster& cluster);
 
 Json to_json(const ProfiledStage& stage);
 Json to_json(const Profile& profile);
-// Throws UserError naming `name`, the field, its value and the mend.
+// Throws UserError naming `name`, the field, its value and the remedy.
 Profile parse_profile(const std::string& text, const std::string& name);
 void save_profile(const Profile& profile, const std::string& path);
 Profile load_profile(const std::string& path);

@@ -86,7 +86,7 @@ const char* signal_name(int number) {
 
 struct Outcome {
   Failure failure = Failure::none;
-  bool user = false;  // the user can mend it
+  bool user = false;  // the user can fix it
   int stopped = 0;    // by which signal it was asked to end
   std::string message;
 };

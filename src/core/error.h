@@ -1,7 +1,7 @@
 // Two kinds of failure, and no third.
 //
-// UserError: something the user can mend. The message is one line that starts with the room in
-// brackets and names the file, field and value and how to mend it: "[cluster] c.yaml:
+// UserError: something the user can fix. The message is one line that starts with the module in
+// brackets and names the file, field and value and how to fix it: "[cluster] c.yaml:
 // devices[2].flops is -1; give a positive number". The command line prints it and exits with 2.
 //
 // MOTLEY_CHECK: a broken invariant of ours. It throws InternalError with the place; the command
@@ -30,8 +30,9 @@ class InternalError : public std::logic_error {
 
 // Builds a UserError: throw user_error("plan", "step {} names op {}", i, name).
 template <typename... Args>
-UserError user_error(const char* room, fmt::format_string<Args...> format, Args&&... args) {
-  return UserError(fmt::format("[{}] {}", room, fmt::format(format, std::forward<Args>(args)...)));
+UserError user_error(const char* module, fmt::format_string<Args...> format, Args&&... args) {
+  return UserError(
+      fmt::format("[{}] {}", module, fmt::format(format, std::forward<Args>(args)...)));
 }
 
 [[noreturn]] void check_failed(const char* file, int line, const char* condition,

@@ -135,14 +135,14 @@ Json parse_json(const std::string& text, const std::string& name, int max_depth)
   }
 }
 
-Fields::Fields(const Json& object, std::string room, std::string where)
-    : object_(object), room_(std::move(room)), where_(std::move(where)) {
+Fields::Fields(const Json& object, std::string module, std::string where)
+    : object_(object), module_(std::move(module)), where_(std::move(where)) {
   if (!object_.is_object())
-    throw user_error(room_.c_str(), "{}: is {}; give a JSON object", where_, object_.type_name());
+    throw user_error(module_.c_str(), "{}: is {}; give a JSON object", where_, object_.type_name());
 }
 
 UserError Fields::bad(const char* name, const std::string& why) const {
-  return user_error(room_.c_str(), "{}: field '{}' {}", where_, name, why);
+  return user_error(module_.c_str(), "{}: field '{}' {}", where_, name, why);
 }
 
 const Json* Fields::find(const char* name) const {

@@ -28,7 +28,7 @@ Json parse_json(const std::string& text, const std::string& name, int max_depth 
 // asked for is a UserError that names the path of the field ("p.json: program[3].node is ...").
 class Fields {
  public:
-  Fields(const Json& object, std::string room, std::string where);
+  Fields(const Json& object, std::string module, std::string where);
 
   const Json& at(const char* name) const;     // required
   const Json* find(const char* name) const;   // optional
@@ -41,7 +41,7 @@ class Fields {
 
  private:
   const Json& object_;
-  std::string room_, where_;
+  std::string module_, where_;
 };
 
 }  // namespace motley

@@ -87,7 +87,7 @@ class CostModel {
   Seconds collective(CollectiveKind kind, Bytes bytes,
                      const CollectiveModel::ShareProfile& shares) const;
   Seconds latency() const { return net_.latency_of_ring(); }
-  // What every step takes besides its operators, collectives and updates on a device type: every
+  // What every step takes beyond its operators, collectives and updates on a device type: every
   // device makes the whole batch and keeps its piece.
   Seconds per_step(int type, const Graph& graph) const;
   const CollectiveModel& net() const { return net_; }
@@ -145,7 +145,7 @@ Seconds inner_seconds(const Theory& theory, NodeId node, const Triple& triple,
 // computed for:
 //   comm = comm_fixed + comm_padded * M,   compute[type] = sum over segments of cut * b +
 //   whole[type]
-// Of an exchange between segments comm_fixed is what it takes besides moving its bytes.
+// Of an exchange between segments comm_fixed is what it takes beyond moving its bytes.
 struct StageCost {
   Seconds comm = 0;
   Seconds comm_fixed = 0, comm_padded = 0;
@@ -217,6 +217,7 @@ struct ZeroShare {
 // runs, gradients of another type than their parameter (mixed precision) are there in both. With
 // `phases` also what a micro-batch holds between its passes.
 MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
-                     int types, Optimizer optimizer, bool phases = false, const ZeroShare& kept = {});
+                     int types, Optimizer optimizer, bool phases = false,
+                     const ZeroShare& kept = {});
 
 }  // namespace motley

@@ -22,7 +22,7 @@ struct PartCost {
   // Values of earlier parts that this one or a later one reads in its forward pass: what comes in
   // where a pipeline is cut in front of this part.
   Bytes held_inputs = 0;
-  Bytes workspace = 0;  // the most that is there besides, at one time, while the part runs
+  Bytes workspace = 0;  // the most that is there beyond these, at one time, while the part runs
   Bytes late = 0;       // gradients that wait for the reduction, there from the backward pass on
 };
 

@@ -1,6 +1,6 @@
 // The tensor-program IR: one training step of one device as a list of ATen calls.
 //
-// A Graph is what capture records and every later room reads: forward, loss and backward in
+// A Graph is what capture records and every later module reads: forward, loss and backward in
 // execution order, functional (no in-place ops; a value is written once), with the roles of its
 // values: parameters and their gradients, buffers and their updates, inputs, the loss, and outputs
 // (of a part of a step: what other parts read, stage.h). Ops keep their ATen names ("aten::addmm",

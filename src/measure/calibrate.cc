@@ -424,7 +424,7 @@ void measure_optimizer(Communicator& group, Watch& watch, at::Device device, con
   result->ops.push_back(op);
 }
 
-// What a step takes besides its operators: tiny models with small and large inputs, trained,
+// What a step takes beyond its operators: tiny models with small and large inputs, trained,
 // against their price.
 void measure_step(const CalibrateOptions& options, ProfiledDevice* result) {
   DeviceType type;
@@ -493,7 +493,7 @@ std::set<const void*> set_sources(Executor& executor, const Graph& graph, at::De
   return storages;
 }
 
-// The passes of one micro-batch: seconds by `now`, and what is held between them besides `sources`.
+// The passes of one micro-batch: seconds by `now`, and what is held between them beyond `sources`.
 struct Passes {
   Seconds forward = 0, backward = 0;
   Bytes held = 0;

@@ -77,7 +77,7 @@ TEST(Fit, FindsTheCacheOfAnOptimizer) {
   }
 }
 
-// The slow twin: random steps away from the answer never do better.
+// Checked by trying: random steps away from the answer never do better.
 TEST(Fit, IsTheBestWithoutNegativeCoefficients) {
   Rng rng(2);
   for (int i = 0; i < 200; ++i) {

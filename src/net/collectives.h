@@ -28,8 +28,8 @@
 //
 //   (1 - least share) S/B + (p-2) chunk/B + 2(p-1) L
 //
-// The fluid simulator of this room (fluid.h) is the reference for what sharing and other algorithms
-// cost.
+// The fluid simulator of this module (fluid.h) is the reference for what sharing and other
+// algorithms cost.
 #pragma once
 
 #include <algorithm>

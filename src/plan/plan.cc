@@ -693,7 +693,7 @@ Plan parse_plan(const std::string& text, const std::string& name) {
   if (const Json* pipeline = fields.find("pipeline")) {
     for (const char* other : {"ratios", "program"})
       if (fields.find(other))
-        throw fields.bad(other, "stands beside a pipeline; its stages have their own");
+        throw fields.bad(other, "cannot be combined with a pipeline; its stages have their own");
     if (version == 1)
       throw fields.bad("motley_plan",
                        "is 1, in which pipelines had the graph of a micro-batch; plan again");

@@ -64,7 +64,7 @@ struct Plan {
 };
 
 Json to_json(const Plan& plan);
-// Throws UserError naming `name`, the field, its value and the mend.
+// Throws UserError naming `name`, the field, its value and the remedy.
 Plan parse_plan(const std::string& text, const std::string& name);
 void save_plan(const Plan& plan, const std::string& path);
 Plan load_plan(const std::string& path);

@@ -8,15 +8,15 @@
 
 namespace motley::planner {
 
-bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& rooms,
+bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& sites,
                    const Plan& plan, Composition* composition) {
   const PipelinePlan& pipeline = *plan.pipeline;
   auto& replicas = composition->replicas;
   const int dp = static_cast<int>(replicas.size());
   bool moved = false;
-  for (std::vector<int> room : rooms) {
-    std::sort(room.begin(), room.end());
-    // The stages in this room, and what they reduce.
+  for (std::vector<int> site : sites) {
+    std::sort(site.begin(), site.end());
+    // The stages in this site, and what they reduce.
     std::vector<int> stages;
     Bytes gradients = 0, inside = 0, both = 0;
     size_t ranks = 0;
@@ -26,7 +26,7 @@ bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& 
       for (const ReplicaChoice& replica : replicas)
         for (int d : replica.stages[s].devices) {
           ++all;
-          here += std::binary_search(room.begin(), room.end(), d);
+          here += std::binary_search(site.begin(), site.end(), d);
         }
       if (here == 0) continue;
       if (stages.empty()) ranks = replicas[0].stages[s].devices.size();
@@ -62,17 +62,17 @@ bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& 
                   (i < once ? replicas[0].micro_batches : 1);
       }
     }
-    if (dp == 1 || ranks < 2 || !uniform || stages.size() * dp * ranks != room.size()) continue;
+    if (dp == 1 || ranks < 2 || !uniform || stages.size() * dp * ranks != site.size()) continue;
     const double each = static_cast<double>(stages.size());
     const std::vector<int> order = reduce::devices_jointly(
-        part_of(cluster, room), {static_cast<int>(stages.size()), dp, static_cast<int>(ranks)},
+        part_of(cluster, site), {static_cast<int>(stages.size()), dp, static_cast<int>(ranks)},
         {{{1}, gradients / each}, {{2}, inside / each}, {{1, 2}, both / each}});
     if (order.empty()) continue;
     auto next = order.begin();
     for (int s : stages)
       for (ReplicaChoice& replica : replicas) {
         std::vector<int> devices;
-        for (size_t t = 0; t < ranks; ++t) devices.push_back(room[*next++]);
+        for (size_t t = 0; t < ranks; ++t) devices.push_back(site[*next++]);
         std::sort(devices.begin(), devices.end());
         std::vector<int> before = replica.stages[s].devices;
         std::sort(before.begin(), before.end());

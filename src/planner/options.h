@@ -66,7 +66,7 @@ struct PlanOptions {
   bool recompute = true;               // activations may be computed again where memory is short
   std::vector<int64_t> micro_batches;  // samples, those that may be tried; empty: all
   // Pieces that the pipeline engine cuts the model into, about; 0: the finest, up to 160;
-  // kAutomaticLayers: finer until nothing is gained.
+  // kAutomaticLayers: finer until plans stop getting better.
   int layers = 0;
   std::vector<ProfiledStage> measured;  // layers whose costs on one device are not the model's
 

@@ -1,7 +1,7 @@
 // What no program takes less than on other devices of a cluster, or at other shares: certificates
 // of a plan beyond those of its own devices and shares (synthesis.h).
 //
-// Ratios are one per device type here, as everywhere in this room, so that the shares of a type's
+// Ratios are one per device type here, as everywhere in this module, so that the shares of a type's
 // devices together, y_t >= 0 of sum 1, say all of them. Bounds at boxes of such shares (certify.h)
 // hold at every share inside, and get as tight as the bounds at single shares where boxes shrink:
 // branch and bound over boxes. Boxes meet where pieces change; there, where a share is half-way

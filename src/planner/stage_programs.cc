@@ -27,8 +27,8 @@ int StagePrograms::number_of(const Graph& graph) {
 
 int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found) {
   const auto key_of = [](const StageTask& t) {
-    return std::tuple(t.number, t.group->number, t.stages_per_device, t.micro_batches, t.in_flight, t.recompute,
-                      t.thorough, t.divided);
+    return std::tuple(t.number, t.group->number, t.stages_per_device, t.micro_batches, t.in_flight,
+                      t.recompute, t.thorough, t.divided);
   };
   found->assign(tasks.size(), nullptr);
   // What is found for one stage helps the next on a group of its kind; kinds are independent.
@@ -101,8 +101,8 @@ Planned StagePrograms::as_run(const StageTask& task, Planned planned) {
   return planned;
 }
 
-std::vector<StagePrograms::Room> StagePrograms::room_of(const StageTask& task,
-                                                        const Planned& p) const {
+std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(const StageTask& task,
+                                                                const Planned& p) const {
   const Cluster& cluster = task.group->cluster;
   const Divided& divided = task.divided;
   // As if the pieces of all replicas were alike.
@@ -120,22 +120,25 @@ std::vector<StagePrograms::Room> StagePrograms::room_of(const StageTask& task,
                      request_.optimizer, true, what);
   };
   const MemoryCost memory = memory_with(as_run(task, p).program, kept);
-  std::vector<Room> rooms;
+  std::vector<Shortage> shortages;
   for (size_t t = 0; t < cluster.types.size(); ++t) {
     const Bytes others =
         memory.sums[t] +
         (task.in_flight - 1) * (task.recompute ? memory.held_inputs[t] : memory.held[t]);
-    rooms.push_back({memory.peak[t] + others - cluster.types[t].memory / task.stages_per_device, others, 0});
+    shortages.push_back(
+        {memory.peak[t] + others - cluster.types[t].memory / task.stages_per_device, others, 0});
   }
-  if (divided.level == 0) return rooms;
+  if (divided.level == 0) return shortages;
   const MemoryCost whole = memory_with(p.program, {});
-  for (size_t t = 0; t < rooms.size(); ++t) rooms[t].divided = whole.peak[t] - memory.peak[t];
-  return rooms;
+  for (size_t t = 0; t < shortages.size(); ++t)
+    shortages[t].divided = whole.peak[t] - memory.peak[t];
+  return shortages;
 }
 
 bool StagePrograms::fits(const StageTask& task, const Planned& planned) const {
-  const std::vector<Room> rooms = room_of(task, planned);
-  return std::all_of(rooms.begin(), rooms.end(), [](const Room& r) { return r.lack <= 0; });
+  const std::vector<Shortage> shortages = shortage_of(task, planned);
+  return std::all_of(shortages.begin(), shortages.end(),
+                     [](const Shortage& r) { return r.lack <= 0; });
 }
 
 void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
@@ -205,22 +208,22 @@ Planned StagePrograms::plan(const StageTask& task) {
   const auto better = [&](const Planned& p) {
     return lean && seconds_of(*lean) < seconds_of(p) ? *lean : p;
   };
-  Cluster room = group.cluster;  // with the memory that other micro-batches leave
+  Cluster left = group.cluster;  // with the memory that other micro-batches leave
   spmd::WarmStart warm;
   for (int attempt = 1; attempt < kAttempts; ++attempt) {
-    const std::vector<Room> rooms = room_of(task, planned);
-    for (size_t t = 0; t < room.types.size(); ++t) {
+    const std::vector<Shortage> shortages = shortage_of(task, planned);
+    for (size_t t = 0; t < left.types.size(); ++t) {
       const DeviceType& type = group.cluster.types[t];
-      const Bytes most = type.memory / task.stages_per_device + rooms[t].divided;
-      if (attempt == 1) room.types[t].memory = most;
-      if (rooms[t].lack <= 0) continue;
-      planned.reason = fmt::format("{} lacks {}", type.name, format_bytes(rooms[t].lack));
-      room.types[t].memory =
-          std::max(0.3 * room.types[t].memory,
-                   std::min(attempt > 1 ? room.types[t].memory - rooms[t].lack : most,
-                            most - rooms[t].others));
+      const Bytes most = type.memory / task.stages_per_device + shortages[t].divided;
+      if (attempt == 1) left.types[t].memory = most;
+      if (shortages[t].lack <= 0) continue;
+      planned.reason = fmt::format("{} lacks {}", type.name, format_bytes(shortages[t].lack));
+      left.types[t].memory =
+          std::max(0.3 * left.types[t].memory,
+                   std::min(attempt > 1 ? left.types[t].memory - shortages[t].lack : most,
+                            most - shortages[t].others));
     }
-    planned = search(task, CostModel(room, group.reductions, group.replicas), true, task.pieces(),
+    planned = search(task, CostModel(left, group.reductions, group.replicas), true, task.pieces(),
                      &memory_price, &warm);
     if (!planned.feasible) break;
     if (fits(task, planned)) {

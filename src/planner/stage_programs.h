@@ -25,7 +25,8 @@ struct Divided {
   auto operator<=>(const Divided&) const = default;
 };
 
-// A stage on a group, with `in_flight` micro-batches in one part in `stages_per_device` of the memory.
+// A stage on a group, with `in_flight` micro-batches in one part in `stages_per_device` of the
+// memory.
 struct StageTask {
   const Theory* theory;
   int number;  // of its graph (StagePrograms::number_of)
@@ -62,10 +63,10 @@ class StagePrograms {
                  double* memory_price, spmd::WarmStart* warm);
   // Of a type of devices: what a program lacks, what other micro-batches take, and what is not
   // there because it is divided.
-  struct Room {
+  struct Shortage {
     Bytes lack = 0, others = 0, divided = 0;
   };
-  std::vector<Room> room_of(const StageTask& task, const Planned& planned) const;
+  std::vector<Shortage> shortage_of(const StageTask& task, const Planned& planned) const;
   bool fits(const StageTask& task, const Planned& planned) const;
   // As it runs: with pieces held, if it is to.
   static Planned as_run(const StageTask& task, Planned planned);

@@ -1,4 +1,5 @@
-// motley._motley: the C++ rooms as the package python/motley uses them. Not an interface for users.
+// motley._motley: the C++ modules as the package python/motley uses them. Not an interface for
+// users.
 #include "comm/gloo.h"
 #include "core/error.h"
 #include "core/log.h"

@@ -1,6 +1,6 @@
 // What collectives do to data (P2 section 3.2, Figure 8; the rules are in net/device_states.h),
 // with the matrices as bitsets: n * k rows of n bits. The synthesiser enumerates with it on small
-// systems; net::SparseStates follows programs on thousands of devices, and is the twin.
+// systems; net::SparseStates follows programs on thousands of devices, and is tested equal.
 #pragma once
 
 #include <cstdint>

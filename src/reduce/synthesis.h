@@ -12,8 +12,8 @@
 // 2; the divisibility that reduce_scatter asks for always holds, because the number of chunks is
 // the product of the sizes; and how chunks are numbered does not matter. So `program_space`
 // explores [1 2 .. 2], where a state is a few words, and the forms are applied to the true levels.
-// `program_space_on` explores the levels as they are, for any goal; it is the slow twin, and what
-// hierarchies (a) to (c) of section 3.4 need.
+// `program_space_on` explores the levels as they are, for any goal; it is the brute-force
+// reference, and what hierarchies (a) to (c) of section 3.4 need.
 //
 // How much of the buffer a device holds follows from the levels that are scattered: reduce_scatter
 // over a form scatters the levels it spans, all_gather gathers them, and a device holds the buffer

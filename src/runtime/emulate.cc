@@ -190,7 +190,7 @@ Measured measure(Communicator& group, double speed) {
   result.overhead = seconds_per_call("launch", 0.2, [&] { at::add(tiny, tiny); });
   const at::Tensor a = at::ones({256, 256}), b = at::ones({256, 1024});
   result.flops = 2. * 256 * 256 * 1024 / seconds_per_call("product", 0.5, [&] { at::mm(a, b); });
-  // A mix of what models do besides products, in multiples of the tensor's bytes.
+  // A mix of what models do other than products, in multiples of the tensor's bytes.
   const at::Tensor x = at::randn({256, 512}), w = at::ones({512});
   const double bytes = 4. * 256 * 512;
   const Seconds mix = seconds_per_call("mix", 0.5, [&] {

@@ -28,8 +28,8 @@
 //  - drop_redundant: forms that no remaining node can use, directly or converted, leave the
 //  property set.
 //
-// Cost: exponential in the width of the graph. For graphs of tens of nodes, and as a twin of the
-// folded search.
+// Cost: exponential in the width of the graph. For graphs of tens of nodes, and as a reference of
+// the folded search.
 #pragma once
 
 #include <vector>

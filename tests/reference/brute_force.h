@@ -1,5 +1,5 @@
-// Slow, obvious twins of the searches over synthesis problems (solver/problem.h), a checker, and
-// random problems.
+// Slow, obvious references of the searches over synthesis problems (solver/problem.h), a checker,
+// and random problems.
 #pragma once
 
 #include <cstdint>

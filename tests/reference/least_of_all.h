@@ -1,4 +1,4 @@
-// The slow twin of searches with overlap, for tests.
+// The brute-force reference of searches with overlap, for tests.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace motley::spmd {
 
-// The least step of all programs, one by one: the slow twin of the search with overlap. Conversions
+// The least step of all programs, one by one: the reference of the search with overlap. Conversions
 // are the cheapest of those that hide nothing and of those that hide every gradient.
 inline Seconds least_of_all(const Theory& theory, const CostModel& model,
                             const Fractions& fractions) {

@@ -1,4 +1,4 @@
-// Captured graphs and small clusters that several tests of this room share.
+// Captured graphs and small clusters that several tests share.
 #pragma once
 
 #include <string>

@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kSearching = 0.5;  // of the time, until strategies are planned stage by stage
 constexpr int kComposed = 4;        // of each: one stage a device, several
-constexpr int kParted = 2;          // of each, besides: with context or expert parallelism
+constexpr int kParted = 2;          // of each, in addition: with context or expert parallelism
 constexpr int kLayers = 48;
 constexpr int kContext[] = {2, 4, 8};
 

@@ -466,11 +466,11 @@ class PipelineSearch {
       if (result_.candidates.empty()) result_.reason = reason;
       return true;
     }
-    std::vector<std::vector<int>> rooms;
-    for (int c : equals()) rooms.push_back(parts_[c].devices);
+    std::vector<std::vector<int>> sites;
+    for (int c : equals()) sites.push_back(parts_[c].devices);
     std::unique_ptr<Plan> jointly;
     const Composition before = composition;
-    if (place_jointly(cluster_, rooms, *plan, &composition))
+    if (place_jointly(cluster_, sites, *plan, &composition))
       jointly = builder.compose(composition, "pipeline", &reason);
     // `plan` has the devices from before.
     const Composition* placed = &composition;
