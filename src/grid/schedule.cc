@@ -136,7 +136,8 @@ std::vector<Seconds> simulate_interleaved(const Pipeline& pipeline, int stages, 
   MOTLEY_CHECK(ranges % stages == 0 && micro_batches % stages == 0);
   const int v = ranges / stages, total = micro_batches * v;
   std::vector<std::vector<Op>> orders(stages);
-  // The k-th forward (backward) of any stage: micro-batches go in groups of `stages`, range by range.
+  // The k-th forward (backward) of any stage: micro-batches go in groups of `stages`, range by
+  // range.
   auto op_of = [&](int s, int k, bool forward) {
     const int group = k / (stages * v), in = k % (stages * v);
     const int range = forward ? in / stages : v - 1 - in / stages;

@@ -54,9 +54,10 @@ std::vector<int> h_one_f_one_b_table_counts(const Pipeline& pipeline);
 Schedule greedy_schedule(const Pipeline& pipeline, int micro_batches);
 Schedule deadline_schedule(const Pipeline& pipeline, int micro_batches);
 
-// The forward passes that the g-th of `groups` groups of `stages_per_device` stages each takes before its first
-// backward pass (Narayanan et al. 2021, as Megatron-LM runs it): 2 (groups - g - 1) +
-// (stages_per_device - 1) groups + 1, all of them if there are no more micro-batches than groups.
+// The forward passes that the g-th of `groups` groups of `stages_per_device` stages each takes
+// before its first backward pass (Narayanan et al. 2021, as Megatron-LM runs it): 2 (groups - g -
+// 1) + (stages_per_device - 1) groups + 1, all of them if there are no more micro-batches than
+// groups.
 std::vector<int> interleaved_counts(int groups, int stages_per_device, int micro_batches);
 
 // What a schedule decided on the fly may hold: the limits, or h1f1b's counts.

@@ -12,9 +12,7 @@ constexpr int64_t kRoughStates = 4000;
 }  // namespace
 
 ProgramSearch::ProgramSearch(const PlanOptions& request, SearchCache* cache)
-    : optimizer_(request.optimizer),
-      request_(request),
-      cache_(cache ? *cache : own_cache_) {}
+    : optimizer_(request.optimizer), request_(request), cache_(cache ? *cache : own_cache_) {}
 
 spmd::SynthesisOptions ProgramSearch::options(int micro_batches, spmd::WarmStart* warm) {
   spmd::SynthesisOptions options;

@@ -8,9 +8,10 @@ std::vector<int> interleaved_counts(int groups, int stages_per_device, int micro
   std::vector<int> counts;
   const int all = micro_batches * stages_per_device;
   for (int g = 0; g < groups; ++g)
-    counts.push_back(micro_batches <= groups
-                         ? all
-                         : std::min(all, 2 * (groups - g - 1) + (stages_per_device - 1) * groups + 1));
+    counts.push_back(
+        micro_batches <= groups
+            ? all
+            : std::min(all, 2 * (groups - g - 1) + (stages_per_device - 1) * groups + 1));
   return counts;
 }
 
