@@ -227,6 +227,50 @@ void calibrate_command(CalibrateArgs args) {
   launch_workers(launch);
 }
 
+void add_measured_options(CLI::App* command, CalibrateArgs* args) {
+  const std::string group = "What is measured";
+  command
+      ->add_option("--model", args->models,
+                   "Model whose operators are measured; may be given again; default: small ones "
+                   "of the zoo")
+      ->group(group);
+  command->add_option("--batch", args->batch, "Batch of --model on each device; default: 8")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->group(group);
+  command
+      ->add_flag("--stages", args->stages,
+                 "Also measure the layers that pipelines of --model are made of, one by one on "
+                 "every device and together on sub-meshes")
+      ->group(group);
+  command
+      ->add_option("--micro-batch", args->micro_batches,
+                   "With --stages: samples of a micro-batch; may be given again; default: --batch")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->group(group);
+  command
+      ->add_option("--layers", args->layers,
+                   "With --stages: number of pieces that the model is cut into, as for motley plan")
+      ->check(CLI::Range(1, 2000))
+      ->group(group);
+}
+
+void add_worker_options(CLI::App* command, CalibrateArgs* args) {
+  const std::string group = "Workers";
+  command
+      ->add_option("--device", args->device,
+                   "cuda: CUDA devices over NCCL; cpu: the CPU over gloo; auto (default): CUDA if "
+                   "there is a device for every worker, and no --emulate")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->group(group);
+  command->add_flag("--emulate", args->emulate, "Emulate the cluster on this machine")
+      ->group(group);
+  command
+      ->add_option("--scale", args->scale,
+                   "Measure the cluster scaled down to at most so many workers of this machine")
+      ->check(CLI::Range(1, kMaxLocalWorkers))
+      ->group(group);
+}
+
 }  // namespace
 
 void add_calibrate_command(CLI::App& app) {
@@ -235,26 +279,14 @@ void add_calibrate_command(CLI::App& app) {
   command->add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
       ->required();
   command->add_option("-o,--output", args->output, "Profile to write")->required();
-  command->add_option("--scale", args->scale, "Scale the cluster down to at most so many workers")
-      ->check(CLI::Range(1, kMaxLocalWorkers));
-  command->add_option("--model", args->models,
-                      "Model whose operators are measured; may be given again; default: small ones "
-                      "of the zoo");
-  command->add_option("--batch", args->batch, "Batch of --model on each device")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  command->add_flag("--stages", args->stages,
-                    "Also measure the layers that pipelines of --model are made of, one by one on "
-                    "every device and together on sub-meshes");
-  command
-      ->add_option("--micro-batch", args->micro_batches,
-                   "With --stages: samples of a micro-batch; may be given again; default: --batch")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  command->add_option("--layers", args->layers, "With --stages: as for motley plan")
-      ->check(CLI::Range(1, 2000));
-  command->add_flag("--emulate", args->emulate, "Emulate the cluster on this machine");
-  command->add_option("--device", args->device, "cuda, cpu, or auto: CUDA if there are enough")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   command->add_flag("--json", args->json, "Print one JSON object");
+  add_measured_options(command, args.get());
+  add_worker_options(command, args.get());
+  command->footer(
+      "Examples:\n"
+      "  motley calibrate --cluster local-mixed-4 --emulate -o local.profile\n"
+      "  motley calibrate --cluster my.yaml --model bert --batch 32 -o my.profile\n"
+      "  motley calibrate --cluster my.yaml --stages --model bert --micro-batch 8 -o my.profile");
   command->callback([args] { calibrate_command(*args); });
 }
 

@@ -19,12 +19,17 @@ void add_capture_command(CLI::App& app) {
     bool json = false;
   };
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand("capture", "Write the captured training step of a model");
-  command->add_option("model", args->model, "Zoo model: name or name:key=value,...")->required();
+  auto* command =
+      app.add_subcommand("capture", "Write the training step of a model as a graph file");
+  command->add_option("model", args->model, "Model of the zoo: name or name:key=value,...")
+      ->required();
   command->add_option("-o,--output", args->output, "Graph file to write")->required();
-  command->add_option("--batch", args->batch, "Global batch")
+  command->add_option("--batch", args->batch, "Global batch, in samples; default: 8")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   command->add_flag("--json", args->json, "Print one JSON object");
+  command->footer(
+      "Example:\n"
+      "  motley capture gpt:layers=4,hidden=512 --batch 32 -o gpt.graph");
   command->callback([args] {
     require_writable("--output", args->output);
     GraphSource source = load_graph(args->model, args->batch);

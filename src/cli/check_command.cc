@@ -18,12 +18,17 @@ void add_check_command(CLI::App& app) {
     bool json = false;
   };
   auto args = std::make_shared<Args>();
-  auto* command =
-      app.add_subcommand("check", "Check a plan: is it equivalent to one device, does it fit");
+  auto* command = app.add_subcommand(
+      "check", "Check that a plan computes what one device would, and fits into memory");
   command->add_option("plan", args->plan, "Plan file")->required();
-  command->add_option("--memory-limit", args->memory, "on: device memory is checked too")
+  command
+      ->add_option("--memory-limit", args->memory,
+                   "Whether device memory is checked too: on (default) or off")
       ->check(CLI::IsMember({"on", "off"}));
   command->add_flag("--json", args->json, "Print one JSON object");
+  command->footer(
+      "Example:\n"
+      "  motley check plan.json");
   command->callback([args] {
 #ifndef MOTLEY_WITH_TORCH
     if (has_torch()) become_torch();  // to derive the graph again

@@ -57,12 +57,26 @@ void add_commands(CLI::App& app) {
     command->callback([] { become_torch(); });
   };
   elsewhere("calibrate", "Measure devices and links and write a profile");
-  elsewhere("capture", "Write the captured training step of a model");
-  elsewhere("demo", "Plan and train a language model on emulated workers of unequal speed");
-  elsewhere("emulate", "Run a command once per device inside the emulated cluster");
+  elsewhere("capture", "Write the training step of a model as a graph file");
+  elsewhere("demo", "Plan and train a small GPT on four emulated workers of unequal speed");
+  elsewhere("emulate", "Run a program once for each device of an emulated cluster");
   elsewhere("run", "Train by a plan");
-  elsewhere("verify", "Run a plan and one device on the same batch and compare");
+  elsewhere("verify", "Run one step by a plan and one on a single device, and compare them");
 #endif
+  const auto group = [&](const char* title, std::initializer_list<const char*> names) {
+    for (const char* name : names) app.get_subcommand(name)->group(title);
+  };
+  group("Plan", {"models", "capture", "plan", "check", "simulate", "report"});
+  group("Train", {"demo", "run", "verify"});
+  group("Measure and emulate", {"calibrate", "emulate"});
+  group("Study by themselves", {"reduce", "schedule"});
+  app.footer(
+      "Examples:\n"
+      "  motley plan gpt --cluster hapt-case --batch 64 -o plan.json\n"
+      "  motley report plan.json -o plan.html\n"
+      "  motley run plan.json --steps 100\n\n"
+      "motley COMMAND --help says more. Exit codes: 0 done, 1 a failure of motley, 2 a mistake in "
+      "the input,\n3 no plan fits.");
 }
 
 void print_json(const Json& json) {

@@ -254,12 +254,13 @@ class Demo {
 void add_demo_command(CLI::App& app) {
   auto options = std::make_shared<DemoOptions>();
   auto* command = app.add_subcommand(
-      "demo", "Plan and train a language model on emulated workers of unequal speed");
-  command->add_option("--cluster", options->cluster, "Cluster to emulate on this machine");
-  command->add_option("--model", options->model, "Model of the zoo");
-  command->add_option("--batch", options->batch, "Global batch")
+      "demo", "Plan and train a small GPT on four emulated workers of unequal speed");
+  command->add_option("--cluster", options->cluster,
+                      "Cluster to emulate on this machine; default: local-mixed-4");
+  command->add_option("--model", options->model, "Language model of the zoo; default: a small gpt");
+  command->add_option("--batch", options->batch, "Global batch, in samples; default: 48")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  command->add_option("--steps", options->steps, "Steps of the planned run")
+  command->add_option("--steps", options->steps, "Steps of the planned run; default: 30")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   command->add_flag("--measure", options->measure, "For the demo's own workers")->group("");
   command->add_flag("--json", options->json, "Print one JSON object");

@@ -18,16 +18,21 @@ void add_emulate_command(CLI::App& app) {
   };
   auto args = std::make_shared<Args>();
   auto* command =
-      app.add_subcommand("emulate", "Run a command once per device inside the emulated cluster");
+      app.add_subcommand("emulate", "Run a program once for each device of an emulated cluster");
   command->add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
       ->required();
-  command->add_option("--scale", args->scale, "Scale the cluster down to at most so many workers")
+  command
+      ->add_option("--scale", args->scale,
+                   "Emulate the cluster scaled down to at most so many workers of this machine")
       ->check(CLI::Range(1, kMaxLocalWorkers));
   command
       ->add_option("command", args->command,
                    "Program and arguments, after --; it is given torchrun's variables and "
                    "MOTLEY_SPEEDS, the shares of a core of all ranks")
       ->required();
+  command->footer(
+      "Example:\n"
+      "  motley emulate --cluster local-mixed-4 -- python3 train.py");
   command->callback([args] {
     const Cluster cluster = load_cluster(args->cluster, args->scale, "");
     if (cluster.size() > kMaxLocalWorkers)

@@ -26,11 +26,11 @@ int fail(int code, const std::string& message) {
 int main(int argc, char** argv) {
   motley::guard_output();
   motley::remember_arguments(argv);
-  CLI::App app{"motley plans and runs the training of one model on mixed accelerators"};
+  CLI::App app{"motley plans and runs the training of one model on unequal accelerators."};
   app.name("motley");
   app.require_subcommand(1);
   std::string level = "warn";
-  app.add_option("--log", level, "warn, info or debug")
+  app.add_option("--log", level, "How much is logged: warn (default), info or debug")
       ->check(CLI::IsMember({"warn", "info", "debug"}));
   app.parse_complete_callback([&] { motley::init_log(level); });
   motley::add_commands(app);

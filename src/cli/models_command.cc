@@ -9,7 +9,7 @@
 namespace motley {
 
 void add_models_command(CLI::App& app) {
-  auto* command = app.add_subcommand("models", "List the model zoo and each model's parameters");
+  auto* command = app.add_subcommand("models", "List the models of the zoo and their parameters");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print one JSON object");
   command->callback([json] {

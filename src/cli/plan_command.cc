@@ -34,7 +34,7 @@ struct Args {
 void add_question(CLI::App* command, Args* args) {
   command
       ->add_option("model", args->model,
-                   "Zoo model (name or name:key=value,...) or a captured graph file")
+                   "Model of the zoo (name or name:key=value,...) or a graph file")
       ->required();
   command->add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
       ->required();
@@ -49,46 +49,49 @@ void add_search_options(CLI::App* command, Args* args) {
   const std::string group = "Search";
   command
       ->add_option("--engine", args->engine,
-                   "spmd, pipeline or grid plans alone; auto: the best of all")
+                   "Which engine plans: spmd, pipeline or grid; auto (default): the best of all")
       ->check(CLI::IsMember({"auto", "spmd", "pipeline", "grid"}))
       ->group(group);
   command
       ->add_option("--strategy", args->strategy,
-                   "One of the usual strategies, as it is, in the place of a search")
+                   "Plan one of the usual strategies as it is, without a search")
       ->check(CLI::IsMember(spmd::strategies()))
       ->group(group);
   command
       ->add_option("--fix", args->fix,
-                   "Choices that the grid has to keep, such as pp=4,dp=4,tp=1,mbs=1,layers=6/6/6/6")
+                   "Choices that the grid keeps, such as pp=4,dp=4,tp=1,mbs=1,layers=6/6/6/6")
       ->group(group);
   command
-      ->add_option("--virtual-devices", args->virtual_devices,
-                   "auto: also machines as single devices, with data parallelism inside; machine, "
-                   "or devices of each: nothing else; off")
+      ->add_option(
+          "--virtual-devices", args->virtual_devices,
+          "Machines as single devices with data parallelism inside. auto (default): tried too; "
+          "machine, or a number of devices of each: nothing else is; off: never")
       ->group(group);
   command
-      ->add_option("--segments", args->segments,
-                   "Parts of the model with shares of their own: how many, auto, or names of "
-                   "modules, such as features,classifier")
+      ->add_option(
+          "--segments", args->segments,
+          "Parts of the model with shares of their own: a number (default: 1), auto, or names "
+          "of modules, such as features,classifier")
       ->group(group);
   command
-      ->add_option("--micro-batch", args->micro_batch,
-                   "Samples of a micro-batch of pipelines and grids; default: searched")
+      ->add_option(
+          "--micro-batch", args->micro_batch,
+          "Samples of a micro-batch of pipelines and grids; default: those that are fastest")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->group(group);
   command
       ->add_option(
           "--layers", args->layers,
-          "Pieces that the pipeline engine cuts the model into, about; auto: finer until neither "
-          "balance nor time gains; default: the finest, up to 160")
+          "About how many pieces the pipeline engine cuts the model into; auto: finer until plans "
+          "stop getting better; default: the finest, up to 160")
       ->check(CLI::Range(1, 2000) | CLI::IsMember({"auto"}))
       ->group(group);
   command
       ->add_option("--time-limit", args->time_limit,
-                   "Seconds that the search may take; the best plan found in them is given")
+                   "Seconds that the search may take; the best plan found by then is given")
       ->check(positive_number())
       ->group(group);
-  command->add_option("--seed", args->seed, "Seed of the search")->group(group);
+  command->add_option("--seed", args->seed, "Seed of the search; default: 0")->group(group);
   command
       ->add_option("--threads", args->threads,
                    "Threads that plan layers and stages; default: one per core")
@@ -99,20 +102,26 @@ void add_search_options(CLI::App* command, Args* args) {
 void add_training_options(CLI::App* command, Args* args) {
   const std::string group = "Training";
   command
-      ->add_option("--optimizer", args->optimizer, "adamw or sgd: how much state a parameter has")
+      ->add_option("--optimizer", args->optimizer,
+                   "How much state a parameter has: adamw (default) or sgd")
       ->check(CLI::IsMember({"adamw", "sgd"}))
       ->group(group);
   command
-      ->add_option("--precision", args->precision,
-                   "bf16 or fp16: compute in 16 bits, parameters and optimizer state in 32")
+      ->add_option(
+          "--precision", args->precision,
+          "Type to compute in: fp32 (default), bf16 or fp16; parameters and optimizer state "
+          "stay in 32 bits")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->group(group);
   command
-      ->add_option("--recompute", args->recompute,
-                   "auto: where memory is short, activations are computed again; off")
+      ->add_option(
+          "--recompute", args->recompute,
+          "Whether activations are computed again where memory is short: auto (default) or off")
       ->check(CLI::IsMember({"auto", "off"}))
       ->group(group);
-  command->add_option("--memory-limit", args->memory, "on: device memory is a hard limit; off")
+  command
+      ->add_option("--memory-limit", args->memory,
+                   "Whether device memory is a hard limit: on (default) or off")
       ->check(CLI::IsMember({"on", "off"}))
       ->group(group);
 }
@@ -212,8 +221,7 @@ void run(const Args& args) {
 
 void add_plan_command(CLI::App& app) {
   auto args = std::make_shared<Args>();
-  auto* command =
-      app.add_subcommand("plan", "Find the fastest distributed program of a model on a cluster");
+  auto* command = app.add_subcommand("plan", "Find the fastest plan for a model on a cluster");
   add_question(command, args.get());
   add_search_options(command, args.get());
   add_training_options(command, args.get());

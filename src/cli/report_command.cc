@@ -19,8 +19,12 @@ void add_report_command(CLI::App& app) {
   auto* command = app.add_subcommand("report", "Write a plan as one page for a browser");
   command->add_option("plan", args->plan, "Plan file")->required();
   command->add_option("-o,--output", args->output, "Page to write")->required();
-  command->add_option("--profile", args->profile, "Measured profile of the plan's cluster");
+  command->add_option("--profile", args->profile,
+                      "Measured profile of the plan's cluster; default: the numbers in the plan");
   command->add_flag("--json", args->json, "Print one JSON object");
+  command->footer(
+      "Example:\n"
+      "  motley report plan.json -o plan.html");
   command->callback([args] {
     require_writable("--output", args->output);
     Plan plan = load_plan(args->plan);

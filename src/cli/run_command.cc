@@ -196,40 +196,73 @@ void run_command(const RunOptions& options) {
   launch_workers(launch);
 }
 
+namespace {
+
+void add_training_options(CLI::App* command, RunOptions* options) {
+  const std::string group = "Training";
+  command->add_option("--steps", options->steps, "How many steps to train; default: 10")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->group(group);
+  command
+      ->add_option("--data", options->data,
+                   "Text file or folder, for language models; default: license texts of the system")
+      ->group(group);
+  command->add_option("--lr", options->learning_rate, "Learning rate; default: 1e-3, of SGD 1e-2")
+      ->check(positive_number())
+      ->group(group);
+  command->add_option("--clip", options->clip, "Largest norm of the gradient; default: no clipping")
+      ->check(positive_number())
+      ->group(group);
+  command->add_option("--seed", options->seed, "Seed of parameters, data and dropout; default: 0")
+      ->group(group);
+  command
+      ->add_option("--checkpoint", options->checkpoint,
+                   "Folder to go on from, and to save to: at the end, on the way, and on SIGINT "
+                   "and SIGTERM")
+      ->group(group);
+  command
+      ->add_option("--checkpoint-every", options->checkpoint_every,
+                   "Save after so many steps; default: every ten minutes")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->group(group);
+}
+
+void add_worker_options(CLI::App* command, RunOptions* options) {
+  const std::string group = "Workers";
+  command
+      ->add_option("--device", options->device,
+                   "cuda: CUDA devices over NCCL; cpu: the CPU over gloo; auto (default): CUDA if "
+                   "there is a device for every worker, and no --emulate")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->group(group);
+  command->add_option("--threads", options->threads, "Threads of each worker; default: 1")
+      ->check(CLI::Range(1, 1024))
+      ->group(group);
+  command
+      ->add_flag("--emulate", options->emulate,
+                 "Emulate the speeds and links of the plan's cluster on this machine")
+      ->group(group);
+  command
+      ->add_option("--profile", options->profile,
+                   "Measured profile of the plan's cluster, for the prediction")
+      ->group(group);
+}
+
+}  // namespace
+
 void add_run_command(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
   auto* command = app.add_subcommand("run", "Train by a plan");
   command->add_option("plan", options->plan, "Plan file")->required();
-  command->add_option("--steps", options->steps, "Steps to train")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  command->add_option("--data", options->data,
-                      "Text file or folder, for language models; default: license texts");
-  command->add_option(
-      "--checkpoint", options->checkpoint,
-      "Folder to go on from, and to save to at the end, on the way, and on SIGINT and "
-      "SIGTERM");
-  command
-      ->add_option("--checkpoint-every", options->checkpoint_every,
-                   "Steps between checkpoints; default: ten minutes")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  command->add_option("--seed", options->seed, "Seed of parameters, data and dropout");
-  command->add_option("--lr", options->learning_rate, "Learning rate; default 1e-3, SGD 1e-2")
-      ->check(positive_number());
-  command->add_option("--clip", options->clip, "Largest norm of the gradient; default: no clipping")
-      ->check(positive_number());
-  command->add_flag("--emulate", options->emulate,
-                    "Emulate the speeds and links of the plan's cluster on this machine");
-  command->add_option("--profile", options->profile,
-                      "Measured profile of the plan's cluster, for the prediction");
-  command
-      ->add_option(
-          "--device", options->device,
-          "Train on CUDA devices over NCCL or on the CPU over gloo; auto: CUDA if there is "
-          "a device for every worker, and no --emulate")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  command->add_option("--threads", options->threads, "Threads of each worker")
-      ->check(CLI::Range(1, 1024));
   command->add_flag("--json", options->json, "Print one JSON object");
+  add_training_options(command, options.get());
+  add_worker_options(command, options.get());
+  command->footer(
+      "Starts one worker for each device of the plan on this machine, or joins a launch of "
+      "torchrun,\nSlurm or mpirun through the usual environment variables.\n\n"
+      "Examples:\n"
+      "  motley run plan.json --steps 100 --data corpus.txt --checkpoint saved\n"
+      "  motley run local.json --emulate --profile local.profile");
   command->callback([options] { run_command(*options); });
 }
 

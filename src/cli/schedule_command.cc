@@ -91,18 +91,25 @@ void add_schedule_command(CLI::App& app) {
   };
   auto args = std::make_shared<Args>();
   auto* command = app.add_subcommand(
-      "schedule", "Pipeline schedules on given stage and link times: counts, bubbles, timeline");
-  command->add_option("--stages", args->stages, "JSON file of stage and link times")->required();
-  command->add_option("--micro-batches", args->micro_batches, "Micro-batches of a step")
+      "schedule", "Find a pipeline schedule for given times of stages and links, and draw it");
+  command->add_option("--stages", args->stages, "JSON file with the times of stages and links")
+      ->required();
+  command->add_option("--micro-batches", args->micro_batches, "How many micro-batches a step has")
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{10'000'000}));
   std::vector<std::string> kinds = {"best"};
   for (const ScheduleDef& def : schedule_table()) kinds.push_back(def.name);
-  command->add_option("--kind", args->kind, "Which schedule; best: the fastest of all")
+  command->add_option("--kind", args->kind, "Which schedule; best (default): the fastest of all")
       ->check(CLI::IsMember(kinds));
-  command->add_option("--width", args->width, "Characters of the timeline")
+  command->add_option("--width", args->width, "Width of the timeline in characters; default: 110")
       ->check(CLI::Range(int64_t{20}, int64_t{10'000}));
   command->add_flag("--json", args->json, "Print one JSON object");
+  command->footer(
+      "Example:\n"
+      "  motley schedule --stages tests/data/stages.json --micro-batches 16 --kind 1f1b\n\n"
+      "The file: {\"stages\": [{\"forward_s\": 1, \"backward_s\": 2}, ...], \"links\": "
+      "[{\"forward_s\": "
+      "0.2, \"backward_s\": 0.2}, ...]},\nwith one link fewer than stages.");
   command->callback([args] {
     Pipeline pipeline = load_pipeline(args->stages);
     int64_t passes = args->micro_batches * pipeline.size();

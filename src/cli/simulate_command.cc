@@ -16,11 +16,15 @@ void add_simulate_command(CLI::App& app) {
     bool json = false;
   };
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand("simulate", "Walk every device of a plan through one step");
+  auto* command = app.add_subcommand("simulate", "Simulate one step of a plan on every device");
   command->add_option("plan", args->plan, "Plan file")->required();
-  command->add_option("--trace", args->trace, "Timeline to write, for Perfetto");
-  command->add_option("--profile", args->profile, "Measured profile of the plan's cluster");
+  command->add_option("--trace", args->trace, "Timeline to write, for ui.perfetto.dev");
+  command->add_option("--profile", args->profile,
+                      "Measured profile of the plan's cluster; default: the numbers in the plan");
   command->add_flag("--json", args->json, "Print one JSON object");
+  command->footer(
+      "Example:\n"
+      "  motley simulate plan.json --trace trace.json");
   command->callback([args] {
     if (!args->trace.empty()) require_writable("--trace", args->trace);
     Plan plan = load_plan(args->plan);

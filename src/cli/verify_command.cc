@@ -119,16 +119,21 @@ void verify(const VerifyOptions& options) {
 void add_verify_command(CLI::App& app) {
   auto options = std::make_shared<VerifyOptions>();
   auto* command = app.add_subcommand(
-      "verify", "Run one step of a plan on threads, or on workers, and on one device, and compare");
+      "verify", "Run one step by a plan and one on a single device, and compare them");
   command->add_option("plan", options->plan, "Plan file")->required();
   command
       ->add_option("--dtype", options->dtype,
-                   "f64, f32, or the 16 bits of a plan in mixed precision (bf16)")
+                   "Type to compute in: f64 (default), f32, or bf16 for plans in mixed precision")
       ->check(CLI::IsMember({"f64", "f32", "bf16"}));
-  command->add_option("--seed", options->seed, "Seed of parameters and batch");
+  command->add_option("--seed", options->seed, "Seed of parameters and batch; default: 0");
   command->add_flag("--emulate", options->emulate,
-                    "Start a worker per device in the emulated network of the plan's cluster");
+                    "Start a worker for each device in the emulated network of the plan's cluster; "
+                    "without: threads of this process");
   command->add_flag("--json", options->json, "Print one JSON object");
+  command->footer(
+      "Examples:\n"
+      "  motley verify plan.json\n"
+      "  motley verify plan.json --dtype f32 --emulate");
   command->callback([options] { verify(*options); });
 }
 
