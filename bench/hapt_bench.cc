@@ -443,7 +443,7 @@ Outcome run_megatron(const Case& c) {
           }
           if (!fits) continue;
           // 1F1B needs its counts; less memory than that is no plan of Megatron's.
-          std::vector<int> own = one_f_one_b_counts(pipeline);
+          std::vector<int> own = find_schedule("1f1b")->counts(pipeline);
           if (within_limits(pipeline, own, 1 << 30) != own) continue;
           ScheduleRun run = run_schedule(*find_schedule("1f1b"), pipeline, count);
           Seconds step = run.timeline.makespan + reduce;

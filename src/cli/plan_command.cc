@@ -48,9 +48,8 @@ void add_question(CLI::App* command, Args* args) {
 void add_search_options(CLI::App* command, Args* args) {
   const std::string group = "Search";
   command
-      ->add_option("--engine", args->engine,
-                   "Which engine plans: spmd, pipeline or grid; auto (default): the best of all")
-      ->check(CLI::IsMember({"auto", "spmd", "pipeline", "grid"}))
+      ->add_option("--engine", args->engine, "Which engine plans; auto (default): the best of all")
+      ->check(CLI::IsMember(planner::engine_names()))
       ->group(group);
   command
       ->add_option("--strategy", args->strategy,

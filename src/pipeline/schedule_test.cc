@@ -196,7 +196,7 @@ TEST(ExactCounts, NeverMoreThanEquation11) {
   Rng rng(6);
   for (int round = 0; round < 10000; ++round) {
     Pipeline p = random_pipeline(&rng, 16);
-    std::vector<int> paper = h_one_f_one_b_counts(p);
+    std::vector<int> paper = find_schedule("h1f1b")->counts(p);
     EXPECT_LE(period(p, paper), least_period(p) * (1 + 1e-12));
     std::vector<int> exact = exact_counts(p, least_period(p));
     for (int i = 0; i < p.size(); ++i) ASSERT_LE(exact[i], paper[i]);
@@ -282,19 +282,19 @@ TEST(Schedules, TableIsAlphabetical) {
 // Eq. 11 as written {6,3,1}.
 TEST(Schedules, CaseStudyOfThePaper) {
   Pipeline p = make({{1.13, 2.26}, {1.1, 2.2}, {1.1, 2.2}}, {{2.6, 2.6}, {0.05, 0.05}});
-  EXPECT_THAT(eager_counts(p), ElementsAre(5, 3, 1));
-  EXPECT_THAT(h_one_f_one_b_table_counts(p), ElementsAre(5, 2, 1));
-  EXPECT_THAT(exact_schedule_counts(p), ElementsAre(5, 2, 1));
-  EXPECT_THAT(h_one_f_one_b_counts(p), ElementsAre(6, 3, 1));
+  EXPECT_THAT(find_schedule("eager")->counts(p), ElementsAre(5, 3, 1));
+  EXPECT_THAT(find_schedule("h1f1b-table")->counts(p), ElementsAre(5, 2, 1));
+  EXPECT_THAT(find_schedule("exact")->counts(p), ElementsAre(5, 2, 1));
+  EXPECT_THAT(find_schedule("h1f1b")->counts(p), ElementsAre(6, 3, 1));
   EXPECT_EQ(period(p, {5, 2, 1}), least_period(p));
   EXPECT_GT(period(p, {5, 3, 1}), 1.03 * least_period(p));
-  EXPECT_THAT(one_f_one_b_counts(p), ElementsAre(3, 2, 1));
+  EXPECT_THAT(find_schedule("1f1b")->counts(p), ElementsAre(3, 2, 1));
 }
 
 TEST(Schedules, SlowLinkBeyondTmax) {
   Pipeline p = make({{1, 1}, {1, 1}}, {{3, 5}});
   EXPECT_EQ(least_period(p), 5);
-  EXPECT_THAT(exact_schedule_counts(p), ElementsAre(3, 1));  // ceil((2+2+8)/5)
+  EXPECT_THAT(find_schedule("exact")->counts(p), ElementsAre(3, 1));  // ceil((2+2+8)/5)
 }
 
 TEST(Draw, ShowsWhoRunsWhen) {

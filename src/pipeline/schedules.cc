@@ -5,6 +5,23 @@
 
 namespace motley::pipeline {
 
+// Each schedule's own part, from schedules/. Counts are of stages i = 1 .. S:
+//
+//   1f1b            N_i = S - i + 1                               (HAPT section 2.1)
+//   deadline        earliest deadline first, decided as tasks become ready
+//   eager           N_i = 2 (S - i) + 1                           (section 2.3.1)
+//   exact           the least counts for the least period (schedule.h)
+//   greedy          backward passes first, decided as tasks become ready
+//   h1f1b           N_i = N_{i+1} + ceil(1 + (cF + cB) / t_max)   (Eq. 11, stretched)
+//   h1f1b-table     N_i = N_{i+1} + 1, 2 or 3                     (Eq. 2)
+std::vector<int> one_f_one_b_counts(const Pipeline& pipeline);
+Schedule deadline_schedule(const Pipeline& pipeline, int micro_batches);
+std::vector<int> eager_counts(const Pipeline& pipeline);
+std::vector<int> exact_schedule_counts(const Pipeline& pipeline);
+Schedule greedy_schedule(const Pipeline& pipeline, int micro_batches);
+std::vector<int> h_one_f_one_b_counts(const Pipeline& pipeline);
+std::vector<int> h_one_f_one_b_table_counts(const Pipeline& pipeline);
+
 const std::vector<ScheduleDef>& schedule_table() {
   static const std::vector<ScheduleDef> table = {
       {"1f1b", one_f_one_b_counts, nullptr},

@@ -1,14 +1,5 @@
-// The schedules by name: one file in schedules/ and one line in the table each.
-//
-//   1f1b            N_i = S - i + 1                                       (HAPT section 2.1)
-//   deadline        earliest deadline first, decided as tasks become ready
-//   eager           N_i = 2 (S - i) + 1                                   (section 2.3.1)
-//   exact           the least counts for the least period (schedule.h)
-//   greedy          backward passes first, decided as tasks become ready
-//   h1f1b           N_i = N_{i+1} + ceil(1 + (cF + cB) / t_max)           (Eq. 11, stretched)
-//   h1f1b-table     N_i = N_{i+1} + 1, 2 or 3                             (Eq. 2)
-//
-//   interleaved     of groups of stages that share devices; not in the table: interleaved_counts
+// The schedules by name: one file in schedules/ and one line of the table in schedules.cc each.
+// `interleaved`, of groups of stages that share devices, is not in the table (interleaved_counts).
 //
 // Launch counts beyond the pipeline's in-flight limits are cut down to them; greedy and deadline
 // without limits hold at most what h1f1b would.
@@ -44,15 +35,6 @@ ScheduleRun run_schedule(const ScheduleDef& def, const Pipeline& pipeline, int m
 
 // The run with the least makespan; among equals the one that holds fewest micro-batches.
 ScheduleRun run_best(const Pipeline& pipeline, int micro_batches);
-
-// Each schedule's own part, from schedules/.
-std::vector<int> one_f_one_b_counts(const Pipeline& pipeline);
-std::vector<int> eager_counts(const Pipeline& pipeline);
-std::vector<int> exact_schedule_counts(const Pipeline& pipeline);
-std::vector<int> h_one_f_one_b_counts(const Pipeline& pipeline);
-std::vector<int> h_one_f_one_b_table_counts(const Pipeline& pipeline);
-Schedule greedy_schedule(const Pipeline& pipeline, int micro_batches);
-Schedule deadline_schedule(const Pipeline& pipeline, int micro_batches);
 
 // The forward passes that the g-th of `groups` groups of `stages_per_device` stages each takes
 // before its first backward pass (Narayanan et al. 2021, as Megatron-LM runs it): 2 (groups - g -

@@ -22,7 +22,8 @@ bool wants_pipeline(const PlanOptions& o) {
   return o.strategy.empty() && o.fix.empty() && (everything(o) || o.engine == "pipeline");
 }
 bool wants_virtual(const PlanOptions& o) {
-  return o.virtual_devices.forced() || (everything(o) && !o.virtual_devices.off);
+  return o.virtual_devices.forced() || o.engine == "virtual" ||
+         (everything(o) && !o.virtual_devices.off);
 }
 
 // Of one program there is nothing to be gained by knowing the step of other plans.
@@ -51,6 +52,12 @@ const std::vector<Engine>& engines() {
       {"virtual", 1, wants_virtual, virtual_of},
   };
   return table;
+}
+
+std::vector<std::string> engine_names() {
+  std::vector<std::string> names = {"auto"};
+  for (const Engine& engine : engines()) names.push_back(engine.name);
+  return names;
 }
 
 void EngineResult::add(std::unique_ptr<Plan> plan, std::string note) {

@@ -1,6 +1,6 @@
-// The engines: ways to plan a model on a cluster, each from the same question to plans. The table
-// in engines.cc has a line for each; plan() (planner.h) runs those that a question wants and ranks
-// what they find.
+// The engines: ways to plan a model on a cluster, each from the same question to plans. An engine
+// is one file in engines/ and a line of the table in engines.cc; plan() (planner.h) runs those that
+// a question wants and ranks what they find.
 //
 // Engines of stages and replicas (HAPT's stage-mesh search, AMP's grid, HAP's virtual devices) are
 // composed of modules that do not know each other: layers and their costs come from
@@ -63,6 +63,8 @@ struct Engine {
 };
 
 const std::vector<Engine>& engines();
+// What PlanOptions::engine may be: auto, and the names of the table.
+std::vector<std::string> engine_names();
 
 // One program on all devices or those that make it faster (HAP), in segments if asked for.
 EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster,

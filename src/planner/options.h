@@ -51,7 +51,7 @@ struct PlanOptions {
   std::string model;  // what the plan records
   int64_t batch = 0;  // global, samples
 
-  std::string engine = "auto";  // a name of engines() (engines.h); auto: the best of all
+  std::string engine = "auto";  // one of engine_names() (engines.h)
   std::string strategy;         // a baseline (spmd::strategies()) in the place of a search; empty
   std::string fix;              // choices of the grid, "pp=4,dp=4" (grid::parse_fixed); empty: none
   VirtualDevices virtual_devices;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
 
 #include "bounds/compute_bound.h"
 #include "core/error.h"
@@ -18,12 +17,16 @@ namespace motley::planner {
 namespace {
 
 void check(const PlanOptions& o) {
-  std::set<std::string> names = {"auto"};
-  for (const Engine& engine : engines()) names.insert(engine.name);
-  if (!names.contains(o.engine))
+  const std::vector<std::string> names = engine_names();
+  if (std::find(names.begin(), names.end(), o.engine) == names.end())
     throw user_error("plan", "there is no engine '{}'; give one of {}", o.engine,
                      fmt::join(names, ", "));
-  if (o.virtual_devices.forced() && (o.engine != "auto" || !o.fix.empty() || !o.strategy.empty()))
+  if (o.engine == "virtual" && (o.virtual_devices.off || !o.fix.empty() || !o.strategy.empty()))
+    throw user_error("plan",
+                     "engine virtual cannot be combined with --virtual-devices off, fixed choices "
+                     "or a strategy; leave one of them out");
+  if (o.virtual_devices.forced() &&
+      ((o.engine != "auto" && o.engine != "virtual") || !o.fix.empty() || !o.strategy.empty()))
     throw user_error("plan",
                      "virtual devices cannot be combined with an engine, fixed choices or a "
                      "strategy; leave one of them out");
