@@ -1,4 +1,9 @@
-"""distribute(): a model trained by a plan, used like one wrapped in DistributedDataParallel."""
+"""distribute(): a model trained by a plan, used like one wrapped in DistributedDataParallel.
+
+A step's gradients are computed with its loss; `backward` hands them to pieces of the parameters, which the user's own
+optimizer steps. Where a plan leaves devices out, the workers that it uses are a group of their own. The others hold nothing:
+a step is for them a message that they have come to it, without which it does not begin, and one with its loss.
+"""
 
 import collections
 import inspect

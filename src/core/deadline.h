@@ -1,5 +1,7 @@
 // When a search has to end. It looks now and then, every few milliseconds: where it has an answer
-// it returns that, where it has none yet it throws TimeIsUp to whoever does.
+// it returns that, where it has none yet it throws TimeIsUp to whoever does. One point in time is
+// handed down to all searches; when most of the time is gone (near()) they keep fewer states.
+// Without a limit nothing looks at the clock.
 #pragma once
 
 #include <chrono>

@@ -1,3 +1,9 @@
+// The grid engine: AMP's degrees of parallelism, found by formulas (grid/search.h) and made into
+// plans.
+//
+// Context and expert parallelism, and parameters that replicas divide (ZeRO 3), become stages on
+// all devices concerned, whose programs are searched. A group of several device types is at each
+// layer as slow as its slowest member, so that bounds by types hold for it.
 #include <algorithm>
 #include <chrono>
 #include <numeric>

@@ -1,3 +1,10 @@
+// Machines as single devices (HAP section 3), as plans of one stage: replica i has the i-th device
+// of every machine and runs one program on its part of the batch.
+//
+// What a program sends crosses between machines in as many groups side by side, which share the
+// ports. A gradient's all-reduce over ranks and its sum over replicas are one reduction over both
+// axes, in three steps. The search prices gradients so (OverReplicas in cost/cost.h). Nothing is
+// fitted into memory that would be slower than what other engines found.
 #include <algorithm>
 #include <chrono>
 #include <limits>
