@@ -103,7 +103,7 @@ std::string one_program(const Candidate& best, const EngineResult& engine, const
   std::string text;
   if (best.hidden_s > 0.005 * plan.predicted_step_s)
     text +=
-        fmt::format("  overlap     gradients travel beside the backward pass: {} less, {} a step\n",
+        fmt::format("  overlap     gradients travel during the backward pass: {} less, {} a step\n",
                     format_seconds(best.hidden_s), format_seconds(plan.predicted_step_s));
   if (plan.cluster.size() < cluster.size())
     text += fmt::format("  devices     {}\n",
@@ -156,7 +156,7 @@ std::string describe_search(const PlanReport& report, const Cluster& cluster) {
     text += one_program(best, *report.of("spmd"), cluster);
   for (size_t c = 1; c < report.candidates.size(); ++c) {
     const Candidate& other = report.candidates[c];
-    text += fmt::format("  beside      {:<16} {} ({:.2f}x)  {}\n", other.plan->engine,
+    text += fmt::format("  other plan  {:<16} {} ({:.2f}x)  {}\n", other.plan->engine,
                         format_seconds(other.simulated_s), other.simulated_s / best.simulated_s,
                         other.note);
   }
@@ -167,10 +167,10 @@ std::string describe_search(const PlanReport& report, const Cluster& cluster) {
                           : s.segments == 1 ? "is one segment"
                                             : "does not fit");
     for (const spmd::Baseline& b : engine.baselines)
-      text += b.feasible ? fmt::format("  against     {:<16} {} ({:.2f}x)\n", b.name,
+      text += b.feasible ? fmt::format("  strategy    {:<16} {} ({:.2f}x)\n", b.name,
                                        format_seconds(b.predicted_step_s),
                                        b.predicted_step_s / plan.predicted_step_s)
-                         : fmt::format("  against     {:<16} infeasible: {}\n", b.name, b.reason);
+                         : fmt::format("  strategy    {:<16} infeasible: {}\n", b.name, b.reason);
   }
   return text;
 }

@@ -289,7 +289,7 @@ std::string timeline_section(const Plan& plan, const Simulation& simulation) {
   const Seconds end = data["end"].get<double>();
   if (end > simulation.step * 1.0005)
     out += fmt::format(
-        "<p class=\"soft\">Gradients travel beside the backward pass, which the timeline shows one "
+        "<p class=\"soft\">Gradients travel during the backward pass, which the timeline shows one "
         "after the other: it ends at {}, the step at {}.</p>\n",
         format_seconds(end), format_seconds(simulation.step));
   out += legend({{"var(--forward)", "forward"},
