@@ -1,5 +1,6 @@
 #include "mutants.h"
 
+#include <ATen/ops/allclose.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,13 +16,15 @@
 #include "core/error.h"
 #include "plan/plan.h"
 #include "runtime/consistency.h"
+#include "runtime/derivative.h"
 #include "runtime/trainer.h"
 
 namespace motley {
 
 namespace {
 
-constexpr int kSeconds = 60;  // until a mutant that runs has hung
+constexpr int kSeconds = 60;      // until a mutant that runs has hung
+const std::string kOwn = "own ";  // a captured graph whose model has another name than the zoo's
 
 size_t any(size_t count, Rng* rng) {
   return static_cast<size_t>(rng->below(static_cast<int64_t>(count)));
@@ -250,6 +253,26 @@ std::string regraphed(const std::string& line, Rng* rng) {
   return line.substr(0, at) + fresh + line.substr(at + old.size());
 }
 
+// Lets a loss, gradient or update be another value of the same type and shape.
+std::string redirect(Json* graph, size_t at, Rng* rng) {
+  std::map<std::string, std::string> spec_of;  // of nodes with one result
+  for (const Json& item : *graph) {
+    const std::string line = item;
+    const size_t equals = line.find(" = "), colon = line.rfind(" : ");
+    if (line.starts_with("%") && equals != std::string::npos && colon != std::string::npos)
+      spec_of[line.substr(0, equals)] = line.substr(colon + 3, line.find(']', colon) - colon - 2);
+  }
+  const std::string old = (*graph)[at];
+  const size_t percent = old.rfind('%');
+  const std::string now = old.substr(percent);
+  std::vector<std::string> alike;
+  for (const auto& [value, spec] : spec_of)
+    if (value != now && spec_of.count(now) > 0 && spec == spec_of.at(now)) alike.push_back(value);
+  if (alike.empty()) return "";
+  (*graph)[at] = old.substr(0, percent) + alike[any(alike.size(), rng)];
+  return fmt::format("makes {} of {}", (*graph)[at].get<std::string>(), old);
+}
+
 std::string mutate_graph(Json* plan, Rng* rng) {
   Json& graph = (*plan)["graph"];
   std::vector<size_t> nodes, gradients, loss;
@@ -266,6 +289,8 @@ std::string mutate_graph(Json* plan, Rng* rng) {
     graph.erase(at);
     return "drops " + old;
   }
+  if ((kind == 1 || kind == 2) && gradients.size() > 1 && rng->chance(0.7))
+    return redirect(&graph, kind == 1 ? gradients[any(gradients.size(), rng)] : loss[0], rng);
   if ((kind == 1 && gradients.size() > 1) || kind == 2) {
     const size_t at = kind == 1 ? gradients[any(gradients.size(), rng)] : loss[0];
     const std::string old = graph[at];
@@ -302,8 +327,25 @@ std::string mutate_reduction(Json* plan, Rng* rng) {
 // What became of a mutant.
 enum Verdict : char { unreadable = 'u', unsound = 's', equal = 'e', wrong = 'w' };
 
-// In a process of its own.
-void judge(const std::string& text, int report) {
+// By how much a step of two graphs differs in loss, gradients and new buffers; "" if not at all.
+std::string difference(const Graph& one, const Graph& other) {
+  const Graph a = in_type(one, DType::f64), b = in_type(other, DType::f64);
+  const Feeds feeds = drawn(a, 0);
+  const StepResult x = interpret(a, feeds), y = interpret(b, feeds);
+  const auto far = [](const at::Tensor& s, const at::Tensor& t) {
+    return !at::allclose(s, t, 1e-9, 1e-12);
+  };
+  if (far(x.loss, y.loss)) return "the loss is another one than before";
+  for (const auto& [left, right] :
+       {std::pair(&x.gradients, &y.gradients), {&x.updates, &y.updates}})
+    for (const auto& [name, tensor] : *left)
+      if (right->count(name) == 0 || far(tensor, right->at(name)))
+        return name + " has another gradient or new value than before";
+  return y.gradients.size() > x.gradients.size() ? "there are more gradients than before" : "";
+}
+
+// In a process of its own. `original`: the graph before, where no zoo has it; or null.
+void judge(const std::string& text, const Graph* original, int report) {
   alarm(kSeconds);
   set_threads(1);
   char verdict = wrong;
@@ -318,9 +360,11 @@ void judge(const std::string& text, int report) {
         verdict = wrong;
         try {
           const Verification v = verify_plan(plan);
-          message = fmt::format("loss is off by {}, gradients by {} ({})", v.loss_error,
-                                v.gradient_error, v.worst_parameter);
-          if (v.equivalent) verdict = equal;
+          message = fmt::format("loss is off by {}, gradients by {} ({}), buffers by {} ({})",
+                                v.loss_error, v.gradient_error, v.worst_parameter, v.buffer_error,
+                                v.worst_buffer);
+          if (v.equivalent && original != nullptr) message = difference(*original, *plan.graph);
+          if (v.equivalent && (original == nullptr || message.empty())) verdict = equal;
         } catch (const std::exception& e) {
           message = e.what();
           message = message.substr(0, message.find('\n'));
@@ -338,14 +382,14 @@ void judge(const std::string& text, int report) {
   _exit(0);
 }
 
-std::string judged(const std::string& text) {
+std::string judged(const std::string& text, const Graph* original) {
   int ends[2];
   MOTLEY_CHECK(pipe(ends) == 0);
   const pid_t child = fork();
   MOTLEY_CHECK(child >= 0);
   if (child == 0) {
     close(ends[0]);
-    judge(text, ends[1]);
+    judge(text, original, ends[1]);
   }
   close(ends[1]);
   std::string answer;
@@ -359,6 +403,27 @@ std::string judged(const std::string& text) {
   return fmt::format("{}{}", static_cast<char>(wrong),
                      WTERMSIG(status) == SIGALRM ? std::string("hangs")
                                                  : fmt::format("signal {}", WTERMSIG(status)));
+}
+
+void run(const std::string& command) {
+  MOTLEY_CHECK(std::system((command + " >/dev/null").c_str()) == 0, "{}", command);
+}
+
+// Captures the model that `arguments` begin with, under a name that the zoo lacks; returns them
+// with the file in its place.
+std::string own_graph(const std::string& motley, const std::string& arguments,
+                      const std::string& file) {
+  const std::vector<std::string> words = words_of(arguments);
+  run(fmt::format("{} capture {} {} {} -o {}", motley, words[0], words[1], words[2], file));
+  Json json = parse_json(read_file(file), file);
+  for (Json* text : {&json["graph"], &json["other"]["graph"]}) {
+    if (!text->is_string()) continue;
+    const std::string graph = *text;
+    *text = "model mine" + graph.substr(graph.find('\n'));
+  }
+  if (!json["other"].contains("batch")) json.erase("other");
+  write_file(file, json.dump());
+  return file + arguments.substr(words[0].size());
 }
 
 }  // namespace
@@ -383,6 +448,11 @@ const std::vector<std::string>& mutated_plans() {
       "convnet:width=4,image=8,classes=5 --batch 8 --strategy dp-ev",
       "bert-moe:layers=2,hidden=8,heads=2,seq=6,vocab=11,experts=5,every=2 --batch 8 --strategy "
       "expert-parallel",
+      // Of graphs of no zoo model, which nothing else says what they ought to be.
+      kOwn + mlp + "--strategy tensor-parallel",
+      kOwn + gpt + "--strategy dp-cp",
+      kOwn + mlp + "--fix pp=2,dp=2,tp=1",
+      kOwn + "convnet:width=4,image=8,classes=5 --batch 8 --strategy dp-ev",
   };
   return plans;
 }
@@ -426,12 +496,16 @@ MutantReport run_mutants(const std::string& motley, const std::string& folder,
   MutantReport report;
   for (size_t p = 0; p < plans.size(); ++p) {
     const std::string file = fmt::format("{}/plan{}.json", folder, p);
-    const std::string command =
-        fmt::format("{} plan {} --cluster local-mixed-4 --memory-limit off -o {} >/dev/null",
-                    motley, plans[p], file);
-    MOTLEY_CHECK(std::system(command.c_str()) == 0, "{}", command);
+    const bool own = plans[p].starts_with(kOwn);
+    const std::string arguments = own ? own_graph(motley, plans[p].substr(kOwn.size()),
+                                                  fmt::format("{}/own{}.json", folder, p))
+                                      : plans[p];
+    run(fmt::format("{} plan {} --cluster local-mixed-4 --memory-limit off -o {}", motley,
+                    arguments, file));
     const Json original = parse_json(read_file(file), file);
-    const std::string first = judged(original.dump());
+    const Plan before = parse_plan(original.dump(), file);
+    const Graph* graph = own ? before.graph.get() : nullptr;
+    const std::string first = judged(original.dump(), graph);
     if (first[0] != equal) report.wrong.push_back(plans[p] + ", as it was planned: " + first);
     Rng rng(seed + 1000 * p);
     int accepted = 0;
@@ -439,7 +513,7 @@ MutantReport run_mutants(const std::string& motley, const std::string& folder,
       Json mutant = original;
       const std::string what = mutate(&mutant, &rng);
       if (mutant == original) continue;
-      const std::string answer = judged(mutant.dump());
+      const std::string answer = judged(mutant.dump(), graph);
       ++report.mutants;
       report.graphs += what.find("graph: ") != std::string::npos;
       report.unreadable += answer[0] == unreadable;

@@ -3,14 +3,19 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Type.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
 #include <chrono>
+#include <map>
 #include <new>
 #include <set>
 #include <stdexcept>
+#include <typeinfo>
 
 #include "capture/autocast.h"
 #include "capture/recorder.h"
@@ -74,6 +79,71 @@ class Recording {
 
 using Clock = std::chrono::steady_clock;
 
+// Whether a function of the autograd graph computes something else than its derivative: it is the
+// user's own, or has hooks.
+bool is_changed(torch::autograd::Node& function) {
+  if (!function.pre_hooks().empty() || !function.post_hooks().empty()) return true;
+#if TORCH_VERSION_MAJOR >= 2
+  if (!function.tensor_pre_hooks().empty()) return true;
+#endif
+  const std::string type = c10::demangle(typeid(function).name());
+  return type.find("PyNode") != std::string::npos || type.find("CppNode") != std::string::npos;
+}
+
+// The leaves whose gradients come through such a function.
+std::set<const c10::TensorImpl*> changed_by_hand(const at::Tensor& loss) {
+  using Function = torch::autograd::Node;
+  std::set<const c10::TensorImpl*> leaves;
+  std::map<Function*, bool> seen;  // whether by way of such a function
+  std::vector<std::pair<Function*, bool>> next = {{loss.grad_fn().get(), false}};
+  while (!next.empty()) {
+    auto [function, changed] = next.back();
+    next.pop_back();
+    if (function == nullptr) continue;
+    changed = changed || is_changed(*function);
+    const auto [it, fresh] = seen.try_emplace(function, changed);
+    if (!fresh && (it->second || !changed)) continue;
+    it->second = changed;
+    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(function); leaf && changed)
+      leaves.insert(leaf->variable.unsafeGetTensorImpl());
+    for (const torch::autograd::Edge& edge : function->next_edges())
+      next.emplace_back(edge.function.get(), changed);
+  }
+  return leaves;
+}
+
+// Takes out nodes that stop gradients where none would flow: on the way to integers, or to what the
+// loss does not depend on.
+void leave_out_detached(Graph* graph) {
+  std::vector<bool> matters(graph->values.size());
+  if (graph->loss.valid()) matters[graph->loss.index] = true;
+  for (size_t n = graph->nodes.size(); n-- > 0;) {
+    const Node& node = graph->nodes[n];
+    bool any = false;
+    for (ValueId v : node.outputs)
+      any = any || (v.valid() && matters[v.index] && is_float(graph->spec(v).dtype));
+    if (any)
+      for (ValueId v : graph->inputs_of(node)) matters[v.index] = true;
+  }
+  std::vector<ValueId> stands_for(graph->values.size());
+  for (size_t v = 0; v < graph->values.size(); ++v) stands_for[v] = ValueId(v);
+  const auto replace = [&](ValueId& v) {
+    if (v.valid()) v = stands_for[v.index];
+  };
+  for (Node& node : graph->nodes) {
+    for (Arg& arg : node.args) {
+      if (auto* v = std::get_if<ValueId>(&arg)) replace(*v);
+      if (auto* list = std::get_if<std::vector<ValueId>>(&arg))
+        for (ValueId& v : *list) replace(v);
+    }
+    if (node.op == "aten::detach" && !matters[node.outputs[0].index])
+      stands_for[node.outputs[0].index] = std::get<ValueId>(node.args[0]);
+  }
+  replace(graph->loss);
+  for (Parameter& p : graph->parameters) replace(p.gradient);
+  for (Buffer& b : graph->buffers) replace(b.update);
+}
+
 // Records a step under a Recording of `recorder`, which has recorded nothing yet.
 Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point start) {
   Graph& graph = recorder.result.graph;
@@ -91,6 +161,8 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
       throw user_error("capture", "{}: parameter {} shares memory with another but not its shape",
                        name, key);
     recorder.define(tensor, graph.add_parameter(key, motley::spec_of(tensor)));
+    graph.parameters.back().frozen = !tensor.requires_grad();
+    if (tensor.requires_grad()) recorder.train(graph.parameters.back().value);
     parameters.push_back(tensor);
     names.push_back(key);
   }
@@ -119,17 +191,21 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
     trained.push_back(parameters[i]);
     positions.push_back(i);
   }
+  const std::set<const c10::TensorImpl*> custom = changed_by_hand(loss);
   // As outside of `with torch.autocast`, where the forward pass ends.
   const auto plain = without_autocast();
   std::vector<at::Tensor> gradients =
       torch::autograd::grad({loss}, trained, {}, /*retain_graph=*/false, /*create_graph=*/false,
                             /*allow_unused=*/true);
-  if (step.gradient)
-    for (size_t i = 0; i < gradients.size(); i++)
-      if (gradients[i].defined()) gradients[i] = step.gradient(positions[i], gradients[i]);
-  for (size_t i = 0; i < gradients.size(); i++)
-    if (gradients[i].defined())
-      graph.parameters[positions[i]].gradient = recorder.value_of(gradients[i], "the gradient");
+  for (size_t i = 0; i < gradients.size(); i++) {
+    if (!gradients[i].defined()) continue;
+    const at::Tensor derivative = gradients[i];
+    if (step.gradient) gradients[i] = step.gradient(positions[i], derivative);
+    Parameter& parameter = graph.parameters[positions[i]];
+    parameter.gradient = recorder.value_of(gradients[i], "the gradient");
+    parameter.custom =
+        !gradients[i].is_same(derivative) || custom.count(trained[i].unsafeGetTensorImpl()) > 0;
+  }
   for (size_t i = 0; i < parameters.size(); i++)
     if (recorder.changed(parameters[i]))
       throw user_error(
@@ -148,6 +224,7 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
                        to_string(graph.spec(graph.buffers[i].value)));
     graph.buffers[i].update = value;
   }
+  leave_out_detached(&graph);
   remove_dead(&graph);
   std::set<std::string> unknown;
   for (const Node& node : graph.nodes)

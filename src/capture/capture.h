@@ -13,7 +13,9 @@
 //   written to the view: through
 //     the inverses of the view's ops up to the base (slice_scatter for slice, t for t, ...);
 //   - other views of a written storage are made again from the base when they are next read.
-// Views that change nothing, detach, and copies of contiguous tensors leave no node. Strides are
+// Views that change nothing and copies of contiguous tensors leave no node. Where autograd does not
+// follow what training changes (detach, no_grad), a node says so: gradients are the derivative of
+// the forward nodes, but for those that hooks or the user's own functions changed. Strides are
 // not part of the graph: as_strided is rewritten to views, slices and permutations, or refused.
 //
 // Where libtorch has no Meta kernel the op table's shape function is asked, and failing that the op

@@ -13,6 +13,7 @@
 #include "graph/rebatch.h"
 #include "interpret/dispatch.h"
 #include "interpret/interpret.h"
+#include "runtime/derivative.h"
 #include "runtime/eager.h"
 
 namespace motley {
@@ -49,6 +50,10 @@ void expect_same_step(const Graph& graph, TrainModule* module, int64_t batch) {
   EXPECT_THAT(verify(graph), testing::IsEmpty());
   const Graph again = parse_graph(to_text(graph), "captured");
   EXPECT_EQ(to_text(again), to_text(graph));
+
+  const Derivative derivative = check_derivative(graph);
+  EXPECT_THAT(derivative.problems, testing::IsEmpty());
+  EXPECT_EQ(derivative.unchecked, "");
 
   Feeds feeds{parameters_of(*module), buffers_of(*module),
               random_inputs(*module, batch, 7, DType::f64)};

@@ -37,7 +37,43 @@ bool same_types(const Operator& a, const std::vector<size_t>& skip, const Operat
   return j == b.args.size();
 }
 
+// Draws of random numbers, and tensors like others.
+bool reads_no_numbers(const std::string& op) {
+  const OpDef* def = find_op(op);
+  return (def != nullptr && def->random) || op.find("_like") != std::string::npos;
+}
+
 }  // namespace
+
+// Whether training changes a value's numbers.
+bool Recorder::varies(ValueId value) {
+  for (; walked_ < graph().nodes.size(); ++walked_) {
+    const Node& node = graph().nodes[walked_];
+    bool any = false;
+    if (node.op != "aten::detach" && !reads_no_numbers(node.op))
+      for (ValueId v : graph().inputs_of(node)) any = any || varies_[v.index];
+    for (ValueId v : node.outputs)
+      if (v.valid())
+        varies_.push_back(is_float(graph().spec(v).dtype) && (any || trained_.count(v) > 0));
+  }
+  return varies_[value.index];
+}
+
+// What autograd does not follow, though training changes it, has a node that says so: the graph's
+// gradients are then the derivative of its forward pass.
+at::Tensor Recorder::detached(const at::Tensor& tensor, const std::string& reader) {
+  if (tensor.requires_grad() && at::GradMode::is_enabled()) return tensor;
+  if (!tensor.is_meta() || !tensor.is_floating_point()) return tensor;
+  if (!find(tensor)) return tensor;
+  const ValueId value = value_of(tensor, reader);
+  if (!varies(value)) return tensor;
+  const auto [it, fresh] = stopped_.try_emplace(value);
+  if (fresh) it->second = emit("aten::detach", {value}, motley::spec_of(tensor));
+  const at::Tensor twin = at::empty_strided(
+      tensor.sizes(), tensor.strides(), at::TensorOptions(at::kMeta).dtype(tensor.scalar_type()));
+  define(twin, it->second);
+  return twin;
+}
 
 const OpInfo& Recorder::info_of(const c10::OperatorHandle& handle) {
   const void* key = &handle.schema();
@@ -57,6 +93,9 @@ const OpInfo& Recorder::info_of(const c10::OperatorHandle& handle) {
     info.written = static_cast<int>(i);
     info.out = handle.schema().arguments()[i].is_out();
   }
+  for (const c10::Argument& arg : handle.schema().arguments())
+    info.views |= arg.alias_info() != nullptr && !arg.alias_info()->isWrite();
+  info.shaped = reads_no_numbers(info.name);
   if (info.written >= 0 && info.handler == nullptr) {
     info.handler = &Recorder::mutate;
     info.functional = functional_of(info);
@@ -202,6 +241,7 @@ at::Tensor Recorder::adopt_operand(const OpInfo& info, const c10::IValue* args, 
 void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
   const OpInfo& info = info_of(handle);
   const bool lifts = info.handler == &Recorder::lift_fresh;
+  const bool follows = phase == Phase::forward && !info.views && !info.shaped;
   c10::IValue* args = arguments(info, stack);
   for (size_t i = 0; i < info.op.args.size(); i++) {
     const ArgKind kind = info.op.args[i].kind;
@@ -211,13 +251,18 @@ void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
       const at::Tensor& t = args[i].toTensor();
       if (t.defined() && !t.is_meta() && !is_literal(t))
         args[i] = lifts ? adopt(t, info.name, true) : adopt_operand(info, args, i);
+      else if (t.defined() && follows && static_cast<int>(i) != info.written)
+        args[i] = detached(t, info.name);
     } else if (recording && (kind == ArgKind::tensors || kind == ArgKind::optional_tensors) &&
                args[i].isList()) {
       c10::List<c10::IValue> list = args[i].toList();
       for (size_t j = 0; j < list.size(); j++) {
         const c10::IValue element = list.get(j);
-        if (element.isTensor() && element.toTensor().defined() && !element.toTensor().is_meta())
+        if (!element.isTensor() || !element.toTensor().defined()) continue;
+        if (!element.toTensor().is_meta())
           list.set(j, adopt(element.toTensor(), info.name));
+        else if (follows)
+          list.set(j, detached(element.toTensor(), info.name));
       }
     } else if (recording && kind == ArgKind::left_out && args[i].isGenerator()) {
       throw user_error("capture",

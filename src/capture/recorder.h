@@ -3,8 +3,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -78,6 +80,8 @@ struct OpInfo {
   std::vector<TensorSpec> (*shape)(const Graph&, const Node&) = nullptr;
   int written = -1;      // the argument changed in place
   bool several = false;  // changes more than one argument
+  bool views = false;    // returns an argument or a view of one
+  bool shaped = false;   // reads no numbers of its operands
   bool out = false;      // the changed argument only receives the result
   const OpInfo* functional = nullptr;
   bool has_dtype = false;
@@ -122,6 +126,8 @@ class Recorder {
   }
   // Makes `tensor` the base of its storage.
   void define(const at::Tensor& tensor, ValueId value);
+  // A change of this parameter changes the loss as far as autograd follows.
+  void train(ValueId parameter) { trained_.insert(parameter); }
   ValueId value_of(const at::Tensor& tensor, const std::string& reader);
   // Whether a defined tensor was written to since.
   bool changed(const at::Tensor& tensor);
@@ -139,6 +145,8 @@ class Recorder {
   void write(Place place, ValueId value);
   ValueId undo(const View& view, const View& parent, ValueId old_parent, ValueId value);
   int add_view(Stored* stored, int parent, Geometry geometry, ViewOp op);
+  bool varies(ValueId value);
+  at::Tensor detached(const at::Tensor& tensor, const std::string& reader);
   at::Tensor adopt(const at::Tensor& tensor, const std::string& reader, bool fresh = false);
   at::Tensor adopt_operand(const OpInfo& info, const c10::IValue* args, size_t i);
   void check_outside(const at::Tensor& tensor, const std::string& reader) const;
@@ -190,6 +198,10 @@ class Recorder {
   };
   std::unordered_map<const c10::StorageImpl*, std::vector<Adopted>> adopted_;
   std::unordered_map<const c10::StorageImpl*, std::string> owned_;  // names, by memory
+  std::set<ValueId> trained_;
+  std::vector<bool> varies_;            // [value]
+  std::map<ValueId, ValueId> stopped_;  // a value, and the same as autograd does not follow it
+  size_t walked_ = 0;                   // nodes that varies_ knows of
 };
 
 }  // namespace motley::recording

@@ -37,10 +37,11 @@ void add_check_command(CLI::App& app) {
     std::vector<std::string> problems = check(plan, args->memory == "on");
     std::string graph = "its graph as it is, which takes libtorch to check";
 #ifdef MOTLEY_WITH_TORCH
-    graph = is_of_zoo(plan) ? "the graph is that of " + plan.model
-                            : "the graph is of no model of the zoo: distribute() compares it with "
-                              "the model";
-    if (problems.empty()) problems = check_graph(plan);
+    std::string unchecked;
+    if (problems.empty()) problems = check_graph(plan, &unchecked);
+    graph = is_of_zoo(plan)     ? "the graph is that of " + plan.model
+            : unchecked.empty() ? "its gradients are the derivative of its loss"
+                                : "its gradients were not all derived again: " + unchecked;
 #endif
     if (args->json) print_json({{"valid", problems.empty()}, {"problems", problems}});
     if (!args->json)

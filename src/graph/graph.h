@@ -17,8 +17,14 @@
 //   model gpt:layers=2
 //   %0 = motley::input("tokens") : i64[8,64]
 //   %9, %10, %11 = aten::native_layer_norm(%8, [64], %1, %2, 1e-05) : f32[8,64,64], f32[8,64,1],
-//   f32[8,64,1] %40 = aten::mul.Tensor(%39, 0.5) : f32[8,64] backward loss %38 gradient wte.weight
-//   %77 update bn1.running_mean %90 output %12
+//   f32[8,64,1]
+//   %40 = aten::mul.Tensor(%39, 0.5) : f32[8,64] backward
+//   loss %38
+//   gradient "wte.weight" %77
+//   gradient "head.weight" %78 custom
+//   frozen "wpe.weight"
+//   update "bn1.running_mean" %90
+//   output %12
 //
 // Arguments: %7 a tensor, [%1, none, %2] a tensor list, numbers (a real always has a point or an
 // exponent), true, false, "text", none, [1, 2] integers, f32 a dtype.
@@ -77,7 +83,11 @@ struct Node {
 struct Parameter {
   std::string name;
   ValueId value;
-  ValueId gradient;  // invalid: the loss does not depend on it
+  ValueId gradient;     // invalid: frozen, or the loss does not depend on it
+  bool frozen = false;  // not trained
+  // The gradient is not the derivative of the forward pass: hooks or functions with a backward pass
+  // of their own changed it.
+  bool custom = false;
 };
 
 struct Buffer {

@@ -18,7 +18,7 @@ void Rewriting::add(const Node& node, std::vector<Arg> args, const std::vector<T
 Graph Rewriting::finish() {
   auto role = [&](ValueId v) { return v.valid() ? value_[v.index] : v; };
   for (const Parameter& p : from_.parameters)
-    to_.parameters.push_back({p.name, role(p.value), role(p.gradient)});
+    to_.parameters.push_back({p.name, role(p.value), role(p.gradient), p.frozen, p.custom});
   for (const Buffer& b : from_.buffers)
     to_.buffers.push_back({b.name, role(b.value), role(b.update)});
   for (const Input& i : from_.inputs) to_.inputs.push_back({i.name, role(i.value)});

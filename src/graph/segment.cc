@@ -173,7 +173,8 @@ Graph with_segments(const Graph& from, const std::vector<int>& segment_of) {
     return v.valid() ? as(v, segment[source.index], phase) : v;
   };
   for (const Parameter& p : from.parameters)
-    to.parameters.push_back({p.name, role(p.value), result(p.gradient, p.value, Phase::backward)});
+    to.parameters.push_back(
+        {p.name, role(p.value), result(p.gradient, p.value, Phase::backward), p.frozen, p.custom});
   for (const Buffer& b : from.buffers)
     to.buffers.push_back({b.name, role(b.value),
                           result(b.update, b.value,

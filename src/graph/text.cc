@@ -232,9 +232,12 @@ std::string to_text(const Graph& graph) {
                        node.phase == Phase::backward ? " backward" : "");
   }
   if (graph.loss.valid()) out += fmt::format("loss %{}\n", graph.loss.index);
-  for (const Parameter& p : graph.parameters)
+  for (const Parameter& p : graph.parameters) {
     if (p.gradient.valid())
-      out += fmt::format("gradient {} %{}\n", quoted(p.name), p.gradient.index);
+      out += fmt::format("gradient {} %{}{}\n", quoted(p.name), p.gradient.index,
+                         p.custom ? " custom" : "");
+    if (p.frozen) out += fmt::format("frozen {}\n", quoted(p.name));
+  }
   for (const Buffer& b : graph.buffers)
     if (b.update.valid()) out += fmt::format("update {} %{}\n", quoted(b.name), b.update.index);
   for (ValueId v : graph.outputs) out += fmt::format("output %{}\n", v.index);
@@ -270,6 +273,9 @@ Graph parse_graph(const std::string& text, const std::string& name) {
     } else if (line.accept("gradient ")) {
       auto& p = declared(line, graph.parameters, "parameter");
       p.gradient = existing(line);
+      p.custom = line.accept("custom");
+    } else if (line.accept("frozen ")) {
+      declared(line, graph.parameters, "parameter").frozen = true;
     } else if (line.accept("update ")) {
       auto& b = declared(line, graph.buffers, "buffer");
       b.update = existing(line);

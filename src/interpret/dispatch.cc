@@ -217,12 +217,13 @@ const Operator& find_operator(const std::string& name) {
   return *entry;
 }
 
-std::vector<at::Tensor> call(const Operator& op, const std::vector<Arg>& args, TensorOf tensor_of,
-                             at::Device device) {
+namespace {
+
+std::vector<at::Tensor> call_at(const Operator& op, const std::vector<Arg>& args,
+                                TensorOf tensor_of, at::Device device) {
   if (args.size() > op.args.size())
     throw user_error("torch", "{} takes {} arguments, not {}", op.name, op.args.size(),
                      args.size());
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   torch::jit::Stack stack;
   stack.reserve(op.args.size());
   for (size_t i = 0; i < op.args.size(); i++) {
@@ -249,6 +250,22 @@ std::vector<at::Tensor> call(const Operator& op, const std::vector<Arg>& args, T
     }
   }
   return outputs;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> call(const Operator& op, const std::vector<Arg>& args, TensorOf tensor_of,
+                             at::Device device) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return call_at(op, args, tensor_of, device);
+}
+
+std::vector<at::Tensor> call_differentiably(const Operator& op, const std::vector<Arg>& args,
+                                            TensorOf tensor_of) {
+  // Kernels of ours have a backward pass beside them, not behind them.
+  if (op.name.starts_with("motley_torch::"))
+    throw user_error("torch", "{} cannot be differentiated by libtorch", op.name);
+  return call_at(op, args, tensor_of, at::kCPU);
 }
 
 at::ScalarType to_torch(DType dtype) {

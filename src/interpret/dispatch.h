@@ -74,6 +74,9 @@ using TensorOf = c10::function_ref<at::Tensor(ValueId)>;
 // throws.
 std::vector<at::Tensor> call(const Operator& op, const std::vector<Arg>& args, TensorOf tensor_of,
                              at::Device device = at::kCPU);
+// The same above autograd, on the CPU.
+std::vector<at::Tensor> call_differentiably(const Operator& op, const std::vector<Arg>& args,
+                                            TensorOf tensor_of);
 
 at::ScalarType to_torch(DType dtype);
 // Throws UserError for complex and quantised types.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <numeric>
@@ -660,6 +661,7 @@ Json to_json(const Plan& plan) {
     j["pipeline"] = to_json(*plan.pipeline);
   else
     j["program"] = program_lines(*plan.theory, plan.program);
+  j["fingerprint"] = fmt::format("{:016x}", plan.graph_fingerprint);
   j["graph"] = lines(to_text(*plan.graph));
   return j;
 }
@@ -690,6 +692,10 @@ Plan parse_plan(const std::string& text, const std::string& name) {
   plan.cluster =
       parse_cluster(joined(fields.array("cluster"), name + ": cluster"), name + ": cluster");
   plan.set_graph(parse_graph(joined(fields.array("graph"), name + ": graph"), name + ": graph"));
+  // Files of older versions have none, which check() of graphs says.
+  plan.graph_fingerprint = fields.find("fingerprint")
+                               ? std::strtoull(fields.text("fingerprint").c_str(), nullptr, 16)
+                               : 0;
   if (const Json* pipeline = fields.find("pipeline")) {
     for (const char* other : {"ratios", "program"})
       if (fields.find(other))

@@ -57,7 +57,11 @@ struct Plan {
   std::vector<Bytes> peak_memory_bytes;  // [device]
   std::vector<Alternative> alternatives;
 
+  // Of the graph that the plan was made for; a file whose graph has another was changed since.
+  uint64_t graph_fingerprint = 0;
+
   void set_graph(Graph g) {
+    graph_fingerprint = fingerprint(g);
     graph = std::make_unique<Graph>(std::move(g));
     theory = std::make_unique<Theory>(*graph);
   }

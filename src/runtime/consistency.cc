@@ -10,6 +10,7 @@
 #include "graph/ops/shapes.h"
 #include "graph/segment.h"
 #include "interpret/dispatch.h"
+#include "runtime/derivative.h"
 #include "runtime/trainer.h"
 #include "zoo/zoo.h"
 
@@ -148,8 +149,19 @@ bool is_of_zoo(const Plan& plan) {
   return false;
 }
 
-std::vector<std::string> check_graph(const Plan& plan) {
-  if (!is_of_zoo(plan)) return check_results(*plan.graph);
+std::vector<std::string> check_graph(const Plan& plan, std::string* unchecked) {
+  if (!is_of_zoo(plan)) {
+    std::vector<std::string> problems = check_results(*plan.graph);
+    if (!problems.empty()) return problems;
+    Derivative derivative = check_derivative(*plan.graph);
+    if (unchecked != nullptr) *unchecked = derivative.unchecked;
+    if (derivative.problems.empty() && plan.graph_fingerprint != fingerprint(*plan.graph))
+      return {fmt::format(
+          "the graph ({:016x}) is not the one that was planned ({:016x}): it was changed "
+          "since; plan it again",
+          fingerprint(*plan.graph), plan.graph_fingerprint)};
+    return std::move(derivative.problems);
+  }
   std::string model;
   try {
     model = to_text(captured_graph(plan));

@@ -19,7 +19,9 @@ std::vector<std::string> check_results(const Graph& graph, int* underived = null
 // Whether `plan` names a model of the zoo.
 bool is_of_zoo(const Plan& plan);
 
-// check_results, and for models of the zoo: whether the graph is that of the model, captured again.
-std::vector<std::string> check_graph(const Plan& plan);
+// Of a model of the zoo: whether the graph is that of the model, captured again. Of any other:
+// check_results, and whether its gradients are the derivative of its loss (derivative.h);
+// `unchecked` says which could not be compared.
+std::vector<std::string> check_graph(const Plan& plan, std::string* unchecked = nullptr);
 
 }  // namespace motley

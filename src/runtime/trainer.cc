@@ -20,7 +20,9 @@
 #include "graph/precision.h"
 #include "interpret/dispatch.h"
 #include "runtime/checkpoint.h"
+#include "runtime/consistency.h"
 #include "runtime/data.h"
+#include "runtime/derivative.h"
 #include "runtime/eager.h"
 #include "runtime/executor.h"
 #include "runtime/worker.h"
@@ -433,6 +435,8 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
 
 namespace {
 
+bool is_mixed(DType compute) { return compute != DType::f64 && compute != DType::f32; }
+
 // The plan on the graph of its model with parameters in `dtype`, computed in `compute`.
 Plan in_precision(const Plan& plan, DType dtype, DType compute) {
   Plan other;
@@ -443,7 +447,9 @@ Plan in_precision(const Plan& plan, DType dtype, DType compute) {
   other.ratios = plan.ratios;
   other.reductions = plan.reductions;
   other.precision = plan.precision;
-  other.set_graph(captured_graph(plan, plan.batch, dtype, compute));
+  other.set_graph(is_of_zoo(plan)     ? captured_graph(plan, plan.batch, dtype, compute)
+                  : is_mixed(compute) ? *plan.graph
+                                      : in_type(*plan.graph, compute));
   MOTLEY_CHECK(other.graph->nodes.size() == plan.graph->nodes.size(),
                "the graph in {} has {} nodes, not {}", to_string(dtype), other.graph->nodes.size(),
                plan.graph->nodes.size());
@@ -523,8 +529,6 @@ struct Reference {
   std::string by;
 };
 
-bool is_mixed(DType compute) { return compute != DType::f64 && compute != DType::f32; }
-
 // The type of the parameters where the graph computes in `compute`.
 DType parameters_for(const Plan& plan, DType compute) {
   return is_mixed(compute) ? dtype_of(plan) : compute;
@@ -537,13 +541,17 @@ Reference reference_of(const Plan& plan, DType compute, uint64_t seed, bool resu
   reference.exact = in_precision(plan, dtype, compute);
   const Plan& exact = reference.exact;
   const Graph& graph = *exact.graph;
-  const std::shared_ptr<TrainModule> module = materialize(model_of(plan), seed, dtype);
-  const TensorMap inputs = random_inputs(*module, plan.batch, seed + 1, dtype);
   Feeds& feeds = reference.feeds;
-  feeds.inputs = inputs;
-  for (const auto& [name, tensor] : parameters_of(*module))
-    feeds.parameters[name] = tensor.detach();
-  for (const auto& [name, tensor] : buffers_of(*module)) feeds.buffers[name] = tensor.clone();
+  std::shared_ptr<TrainModule> module;  // of the zoo
+  if (is_of_zoo(plan)) {
+    module = materialize(model_of(plan), seed, dtype);
+    feeds.inputs = random_inputs(*module, plan.batch, seed + 1, dtype);
+    for (const auto& [name, tensor] : parameters_of(*module))
+      feeds.parameters[name] = tensor.detach();
+    for (const auto& [name, tensor] : buffers_of(*module)) feeds.buffers[name] = tensor.clone();
+  } else {
+    feeds = drawn(graph, seed);
+  }
   if (!result) return reference;
 
   bool random = false;
@@ -557,16 +565,23 @@ Reference reference_of(const Plan& plan, DType compute, uint64_t seed, bool resu
         "the graph on one device, micro-batch by micro-batch (which is not the step of the whole "
         "batch: {})",
         normalised_by_part(graph, exact.pipeline->part()));
-  } else if (random || is_mixed(compute)) {
+  } else if (random || is_mixed(compute) || module == nullptr) {
     InterpretOptions interpretation;
     interpretation.kernels = random_kernels(seed, 0);
     reference.expected = interpret(graph, feeds, interpretation);
     reference.by = "the graph on one device";
   } else {
-    reference.expected = eager_step(module.get(), inputs);
+    reference.expected = eager_step(module.get(), feeds.inputs);
     reference.by = "PyTorch on one device";
   }
   return reference;
+}
+
+// Throws UserError unless the graph is that of the plan's model, or where that is not of the zoo a
+// training step by itself.
+void check_reference(const Plan& plan) {
+  const std::vector<std::string> problems = check_graph(plan);
+  if (!problems.empty()) throw user_error("verify", "{}: {}", plan.model, problems[0]);
 }
 
 // One step of the plan on this rank; where there is a `result`, what it is worse by than the
@@ -665,7 +680,7 @@ Verification verdict(Verification result, const Reference& reference, DType comp
 }  // namespace
 
 Verification verify_plan(const Plan& plan, DType compute, uint64_t seed) {
-  graph_of_model(plan);
+  check_reference(plan);
   DefaultDType default_type(parameters_for(plan, compute));
   const Reference reference = reference_of(plan, compute, seed, true);
   Verification result;
@@ -677,7 +692,7 @@ Verification verify_plan(const Plan& plan, DType compute, uint64_t seed) {
 }
 
 Verification verify_plan(const Plan& plan, DType compute, uint64_t seed, Communicator& group) {
-  graph_of_model(plan);
+  check_reference(plan);
   DefaultDType default_type(parameters_for(plan, compute));
   const bool judges = group.rank() == 0;
   const Reference reference = reference_of(plan, compute, seed, judges);

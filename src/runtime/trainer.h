@@ -93,10 +93,11 @@ struct RunReport {
 RunReport train(const Plan& plan, Communicator& group, const TrainOptions& options, int64_t steps,
                 const std::function<void(const StepReport&)>& progress = nullptr);
 
-// Loss and gradients of one step of a plan on threads of this process against one device: PyTorch
-// by itself, or the interpreter where there are random ops; for pipelines with batch normalisation
-// one device that takes micro-batch by micro-batch. In double precision, in f32, or in the plan's
-// mixed precision, where one device is the graph on one device.
+// Loss, gradients and new buffers of one step of a plan on threads of this process against one
+// device: PyTorch by itself, or the interpreter where there are random ops or the model is not of
+// the zoo; for pipelines with batch normalisation one device that takes micro-batch by micro-batch.
+// In double precision, in f32, or in the plan's mixed precision, where one device is the graph on
+// one device.
 struct Verification {
   DType dtype = DType::f64;
   std::string reference;  // "PyTorch on one device" or "the graph on one device"
