@@ -28,6 +28,11 @@ class Meeting {
     wait();
     return posts_;
   }
+  // Waits for everybody to have seen what was posted, and lets go of it.
+  void seen(int rank) {
+    wait();
+    posts_[rank].clear();
+  }
   void wait() {
     std::unique_lock lock(mutex_);
     if (aborted_) throw Aborted();
@@ -103,33 +108,40 @@ class ThreadCommunicator final : public Communicator {
   int size() const override { return size_; }
 
   void all_reduce(at::Tensor& tensor, Reduction reduction) override {
-    const auto& posts = meeting_.post(rank_, {tensor});
-    at::Tensor total = posts[0][0].clone();
+    // Each takes an equal part for all, so that nobody needs another whole tensor.
+    const auto& posts = meeting_.post(rank_, {tensor.view({-1})});
+    const int64_t n = tensor.numel(), begin = n * rank_ / size_,
+                  length = n * (rank_ + 1) / size_ - begin;
+    for (int r = 1; r < size_; ++r)
+      MOTLEY_CHECK(posts[r][0].numel() == n, "all_reduce of different shapes");
+    at::Tensor total = posts[0][0].narrow(0, begin, length).clone();
     for (int r = 1; r < size_; ++r) {
-      MOTLEY_CHECK(posts[r][0].sizes() == total.sizes(), "all_reduce of different shapes");
-      total = reduction == Reduction::sum ? total + posts[r][0] : at::maximum(total, posts[r][0]);
+      const at::Tensor part = posts[r][0].narrow(0, begin, length);
+      if (reduction == Reduction::sum)
+        total.add_(part);
+      else
+        at::maximum_out(total, total, part);
     }
-    meeting_.wait();
-    tensor.copy_(total);
-    meeting_.wait();
+    for (int r = 0; r < size_; ++r) posts[r][0].narrow(0, begin, length).copy_(total);
+    meeting_.seen(rank_);
   }
   void all_gather(std::vector<at::Tensor>& pieces) override {
     const auto& posts = meeting_.post(rank_, {pieces[rank_]});
     for (int r = 0; r < size_; ++r)
       if (r != rank_) fill(pieces[r], posts[r][0]);
-    meeting_.wait();
+    meeting_.seen(rank_);
   }
   at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
     const auto& posts = meeting_.post(rank_, pieces);
     at::Tensor total = posts[0][rank_].clone();
-    for (int r = 1; r < size_; ++r) total = total + posts[r][rank_];
-    meeting_.wait();
+    for (int r = 1; r < size_; ++r) total.add_(posts[r][rank_]);
+    meeting_.seen(rank_);
     return total;
   }
   void all_to_all(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) override {
     const auto& posts = meeting_.post(rank_, send);
     for (int r = 0; r < size_; ++r) fill(receive[r], posts[r][rank_]);
-    meeting_.wait();
+    meeting_.seen(rank_);
   }
   void barrier() override { meeting_.wait(); }
   std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {

@@ -1,6 +1,7 @@
 #include "runtime/executor.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -24,6 +25,25 @@ struct Factored {
   std::vector<int64_t> shape;  // of the whole value
   int axis = -1;               // the cut one; -1: none
 };
+
+// Pieces of a new tensor along one axis, which then is in *whole. Where the axis is the outermost
+// they are parts of it; otherwise they are tensors of their own, and *whole stays undefined.
+std::vector<at::Tensor> empty_pieces(const std::vector<int64_t>& shape, int axis,
+                                     const std::vector<int64_t>& sizes,
+                                     const at::TensorOptions& options, at::Tensor* whole) {
+  std::vector<at::Tensor> pieces;
+  std::vector<int64_t> of = shape;
+  of[axis] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  if (std::all_of(of.begin(), of.begin() + axis, [](int64_t n) { return n == 1; })) {
+    *whole = at::empty(of, options);
+    return whole->split_with_sizes(sizes, axis);
+  }
+  for (int64_t size : sizes) {
+    of[axis] = size;
+    pieces.push_back(at::empty(of, options));
+  }
+  return pieces;
+}
 
 Factored factored(const Theory& theory, ValueId value, Placement p) {
   Factored f;
@@ -90,17 +110,20 @@ double drawn(const Node& node, double u, double v, int digits) {
 template <typename F>
 at::Tensor draw(const Node& node, const Shape& local, DType dtype, uint64_t seed, int64_t step,
                 int id, F global_index) {
-  at::Tensor out = at::empty(local, at::TensorOptions().dtype(at::kDouble));
-  double* data = out.data_ptr<double>();
+  at::Tensor out = at::empty(local, at::TensorOptions().dtype(to_torch(dtype)));
   const int digits = digits_of(dtype);
   const bool normal =
       node.op.find("norm") != std::string::npos || node.op.starts_with("aten::randn");
-  for (int64_t i = 0, n = out.numel(); i < n; ++i) {
-    const int64_t index = global_index(i);
-    data[i] = drawn(node, random_element(seed, step, id, index),
-                    normal ? random_element(~seed, step, id, index) : 0, digits);
-  }
-  return out.to(to_torch(dtype));
+  AT_DISPATCH_ALL_TYPES_AND3(at::kHalf, at::kBFloat16, at::kBool, out.scalar_type(), "draw", [&] {
+    auto* data = out.data_ptr<scalar_t>();
+    for (int64_t i = 0, n = out.numel(); i < n; ++i) {
+      const int64_t index = global_index(i);
+      data[i] =
+          static_cast<scalar_t>(drawn(node, random_element(seed, step, id, index),
+                                      normal ? random_element(~seed, step, id, index) : 0, digits));
+    }
+  });
+  return out;
 }
 
 }  // namespace
@@ -294,16 +317,19 @@ void Executor::compile() {
     for (int s : messages[m].steps) message_of[s] = static_cast<int>(m);
   size_t next_message = 0;
 
+  auto operand_of = [&](int s) { return slot(program_.steps[s].value, program_.steps[s].from); };
   auto last_use = [&](int s) {
-    const int operand = slot(program_.steps[s].value, program_.steps[s].from);
-    return std::find(dead[s].begin(), dead[s].end(), operand) != dead[s].end();
+    return std::find(dead[s].begin(), dead[s].end(), operand_of(s)) != dead[s].end();
   };
   auto send_ready = [&](int s) {
     for (; next_message < messages.size() && messages[next_message].ready == s; ++next_message) {
       Instruction send;
       send.kind = Instruction::Kind::send;
       send.message = static_cast<int>(next_message);
-      for (int member : messages[next_message].steps) send.steps.push_back(program_.steps[member]);
+      for (int member : messages[next_message].steps) {
+        send.steps.push_back(program_.steps[member]);
+        if (last_use(member)) send.free.push_back(operand_of(member));
+      }
       send.last = last_use(messages[next_message].steps[0]);
       instructions_.push_back(std::move(send));
     }
@@ -437,7 +463,7 @@ void Executor::compile() {
 
 void Executor::convert(const Instruction& instruction) {
   const Step& step = instruction.steps[0];
-  const int rank = communicator_.rank(), size = communicator_.size();
+  const int rank = communicator_.rank();
   const at::Tensor& from = values_[slot(step.value, step.from)];
   at::Tensor to;
   const Shape target = local_shape(step.value, step.to);
@@ -470,19 +496,16 @@ void Executor::convert(const Instruction& instruction) {
                g = factored(theory_, step.value, step.to);
       const auto& from_sizes = shares_.of(theory_.cut(step.value, step.from));
       const auto& to_sizes = shares_.of(theory_.cut(step.value, step.to));
-      std::vector<int64_t> local = f.shape;
+      std::vector<int64_t> local = f.shape, shape = f.shape;
       local[f.axis] = from_sizes[rank];
+      shape[g.axis] = to_sizes[rank];
+      at::Tensor whole;
       std::vector<at::Tensor> send = from.reshape(local).split_with_sizes(to_sizes, g.axis),
-                              receive;
+                              receive =
+                                  empty_pieces(shape, f.axis, from_sizes, from.options(), &whole);
       for (at::Tensor& p : send) p = p.contiguous();
-      for (int r = 0; r < size; ++r) {
-        std::vector<int64_t> shape = f.shape;
-        shape[f.axis] = from_sizes[r];
-        shape[g.axis] = to_sizes[rank];
-        receive.push_back(at::empty(shape, from.options()));
-      }
       communicator_.all_to_all(send, receive);
-      to = at::cat(receive, f.axis).reshape(target);
+      to = (whole.defined() ? whole : at::cat(receive, f.axis)).reshape(target);
       break;
     }
   }
@@ -531,18 +554,15 @@ at::Tensor Executor::gather(ValueId value, Placement placement, const at::Tensor
   }
   Factored f = factored(theory_, value, placement);
   const auto& sizes = shares_.of(theory_.cut(value, placement));
-  std::vector<at::Tensor> pieces;
-  for (int r = 0; r < communicator_.size(); ++r) {
-    std::vector<int64_t> shape = f.shape;
-    shape[f.axis] = sizes[r];
-    pieces.push_back(r == communicator_.rank() ? local.reshape(shape).contiguous()
-                                               : at::empty(shape, local.options()));
-  }
+  at::Tensor whole;
+  std::vector<at::Tensor> pieces = empty_pieces(f.shape, f.axis, sizes, local.options(), &whole);
+  pieces[communicator_.rank()].copy_(local.reshape(pieces[communicator_.rank()].sizes()));
   if (form == PieceForm::grouped)
     communicator_.all_gather_grouped(pieces);
   else
     communicator_.all_gather(pieces);
-  return at::cat(pieces, f.axis).reshape(theory_.graph().spec(value).shape);
+  return (whole.defined() ? whole : at::cat(pieces, f.axis))
+      .reshape(theory_.graph().spec(value).shape);
 }
 
 std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_number,
@@ -639,6 +659,8 @@ void Executor::send(const Instruction& in) {
     std::vector<at::Tensor> flat;
     for (const Step& s : in.steps) flat.push_back(values_[slot(s.value, s.from)].reshape({-1}));
     sent.bucket = at::cat(flat);
+    flat.clear();
+    for (int s : in.free) values_[s].reset();
   }
   sent.message = communicator_.start_all_reduce(sent.bucket);
 }

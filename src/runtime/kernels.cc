@@ -86,14 +86,14 @@ void row_statistics(const KernelCall& c, const at::Tensor& x, int64_t dim, at::T
                        : x.amax(dim, true).contiguous();
   c.communicator.all_reduce(*max, Reduction::max);
   *sum =
-      c.length == 0 ? at::zeros(rows, x.options()) : (x - *max).exp().sum(dim, true).contiguous();
+      c.length == 0 ? at::zeros(rows, x.options()) : (x - *max).exp_().sum(dim, true).contiguous();
   c.communicator.all_reduce(*sum);
 }
 
 std::vector<at::Tensor> log_softmax(const KernelCall& c) {
   at::Tensor max, sum;
   row_statistics(c, c.operands[0], dim_arg(c, 1), &max, &sum);
-  return {c.operands[0] - max - sum.log()};
+  return {(c.operands[0] - max).sub_(sum.log_())};
 }
 
 std::vector<at::Tensor> softmax(const KernelCall& c) {
@@ -110,13 +110,15 @@ at::Tensor row_sum(const KernelCall& c, const at::Tensor& x, int64_t dim) {
 
 // _log_softmax_backward_data(dy, y, dim, dtype): dy - exp(y) * sum(dy)
 std::vector<at::Tensor> log_softmax_backward(const KernelCall& c) {
-  return {c.operands[0] - c.operands[1].exp() * row_sum(c, c.operands[0], dim_arg(c, 2))};
+  const at::Tensor sum = row_sum(c, c.operands[0], dim_arg(c, 2));
+  return {c.operands[0] - c.operands[1].exp().mul_(sum)};
 }
 
 // _softmax_backward_data(dy, y, dim, dtype): y * (dy - sum(dy * y))
 std::vector<at::Tensor> softmax_backward(const KernelCall& c) {
   const at::Tensor &dy = c.operands[0], &y = c.operands[1];
-  return {y * (dy - row_sum(c, dy * y, dim_arg(c, 2)))};
+  const at::Tensor sum = row_sum(c, dy * y, dim_arg(c, 2));
+  return {(dy - sum).mul_(y)};
 }
 
 at::Tensor optional_operand(const KernelCall& c, size_t at) {
@@ -157,11 +159,11 @@ std::vector<at::Tensor> batch_norm(const KernelCall& c) {
   c.communicator.all_reduce(mean);
   mean = mean / n;
   at::Tensor centered = x - channelwise(mean, x);
-  at::Tensor var = (centered * centered).sum(dims).contiguous();
+  at::Tensor var = centered.square().sum(dims).contiguous();
   c.communicator.all_reduce(var);
   at::Tensor invstd = (var / n + eps).rsqrt();
-  at::Tensor y = centered * channelwise(weight.defined() ? invstd * weight : invstd, x);
-  if (bias.defined()) y = y + channelwise(bias, x);
+  at::Tensor y = centered.mul_(channelwise(weight.defined() ? invstd * weight : invstd, x));
+  if (bias.defined()) y.add_(channelwise(bias, x));
   return {y, mean, invstd};
 }
 
@@ -172,15 +174,15 @@ std::vector<at::Tensor> batch_norm_backward(const KernelCall& c) {
              invstd = optional_operand(c, 6);
   double n = elements(c, 1);
   auto dims = all_but_channel(x);
-  at::Tensor normal = (x - channelwise(mean, x)) * channelwise(invstd, x);
+  at::Tensor normal = (x - channelwise(mean, x)).mul_(channelwise(invstd, x));
   at::Tensor sums = at::cat({(dy * normal).sum(dims), dy.sum(dims)}).contiguous();
   c.communicator.all_reduce(sums);
   int64_t channels = x.size(1);
   at::Tensor dw = sums.narrow(0, 0, channels).clone(),
              db = sums.narrow(0, channels, channels).clone();
   at::Tensor scale = weight.defined() ? invstd * weight : invstd;
-  at::Tensor dx =
-      (dy - channelwise(db / n, x) - normal * channelwise(dw / n, x)) * channelwise(scale, x);
+  at::Tensor dx = dy - channelwise(db / n, x);
+  dx.sub_(normal.mul_(channelwise(dw / n, x))).mul_(channelwise(scale, x));
   return {dx, dw, db};
 }
 

@@ -57,6 +57,7 @@ class SpmdWorker final : public Worker {
     for (size_t i = 0; i < inputs.size(); ++i)
       executor_.set(graph_.inputs[i].value, inputs[i].to(device_));
     Executor::Result result = executor_.step(number);
+    for (const Input& input : graph_.inputs) executor_.unset(input.value);
     return {result.loss.item<double>(), std::move(result.gradients)};
   }
 
