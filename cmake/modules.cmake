@@ -7,7 +7,10 @@ set(MOTLEY_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-mi
 set(MOTLEY_SHARED -fPIC -fno-semantic-interposition)
 
 function(motley_module name)
-  cmake_parse_arguments(ARG "" "" "MODULES;LIBS;TEST_LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL" "" "MODULES;LIBS;TEST_LIBS" ${ARGN})
+  if(ARG_SERIAL)  # of its tests
+    set(serial SERIAL)
+  endif()
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
   set(tests ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
@@ -22,13 +25,14 @@ function(motley_module name)
   list(TRANSFORM ARG_MODULES PREPEND motley_ OUTPUT_VARIABLE modules)
   target_link_libraries(motley_${name} PUBLIC ${modules} ${ARG_LIBS})
   if(tests)
-    motley_test(test_${name} SOURCES ${tests} LIBS motley_${name} ${ARG_TEST_LIBS})
+    motley_test(test_${name} ${serial} SOURCES ${tests} LIBS motley_${name} ${ARG_TEST_LIBS})
   endif()
 endfunction()
 
-# motley_test(name SOURCES a_test.cc ... LIBS ...): a GoogleTest program, one ctest entry.
+# motley_test(name SOURCES a_test.cc ... LIBS ...): a GoogleTest program, one ctest entry. Others run beside it unless SERIAL
+# is given: of what starts workers or measures time.
 function(motley_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL" "TIMEOUT" "SOURCES;LIBS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 600)
   endif()
@@ -40,5 +44,5 @@ function(motley_test name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ${ARG_LIBS} GTest::gtest_main GTest::gmock)
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${ARG_SERIAL})
 endfunction()

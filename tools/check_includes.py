@@ -23,7 +23,7 @@ for folder in sorted((ROOT / "src").iterdir()):
         continue
     text = cmake.read_text()
     text = text.replace("motley_models", "motley_zoo")
-    match = re.search(r"motley_module\(\s*" + module + r"\s+MODULES ([^)]*?)(?:LIBS|TEST_LIBS|\))", text)
+    match = re.search(r"motley_module\(\s*" + module + r"\s+(?:SERIAL\s+)?MODULES ([^)]*?)(?:LIBS|TEST_LIBS|\))", text)
     linked = set(match.group(1).split()) if match else set()
     libraries = re.sub(r"TEST_LIBS[^)]*", "", text)
     linked |= set(re.findall(r"motley_(\w+)", libraries)) & set(LEVEL)
