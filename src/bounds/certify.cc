@@ -126,18 +126,6 @@ std::vector<int64_t> Certifier::stretches(std::vector<int64_t> from) const {
   return from;
 }
 
-Certifier::Game Certifier::whole(const Certified& certified) const {
-  std::vector<int64_t> cuts{builder_->first_gradient()};
-  if (certified.first.valid()) cuts.push_back(builder_->ready(certified.first));
-  return {builder_, order_, warm_, stretches(std::move(cuts))};
-}
-
-Seconds Certifier::plain_bound(const Certified& certified, int64_t states) {
-  most_states_ = effort_.states + states;
-  Game game = whole(certified);
-  return std::min(certified.step(), play(certified, &game));
-}
-
 Seconds Certifier::bound(const Certified& certified, int64_t states, int divisions) {
   struct Class {
     int64_t first, end;         // where the last barrier runs; 0: or nowhere
@@ -151,12 +139,13 @@ Seconds Certifier::bound(const Certified& certified, int64_t states, int divisio
   const auto nodes = static_cast<int64_t>(theory_.graph().nodes.size());
   const int64_t begin = builder_->first_gradient();
   const Fractions& fractions = *certified.fractions;
-  Game opening = whole(certified);
+  std::vector<int64_t> cuts{begin};
+  if (certified.first.valid()) cuts.push_back(builder_->ready(certified.first));
+  Game opening{builder_, order_, warm_, stretches(std::move(cuts))};
   Class all{0, nodes + 1, opening.from, 0, {}};
   all.bound = play(certified, &opening);
-  all.weakest = opening.weakest;
   all.mixture = opening.mixture;
-  if (certified.program != nullptr) all.weakest = {certified.program};
+  all.weakest = {certified.program};
   std::vector<Class> classes{all};
   divisions = std::min(divisions, kClasses);
   for (int i = 0; i < divisions && effort_.states < most_states_; ++i) {

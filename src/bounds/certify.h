@@ -1,5 +1,5 @@
-// The lower bound of exposure.h: of the step of any program at given shares, or at any shares of a
-// range, whose gradients travel beside the backward pass.
+// The lower bound of exposure.h: of the step of any program at given shares, whose gradients
+// travel beside the backward pass.
 //
 // Bounds play a game against programs: weights of bounds by dearest_weights (balance.h), programs
 // by searches at those weights. Where the bound of a class of programs is least, the class is
@@ -8,9 +8,6 @@
 // gradient is all-reduced that only some of these programs all-reduce. The game of a class goes on
 // from the weights that proved most of the class it is part of: searches at the extremes of the few
 // programs that are known take long and prove little.
-//
-// Prices at a range of shares (Fractions) are no more than those at any of its shares, of every
-// program: the bound then holds for all of them.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +53,7 @@ struct Effort {
 struct Certified {
   const Fractions* fractions;
   std::function<Seconds()> step;     // no bound is looked for that is nearer to it than need be
-  const Program* program = nullptr;  // of that step; nullptr: of no known program
+  const Program* program;  // of that step
   ValueId first = {};                // see hidden_seconds()
   // Told of every program that searches find, which may lower the step.
   std::function<void(const Program&)> found;
@@ -74,8 +71,6 @@ class Certifier {
   // searched, classes were divided that often, or nothing is left to divide by.
   Seconds bound(const Certified& certified, int64_t states,
                 int divisions = std::numeric_limits<int>::max());
-  // The same without classes of programs.
-  Seconds plain_bound(const Certified& certified, int64_t states);
 
   const Effort& effort() const { return effort_; }
 
@@ -83,7 +78,6 @@ class Certifier {
   struct Game;
 
   std::vector<int64_t> stretches(std::vector<int64_t> from) const;
-  Game whole(const Certified& certified) const;
   Seconds play(const Certified& certified, Game* game);
   ValueId disputed(const Certified& certified, const std::vector<const Program*>& programs,
                    const std::vector<Decision>& decided) const;

@@ -169,8 +169,7 @@ const std::vector<double>& Fractions::by_device(Cut cut) const {
   if (fresh) {
     it->second.assign(shares_.devices(), 1.0);
     if (cut.size == 0) return it->second;
-    const std::vector<int64_t> pieces =
-        range_ != nullptr ? divide(cut.size, *range_).least : shares_.of(cut);
+    const std::vector<int64_t>& pieces = shares_.of(cut);
     for (int d = 0; d < shares_.devices(); ++d)
       it->second[d] = static_cast<double>(pieces[d]) / static_cast<double>(cut.size);
   }
@@ -179,12 +178,8 @@ const std::vector<double>& Fractions::by_device(Cut cut) const {
 
 const CollectiveModel::ShareProfile& Fractions::profile(Cut cut, const CollectiveModel& net) const {
   auto [it, fresh] = profile_.try_emplace(cut);
-  if (!fresh) return it->second;
-  if (range_ == nullptr || cut.size == 0) return it->second = net.profile(by_device(cut));
-  std::vector<double> most;
-  for (int64_t piece : divide(cut.size, *range_).most)
-    most.push_back(static_cast<double>(piece) / static_cast<double>(cut.size));
-  return it->second = net.least_profile(by_device(cut), most);
+  if (fresh) it->second = net.profile(by_device(cut));
+  return it->second;
 }
 
 const std::vector<double>& Fractions::by_type(Cut cut) const {

@@ -110,11 +110,6 @@ class CostModel {
 class Fractions {
  public:
   Fractions(const Cluster& cluster, const Shares& shares) : cluster_(cluster), shares_(shares) {}
-  // Of a range: no fraction, profile or cost is more than at any of its shares, `shares` being
-  // some. REQUIRES: one segment; no line has the same ratios for devices of two types; `range`
-  // stays.
-  Fractions(const Cluster& cluster, const Shares& shares, const RatioRange& range)
-      : cluster_(cluster), shares_(shares), range_(&range) {}
   // Of nothing cut: everything (1 for every type).
   const std::vector<double>& by_type(Cut cut) const;
   const std::vector<double>& by_device(Cut cut) const;
@@ -127,7 +122,6 @@ class Fractions {
  private:
   const Cluster& cluster_;
   const Shares& shares_;
-  const RatioRange* range_ = nullptr;  // nullptr: exactly `shares_`
   mutable std::map<Cut, std::vector<double>> by_type_, by_device_;
   mutable std::map<Cut, CollectiveModel::ShareProfile> profile_;
   mutable std::map<std::pair<Cut, int>, double> exchange_;

@@ -88,28 +88,6 @@ CollectiveModel::ShareProfile CollectiveModel::profile(const std::vector<double>
   return result;
 }
 
-CollectiveModel::ShareProfile CollectiveModel::least_profile(
-    const std::vector<double>& least, const std::vector<double>& most) const {
-  ShareProfile result;
-  const int p = devices_;
-  // Some device has no less, and some no more, than the mean.
-  result.largest = std::max(1.0 / p, *std::max_element(least.begin(), least.end()));
-  const double all = std::accumulate(most.begin(), most.end(), 0.0);
-  for (const Port& port : ports_) {
-    const auto first = most.begin() + port.first;
-    const double inside = std::accumulate(first, first + port.count, 0.0);
-    const double from = std::max(0.0, 1 - (all - inside)), to = std::min(1.0, inside);
-    const double s = std::min(from * (1 - from), to * (1 - to));  // it is concave in between
-    result.exchange = std::max(result.exchange, s / port.bandwidth);
-  }
-  for (int d = 0; d < p && !slowness_.empty(); ++d)
-    result.chain = std::max(result.chain, slowness_[d] * (1 - most[(d + 1) % p]));
-  if (slowness_.empty()) result.chain = 1 - 1.0 / p;
-  // All shares but one go over the slowest link.
-  result.rounds = slowness_.empty() ? (p - 1) * result.largest : result.chain;
-  return result;
-}
-
 Seconds CollectiveModel::rounds(CollectiveForm form, Bytes bytes,
                                 const ShareProfile& shares) const {
   if (devices_ == 1) return 0;

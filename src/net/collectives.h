@@ -65,9 +65,6 @@ class CollectiveModel {
     double chain = 0;   // of a grouped one: largest share of the tensor that crosses a link
   };
   ShareProfile profile(const std::vector<double>& shares) const;
-  // No more, number by number, than any profile with a share at least, and all at most, as large.
-  ShareProfile least_profile(const std::vector<double>& least,
-                             const std::vector<double>& most) const;
   // Seconds per byte of the whole tensor that an exchange between these shares takes, latencies
   // apart.
   double exchange(const std::vector<double>& from, const std::vector<double>& to) const;

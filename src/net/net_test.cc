@@ -97,37 +97,6 @@ TEST(Collectives, AnExchangeMovesWhatTheRowsSay) {
   }
 }
 
-TEST(Collectives, TheLeastProfileIsBelowThoseOfAllShares) {
-  Rng rng(7);
-  for (int trial = 0; trial < 300; ++trial) {
-    std::vector<int> sizes(static_cast<size_t>(rng.between(1, 4)));
-    for (int& s : sizes) s = static_cast<int>(rng.between(1, 4));
-    if (sizes.size() == 1 && sizes[0] == 1) continue;
-    Cluster cluster = nodes(sizes, 1e9 * (1 + rng.uniform()), nvswitch(3e9));
-    if (rng.chance(0.3)) cluster.groups[0].measured = {{CollectiveForm::all_gather, 1e-4, 5e8}};
-    const CollectiveModel model(cluster);
-    std::vector<double> shares(cluster.size());
-    for (double& s : shares) s = rng.chance(0.2) ? 0 : rng.uniform();
-    shares[0] += 0.01;
-    const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
-    std::vector<double> most;
-    for (double& s : shares) most.push_back((s /= sum) + (rng.chance(0.3) ? 0.1 : 0));
-    const double largest = *std::max_element(shares.begin(), shares.end());
-    const std::vector<double> least(cluster.size(), rng.chance(0.5) ? largest : 0);
-    const auto exact = model.profile(shares), bound = model.least_profile(least, most);
-    EXPECT_LE(bound.largest, exact.largest * (1 + 1e-12));
-    EXPECT_LE(bound.exchange, exact.exchange * (1 + 1e-12));
-    EXPECT_LE(bound.rounds, exact.rounds * (1 + 1e-12));
-    EXPECT_LE(bound.chain, exact.chain * (1 + 1e-12));
-    if (least[0] > 0) {
-      EXPECT_DOUBLE_EQ(bound.largest, exact.largest);
-    }
-    if (most == shares) {
-      EXPECT_NEAR(bound.exchange, exact.exchange, 1e-9 * exact.exchange);
-    }
-  }
-}
-
 // ---- max-min fairness ----
 
 TEST(Fluid, ThreeTransfersOnTwoLinks) {

@@ -6,10 +6,10 @@
 #include <numeric>
 #include <set>
 
+#include "bounds/compute_bound.h"
 #include "cluster/part.h"
 #include "core/error.h"
 #include "core/ranges.h"
-#include "planner/parts.h"
 
 namespace motley::spmd {
 
@@ -167,7 +167,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
         if (deadline.over()) break;
         const Cluster part = part_of(cluster, devices);
         if (best.feasible &&
-            LeastSeconds(theory, CostModel(part)).of(part.count_by_type()) >= best.step())
+            planner::compute_bound(theory, CostModel(part)) >= best.step())
           continue;
         std::vector<ReductionProgram> its_reductions = reductions_of(part);
         if (search(CostModel(part, its_reductions), best.feasible ? best.step() : kAny)) {
@@ -199,21 +199,6 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
       }
       result.search_s += best.seconds;
     }
-    if (parts && request.elsewhere_states > 0 && best.feasible && theory.segments() == 1) try {
-        const int64_t states = request.elsewhere_states;
-        options = request.synthesis;
-        const Elsewhere others = bound_elsewhere(theory, cluster, result.devices,
-                                                 request.reductions, options, best.step(), states);
-        // Devices of one type have one share each.
-        const Elsewhere shares = chosen.types.size() == 1
-                                     ? Elsewhere{best.lower_bound}
-                                     : bound_at_any_shares(theory, CostModel(chosen, reductions),
-                                                           options, best.step(), states);
-        result.elsewhere_bound_s = others.bound;
-        result.shares_bound_s = shares.bound;
-        result.elsewhere_states = others.states + shares.states;
-      } catch (const TimeIsUp&) {  // no bounds of others, then
-      }
     result.synchronised_bound_s = best.synchronised_bound;
     result.hidden_s = best.hidden;
   }

@@ -20,9 +20,6 @@ struct PlanRequest {
   std::function<std::vector<ReductionProgram>(const Cluster&)> reductions;
   std::string strategy;  // the name of a baseline that is to be the plan; empty: search
   bool parts = false;    // also plan for parts of the cluster that may be faster than all of it
-  // With `parts`, states that the bounds of other devices and other shares may cost; 0: none are
-  // looked for.
-  int64_t elsewhere_states = 0;
 };
 
 // The names of the baselines, in order.
@@ -43,11 +40,6 @@ struct PlanResult {
   Seconds hidden_s = 0;      // of the plan's communication behind its backward pass
   // Lower bound of predicted step + hidden_s; 0 if the plan's own bound is within 1%.
   Seconds synchronised_bound_s = 0;
-  // With `parts`, lower bounds (parts.h) of programs on other devices of the cluster, at any
-  // shares, and on the same devices, at any shares, no more than the predicted step; 0 if none
-  // were looked for, ratios or a strategy were given, or of several segments.
-  Seconds elsewhere_bound_s = 0, shares_bound_s = 0;
-  int64_t elsewhere_states = 0;  // of both
   std::vector<Baseline> baselines;
   double search_s = 0;  // theory, problem and searches of the plan itself, baselines not counted
   int solves = 0;

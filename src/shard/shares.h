@@ -18,21 +18,6 @@ namespace motley {
 // Deterministic: ties go to the lower device.
 std::vector<int64_t> divide(int64_t n, const std::vector<double>& ratios);
 
-// Ratios of which not all is known: inside the line between two vectors of sum 1 (without its ends,
-// if they differ); or, if not `line`, each device's anywhere between two numbers, whatever the sum.
-struct RatioRange {
-  std::vector<double> from, to;  // [device]; if not `line`, from <= to
-  bool line = true;
-};
-
-// What is known of the pieces of n, whichever of these ratios they are by: the least of the largest
-// among all devices that have a device's ratios, and the most of its own. As close as can be on a
-// line along which few pieces change; else by the shares of n rounded down and up.
-struct PieceRange {
-  std::vector<int64_t> least, most;  // [device]
-};
-PieceRange divide(int64_t n, const RatioRange& range);
-
 // A factor that is cut, in the shares of a segment.
 struct Cut {
   Cut(int64_t n = 0, int of = 0) : size(n), segment(of) {}  // a size is a cut of the first segment

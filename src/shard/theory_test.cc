@@ -185,54 +185,6 @@ TEST(Shares, EqualsOneUnitAtATime) {
   }
 }
 
-// Against the pieces all along a line between two vectors of ratios, of two kinds of devices in any
-// order, and in a box around it.
-TEST(Shares, RangesHoldThePiecesOfTheirRatios) {
-  Rng rng(9);
-  int tight = 0;
-  for (int trial = 0; trial < 400; ++trial) {
-    std::vector<bool> kind{false, true};
-    for (int64_t more = rng.below(5); more > 0; --more) kind.push_back(rng.chance(0.5));
-    std::shuffle(kind.begin(), kind.end(), std::mt19937(trial));
-    const auto ones = static_cast<double>(std::count(kind.begin(), kind.end(), true));
-    const double zeros = static_cast<double>(kind.size()) - ones;
-    auto at = [&](double x) {  // x: the share of all of the first kind
-      std::vector<double> ratios;
-      for (const bool one : kind) ratios.push_back(one ? (1 - x) / ones : x / zeros);
-      return ratios;
-    };
-    const int64_t n = rng.between(1, 60);
-    // In places at which shares are half-way between integers.
-    double begin = static_cast<double>(rng.below(8 * n)) / static_cast<double>(8 * n), end = 1;
-    if (rng.chance(0.7)) end = std::min(1.0, begin + static_cast<double>(rng.between(1, 16)) / 64);
-    RatioRange range{at(begin), at(end)};
-    const PieceRange line = divide(n, range);
-    range.line = false;
-    for (size_t d = 0; d < kind.size(); ++d)
-      if (range.from[d] > range.to[d]) std::swap(range.from[d], range.to[d]);
-    const PieceRange box = divide(n, range);
-    std::vector<int64_t> least(kind.size(), n), most(kind.size(), 0);
-    for (int i = 1; i < 480; ++i) {
-      const std::vector<int64_t> pieces = divide(n, at(begin + (end - begin) * i / 480));
-      int64_t largest[2] = {0, 0};
-      for (size_t d = 0; d < kind.size(); ++d)
-        largest[kind[d]] = std::max(largest[kind[d]], pieces[d]);
-      for (size_t d = 0; d < kind.size(); ++d) {
-        least[d] = std::min(least[d], largest[kind[d]]);
-        most[d] = std::max(most[d], pieces[d]);
-      }
-    }
-    for (size_t d = 0; d < kind.size(); ++d) {
-      EXPECT_LE(line.least[d], least[d]) << trial;
-      EXPECT_LE(box.least[d], line.least[d]) << trial;
-      EXPECT_GE(line.most[d] + 1, most[d]) << trial;
-      EXPECT_GE(box.most[d], most[d]) << trial;
-    }
-    tight += line.least == least;
-  }
-  EXPECT_GT(tight, 380);
-}
-
 // Programs written by hand.
 const char* kStep = R"(%0 = motley::input("x") : f32[6,4]
 %1 = motley::parameter("w") : f32[4,10]
