@@ -27,8 +27,9 @@
 // Writes FOLDER/hap.csv and FOLDER/hap-N.svg if a folder is given. The exit code is 1 if a model
 // has the wrong size, or a plan is slower than a baseline, slower with segments than without,
 // slower with devices that may be left out than over all, or not certified within 1%: HAP's plan in
-// time with overlap or, where that bound is loose, in HAP's own model; motley's likewise. The gap of "all four" is printed, up to 40%: types of
-// devices wait for one another in turn there, which no weights of types see.
+// time with overlap or, where that bound is loose, in HAP's own model; motley's likewise. The gap
+// of "all four" is printed, up to 40%: types of devices wait for one another in turn there, which
+// no weights of types see.
 
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -207,14 +208,14 @@ struct Outcome {
   int devices = 0;            // in use
   bool recomputes = false;    // activations, for want of memory
   std::string reason;
-  std::vector<spmd::Baseline> baselines;
-  spmd::PlanResult result;
+  std::vector<planner::StrategyTime> baselines;
+  planner::ProgramResult result;
 };
 
-Outcome run(const Graph& graph, const Cluster& cluster, spmd::PlanRequest request) {
+Outcome run(const Graph& graph, const Cluster& cluster, planner::ProgramRequest request) {
   Outcome outcome;
-  outcome.result = spmd::plan(graph, cluster, request);
-  const spmd::PlanResult& r = outcome.result;
+  outcome.result = planner::plan_program(graph, cluster, request);
+  const planner::ProgramResult& r = outcome.result;
   outcome.feasible = r.feasible;
   outcome.reason = r.reason;
   outcome.baselines = r.baselines;
@@ -237,7 +238,7 @@ constexpr double kGap = 0.01;
 bool certified(const Outcome& o) { return std::min(o.gap, o.apart > 0 ? o.apart : kInf) <= kGap; }
 
 // Seconds of a step for which types of devices wait for one another in turn: what no bound that
-// weighs types sees (planner/synthesis.h).
+// weighs types sees (planner/alternation.h).
 Seconds waiting(const Plan& plan) {
   const Shares shares(plan.ratios);
   const CostModel model(plan.cluster);
@@ -250,8 +251,8 @@ Seconds waiting(const Plan& plan) {
 }
 
 // Without baselines and certificate.
-spmd::PlanRequest request_of(const std::string& model, int64_t batch) {
-  spmd::PlanRequest request;
+planner::ProgramRequest request_of(const std::string& model, int64_t batch) {
+  planner::ProgramRequest request;
   request.model = model;
   request.batch = batch;
   request.baselines = false;
@@ -271,7 +272,7 @@ Systems compare(Bench* bench, const Benchmark& b, const Cluster& cluster, bool s
   const std::string model = spec_of(b, cluster.size());
   const int64_t batch = b.batch * cluster.size();
   const Graph graph = load_graph(model, batch).graph;
-  spmd::PlanRequest request = request_of(model, batch);
+  planner::ProgramRequest request = request_of(model, batch);
   Systems systems;
   request.baselines = request.synthesis.certify = true;
   systems.hap = run(graph, cluster, request);
@@ -288,7 +289,7 @@ Systems compare(Bench* bench, const Benchmark& b, const Cluster& cluster, bool s
   const Outcome& hap = systems.hap;
   const std::string where = fmt::format("{} on {} devices", b.name, cluster.size());
   bench->expect(hap.feasible, where + ": no plan, " + hap.reason);
-  for (const spmd::Baseline& baseline : hap.baselines)
+  for (const planner::StrategyTime& baseline : hap.baselines)
     if (baseline.feasible)
       bench->expect(hap.predicted <= baseline.predicted_step_s * (1 + 1e-9),
                     fmt::format("{}: {:.4f} s, {} takes {:.4f} s", where, hap.predicted,
@@ -415,7 +416,7 @@ void ablation(Bench* bench) {
     const std::string model = spec_of(b, cluster.size());
     const int64_t batch = b.batch * cluster.size();
     const Graph graph = load_graph(model, batch).graph;
-    spmd::PlanRequest request = request_of(model, batch);
+    planner::ProgramRequest request = request_of(model, batch);
     const auto padded = [](Plan plan) {
       for (Step& s : plan.program.steps) s.form = PieceForm::padded;
       return simulate(plan).step;
@@ -423,7 +424,7 @@ void ablation(Bench* bench) {
     request.strategy = "dp-ev";
     Outcome dp = run(graph, cluster, request);
     request.strategy.clear();
-    request.synthesis.ratios = spmd::even_ratios(cluster);
+    request.synthesis.ratios = planner::even_ratios(cluster);
     Outcome q = run(graph, cluster, request);
     request.synthesis.ratios.clear();
     Outcome all = run(graph, cluster, request);
@@ -496,7 +497,7 @@ void experts(Bench* bench) {
     const int64_t batch = 8 * n, whole = (n + 3) / 4 * 4;
     std::string model = fmt::format("bert-moe:experts={}", n);
     const Graph graph = load_graph(model, batch).graph;
-    spmd::PlanRequest request = request_of(model, batch);
+    planner::ProgramRequest request = request_of(model, batch);
     request.baselines = request.synthesis.certify = true;
     const Outcome all = run(graph, cluster, request);
     request.parts = true;
@@ -521,7 +522,7 @@ void experts(Bench* bench) {
     bench->expect(motley.gap <= kGap,
                   fmt::format("{} experts, motley: gap {:.2f}%", n, 100 * motley.gap));
     for (const Outcome* plan : {&all, &hap})
-      for (const spmd::Baseline& baseline : plan->baselines)
+      for (const planner::StrategyTime& baseline : plan->baselines)
         if (baseline.feasible)
           bench->expect(plan->predicted <= baseline.predicted_step_s * (1 + 1e-9),
                         fmt::format("{} experts: {} is faster", n, baseline.name));
@@ -530,8 +531,8 @@ void experts(Bench* bench) {
         "(%.2f%%), %.4f s, %+.4f\n",
         static_cast<long>(n), hap.step, motley.step, all.step, padded[0].step, padded[1].step,
         padded[0].step / hap.step, padded[0].step / all.step, 100 * hap.gap, motley.devices,
-        100 * motley.gap, 100 * all.gap, 100 * all.apart,
-        waiting(all.result.plan), before > 0 ? all.step - before : 0);
+        100 * motley.gap, 100 * all.gap, 100 * all.apart, waiting(all.result.plan),
+        before > 0 ? all.step - before : 0);
     before = all.step;
     panel.at.push_back(std::to_string(n));
     panel.systems[0].second.push_back(hap.step);
@@ -547,7 +548,8 @@ void experts(Bench* bench) {
     bench->row("BERT-MoE", static_cast<int>(n), "padded, most", padded[1].step);
   }
   std::printf(
-      "HAP and motley leave the P100s out. Over all four devices bounds are loose:\nshares of the P100s go to zero, so that what\nis cut waits for the A100s and what is not "
+      "HAP and motley leave the P100s out. Over all four devices bounds are loose:\nshares of the "
+      "P100s go to zero, so that what\nis cut waits for the A100s and what is not "
       "for the P100s, and programs with all gradients hidden behind either\nkeep the bound low.\n");
   bench->draw({panel}, "seconds a step, by experts");
 }
@@ -570,16 +572,16 @@ void search_times(Bench* bench) {
       for (int r = 0; r < 5; ++r) {
         const double start = processor_s();
         const Theory theory(graph);
-        spmd::SynthesisOptions options;
+        planner::AlternationOptions options;
         options.memory_limit = limited == 1;
-        const spmd::Synthesis s = spmd::synthesize(theory, cost, options);
+        const planner::Alternation s = planner::alternate(theory, cost, options);
         seconds[limited] = std::min(seconds[limited], processor_s() - start);
         bench->expect(s.feasible, fmt::format("{}: {}", model, s.reason));
         if (!s.feasible || limited == 1) continue;
         // Devices that hold four fifths of what this plan takes.
         for (size_t t = 0; t < tight.types.size(); ++t)
           tight.types[t].memory = 0.8 * s.cost.memory.peak[t];
-        spmd::BalanceProblem lp;
+        solver::BalanceProblem lp;
         lp.devices = cluster.count_by_type();
         for (const StageCost& stage : s.cost.stages)
           lp.stages.push_back({stage.comm_fixed, stage.comm_padded, stage.cut, stage.whole, 0});
@@ -587,7 +589,7 @@ void search_times(Bench* bench) {
         lp.fixed = s.cost.memory.whole;
         lp.capacity.assign(lp.devices.size(), kInf);
         const double before = processor_s();
-        for (int i = 0; i < 10; ++i) spmd::balance(lp);
+        for (int i = 0; i < 10; ++i) solver::balance(lp);
         lp_s = std::min(lp_s, (processor_s() - before) / 10);
       }
     }
@@ -636,13 +638,13 @@ void sweep(Bench* bench) {
       const Graph graph = load_graph(spec_of(b, cluster.size()), b.batch * cluster.size()).graph;
       const Theory theory(graph);
       const CostModel cost(cluster);
-      spmd::OrderMemo orders;
-      spmd::SynthesisOptions options;
+      solver::OrderMemo orders;
+      planner::AlternationOptions options;
       options.memory_limit = options.certify = false;
       options.orders = &orders;
-      const spmd::Synthesis found = spmd::synthesize(theory, cost, options);
+      const planner::Alternation found = planner::alternate(theory, cost, options);
       options.polish = false;
-      const spmd::Synthesis alone = spmd::synthesize(theory, cost, options);
+      const planner::Alternation alone = planner::alternate(theory, cost, options);
       int points = 0;
       Seconds least = kInf;
       std::vector<double> where;  // [type] share of all devices of the type
@@ -651,7 +653,7 @@ void sweep(Bench* bench) {
         for (int d = 0; d < cluster.size(); ++d)
           options.ratios.push_back(shares[cluster.devices[d].type] /
                                    count[cluster.devices[d].type]);
-        const spmd::Synthesis s = spmd::synthesize(theory, cost, options);
+        const planner::Alternation s = planner::alternate(theory, cost, options);
         ++points;
         if (!s.feasible || s.cost.step >= least) return;
         least = s.cost.step;
@@ -717,18 +719,18 @@ void segments(Bench* bench) {
       const std::string model = spec_of(b, cluster.size());
       const int64_t batch = b.batch * cluster.size();
       const Graph graph = load_graph(model, batch).graph;
-      spmd::PlanRequest request = request_of(model, batch);
+      planner::ProgramRequest request = request_of(model, batch);
       request.reductions = reduce::reductions_of_all;
       request.synthesis.memory_limit = std::string(name) != "local-mixed-4";
-      spmd::PlanResult one = spmd::plan(graph, cluster, request);
+      planner::ProgramResult one = planner::plan_program(graph, cluster, request);
       if (!one.feasible) {
         std::printf("%-11s %-14s %5d %s\n", b.name, name, cluster.size(), one.reason.c_str());
         continue;
       }
       const Seconds before = simulate(one.plan).step;
       std::vector<planner::Segmented> tried;
-      const spmd::PlanResult best = planner::plan_segments(std::move(one), graph, cluster, request,
-                                                           planner::parse_segments("auto"), &tried);
+      const planner::ProgramResult best = planner::plan_segments(
+          std::move(one), graph, cluster, request, planner::parse_segments("auto"), &tried);
       const Seconds after = simulate(best.plan).step;
       bench->expect(after <= before, fmt::format("{} on {}: segments are slower", b.name, name));
       bench->expect(check(best.plan, request.synthesis.memory_limit).empty(),

@@ -16,7 +16,7 @@
 #include <string>
 
 #include "capture/source.h"
-#include "planner/synthesis.h"
+#include "planner/alternation.h"
 #include "solver/folded.h"
 #include "solver/order.h"
 #include "spmd/build.h"
@@ -39,23 +39,23 @@ Cluster halves(int devices) {
 struct Row {
   double plan_s = std::numeric_limits<double>::infinity();
   double search_s = 0;
-  spmd::Synthesis result;
+  planner::Alternation result;
 };
 
 double processor_s() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 // The least of a few solves at ratios proportional to speed, all types weighing the same.
 double search_seconds(const Theory& theory, const CostModel& cost) {
-  spmd::Builder builder(theory, cost, Optimizer::adamw);
-  const Shares shares(spmd::proportional_ratios(cost.cluster()));
+  spmd::ProblemBuilder builder(theory, cost, Optimizer::adamw);
+  const Shares shares(planner::proportional_ratios(cost.cluster()));
   builder.price(Fractions(cost.cluster(), shares));
-  spmd::Weights weights;
+  solver::Weights weights;
   weights.compute.assign(cost.types(), 1.0 / cost.types());
-  const spmd::Order order = spmd::make_order(builder.problem());
+  const solver::Order order = solver::make_order(builder.problem());
   double least = std::numeric_limits<double>::infinity();
   for (int run = 0; run < kRuns; ++run) {
     const double start = processor_s();
-    spmd::solve_folded(builder.problem(), order, weights);
+    solver::solve_folded(builder.problem(), order, weights);
     least = std::min(least, processor_s() - start);
   }
   return least;
@@ -77,14 +77,14 @@ class Table {
     for (int run = 0; run < kRuns; ++run) {
       const double start = processor_s();
       const Theory theory(source.graph);
-      spmd::SynthesisOptions options;
+      planner::AlternationOptions options;
       options.memory_limit = false;
-      spmd::Synthesis result = spmd::synthesize(theory, cost, options);
+      planner::Alternation result = planner::alternate(theory, cost, options);
       const double seconds = processor_s() - start;
       if (seconds >= row.plan_s) continue;
       row = {seconds, search_seconds(theory, cost), std::move(result)};
     }
-    const spmd::Synthesis& r = row.result;
+    const planner::Alternation& r = row.result;
     const double gap = r.feasible ? 1 - r.lower_bound / r.cost.step : 0;
     std::printf("%-42s %-10s %6zu %8.3f %9.4f %7d %9ld %9.4f %7.3f%%%s\n", model.c_str(),
                 cluster_name.c_str(), source.graph.nodes.size(), row.plan_s, row.search_s, r.solves,

@@ -13,7 +13,7 @@
 
 namespace {
 
-using namespace motley::spmd;
+using namespace motley::solver;
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -34,15 +34,15 @@ Cluster two_speeds(int count, double bandwidth) {
                       {LinkKind::switched, bandwidth, 1e-6});
 }
 
-spmd::PlanResult planned(const std::string& model, int64_t batch, const Cluster& cluster,
-                         const spmd::SynthesisOptions& synthesis = {}) {
-  spmd::PlanRequest request;
+planner::ProgramResult planned(const std::string& model, int64_t batch, const Cluster& cluster,
+                               const planner::AlternationOptions& synthesis = {}) {
+  planner::ProgramRequest request;
   request.model = model;
   request.batch = batch;
   request.baselines = false;
   request.synthesis = synthesis;
   request.synthesis.recompute = false;  // where memory is short, parameters are cut instead
-  return spmd::plan(canonicalize(capture(model, batch).graph), cluster, request);
+  return planner::plan_program(canonicalize(capture(model, batch).graph), cluster, request);
 }
 
 void expect_equal_to_one_device(const Plan& plan, const std::string& what) {
@@ -62,7 +62,7 @@ TEST(Hap, TheFourModelsRunEqualToOneDevice) {
   for (const char* model : kModels)
     for (int workers : {4, 5})
       for (double bandwidth : {1e6, 1e8, 1e11}) {
-        const spmd::PlanResult result = planned(model, 10, two_speeds(workers, bandwidth));
+        const planner::ProgramResult result = planned(model, 10, two_speeds(workers, bandwidth));
         ASSERT_TRUE(result.feasible) << model << ": " << result.reason;
         expect_equal_to_one_device(
             result.plan, fmt::format("{} on {} workers at {} B/s", model, workers, bandwidth));
@@ -86,10 +86,10 @@ TEST(Hap, UnevenExpertsRunWithoutPadding) {
                       experts);
         const std::string what = fmt::format("{} on {} workers", model, workers);
         const Cluster cluster = two_speeds(workers, 1e8);
-        spmd::SynthesisOptions options;
+        planner::AlternationOptions options;
         options.restriction = spmd::Restriction::expert_parallel;
-        options.ratios = spmd::proportional_ratios(cluster);
-        const spmd::PlanResult result = planned(model, 7, cluster, options);
+        options.ratios = planner::proportional_ratios(cluster);
+        const planner::ProgramResult result = planned(model, 7, cluster, options);
         ASSERT_TRUE(result.feasible) << what << ": " << result.reason;
         const Plan& plan = result.plan;
         const std::vector<Placement> stored = stored_placements(*plan.theory, plan.program);
@@ -125,11 +125,11 @@ TEST(Hap, GradientsAreHiddenWithoutACertificate) {
   const Graph graph = canonicalize(capture("vit", 64 * cluster.size()).graph);
   const Theory theory(graph);
   const CostModel model(cluster);
-  spmd::SynthesisOptions options;
+  planner::AlternationOptions options;
   options.overlap = true;
-  const spmd::Synthesis certified = synthesize(theory, model, options);
+  const planner::Alternation certified = alternate(theory, model, options);
   options.certify = false;
-  const spmd::Synthesis quick = synthesize(theory, model, options);
+  const planner::Alternation quick = alternate(theory, model, options);
   ASSERT_TRUE(certified.feasible && quick.feasible);
   EXPECT_GT(certified.hidden, 0.2 * certified.cost.step);
   EXPECT_LT(quick.step(), 1.01 * certified.step());
@@ -139,7 +139,7 @@ TEST(Hap, MemoryPressureCutsParameters) {
   for (const char* model : {"mlp:layers=3,hidden=64,in=12,classes=5", kModels[2], kModels[3]}) {
     // Links so slow that whole parameters are the faster choice for few of them.
     Cluster cluster = two_speeds(4, 1e8);
-    const spmd::PlanResult roomy = planned(model, 12, cluster);
+    const planner::ProgramResult roomy = planned(model, 12, cluster);
     ASSERT_TRUE(roomy.feasible);
     const auto bytes_cut = [](const Plan& plan) {
       const std::vector<Placement> stored = stored_placements(*plan.theory, plan.program);
@@ -148,9 +148,9 @@ TEST(Hap, MemoryPressureCutsParameters) {
         if (stored[p.value.index].is_shard()) bytes += plan.graph->spec(p.value).bytes();
       return bytes;
     };
-    spmd::SynthesisOptions whole;
+    planner::AlternationOptions whole;
     whole.restriction = spmd::Restriction::data_parallel;
-    const spmd::PlanResult replicated = planned(model, 12, cluster, whole);
+    const planner::ProgramResult replicated = planned(model, 12, cluster, whole);
     ASSERT_TRUE(replicated.feasible);
     // Less than data parallelism takes, and than the fastest plan.
     int found = 0;
@@ -161,8 +161,8 @@ TEST(Hap, MemoryPressureCutsParameters) {
             part * std::min(roomy.plan.peak_memory_bytes[d], replicated.plan.peak_memory_bytes[d]);
       }
       EXPECT_FALSE(planned(model, 12, cluster, whole).feasible) << model;
-      const spmd::PlanResult tight = planned(model, 12, cluster);
-      spmd::SynthesisOptions zero;
+      const planner::ProgramResult tight = planned(model, 12, cluster);
+      planner::AlternationOptions zero;
       zero.restriction = spmd::Restriction::zero;
       if (planned(model, 12, cluster, zero).feasible) {
         EXPECT_TRUE(tight.feasible) << model << " at " << part << ": " << tight.reason;
@@ -191,7 +191,7 @@ TEST(Hap, MemoryProblemsBoundPrograms) {
            {"resnet50:width=2,image=32,classes=5", 12}}) {
     SCOPED_TRACE(model);
     EXPECT_LT(
-        spmd::expect_no_program_below(canonicalize(capture(model, batch).graph), 2, 12, seed++),
+        bounds::expect_no_program_below(canonicalize(capture(model, batch).graph), 2, 12, seed++),
         0.5);
   }
 }

@@ -20,7 +20,7 @@
 #include "pipeline/layers.h"
 #include "pipeline/schedules.h"
 #include "pipeline/simulate.h"
-#include "planner/synthesis.h"
+#include "planner/alternation.h"
 #include "random_pipeline.h"
 #include "runtime/eager.h"
 #include "runtime/pipeline_worker.h"
@@ -662,12 +662,12 @@ TEST(Pipeline, PiecesAreHeld) {
   stage.warm_up = 1;
   stage.devices = {0, 1, 2, 3};
   stage.ratios = {0.25, 0.25, 0.25, 0.25};
-  spmd::SynthesisOptions options;
+  planner::AlternationOptions options;
   options.restriction = spmd::Restriction::zero;
   options.memory_limit = options.certify = options.polish = false;
   options.ratios = stage.ratios;
   const CostModel model(plan.cluster);
-  const spmd::Synthesis found = spmd::synthesize(pipeline.theory(0), model, options);
+  const planner::Alternation found = planner::alternate(pipeline.theory(0), model, options);
   ASSERT_TRUE(found.feasible) << found.reason;
   const Program whole = phase_ordered(pipeline.theory(0), found.program);
   double planned[2] = {}, measured[2] = {};

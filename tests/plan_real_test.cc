@@ -8,13 +8,17 @@
 #include <vector>
 
 #include "capture/source.h"
-#include "planner/synthesis.h"
+#include "planner/alternation.h"
 #include "reference/brute_force.h"
 #include "solver/folded.h"
 #include "solver/order.h"
 #include "spmd/build.h"
 
 namespace motley::spmd {
+
+using namespace planner;
+using namespace solver;
+
 namespace {
 
 // Devices of two speeds, `each` of both, on one switch.
@@ -49,7 +53,7 @@ TEST_P(PlanReal, EqualsItsTwins) {
   for (const double bandwidth : {1e9, 2e10}) {
     const Cluster cluster = two_types(4, bandwidth);
     const CostModel model(cluster);
-    Builder builder(theory, model, Optimizer::adamw);
+    ProblemBuilder builder(theory, model, Optimizer::adamw);
     const Shares shares(proportional_ratios(cluster));
     builder.price(Fractions(cluster, shares));
     const Problem& problem = builder.problem();

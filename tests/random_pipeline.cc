@@ -200,7 +200,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
         stage.program = pipeline.replicas[0].stages[s].program;
       } else {
         const CostModel model(part_of(plan.cluster, stage.devices));
-        spmd::Builder builder(pipeline.theory(s), model, plan.optimizer);
+        spmd::ProblemBuilder builder(pipeline.theory(s), model, plan.optimizer);
         const Shares shares(stage.ratios);
         builder.price(Fractions(model.cluster(), shares));
         stage.program = phase_ordered(pipeline.theory(s), random_program(builder, rng));

@@ -66,14 +66,15 @@ Cluster uneven_cluster(int count) {
 Plan make(const std::string& model, int64_t batch, const Cluster& cluster,
           spmd::Restriction restriction = spmd::Restriction::none,
           Optimizer optimizer = Optimizer::adamw) {
-  spmd::PlanRequest request;
+  planner::ProgramRequest request;
   request.model = model;
   request.batch = batch;
   request.baselines = false;
   request.synthesis.optimizer = optimizer;
   request.synthesis.restriction = restriction;
-  request.synthesis.ratios = spmd::proportional_ratios(cluster);
-  spmd::PlanResult result = spmd::plan(canonicalize(capture(model, batch).graph), cluster, request);
+  request.synthesis.ratios = planner::proportional_ratios(cluster);
+  planner::ProgramResult result =
+      planner::plan_program(canonicalize(capture(model, batch).graph), cluster, request);
   MOTLEY_CHECK(result.feasible, "{}", result.reason);
   return std::move(result.plan);
 }
@@ -593,13 +594,13 @@ TEST(TrainerTest, APlanForAnotherModelIsRefused) {
 // learning rate whatever the gradient, turns signs of tiny gradients into differences of weights.
 TEST(TrainerTest, MixedPrecisionEqualsOneDevice) {
   auto mixed = [](const std::string& model, const Cluster& cluster, spmd::Restriction restriction) {
-    spmd::PlanRequest request;
+    planner::ProgramRequest request;
     request.model = model;
     request.batch = 12;
     request.baselines = false;
     request.synthesis.restriction = restriction;
-    request.synthesis.ratios = spmd::proportional_ratios(cluster);
-    spmd::PlanResult result = spmd::plan(
+    request.synthesis.ratios = planner::proportional_ratios(cluster);
+    planner::ProgramResult result = planner::plan_program(
         with_precision(canonicalize(capture(model, 12).graph), DType::bf16), cluster, request);
     MOTLEY_CHECK(result.feasible, "{}", result.reason);
     result.plan.precision = DType::bf16;
@@ -642,20 +643,20 @@ TEST(TrainerTest, RecomputedBlocksEqualOneDevice) {
   auto plan_with = [&](Bytes available, bool recompute) {
     Cluster cluster = uneven_cluster(3);
     for (DeviceType& type : cluster.types) type.memory = available;
-    spmd::PlanRequest request;
+    planner::ProgramRequest request;
     request.model = model;
     request.batch = 12;
     request.baselines = false;
     request.synthesis.recompute = recompute;
-    return spmd::plan(canonicalize(capture(model, 12).graph), cluster, request);
+    return planner::plan_program(canonicalize(capture(model, 12).graph), cluster, request);
   };
-  const spmd::PlanResult free = plan_with(1e10, true);
+  const planner::ProgramResult free = plan_with(1e10, true);
   ASSERT_TRUE(free.feasible);
   // Too little without computing anything again.
   Bytes memory =
       *std::max_element(free.plan.peak_memory_bytes.begin(), free.plan.peak_memory_bytes.end());
   while (plan_with(memory, false).feasible) memory *= 0.8;
-  const spmd::PlanResult lean = plan_with(memory, true);
+  const planner::ProgramResult lean = plan_with(memory, true);
   ASSERT_TRUE(lean.feasible) << lean.reason;
   const Plan read = parse_plan(to_json(lean.plan).dump(), "plan");
   EXPECT_TRUE(check(read).empty());

@@ -46,7 +46,7 @@ Plan random_plan(const std::string& model, int64_t batch, Graph graph, DType pre
   plan.set_graph(std::move(graph));
   plan.ratios = random_ratios(plan.theory->segments(), 3, rng);
   const CostModel cost(plan.cluster);
-  spmd::Builder builder(*plan.theory, cost, plan.optimizer);
+  spmd::ProblemBuilder builder(*plan.theory, cost, plan.optimizer);
   builder.price(Fractions(plan.cluster, Shares(plan.ratios)));
   plan.program = spmd::random_program(builder, rng);
   return plan;
@@ -96,15 +96,15 @@ TEST(Segments, NeverWorseThanOne) {
       const int64_t batch = 24;
       const Graph graph = captured(model, batch);
       const Cluster cluster = cluster_of(2, 2, bandwidth);
-      spmd::PlanRequest request;
+      planner::ProgramRequest request;
       request.model = model;
       request.batch = batch;
-      spmd::PlanResult one = spmd::plan(graph, cluster, request);
+      planner::ProgramResult one = planner::plan_program(graph, cluster, request);
       ASSERT_TRUE(one.feasible);
       const Seconds before = simulate(one.plan).step;
       std::vector<planner::Segmented> tried;
-      const spmd::PlanResult best = planner::plan_segments(std::move(one), graph, cluster, request,
-                                                           planner::parse_segments("auto"), &tried);
+      const planner::ProgramResult best = planner::plan_segments(
+          std::move(one), graph, cluster, request, planner::parse_segments("auto"), &tried);
       EXPECT_GE(tried.size(), 2u);
       const Seconds after = simulate(best.plan).step;
       EXPECT_LE(after, before) << model;

@@ -202,7 +202,7 @@ SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases,
       double worst_here = 0;
       std::unique_ptr<Graph> cut;
       std::unique_ptr<Theory> theory_of_cut;
-      std::unique_ptr<spmd::Builder> builder_of_cut;
+      std::unique_ptr<spmd::ProblemBuilder> builder_of_cut;
       StepResult expected;
       for (int i = 0; i < programs; ++i) {
         if (i == 0 || segments > 1) {
@@ -211,12 +211,13 @@ SoundnessReport run_soundness(const std::vector<SoundnessCase>& cases,
           cut = std::make_unique<Graph>(
               segments > 1 ? with_segments(whole, random_segments(whole, segments, &rng)) : whole);
           theory_of_cut = std::make_unique<Theory>(*cut, lookup);
-          builder_of_cut = std::make_unique<spmd::Builder>(*theory_of_cut, model, Optimizer::sgd);
+          builder_of_cut =
+              std::make_unique<spmd::ProblemBuilder>(*theory_of_cut, model, Optimizer::sgd);
           expected = interpret(*cut, feeds, interpret_options);
         }
         const Graph& graph = *cut;
         const Theory& theory = *theory_of_cut;
-        spmd::Builder& builder = *builder_of_cut;
+        spmd::ProblemBuilder& builder = *builder_of_cut;
         Shares shares(theory.segments() > 1 ? random_ratios(theory.segments(), n, &rng)
                                             : Ratios{ratios[i % ratios.size()]});
         builder.price(Fractions(model.cluster(), shares));

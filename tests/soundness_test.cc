@@ -144,7 +144,7 @@ TEST(Checker, LetsNoWrongMutantPass) {
     StepResult expected = interpret(graph, feeds, options);
     CostModel cost(flat_cluster({device_catalogue().back()}, {3}, {LinkKind::switched, 1e9, 1e-5}));
     Shares shares({0.5, 0.3, 0.2});
-    spmd::Builder builder(theory, cost, Optimizer::sgd);
+    spmd::ProblemBuilder builder(theory, cost, Optimizer::sgd);
     builder.price(Fractions(cost.cluster(), shares));
     Rng rng(5);
     for (int trial = 0; trial < 600; ++trial) {

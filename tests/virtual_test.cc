@@ -109,12 +109,12 @@ TEST(Virtual, LayersAreCutAcrossMachines) {
   const planner::EngineResult found =
       planned(model, cluster, 512, {.automatic = false, .machine = true});
   ASSERT_FALSE(found.candidates.empty()) << found.reason;
-  spmd::PlanRequest request;
+  planner::ProgramRequest request;
   request.model = model;
   request.batch = 512;
   request.baselines = false;
   request.synthesis.optimizer = Optimizer::sgd;
-  const spmd::PlanResult all = spmd::plan(graphs_of(model)(512), cluster, request);
+  const planner::ProgramResult all = planner::plan_program(graphs_of(model)(512), cluster, request);
   ASSERT_TRUE(all.feasible) << all.reason;
   EXPECT_LT(simulate(*found.candidates[0].plan).step, 0.5 * simulate(all.plan).step);
 }

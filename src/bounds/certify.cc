@@ -9,7 +9,10 @@
 #include "cost/overlap.h"
 #include "solver/balance.h"
 
-namespace motley::spmd {
+namespace motley::bounds {
+
+using namespace solver;
+using namespace spmd;
 
 namespace {
 
@@ -37,27 +40,27 @@ std::vector<const Program*> weakest(const std::vector<PriceLine>& lines,
 }
 
 // Weights of bounds by kind, node and type: what they are of whatever the stretches.
-using Mixture = std::map<std::tuple<ExposureBound::Kind, int64_t, int>, double>;
+using Mixture = std::map<std::tuple<OverlapBound::Kind, int64_t, int>, double>;
 
-std::tuple<ExposureBound::Kind, int64_t, int> name_of(const ExposureBound& bound,
-                                                      const std::vector<int64_t>& from) {
-  const bool begin = bound.kind == ExposureBound::Kind::begin;
+std::tuple<OverlapBound::Kind, int64_t, int> name_of(const OverlapBound& bound,
+                                                     const std::vector<int64_t>& from) {
+  const bool begin = bound.kind == OverlapBound::Kind::begin;
   return {bound.kind, begin ? from[bound.stretch - 1] : 0, bound.type};
 }
 
 // The weights of these bounds; what the mixture gives to others goes to those of the same type that
 // leave no computation out.
-std::vector<double> weights_of(const Mixture& mixture, const std::vector<ExposureBound>& bounds,
+std::vector<double> weights_of(const Mixture& mixture, const std::vector<OverlapBound>& bounds,
                                const std::vector<int64_t>& from) {
   std::vector<double> weights(bounds.size(), 0);
   for (const auto& [name, weight] : mixture)
     for (size_t b = 0; b < bounds.size(); ++b)
       if (name_of(bounds[b], from) == name) weights[b] = weight;
   for (const auto& [name, weight] : mixture) {
-    const auto is = [&](const ExposureBound& bound) { return name_of(bound, from) == name; };
+    const auto is = [&](const OverlapBound& bound) { return name_of(bound, from) == name; };
     if (std::any_of(bounds.begin(), bounds.end(), is)) continue;
     for (size_t b = 0; b < bounds.size(); ++b)
-      if (bounds[b].kind == ExposureBound::Kind::never && bounds[b].type == std::get<2>(name))
+      if (bounds[b].kind == OverlapBound::Kind::never && bounds[b].type == std::get<2>(name))
         weights[b] += weight;
   }
   return weights;
@@ -70,7 +73,7 @@ const Program& ProgramPool::add(Program program) {
   return *found_.back().program;
 }
 
-const Program& ProgramPool::of(const Builder& builder, const Solution& solution) {
+const Program& ProgramPool::of(const ProblemBuilder& builder, const Solution& solution) {
   for (const ProgramPool::Found& f : found_)
     if (f.option == solution.option && f.conversions == solution.conversions) return *f.program;
   found_.push_back({solution.option, solution.conversions,
@@ -80,7 +83,7 @@ const Program& ProgramPool::of(const Builder& builder, const Solution& solution)
 
 // Bounds against the programs of a class.
 struct Certifier::Game {
-  Builder* builder;
+  ProblemBuilder* builder;
   const Order* order;
   WarmStart* warm;
   std::vector<int64_t> from;
@@ -93,7 +96,7 @@ struct Certifier::Game {
 };
 
 Certifier::Certifier(const Theory& theory, const CostModel& model, Optimizer optimizer,
-                     Restriction restriction, const Limits& limits, Builder* builder,
+                     Restriction restriction, const Limits& limits, ProblemBuilder* builder,
                      const Order* order, WarmStart* warm, ProgramPool* pool)
     : theory_(theory),
       model_(model),
@@ -107,7 +110,7 @@ Certifier::Certifier(const Theory& theory, const CostModel& model, Optimizer opt
   limits_.max_states = std::min(limits_.max_states, kStates);
 }
 
-Solution Certifier::solve(const Builder& builder, const Order& order, WarmStart* warm) {
+Solution Certifier::solve(const ProblemBuilder& builder, const Order& order, WarmStart* warm) {
   const Weights ones{std::vector<double>(model_.types(), 1), {}};
   Solution solution = solve_folded(builder.problem(), order, ones, limits_, warm);
   ++effort_.solves;
@@ -176,7 +179,7 @@ Seconds Certifier::bound(const Certified& certified, int64_t states, int divisio
     std::vector<ValueId> apart;
     for (const Decision& d : weak.decided) apart.push_back(d.gradient);
     if (gradient.valid()) apart.push_back(gradient);
-    Builder builder(theory_, model_, optimizer_, restriction_, from, apart);
+    ProblemBuilder builder(theory_, model_, optimizer_, restriction_, from, apart);
     builder.price(fractions);
     const Order order = make_order(builder.problem());
     WarmStart warm;
@@ -232,14 +235,14 @@ Seconds Certifier::play(const Certified& certified, Game* game) {
   const Fractions& fractions = *certified.fractions;
   const int types = model_.types(), stretches = static_cast<int>(game->from.size()) + 1;
   auto stretch = [&](int64_t node) { return stretch_of(game->from, node); };
-  const std::vector<ExposureBound> bounds =
-      exposure_bounds(stretches, types, game->barrier > 0 ? stretch(game->barrier) : 0);
+  const std::vector<OverlapBound> bounds =
+      overlap_bounds(stretches, types, game->barrier > 0 ? stretch(game->barrier) : 0);
   std::vector<PriceLine> lines;
   std::vector<const Program*> programs;
   auto line = [&](const Program& program) -> PriceLine {
-    Exposure parts{game->from, {}, {}};
+    OverlapPricing parts{game->from, {}, {}};
     parts.decided = game->decided;
-    return {0, exposed(bounds, builder_->exposed_cost(program, fractions, parts))};
+    return {0, overlap_values(bounds, builder_->overlap_cost(program, fractions, parts))};
   };
   auto add = [&](const Program& program) {
     lines.push_back(line(program));
@@ -262,7 +265,7 @@ Seconds Certifier::play(const Certified& certified, Game* game) {
   if (!game->mixture.empty()) held = weights_of(game->mixture, bounds, game->from);
   if (lines.empty())
     weights = others.empty() ? std::vector<double>(bounds.size(), 1.0 / bounds.size())
-                             : dearest_weights(others);
+                             : max_min_weights(others);
   Seconds bound = 0;
   int limited = 0;
   bool between = true;
@@ -271,7 +274,7 @@ Seconds Certifier::play(const Certified& certified, Game* game) {
     const Seconds target = (1 - (divided ? kWideGap / 2 : kCertifyGain)) * certified.step();
     if (!lines.empty()) {
       double most = 0;
-      weights = dearest_weights(lines, &most);
+      weights = max_min_weights(lines, &most);
       game->weakest = weakest(lines, programs, weights);
       // No mixture can prove more than the programs that are known cost under it.
       if (most - bound <= kCertifyGain * certified.step()) break;
@@ -280,15 +283,15 @@ Seconds Certifier::play(const Certified& certified, Game* game) {
       between = between && !held.empty();
       for (size_t b = 0; b < held.size() && between; ++b) weights[b] = (weights[b] + held[b]) / 2;
     }
-    Exposure exposure = mixture(bounds, weights, game->from, types);
-    if (game->closed > 0) exposure.closed = stretch(game->closed);
-    exposure.decided = game->decided;
-    game->builder->price(fractions, 1, &exposure);
+    OverlapPricing pricing = mixture(bounds, weights, game->from, types);
+    if (game->closed > 0) pricing.closed = stretch(game->closed);
+    pricing.decided = game->decided;
+    game->builder->price(fractions, 1, &pricing);
     const Solution solution = solve(*game->builder, *game->order, game->warm);
     if (solution.stop == StopReason::kInfeasible) return std::numeric_limits<double>::infinity();
-    Seconds proven = solution.lower_bound + game->builder->decided_seconds(exposure);
+    Seconds proven = solution.lower_bound + game->builder->decided_seconds(pricing);
     for (int t = 0; t < types; ++t)
-      proven += exposure.compute[0][t] * model_.per_step(t, theory_.graph());
+      proven += pricing.compute[0][t] * model_.per_step(t, theory_.graph());
     if (proven > bound || held.empty()) {
       held = weights;
       game->mixture.clear();
@@ -310,4 +313,4 @@ Seconds Certifier::play(const Certified& certified, Game* game) {
   return bound;
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::bounds

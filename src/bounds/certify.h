@@ -1,7 +1,7 @@
-// The lower bound of exposure.h: of the step of any program at given shares, whose gradients
+// The lower bound of overlap_pricing.h: of the step of any program at given shares, whose gradients
 // travel beside the backward pass.
 //
-// Bounds play a game against programs: weights of bounds by dearest_weights (balance.h), programs
+// Bounds play a game against programs: weights of bounds by max_min_weights (balance.h), programs
 // by searches at those weights. Where the bound of a class of programs is least, the class is
 // divided where a program that keeps it low has its last barrier, or gets a stretch that begins
 // where the messages of such a program begin to queue, or is divided by whether the largest
@@ -20,7 +20,7 @@
 #include "solver/order.h"
 #include "spmd/build.h"
 
-namespace motley::spmd {
+namespace motley::bounds {
 
 constexpr double kWideGap = 1e-2;  // up to which a step is certified
 
@@ -29,11 +29,11 @@ class ProgramPool {
  public:
   const Program& add(Program program);
   // The program of a solution. Searches often find that of an earlier one again.
-  const Program& of(const Builder& builder, const Solution& solution);
+  const Program& of(const spmd::ProblemBuilder& builder, const solver::Solution& solution);
 
   struct Found {
     std::vector<int> option;  // empty: not from a search
-    std::vector<Conversion> conversions;
+    std::vector<solver::Conversion> conversions;
     std::unique_ptr<Program> program;
   };
   const std::vector<Found>& found() const { return found_; }
@@ -46,15 +46,15 @@ class ProgramPool {
 struct Effort {
   int solves = 0;
   int64_t states = 0;
-  StopReason worst_stop = StopReason::kOptimal;
+  solver::StopReason worst_stop = solver::StopReason::kOptimal;
 };
 
 // What is to be certified.
 struct Certified {
   const Fractions* fractions;
-  std::function<Seconds()> step;     // no bound is looked for that is nearer to it than need be
-  const Program* program;  // of that step
-  ValueId first = {};                // see hidden_seconds()
+  std::function<Seconds()> step;  // no bound is looked for that is nearer to it than need be
+  const Program* program;         // of that step
+  ValueId first = {};             // see hidden_seconds()
   // Told of every program that searches find, which may lower the step.
   std::function<void(const Program&)> found;
 };
@@ -64,8 +64,9 @@ class Certifier {
   // `builder` and `order` are of the same theory and model; the builder is left with other prices.
   // REQUIRES: all outlive this.
   Certifier(const Theory& theory, const CostModel& model, Optimizer optimizer,
-            Restriction restriction, const Limits& limits, Builder* builder, const Order* order,
-            WarmStart* warm, ProgramPool* pool);
+            spmd::Restriction restriction, const solver::Limits& limits,
+            spmd::ProblemBuilder* builder, const solver::Order* order, solver::WarmStart* warm,
+            ProgramPool* pool);
 
   // No more than the step. Where it is more than kWideGap below the step, about so many states were
   // searched, classes were divided that often, or nothing is left to divide by.
@@ -80,20 +81,21 @@ class Certifier {
   std::vector<int64_t> stretches(std::vector<int64_t> from) const;
   Seconds play(const Certified& certified, Game* game);
   ValueId disputed(const Certified& certified, const std::vector<const Program*>& programs,
-                   const std::vector<Decision>& decided) const;
-  Solution solve(const Builder& builder, const Order& order, WarmStart* warm);
+                   const std::vector<spmd::Decision>& decided) const;
+  solver::Solution solve(const spmd::ProblemBuilder& builder, const solver::Order& order,
+                         solver::WarmStart* warm);
 
   const Theory& theory_;
   const CostModel& model_;
   Optimizer optimizer_;
-  Restriction restriction_;
-  Limits limits_;
-  Builder* builder_;
-  const Order* order_;
-  WarmStart* warm_;
+  spmd::Restriction restriction_;
+  solver::Limits limits_;
+  spmd::ProblemBuilder* builder_;
+  const solver::Order* order_;
+  solver::WarmStart* warm_;
   ProgramPool* pool_;
   Effort effort_;
   int64_t most_states_ = 0;  // of effort_
 };
 
-}  // namespace motley::spmd
+}  // namespace motley::bounds

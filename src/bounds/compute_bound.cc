@@ -7,7 +7,7 @@
 
 #include "graph/op.h"
 
-namespace motley::planner {
+namespace motley::bounds {
 
 namespace {
 
@@ -111,4 +111,4 @@ Seconds compute_bound(const Theory& theory, const CostModel& model, int times) {
   return assignment_bound(compute_work(theory, model, times), model.cluster().count_by_type());
 }
 
-}  // namespace motley::planner
+}  // namespace motley::bounds

@@ -17,7 +17,7 @@
 
 #include "cost/cost.h"
 
-namespace motley::planner {
+namespace motley::bounds {
 
 // `times`: how often the graph runs in a step (micro-batches).
 Seconds compute_bound(const Theory& theory, const CostModel& model, int times = 1);
@@ -30,4 +30,4 @@ Seconds assignment_bound(const std::vector<std::vector<Seconds>>& a, const std::
 Seconds assignment_bound_at(const std::vector<std::vector<Seconds>>& a,
                             const std::vector<double>& prices);
 
-}  // namespace motley::planner
+}  // namespace motley::bounds

@@ -6,7 +6,7 @@
 #include "planner/program_plan.h"
 #include "sim/simulate.h"
 
-namespace motley::planner {
+namespace motley::bounds {
 namespace {
 
 // With two types the best prices can be looked for on a fine grid.
@@ -79,4 +79,4 @@ TEST(Bound, OfAnEvenlyDividedProduct) {
 }
 
 }  // namespace
-}  // namespace motley::planner
+}  // namespace motley::bounds

@@ -12,7 +12,10 @@
 #include "solver/folded.h"
 #include "solver/order.h"
 
-namespace motley::spmd {
+namespace motley::bounds {
+
+using namespace solver;
+using namespace spmd;
 
 namespace {
 
@@ -50,7 +53,7 @@ std::vector<std::vector<int>> differences(const Problem& problem, const std::vec
   std::vector<int> touched(problem.value_table.size(), -1);
   for (int n = 0; n < static_cast<int>(problem.nodes.size()); ++n) {
     if (a[n] == b[n]) continue;
-    const Node& node = problem.nodes[n];
+    const ProblemNode& node = problem.nodes[n];
     const Option &x = problem.option_tables[node.table].options[a[n]],
                  &y = problem.option_tables[node.table].options[b[n]];
     auto touch = [&](int value, int form, int other) {
@@ -86,12 +89,12 @@ class Game {
       builder_.emplace(theory, model, optimizer, restriction, from_);
     }
     builder_->price(*limited.fractions);
-    const NodeId moment = MemoryProblem::moment(theory, *builder_, *limited.fractions);
-    if (!moment.valid()) return;
-    held_.emplace(theory, *builder_, *limited.block_of, *limited.fractions, moment, from_);
+    const NodeId peak_node = MemoryProblem::peak_node(theory, *builder_, *limited.fractions);
+    if (!peak_node.valid()) return;
+    held_.emplace(theory, *builder_, *limited.block_of, *limited.fractions, peak_node, from_);
     order_ = make_order(held_->problem());
     if (limited.overlap)
-      bounds_ = exposure_bounds(static_cast<int>(from_.size()) + 1, model.types(), 0);
+      bounds_ = overlap_bounds(static_cast<int>(from_.size()) + 1, model.types(), 0);
   }
 
   MemoryBound run(int64_t states) {
@@ -168,17 +171,17 @@ class Game {
 
   // Prices at weights of the bounds. Returns those of the types, and what every program takes
   // besides.
-  Weights price(const std::vector<double>& weights, Seconds* besides) {
-    *besides = 0;
+  Weights price(const std::vector<double>& weights, Seconds* fixed_seconds) {
+    *fixed_seconds = 0;
     std::vector<double> of_type = weights;
     if (limited_.overlap) {
-      const Exposure exposure = mixture(bounds_, weights, from_, model_.types());
-      builder_->price(*limited_.fractions, 1, &exposure);
-      held_->price(&exposure);
-      of_type = exposure.compute[0];
+      const OverlapPricing pricing = mixture(bounds_, weights, from_, model_.types());
+      builder_->price(*limited_.fractions, 1, &pricing);
+      held_->price(&pricing);
+      of_type = pricing.compute[0];
     }
     for (int t = 0; t < model_.types(); ++t)
-      *besides += of_type[t] * model_.per_step(t, theory_.graph());
+      *fixed_seconds += of_type[t] * model_.per_step(t, theory_.graph());
     if (limited_.overlap) of_type.assign(model_.types(), 1);
     return {of_type, {}};
   }
@@ -190,7 +193,7 @@ class Game {
     const Problem& problem = held_->problem();
     Seconds seconds = 0;
     for (size_t n = 0; n < problem.nodes.size(); ++n)
-      seconds += spmd::price(
+      seconds += solver::price(
           problem.option_tables[problem.nodes[n].table].options[solution.option[n]], weights);
     for (const Conversion& c : solution.conversions) {
       const FormTable& table = problem.form_tables[problem.value_table[c.value]];
@@ -203,7 +206,7 @@ class Game {
     const Problem& problem = held_->problem();
     Found found;
     found.twice = held_->twice(solution);
-    found.memory = held_->besides();
+    found.memory = held_->fixed_bytes();
     for (size_t n = 0; n < problem.nodes.size(); ++n) {
       const Option& o = problem.option_tables[problem.nodes[n].table].options[solution.option[n]];
       for (int t = 0; t < model_.types(); ++t) found.memory[t] += o.memory[t];
@@ -213,9 +216,9 @@ class Game {
     for (size_t b = 0; b < bounds(); ++b) {
       std::vector<double> only(bounds(), 0);
       only[b] = 1;
-      Seconds besides = 0;
-      const Weights weights = price(only, &besides);
-      found.line.compute.push_back(seconds_of(solution, weights) + besides);
+      Seconds fixed_seconds = 0;
+      const Weights weights = price(only, &fixed_seconds);
+      found.line.compute.push_back(seconds_of(solution, weights) + fixed_seconds);
     }
     return found;
   }
@@ -246,7 +249,7 @@ class Game {
           lines.push_back(f.line);
           lines.back().excess = excess(f, *c);
         }
-        best_ = dearest(lines, most_);
+        best_ = max_min(lines, most_);
         // No multipliers can prove more than the programs that are known cost under them.
         if (best_.price - c->bound <= kGain * unit_) break;
       }
@@ -257,7 +260,7 @@ class Game {
       for (int t = 0; t < types; ++t) {
         const Bytes memory = model_.cluster().types[t].memory;
         weights.memory[t] = best_.multipliers[t] * unit_ / memory;
-        constant += weights.memory[t] * (held_->besides()[t] - memory);
+        constant += weights.memory[t] * (held_->fixed_bytes()[t] - memory);
       }
       for (size_t l = 0; l < c->limits.size(); ++l) {
         const CountLimit& limit = c->limits[l];
@@ -300,7 +303,7 @@ class Game {
       lines.push_back(f.line);
       lines.back().excess = excess(f, c);
     }
-    best_ = dearest(lines, most_);
+    best_ = max_min(lines, most_);
     std::vector<int> by_part(found_.size());
     std::iota(by_part.begin(), by_part.end(), 0);
     std::stable_sort(by_part.begin(), by_part.end(),
@@ -323,8 +326,8 @@ class Game {
   // The first parts of one program and the others of the other, both ways: gradients of the last
   // layers are made first and may be hidden or end before those of the first begin.
   void blend(const std::vector<int>& one, const std::vector<int>& other) {
-    Seconds besides = 0;
-    const Weights weights = price(best_.weights, &besides);
+    Seconds fixed_seconds = 0;
+    const Weights weights = price(best_.weights, &fixed_seconds);
     const std::vector<std::vector<int>> parts = differences(builder_->problem(), one, other);
     const size_t tries = std::min(parts.size(), kBetween);
     for (const bool swapped : {false, true}) {
@@ -343,13 +346,13 @@ class Game {
   const MemoryLimited& limited_;
   Limits limits_;
   std::vector<int64_t> from_;
-  std::optional<Builder> builder_;
+  std::optional<ProblemBuilder> builder_;
   std::optional<MemoryProblem> held_;
   Order order_;
   WarmStart warm_;
-  std::vector<ExposureBound> bounds_;
+  std::vector<OverlapBound> bounds_;
   std::vector<Found> found_;
-  Dearest best_;  // of the last class that was looked at
+  MaxMin best_;  // of the last class that was looked at
   double most_ = kFirstMost;
   Seconds unit_ = 0;
   int64_t states_ = 0;
@@ -364,4 +367,4 @@ MemoryBound memory_bound(const Theory& theory, const CostModel& model, Optimizer
   return Game(theory, model, optimizer, restriction, limits, limited).run(states);
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::bounds

@@ -1,9 +1,10 @@
 // Lower bounds of the step of programs that fit into memory, at given shares, whatever blocks they
 // compute again.
 //
-// Any weights of device types, or of the bounds of exposure.h, and any multipliers of the bytes
-// that a solution of memory_problem.h holds over the memory of a device make a price whose least is
-// a lower bound (Lagrange). Cutting planes (dearest() in balance.h) find those that prove most.
+// Any weights of device types, or of the bounds of overlap_pricing.h, and any multipliers of the
+// bytes that a solution of memory_problem.h holds over the memory of a device make a price whose
+// least is a lower bound (Lagrange). Cutting planes (max_min() in balance.h) find those that prove
+// most.
 //
 // What multipliers cannot see is that blocks run twice or not: the bound may be that of a mixture
 // of programs, seven and a half blocks of one kind. So programs are divided, by branch and bound,
@@ -20,7 +21,7 @@
 #include "solver/problem.h"
 #include "spmd/build.h"
 
-namespace motley::spmd {
+namespace motley::bounds {
 
 // What is to be certified.
 struct MemoryLimited {
@@ -31,7 +32,7 @@ struct MemoryLimited {
   std::function<Seconds()> step;     // no bound is looked for that is nearer to it than need be
   // Told of programs that searches find, solutions of a builder's problem: they compute nothing
   // again, and need not fit. They may lower the step.
-  std::function<void(const Solution&)> found;
+  std::function<void(const solver::Solution&)> found;
 };
 
 struct MemoryBound {
@@ -41,7 +42,7 @@ struct MemoryBound {
 
 // For about so many states. REQUIRES: programs run once in a step.
 MemoryBound memory_bound(const Theory& theory, const CostModel& model, Optimizer optimizer,
-                         Restriction restriction, const Limits& limits,
+                         spmd::Restriction restriction, const solver::Limits& limits,
                          const MemoryLimited& limited, int64_t states);
 
-}  // namespace motley::spmd
+}  // namespace motley::bounds

@@ -2,11 +2,16 @@
 
 #include <gtest/gtest.h>
 
-#include "planner/synthesis.h"
+#include "planner/alternation.h"
 #include "reference/memory_graphs.h"
 #include "spmd/recompute.h"
 
-namespace motley::spmd {
+namespace motley::bounds {
+
+using namespace planner;
+using namespace solver;
+using namespace spmd;
+
 namespace {
 
 // With less and less memory plans get slower, and so does the bound, which no plan is below.
@@ -16,14 +21,14 @@ TEST(MemoryBound, RisesAsMemoryFalls) {
   auto synthesis_with = [&](double memory) {
     const DeviceType type{"d", 1e12, 4e12, memory, 5e10, 1e-6, 0};
     const CostModel model(flat_cluster({type}, {2}, {LinkKind::switched, 1e9, 1e-5}));
-    return synthesize(theory, model, {});
+    return alternate(theory, model, {});
   };
-  const Synthesis free = synthesis_with(1e12);
+  const Alternation free = synthesis_with(1e12);
   ASSERT_TRUE(free.feasible);
   int slower = 0;
   Seconds before = 0;
   for (double part = 1; part > 0.3; part -= 0.04) {
-    const Synthesis s = synthesis_with(part * free.cost.memory.peak[0]);
+    const Alternation s = synthesis_with(part * free.cost.memory.peak[0]);
     if (!s.feasible) break;
     EXPECT_LE(s.lower_bound, s.step());
     // Less memory is no help, whatever was found with more.
@@ -38,4 +43,4 @@ TEST(MemoryBound, RisesAsMemoryFalls) {
 }
 
 }  // namespace
-}  // namespace motley::spmd
+}  // namespace motley::bounds

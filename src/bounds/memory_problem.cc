@@ -10,7 +10,10 @@
 #include "core/error.h"
 #include "graph/segment.h"
 
-namespace motley::spmd {
+namespace motley::bounds {
+
+using namespace solver;
+using namespace spmd;
 
 namespace {
 
@@ -18,8 +21,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMostPairForms = 9;  // of values that pairs of readers are looked for
 
 // Whether a value takes memory of its own, and not for the whole step.
-bool takes_memory(const Graph& graph, const Builder& builder, int value) {
-  const ::motley::Node& node = graph.node(graph.value(builder.root(value)).producer);
+bool takes_memory(const Graph& graph, const ProblemBuilder& builder, int value) {
+  const Node& node = graph.node(graph.value(builder.root(value)).producer);
   const OpDef* op = find_op(node.op);
   return (!is_source(node) || node.op == "motley::input") && !(op && op->alias) &&
          !is_boundary(node) && !(node.phase == Phase::backward && builder.is_gradient(value));
@@ -38,8 +41,8 @@ struct MemoryProblem::Pair {
   bool parameter() const { return stored >= 0; }
 };
 
-NodeId MemoryProblem::moment(const Theory& theory, const Builder& builder,
-                             const Fractions& fractions) {
+NodeId MemoryProblem::peak_node(const Theory& theory, const ProblemBuilder& builder,
+                                const Fractions& fractions) {
   const Graph& graph = theory.graph();
   std::vector<int64_t> last(builder.values(), -1);
   for (size_t n = 0; n < builder.problem().nodes.size(); ++n)
@@ -68,15 +71,15 @@ NodeId MemoryProblem::moment(const Theory& theory, const Builder& builder,
 // Puts a MemoryProblem together.
 class MemoryProblem::Assembly {
  public:
-  Assembly(const Theory& theory, const Builder& builder, const std::vector<int>& block_of,
-           const Fractions& fractions, NodeId moment, std::vector<int64_t> from,
+  Assembly(const Theory& theory, const ProblemBuilder& builder, const std::vector<int>& block_of,
+           const Fractions& fractions, NodeId peak_node, std::vector<int64_t> from,
            MemoryProblem* result)
       : graph_(theory.graph()),
         builder_(builder),
         base_(builder.problem()),
         block_of_(block_of),
         fractions_(fractions),
-        moment_(moment.index),
+        peak_(peak_node.index),
         from_(std::move(from)),
         types_(builder.problem().types),
         blocks_(theory, builder, block_of),
@@ -89,7 +92,7 @@ class MemoryProblem::Assembly {
     // Blocks that may run again later than the moment.
     for (size_t b = 0; b < blocks_.begin.size(); ++b)
       modal_.push_back(blocks_.begin[b] < Rerun::kNever &&
-                       !(blocks_.begin[b] <= moment_ && blocks_.alone[b]));
+                       !(blocks_.begin[b] <= peak_ && blocks_.alone[b]));
     made_.resize(base_.nodes.size());
     early_.resize(base_.nodes.size());
     late_.resize(base_.nodes.size());
@@ -156,11 +159,11 @@ class MemoryProblem::Assembly {
   void fill(const Plan& plan, OptionTable* table, TableOrigin* origin) const;
 
   const Graph& graph_;
-  const Builder& builder_;
+  const ProblemBuilder& builder_;
   const Problem& base_;
   const std::vector<int>& block_of_;
   const Fractions& fractions_;
-  const int64_t moment_;
+  const int64_t peak_;
   const std::vector<int64_t> from_;
   const int types_;
   const Rerun blocks_;
@@ -193,7 +196,7 @@ void MemoryProblem::Assembly::find_pairs() {
     best.stored = stored;
     for (const Rerun::Read& early : v.forward)
       for (const Rerun::Read& late : v.backward) {
-        if (early.at >= moment_ || late.at < moment_) continue;
+        if (early.at >= peak_ || late.at < peak_) continue;
         const bool own = block_of_[early.at] == v.block;
         // Of a value of a block that runs again stays what another block reads.
         if (outer && (own || top(c, early.view) != top(c, late.view))) continue;
@@ -216,19 +219,18 @@ void MemoryProblem::Assembly::find_pairs() {
 
 // Bytes that are held at the moment: by options, or besides.
 void MemoryProblem::Assembly::hold() {
-  result_.besides_.assign(types_, 0);
+  result_.fixed_bytes_.assign(types_, 0);
   held_.resize(builder_.values());
   for (int c = 0; c < builder_.values(); ++c) {
     const Rerun::Value& v = blocks_.values[c];
-    if (v.last < moment_ || v.maker.index > moment_ || paired_[c] ||
-        !takes_memory(graph_, builder_, c))
+    if (v.last < peak_ || v.maker.index > peak_ || paired_[c] || !takes_memory(graph_, builder_, c))
       continue;
     std::vector<Bytes> bytes;
     for (int j = 0; j < types_; ++j) bytes.push_back(builder_.least_bytes(c, j, fractions_));
     if (v.made_forward && twice(v.maker.index))
       held_[c] = std::move(bytes);
     else
-      for (int j = 0; j < types_; ++j) result_.besides_[j] += bytes[j];
+      for (int j = 0; j < types_; ++j) result_.fixed_bytes_[j] += bytes[j];
   }
 }
 
@@ -254,12 +256,12 @@ void MemoryProblem::Assembly::add_seconds() {
 void MemoryProblem::Assembly::add_reduced() {
   reduced_.assign(builder_.values(), false);
   std::vector<int> readers(builder_.values(), 0);
-  for (const spmd::Node& node : base_.nodes)
+  for (const ProblemNode& node : base_.nodes)
     for (int c : node.inputs)
       if (c < builder_.values()) ++readers[c];
   std::map<int, int> tables;
   for (size_t n = 0; n < base_.nodes.size(); ++n) {
-    const spmd::Node& node = base_.nodes[n];
+    const ProblemNode& node = base_.nodes[n];
     if (builder_.node(static_cast<int>(n)).valid() || node.inputs.size() != 2) continue;
     const int c = node.inputs[1];
     if (!builder_.is_pure_gradient(c) || readers[c] != 1 || forms_of(c) + 1 > kMaxForms) continue;
@@ -336,7 +338,7 @@ std::string MemoryProblem::Assembly::key_of(const Plan& plan) const {
 
 void MemoryProblem::Assembly::fill(const Plan& plan, OptionTable* table,
                                    TableOrigin* origin) const {
-  const spmd::Node& node = base_.nodes[plan.node];
+  const ProblemNode& node = base_.nodes[plan.node];
   const auto& options = base_.option_tables[node.table].options;
   using Filled = std::pair<Option, Variant>;
   // Every option of those so far, with each form of one more value that is read.
@@ -415,7 +417,7 @@ void MemoryProblem::Assembly::fill(const Plan& plan, OptionTable* table,
 void MemoryProblem::Assembly::add_node(int n) {
   Plan plan;
   plan.node = n;
-  spmd::Node node = base_.nodes[n];
+  ProblemNode node = base_.nodes[n];
   const NodeId of = builder_.node(n);
   plan.source = of.valid() && is_source(graph_.node(of));
   const bool forward = of.valid() && !plan.source && graph_.node(of).phase == Phase::forward;
@@ -476,16 +478,16 @@ void MemoryProblem::Assembly::add_node(int n) {
   problem_.nodes.push_back(std::move(node));
 }
 
-MemoryProblem::MemoryProblem(const Theory& theory, const Builder& builder,
+MemoryProblem::MemoryProblem(const Theory& theory, const ProblemBuilder& builder,
                              const std::vector<int>& block_of, const Fractions& fractions,
-                             NodeId moment, std::vector<int64_t> from)
+                             NodeId peak_node, std::vector<int64_t> from)
     : builder_(builder) {
-  Assembly(theory, builder, block_of, fractions, moment, std::move(from), this);
+  Assembly(theory, builder, block_of, fractions, peak_node, std::move(from), this);
   price(nullptr);
   validate(problem_);
 }
 
-void MemoryProblem::price(const Exposure* exposure) {
+void MemoryProblem::price(const OverlapPricing* pricing) {
   const Problem& base = builder_.problem();
   std::copy(base.form_tables.begin(), base.form_tables.end(), problem_.form_tables.begin());
   for (size_t t = 0; t < form_origins_.size(); ++t) {
@@ -511,10 +513,10 @@ void MemoryProblem::price(const Exposure* exposure) {
         table.convert[a * table.forms + last] = shown;
         table.convert[a * table.forms + whole] = kInfinity;
       }
-      // Without an exposure all of it counts.
+      // Without an pricing all of it counts.
       const Seconds hidden =
-          exposure ? std::max(0.0, builder_.waited_seconds(builder_.root(origin.reduced)) - shown)
-                   : 0;
+          pricing ? std::max(0.0, builder_.waited_seconds(builder_.root(origin.reduced)) - shown)
+                  : 0;
       for (int b = 0; b < last && shown < kInfinity; ++b)
         if (b != whole)
           table.convert[last * table.forms + b] = from.convert[whole * last + b] + hidden;
@@ -525,9 +527,9 @@ void MemoryProblem::price(const Exposure* exposure) {
     if (origin.base < 0) continue;
     // What of its time counts when it runs again, as a part of what counts the first time.
     std::vector<double> part(problem_.types, 1);
-    for (int j = 0; exposure && j < problem_.types; ++j) {
-      const double once = exposure->compute[origin.part][j];
-      part[j] = once > 0 ? std::min(1.0, exposure->compute[origin.again][j] / once) : 0;
+    for (int j = 0; pricing && j < problem_.types; ++j) {
+      const double once = pricing->compute[origin.part][j];
+      part[j] = once > 0 ? std::min(1.0, pricing->compute[origin.again][j] / once) : 0;
     }
     auto& options = problem_.option_tables[t].options;
     for (size_t o = 0; o < options.size(); ++o) {
@@ -583,4 +585,4 @@ Solution MemoryProblem::plain(const Solution& solution) const {
   return result;
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::bounds

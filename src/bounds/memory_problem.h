@@ -27,36 +27,38 @@
 
 #include "solver/problem.h"
 #include "spmd/build.h"
-#include "spmd/exposure.h"
+#include "spmd/overlap_pricing.h"
 
-namespace motley::spmd {
+namespace motley::bounds {
 
 class MemoryProblem {
  public:
   // The node of the backward pass at which programs that compute nothing again hold most, all in
   // their smallest forms; invalid: there is no backward pass.
-  static NodeId moment(const Theory& theory, const Builder& builder, const Fractions& fractions);
+  static NodeId peak_node(const Theory& theory, const spmd::ProblemBuilder& builder,
+                          const Fractions& fractions);
 
   // `block_of` as by blocks_of(); where all are -1, nothing is computed again. `from`: the parts of
   // the builder. REQUIRES: builder.price() was called; theory and builder outlive this.
-  MemoryProblem(const Theory& theory, const Builder& builder, const std::vector<int>& block_of,
-                const Fractions& fractions, NodeId moment, std::vector<int64_t> from = {});
+  MemoryProblem(const Theory& theory, const spmd::ProblemBuilder& builder,
+                const std::vector<int>& block_of, const Fractions& fractions, NodeId peak_node,
+                std::vector<int64_t> from = {});
 
-  const Problem& problem() const { return problem_; }
-  // Takes over the prices of the builder, which were set with this exposure.
-  void price(const Exposure* exposure);
+  const solver::Problem& problem() const { return problem_; }
+  // Takes over the prices of the builder, which were set with this pricing.
+  void price(const spmd::OverlapPricing* pricing);
   // Adds seconds to a solution for each block of a kind that runs twice, or once.
   void price_modes(const std::vector<Seconds>& twice, const std::vector<Seconds>& once);
   // [type] What any solution holds besides the bytes of its options.
-  const std::vector<Bytes>& besides() const { return besides_; }
+  const std::vector<Bytes>& fixed_bytes() const { return fixed_bytes_; }
   // [kind] How many blocks there are that could run twice.
   const std::vector<int>& kinds() const { return kinds_; }
   // [kind] How many do.
-  std::vector<int> twice(const Solution& solution) const;
+  std::vector<int> twice(const solver::Solution& solution) const;
   // [block] Whether it does.
-  std::vector<bool> chosen(const Solution& solution) const;
+  std::vector<bool> chosen(const solver::Solution& solution) const;
   // Its program, that computes nothing again: a solution of the builder's problem.
-  Solution plain(const Solution& solution) const;
+  solver::Solution plain(const solver::Solution& solution) const;
 
  private:
   // A value and two nodes that read it, one before the moment and one after.
@@ -76,8 +78,8 @@ class MemoryProblem {
     std::vector<Variant> variants;  // [option]
   };
 
-  const Builder& builder_;
-  Problem problem_;
+  const spmd::ProblemBuilder& builder_;
+  solver::Problem problem_;
   std::vector<TableOrigin> origins_;  // [option table]
   int first_form_table_ = 0;          // after those of the builder
   // Where a form table comes from: one of the builder with a last form more.
@@ -86,7 +88,7 @@ class MemoryProblem {
     int reduced = -1;  // a gradient whose last form is: all-reduced; -1: it is: none
   };
   std::vector<FormOrigin> form_origins_;  // [form table from there]
-  std::vector<Bytes> besides_;
+  std::vector<Bytes> fixed_bytes_;
   std::vector<int> kinds_;
   struct Mode {
     int block, kind;
@@ -95,4 +97,4 @@ class MemoryProblem {
   size_t blocks_ = 0;
 };
 
-}  // namespace motley::spmd
+}  // namespace motley::bounds

@@ -4,7 +4,11 @@
 
 #include "reference/memory_graphs.h"
 
-namespace motley::spmd {
+namespace motley::bounds {
+
+using namespace solver;
+using namespace spmd;
+
 namespace {
 
 TEST(MemoryProblem, NoProgramIsBelow) {
@@ -24,11 +28,11 @@ TEST(MemoryProblem, IsExactOnOneDevice) {
     const CostModel model(flat_cluster({device("d", 1e12)}, {1}, {LinkKind::switched, 1e9, 1e-5}));
     const Shares shares(std::vector<double>{1});
     const Fractions fractions(model.cluster(), shares);
-    Builder builder(theory, model, Optimizer::adamw);
+    ProblemBuilder builder(theory, model, Optimizer::adamw);
     builder.price(fractions);
     const std::vector<int> block_of = blocks_of(graph);
-    const NodeId moment = MemoryProblem::moment(theory, builder, fractions);
-    MemoryProblem problem(theory, builder, block_of, fractions, moment);
+    const NodeId peak_node = MemoryProblem::peak_node(theory, builder, fractions);
+    MemoryProblem problem(theory, builder, block_of, fractions, peak_node);
     const Order order = make_order(problem.problem());
     ASSERT_FALSE(problem.kinds().empty());
     Seconds before = 0;
@@ -44,7 +48,7 @@ TEST(MemoryProblem, IsExactOnOneDevice) {
       for (size_t k = 0; k < count.size(); ++k)
         EXPECT_EQ(count[k], twice ? problem.kinds()[k] : 0) << layers;
       Seconds seconds = model.per_step(0, graph);
-      Bytes bytes = problem.besides()[0];
+      Bytes bytes = problem.fixed_bytes()[0];
       for (size_t n = 0; n < problem.problem().nodes.size(); ++n) {
         const Option& o = problem.problem()
                               .option_tables[problem.problem().nodes[n].table]
@@ -73,4 +77,4 @@ TEST(MemoryProblem, IsExactOnOneDevice) {
 }
 
 }  // namespace
-}  // namespace motley::spmd
+}  // namespace motley::bounds

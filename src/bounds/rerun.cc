@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-namespace motley::spmd {
+namespace motley::bounds {
 
-Rerun::Rerun(const Theory& theory, const Builder& builder, const std::vector<int>& block_of) {
+using namespace solver;
+using namespace spmd;
+
+Rerun::Rerun(const Theory& theory, const ProblemBuilder& builder,
+             const std::vector<int>& block_of) {
   const Graph& graph = theory.graph();
   find_readers(graph, builder, block_of);
   find_twice(graph, builder);
@@ -27,13 +31,13 @@ Rerun::Rerun(const Theory& theory, const Builder& builder, const std::vector<int
   }
 }
 
-void Rerun::find_readers(const Graph& graph, const Builder& builder,
+void Rerun::find_readers(const Graph& graph, const ProblemBuilder& builder,
                          const std::vector<int>& block_of) {
   const Problem& problem = builder.problem();
   for (int c = 0; c < builder.values(); ++c) {
     Value v;
     v.maker = graph.value(builder.root(c)).producer;
-    const ::motley::Node& node = graph.node(v.maker);
+    const Node& node = graph.node(v.maker);
     v.made_forward = node.phase == Phase::forward;
     v.source = is_source(node);
     v.block = block_of[v.maker.index];
@@ -67,7 +71,7 @@ void Rerun::find_readers(const Graph& graph, const Builder& builder,
     }
   }
   // Values of one node stay together.
-  for (const spmd::Node& node : problem.nodes) {
+  for (const ProblemNode& node : problem.nodes) {
     bool all = true;
     for (int c : node.outputs) all = all && (c >= builder.values() || values[c].inner);
     for (int c : node.outputs)
@@ -77,7 +81,7 @@ void Rerun::find_readers(const Graph& graph, const Builder& builder,
 
 // What the backward pass reads of a block and only that reads forward is made again, and all that
 // it is made of. What other blocks read too may be made again.
-void Rerun::find_twice(const Graph& graph, const Builder& builder) {
+void Rerun::find_twice(const Graph& graph, const ProblemBuilder& builder) {
   const Problem& problem = builder.problem();
   std::vector<int> problem_node(graph.nodes.size(), -1);
   for (size_t n = 0; n < problem.nodes.size(); ++n)
@@ -103,4 +107,4 @@ void Rerun::find_twice(const Graph& graph, const Builder& builder) {
   close(&may, std::move(outer));
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::bounds

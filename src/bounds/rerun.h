@@ -8,7 +8,7 @@
 
 #include "spmd/build.h"
 
-namespace motley::spmd {
+namespace motley::bounds {
 
 struct Rerun {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
@@ -34,15 +34,17 @@ struct Rerun {
   std::vector<bool> alone;  // [block] nothing reads that and the same of another block
 
   // `block_of` as by blocks_of().
-  Rerun(const Theory& theory, const Builder& builder, const std::vector<int>& block_of);
+  Rerun(const Theory& theory, const spmd::ProblemBuilder& builder,
+        const std::vector<int>& block_of);
 
   bool is_inner(int value) const {
     return value < static_cast<int>(values.size()) && values[value].inner && !values[value].source;
   }
 
  private:
-  void find_readers(const Graph& graph, const Builder& builder, const std::vector<int>& block_of);
-  void find_twice(const Graph& graph, const Builder& builder);
+  void find_readers(const Graph& graph, const spmd::ProblemBuilder& builder,
+                    const std::vector<int>& block_of);
+  void find_twice(const Graph& graph, const spmd::ProblemBuilder& builder);
 };
 
-}  // namespace motley::spmd
+}  // namespace motley::bounds

@@ -54,7 +54,7 @@ void add_search_options(CLI::App* command, Args* args) {
   command
       ->add_option("--strategy", args->strategy,
                    "Plan one of the usual strategies as it is, without a search")
-      ->check(CLI::IsMember(spmd::strategies()))
+      ->check(CLI::IsMember(planner::strategies()))
       ->group(group);
   command
       ->add_option("--fix", args->fix,

@@ -52,7 +52,7 @@ Json ratios_json(const Candidate& candidate, const Cluster& cluster) {
 Json baselines_json(const PlanReport& report) {
   Json baselines = Json::array();
   for (const EngineResult& engine : report.engines)
-    for (const spmd::Baseline& b : engine.baselines)
+    for (const planner::StrategyTime& b : engine.baselines)
       baselines.push_back({{"name", b.name},
                            {"predicted_step_s", b.feasible ? Json(b.predicted_step_s) : Json()},
                            {"feasible", b.feasible},
@@ -107,7 +107,7 @@ std::string one_program(const Candidate& best, const EngineResult& engine, const
                     format_seconds(best.hidden_s), format_seconds(plan.predicted_step_s));
   if (plan.cluster.size() < cluster.size())
     text += fmt::format("  devices     {}\n",
-                        spmd::part_in_words(best.devices, cluster.size(), cluster.name));
+                        planner::part_in_words(best.devices, cluster.size(), cluster.name));
   return text + certificate(best, engine);
 }
 
@@ -166,7 +166,7 @@ std::string describe_search(const PlanReport& report, const Cluster& cluster) {
                           s.feasible        ? format_seconds(s.simulated_s) + " simulated"
                           : s.segments == 1 ? "is one segment"
                                             : "does not fit");
-    for (const spmd::Baseline& b : engine.baselines)
+    for (const planner::StrategyTime& b : engine.baselines)
       text += b.feasible ? fmt::format("  strategy    {:<16} {} ({:.2f}x)\n", b.name,
                                        format_seconds(b.predicted_step_s),
                                        b.predicted_step_s / plan.predicted_step_s)

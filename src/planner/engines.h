@@ -43,7 +43,7 @@ struct EngineResult {
   double search_s = 0;
   int planned = 0;     // program searches
   int64_t states = 0;  // of them
-  std::vector<spmd::Baseline> baselines;
+  std::vector<StrategyTime> baselines;
   std::vector<Segmented> tried;  // ways to cut the model into segments
 
   // Appends a plan.

@@ -169,7 +169,7 @@ void LayeredGraph::plan_layers(const std::vector<OnGroup>& wanted, int micro_bat
   SearchCache& cache = search_.cache();
   // One group's searches first where nothing is known: the others begin where they end.
   std::vector<int> first, others;
-  std::vector<spmd::WarmStart> warm(tasks.size() * count);
+  std::vector<solver::WarmStart> warm(tasks.size() * count);
   for (int i = 0; i < static_cast<int>(warm.size()); ++i) {
     const OnGroup& on = *tasks[i / count].on;
     const bool fresh = cache.on_any.try_emplace({i % count, on.lean}).second;
@@ -196,7 +196,7 @@ void LayeredGraph::plan_layers(const std::vector<OnGroup>& wanted, int micro_bat
     }
     for (int i : wave) {
       const OnGroup& on = *tasks[i / count].on;
-      spmd::WarmStart& any = cache.on_any.at({i % count, on.lean});
+      solver::WarmStart& any = cache.on_any.at({i % count, on.lean});
       if (any.empty()) any = warm[i];
       cache.on_group[{i % count, on.lean, on.group->number}] = std::move(warm[i]);
     }
@@ -217,12 +217,12 @@ std::vector<const Theory*> LayeredGraph::distinct_layers() {
 }
 
 Planned LayeredGraph::plan_window(const Window& w, const DeviceGroups::Kind& group,
-                                  int micro_batches, bool lean, spmd::WarmStart* warm) {
-  spmd::SynthesisOptions options = search_.options(micro_batches, warm);
+                                  int micro_batches, bool lean, solver::WarmStart* warm) {
+  AlternationOptions options = search_.options(micro_batches, warm);
   options.memory_limit = false;
   options.limits.max_states = std::min(options.limits.max_states, kLayerStates);
   if (group.cluster.types.size() == 1) {
-    options.ratios = spmd::even_ratios(group.cluster);
+    options.ratios = even_ratios(group.cluster);
     options.polish = false;
   }
   if (lean) options.restriction = spmd::Restriction::zero;
@@ -232,7 +232,7 @@ Planned LayeredGraph::plan_window(const Window& w, const DeviceGroups::Kind& gro
 std::vector<LayeredGraph::LayerCost> LayeredGraph::find_costs(const Window& w,
                                                               const DeviceGroups::Kind& group,
                                                               int micro_batches, bool lean,
-                                                              spmd::WarmStart* warm) {
+                                                              solver::WarmStart* warm) {
   std::vector<LayerCost> costs(w.end - w.first);
   const Planned planned = plan_window(w, group, micro_batches, lean, warm);
   if (!planned.feasible) return costs;

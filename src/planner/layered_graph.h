@@ -72,7 +72,7 @@ class LayeredGraph {
   // The program of such layers, whatever memory it takes. `warm`: where its search begins, in, and
   // ends, out.
   Planned plan_window(const Window& window, const DeviceGroups::Kind& group, int micro_batches,
-                      bool lean, spmd::WarmStart* warm = nullptr);
+                      bool lean, solver::WarmStart* warm = nullptr);
 
   // Of searches from now on.
   void set_deadline(const Deadline& deadline) { request_.limits.deadline = deadline; }
@@ -95,7 +95,7 @@ class LayeredGraph {
   void find_windows();
   Window window(int first, int end) const;
   std::vector<LayerCost> find_costs(const Window& window, const DeviceGroups::Kind& group,
-                                    int micro_batches, bool lean, spmd::WarmStart* warm);
+                                    int micro_batches, bool lean, solver::WarmStart* warm);
   // Put what was measured in the place of what the model says: of layers on one device, and of all
   // layers of a window on several.
   void measure(const DeviceGroups::Kind& group, std::vector<LayerCost>* costs);

@@ -52,7 +52,7 @@ struct PlanOptions {
   int64_t batch = 0;  // global, samples
 
   std::string engine = "auto";  // one of engine_names() (engines.h)
-  std::string strategy;         // a baseline (spmd::strategies()) in the place of a search; empty
+  std::string strategy;         // a baseline (strategies()) in the place of a search; empty
   std::string fix;              // choices of the grid, "pp=4,dp=4" (grid::parse_fixed); empty: none
   VirtualDevices virtual_devices;
   SegmentRequest segments;
@@ -70,7 +70,7 @@ struct PlanOptions {
   int layers = 0;
   std::vector<ProfiledStage> measured;  // layers whose costs on one device are not the model's
 
-  spmd::Limits limits{.max_states = 2000};  // deadline, seed, and states of each program search
+  solver::Limits limits{.max_states = 2000};  // deadline, seed, and states of each program search
   int threads = 0;  // that plan layers and stages; 0: one per core. The plan does not depend on it.
 };
 

@@ -116,7 +116,7 @@ void bound(PlanReport* report, const GraphOf& graph_of, const Cluster& cluster, 
     if (!candidate.plan->pipeline) continue;
     if (computation == 0) {
       const Graph graph = graph_of(batch);
-      computation = compute_bound(Theory(graph), CostModel(cluster), 1);
+      computation = bounds::compute_bound(Theory(graph), CostModel(cluster), 1);
     }
     candidate.plan->lower_bound_s = computation;
   }
@@ -144,7 +144,7 @@ void finish(PlanReport* report, DType precision) {
     best.alternatives.push_back({other.plan->engine, other.note, false, true, other.simulated_s});
   }
   for (const EngineResult& engine : report->engines)
-    for (const spmd::Baseline& b : engine.baselines)
+    for (const StrategyTime& b : engine.baselines)
       best.alternatives.push_back(
           {b.name, b.feasible ? "" : b.reason, true, b.feasible, b.predicted_step_s});
   if (!exact(best))

@@ -11,10 +11,12 @@
 #include "core/error.h"
 #include "core/ranges.h"
 
-namespace motley::spmd {
+namespace motley::planner {
 
-Plan make_plan(Graph graph, const Cluster& cluster, const PlanRequest& request,
-               const Synthesis& s) {
+using namespace spmd;
+
+Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& request,
+               const Alternation& s) {
   Plan plan;
   plan.model = request.model;
   plan.batch = request.batch;
@@ -46,7 +48,8 @@ const Known kKnown[] = {{"dp-ev", Restriction::data_parallel, even_ratios},
                         {"expert-parallel", Restriction::expert_parallel, even_ratios},
                         {"tensor-parallel", Restriction::tensor_parallel, even_ratios}};
 
-SynthesisOptions restricted(const Known& known, const Cluster& cluster, SynthesisOptions options) {
+AlternationOptions restricted(const Known& known, const Cluster& cluster,
+                              AlternationOptions options) {
   options.restriction = known.restriction;
   options.recompute = false;
   options.ratios = known.ratios(cluster);
@@ -95,9 +98,9 @@ std::string part_in_words(const std::vector<int>& devices, int of, const std::st
       devices.size(), of, cluster, format_ranges(devices));
 }
 
-PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request) {
+ProgramResult plan_program(Graph graph, const Cluster& cluster, const ProgramRequest& request) {
   auto start = std::chrono::steady_clock::now();
-  PlanResult result;
+  ProgramResult result;
   auto reductions_of = [&](const Cluster& c) {
     return request.reductions && request.strategy.empty() ? request.reductions(c)
                                                           : std::vector<ReductionProgram>{};
@@ -105,7 +108,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
   const std::vector<ReductionProgram> all_reductions = reductions_of(cluster);
   std::vector<ReductionProgram> reductions;
   const CostModel model(cluster, all_reductions), plain(cluster);
-  Synthesis best;
+  Alternation best;
   auto take_all = [&] {
     reductions = all_reductions;
     result.devices.resize(cluster.size());
@@ -115,7 +118,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
   Cluster chosen = cluster;
   {
     Theory theory(graph);
-    SynthesisOptions options = request.synthesis;
+    AlternationOptions options = request.synthesis;
     if (!request.strategy.empty()) {
       const Known* known = std::find_if(std::begin(kKnown), std::end(kKnown),
                                         [&](const Known& k) { return request.strategy == k.name; });
@@ -129,19 +132,19 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     // Keeps the better of the best so far and a new one.
     const Deadline deadline = options.limits.deadline;
     // A synthesis, or that there was no time for it.
-    auto synthesized = [&](const CostModel& costs, const SynthesisOptions& how) {
-      Synthesis s;
+    auto synthesized = [&](const CostModel& costs, const AlternationOptions& how) {
+      Alternation s;
       s.reason = "time ran out before a plan was found";
       if (deadline.over()) return s;
       try {
-        return synthesize(theory, costs, how);
+        return alternate(theory, costs, how);
       } catch (const TimeIsUp&) {
         return s;
       }
     };
     auto search = [&](const CostModel& costs, Seconds below) {
       options.certify_below = below;
-      Synthesis s = synthesized(costs, options);
+      Alternation s = synthesized(costs, options);
       s.solves += best.solves;
       s.states += best.states;
       // The same answer may now be certified.
@@ -166,8 +169,7 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
       for (const std::vector<int>& devices : parts_of(cluster)) {
         if (deadline.over()) break;
         const Cluster part = part_of(cluster, devices);
-        if (best.feasible &&
-            planner::compute_bound(theory, CostModel(part)) >= best.step())
+        if (best.feasible && bounds::compute_bound(theory, CostModel(part)) >= best.step())
           continue;
         std::vector<ReductionProgram> its_reductions = reductions_of(part);
         if (search(CostModel(part, its_reductions), best.feasible ? best.step() : kAny)) {
@@ -179,13 +181,13 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
     }
     result.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    Synthesis rival;
+    Alternation rival;
     if (request.baselines)
       for (const Known& known : kKnown) {
-        SynthesisOptions of_baseline = restricted(known, cluster, request.synthesis);
+        AlternationOptions of_baseline = restricted(known, cluster, request.synthesis);
         of_baseline.overlap = true;
         of_baseline.certify = false;
-        Synthesis s = synthesized(plain, of_baseline);
+        Alternation s = synthesized(plain, of_baseline);
         result.baselines.push_back(
             {known.name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});
         if (s.feasible && (!rival.feasible || s.step() < rival.step())) rival = std::move(s);
@@ -215,4 +217,4 @@ PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request)
   return result;
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::planner

@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "plan/plan.h"
-#include "planner/synthesis.h"
+#include "planner/alternation.h"
 
-namespace motley::spmd {
+namespace motley::planner {
 
-struct PlanRequest {
+struct ProgramRequest {
   std::string model;  // what the plan records
   int64_t batch = 0;  // global
-  SynthesisOptions synthesis;
+  AlternationOptions synthesis;
   bool baselines = true;
   // What large all-reduces of a cluster take instead of the plain collective; none if not set.
   // Baselines and strategies take the plain one.
@@ -25,14 +25,14 @@ struct PlanRequest {
 // The names of the baselines, in order.
 std::vector<std::string> strategies();
 
-struct Baseline {
+struct StrategyTime {
   std::string name;  // dp-ev, dp-cp, zero, tensor-parallel
   bool feasible = false;
   Seconds predicted_step_s = 0;
   std::string reason;
 };
 
-struct PlanResult {
+struct ProgramResult {
   bool feasible = false;
   std::string reason;  // why the search stopped, or why nothing fits
   Plan plan;
@@ -40,7 +40,7 @@ struct PlanResult {
   Seconds hidden_s = 0;      // of the plan's communication behind its backward pass
   // Lower bound of predicted step + hidden_s; 0 if the plan's own bound is within 1%.
   Seconds synchronised_bound_s = 0;
-  std::vector<Baseline> baselines;
+  std::vector<StrategyTime> baselines;
   double search_s = 0;  // theory, problem and searches of the plan itself, baselines not counted
   int solves = 0;
   int64_t states = 0;
@@ -52,14 +52,14 @@ struct PlanResult {
 // none is much faster is the whole cluster certified. A part is left out if its devices could not
 // compute the model in the plan's time, however they shared it. Throws UserError if there is no
 // strategy of that name.
-PlanResult plan(Graph graph, const Cluster& cluster, const PlanRequest& request);
+ProgramResult plan_program(Graph graph, const Cluster& cluster, const ProgramRequest& request);
 
 // Which devices of a larger cluster a plan of one program is for, and why: "2 of the 4 of mixed
 // (0-1): with the others it would communicate longer than they save".
 std::string part_in_words(const std::vector<int>& devices, int of, const std::string& cluster);
 
 // A plan from one synthesis.
-Plan make_plan(Graph graph, const Cluster& cluster, const PlanRequest& request,
-               const Synthesis& synthesis);
+Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& request,
+               const Alternation& synthesis);
 
-}  // namespace motley::spmd
+}  // namespace motley::planner

@@ -14,8 +14,8 @@ constexpr int64_t kRoughStates = 4000;
 ProgramSearch::ProgramSearch(const PlanOptions& request, SearchCache* cache)
     : optimizer_(request.optimizer), request_(request), cache_(cache ? *cache : own_cache_) {}
 
-spmd::SynthesisOptions ProgramSearch::options(int micro_batches, spmd::WarmStart* warm) {
-  spmd::SynthesisOptions options;
+AlternationOptions ProgramSearch::options(int micro_batches, solver::WarmStart* warm) {
+  AlternationOptions options;
   options.optimizer = optimizer_;
   options.certify = false;
   options.orders = &cache_.orders;
@@ -28,10 +28,10 @@ spmd::SynthesisOptions ProgramSearch::options(int micro_batches, spmd::WarmStart
 }
 
 Planned ProgramSearch::find(const Theory& theory, const CostModel& model,
-                            spmd::SynthesisOptions options, double* memory_price) {
+                            AlternationOptions options, double* memory_price) {
   if (memory_price) options.memory_price = *memory_price;
   ++count_;
-  spmd::Synthesis s = synthesize(theory, model, options);
+  Alternation s = alternate(theory, model, options);
   Planned planned;
   planned.feasible = s.feasible;
   planned.reason = std::move(s.reason);

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "planner/alternation.h"
 #include "planner/options.h"
-#include "planner/synthesis.h"
 #include "shard/program.h"
 #include "solver/folded.h"
 #include "solver/order.h"
@@ -20,9 +20,9 @@ namespace motley::planner {
 // What searches leave to like ones of micro-batches of another size: orders, and for layers where
 // to begin, as those on the same group of devices left it, or on any.
 struct SearchCache {
-  spmd::OrderMemo orders;
-  std::map<std::tuple<int, bool, int>, spmd::WarmStart> on_group;  // window, lean, group
-  std::map<std::pair<int, bool>, spmd::WarmStart> on_any;
+  solver::OrderMemo orders;
+  std::map<std::tuple<int, bool, int>, solver::WarmStart> on_group;  // window, lean, group
+  std::map<std::pair<int, bool>, solver::WarmStart> on_any;
 };
 
 // A program, ordered by phases, and the shares of devices.
@@ -39,11 +39,11 @@ class ProgramSearch {
   ProgramSearch(const PlanOptions& request, SearchCache* cache);
 
   // Those of all searches. `warm`: where it begins, in, and ends, out; may be null.
-  spmd::SynthesisOptions options(int micro_batches, spmd::WarmStart* warm);
+  AlternationOptions options(int micro_batches, solver::WarmStart* warm);
 
   // Threads may search at the same time. `memory_price`, unless null: of a like problem, in; of
   // this one, out.
-  Planned find(const Theory& theory, const CostModel& model, spmd::SynthesisOptions options,
+  Planned find(const Theory& theory, const CostModel& model, AlternationOptions options,
                double* memory_price = nullptr);
 
   SearchCache& cache() { return cache_; }

@@ -18,12 +18,12 @@ constexpr int kAlwaysTried = 2, kMostTried = 6;
 
 }  // namespace
 
-spmd::PlanResult plan_segments(spmd::PlanResult one, const Graph& graph, const Cluster& cluster,
-                               const spmd::PlanRequest& request, const SegmentRequest& segments,
-                               std::vector<Segmented>* tried) {
+ProgramResult plan_segments(ProgramResult one, const Graph& graph, const Cluster& cluster,
+                            const ProgramRequest& request, const SegmentRequest& segments,
+                            std::vector<Segmented>* tried) {
   if (segments.one()) return one;
   const Cluster devices = one.feasible ? one.plan.cluster : cluster;
-  spmd::PlanRequest inner = request;
+  ProgramRequest inner = request;
   inner.baselines = inner.parts = false;
   auto least = std::numeric_limits<double>::infinity();
   if (one.feasible) least = simulate(one.plan).step;
@@ -36,7 +36,7 @@ spmd::PlanResult plan_segments(spmd::PlanResult one, const Graph& graph, const C
     note.segments = segments_of(cut).count;
     note.what = std::move(what);
     if (note.segments == 1) return false;
-    spmd::PlanResult result = spmd::plan(std::move(cut), devices, inner);
+    ProgramResult result = plan_program(std::move(cut), devices, inner);
     note.feasible = result.feasible;
     note.search_s = result.search_s;
     one.search_s += result.search_s;

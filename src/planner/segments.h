@@ -22,8 +22,8 @@ struct Segmented {
 // The better of a plan of one segment and the best that cuts `graph`, the graph it is of, as asked
 // for, on the devices of that plan (on all of `cluster` if nothing fits in one segment). What was
 // tried is appended to `tried`.
-spmd::PlanResult plan_segments(spmd::PlanResult one, const Graph& graph, const Cluster& cluster,
-                               const spmd::PlanRequest& request, const SegmentRequest& segments,
-                               std::vector<Segmented>* tried);
+ProgramResult plan_segments(ProgramResult one, const Graph& graph, const Cluster& cluster,
+                            const ProgramRequest& request, const SegmentRequest& segments,
+                            std::vector<Segmented>* tried);
 
 }  // namespace motley::planner

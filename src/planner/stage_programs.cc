@@ -69,7 +69,7 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
   return -1;
 }
 
-const Planned& StagePrograms::unlimited(const StageTask& task, bool lean, spmd::WarmStart* warm) {
+const Planned& StagePrograms::unlimited(const StageTask& task, bool lean, solver::WarmStart* warm) {
   std::unique_lock lock(mutex_);
   auto [it, fresh] =
       unlimited_.try_emplace({task.number, task.group->number, task.micro_batches, lean});
@@ -86,9 +86,9 @@ const Planned& StagePrograms::unlimited(const StageTask& task, bool lean, spmd::
 }
 
 Planned StagePrograms::search(const StageTask& task, const CostModel& model, bool memory_limit,
-                              bool lean, double* memory_price, spmd::WarmStart* warm) {
+                              bool lean, double* memory_price, solver::WarmStart* warm) {
   request_.limits.deadline.check();
-  spmd::SynthesisOptions options = search_.options(task.micro_batches, warm);
+  AlternationOptions options = search_.options(task.micro_batches, warm);
   options.memory_limit = memory_limit;
   options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
   if (lean) options.restriction = spmd::Restriction::zero;
@@ -149,7 +149,7 @@ void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
       distinct.push_back(&t);
   parallel_for(static_cast<int>(distinct.size()), request_.threads, [&](int i) {
     const StageTask& task = *distinct[i];
-    spmd::WarmStart warm;
+    solver::WarmStart warm;
     const Planned& best = unlimited(task, task.pieces(), &warm);
     if (!request_.memory_limit || !best.feasible || task.pieces() ||
         task.group->cluster.size() == 1 || fits(task, best))
@@ -209,7 +209,7 @@ Planned StagePrograms::plan(const StageTask& task) {
     return lean && seconds_of(*lean) < seconds_of(p) ? *lean : p;
   };
   Cluster left = group.cluster;  // with the memory that other micro-batches leave
-  spmd::WarmStart warm;
+  solver::WarmStart warm;
   for (int attempt = 1; attempt < kAttempts; ++attempt) {
     const std::vector<Shortage> shortages = shortage_of(task, planned);
     for (size_t t = 0; t < left.types.size(); ++t) {

@@ -60,7 +60,7 @@ class StagePrograms {
   // `memory_price`: of a like stage, in; of this one, out. `lean`: parameters and their state are
   // cut wherever they can be.
   Planned search(const StageTask& task, const CostModel& model, bool memory_limit, bool lean,
-                 double* memory_price, spmd::WarmStart* warm);
+                 double* memory_price, solver::WarmStart* warm);
   // Of a type of devices: what a program lacks, what other micro-batches take, and what is not
   // there because it is divided.
   struct Shortage {
@@ -71,7 +71,7 @@ class StagePrograms {
   // As it runs: with pieces held, if it is to.
   static Planned as_run(const StageTask& task, Planned planned);
   // The best program regardless of memory; of equal graphs and groups once.
-  const Planned& unlimited(const StageTask& task, bool lean, spmd::WarmStart* warm);
+  const Planned& unlimited(const StageTask& task, bool lean, solver::WarmStart* warm);
   // Finds what plan() will ask for first, for all tasks at the same time.
   void plan_unlimited(const std::vector<StageTask>& tasks);
   // The best that fits.

@@ -70,7 +70,7 @@ std::unique_ptr<Found> find_plan(const CapturedGraph& graph, const Cluster& clus
 py::list baselines(const Found& found) {
   py::list list;
   for (const planner::EngineResult& engine : found.report.engines)
-    for (const spmd::Baseline& b : engine.baselines)
+    for (const planner::StrategyTime& b : engine.baselines)
       list.append(py::dict(py::arg("name") = b.name, py::arg("feasible") = b.feasible,
                            py::arg("predicted_step_s") = b.predicted_step_s,
                            py::arg("reason") = b.reason));
@@ -121,7 +121,7 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("devices", [](const Found& f) { return f.report.best().devices; })
       .def_property_readonly("baselines", &baselines)
       .def("take_best", &take_best);
-  m.def("part_in_words", &spmd::part_in_words);
+  m.def("part_in_words", &planner::part_in_words);
   m.def("plan", &find_plan);
 
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")

@@ -49,11 +49,11 @@ std::vector<DeviceType> two_types(const std::string& name) {
 }
 
 Plan spmd_plan(const Cluster& cluster, int64_t batch, const std::string& name = "block") {
-  spmd::PlanRequest request;
+  planner::ProgramRequest request;
   request.model = "toy";
   request.batch = batch;
-  spmd::PlanResult result =
-      spmd::plan(parse_graph(graph_text(batch, name), "toy"), cluster, request);
+  planner::ProgramResult result =
+      planner::plan_program(parse_graph(graph_text(batch, name), "toy"), cluster, request);
   EXPECT_TRUE(result.feasible) << result.reason;
   return std::move(result.plan);
 }

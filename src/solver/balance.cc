@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -81,7 +81,7 @@ struct Merged {
 };
 
 // [segment * types + type]
-std::vector<double> sharded_of(const Stage& stage, size_t segments, size_t types) {
+std::vector<double> sharded_of(const BalanceStage& stage, size_t segments, size_t types) {
   if (stage.sharded.size() == segments * types) return stage.sharded;
   std::vector<double> all(segments * types, 0);
   std::copy(stage.sharded.begin(), stage.sharded.end(), all.begin() + stage.segment * types);
@@ -91,7 +91,7 @@ std::vector<double> sharded_of(const Stage& stage, size_t segments, size_t types
 std::vector<Merged> merge(const BalanceProblem& problem, double share) {
   std::vector<Merged> merged;
   std::map<std::vector<int64_t>, size_t> known;
-  for (const Stage& stage : problem.stages) {
+  for (const BalanceStage& stage : problem.stages) {
     const size_t types = problem.devices.size();
     const std::vector<double> sharded = sharded_of(stage, problem.sharded.size(), types);
     double unit = 0;
@@ -127,7 +127,7 @@ double difference(const std::vector<double>& devices, const std::vector<double>&
 double step_seconds(const BalanceProblem& problem, const std::vector<std::vector<double>>& ratio) {
   const size_t types = problem.devices.size();
   double sum = 0;
-  for (const Stage& stage : problem.stages) {
+  for (const BalanceStage& stage : problem.stages) {
     const std::vector<double>& b = ratio[stage.segment];
     const std::vector<double> sharded = sharded_of(stage, ratio.size(), types);
     double longest = 0;
@@ -162,7 +162,7 @@ Balance balance(const BalanceProblem& problem) {
     count += n;
   }
   std::vector<double> padded(segments, 0);
-  for (const Stage& stage : problem.stages) {
+  for (const BalanceStage& stage : problem.stages) {
     MOTLEY_CHECK(stage.segment >= 0 && stage.segment < static_cast<int>(segments));
     MOTLEY_CHECK(stage.sharded.size() == types || stage.sharded.size() == segments * types);
     MOTLEY_CHECK(stage.replicated.size() == types);
@@ -304,7 +304,7 @@ Balance balance(const BalanceProblem& problem) {
   return result;
 }
 
-Dearest dearest(const std::vector<PriceLine>& lines, double most) {
+MaxMin max_min(const std::vector<PriceLine>& lines, double most) {
   MOTLEY_CHECK(!lines.empty());
   const size_t types = lines[0].compute.size(), limits = lines[0].excess.size();
   double unit = 0;
@@ -332,7 +332,7 @@ Dearest dearest(const std::vector<PriceLine>& lines, double most) {
     rows.push_back(lp.row(-kClpInf, line.comm / unit, terms));
   }
   MOTLEY_CHECK(lp.solve(), "dearest weights");
-  Dearest result;
+  MaxMin result;
   double mixed = 0;
   for (int row : rows) {
     result.mix.push_back(std::max(0.0, -lp.dual[row]));
@@ -356,10 +356,10 @@ Dearest dearest(const std::vector<PriceLine>& lines, double most) {
   return result;
 }
 
-std::vector<double> dearest_weights(const std::vector<PriceLine>& lines, double* price) {
-  Dearest result = dearest(lines, 0);
+std::vector<double> max_min_weights(const std::vector<PriceLine>& lines, double* price) {
+  MaxMin result = max_min(lines, 0);
   if (price != nullptr) *price = result.price;
   return result.weights;
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -32,9 +32,9 @@
 
 #include "solver/problem.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
-struct Stage {
+struct BalanceStage {
   double comm_fixed = 0, comm_padded = 0;  // seconds; seconds per unit of the largest share
   // a_j: seconds if one device did all of the sharded work, [type] of the stage's segment or
   // [segment * types + type] of all.
@@ -57,7 +57,7 @@ struct BalanceExchange {
 
 struct BalanceProblem {
   std::vector<int> devices;  // [type] n_j >= 1
-  std::vector<Stage> stages;
+  std::vector<BalanceStage> stages;
   std::vector<std::vector<double>> sharded;  // [segment][type] bytes of a device holding all shards
   std::vector<double> fixed;                 // [type] bytes on every device
   std::vector<double> capacity;              // [type] bytes; may be infinite
@@ -92,19 +92,19 @@ struct PriceLine {
 // cutting planes on the Lagrangian dual): the best bound that one vector of weights can prove.
 // `price`, if given, is that of the cheapest line: what no bound of this kind exceeds.
 // REQUIRES: at least one line; all of one length.
-std::vector<double> dearest_weights(const std::vector<PriceLine>& lines, double* price = nullptr);
+std::vector<double> max_min_weights(const std::vector<PriceLine>& lines, double* price = nullptr);
 
 // The same with multipliers of limits, each between 0 and `most`.
-struct Dearest {
+struct MaxMin {
   std::vector<double> weights;      // [type]
   std::vector<double> multipliers;  // [limit]
   std::vector<double> mix;          // [line] sum 1: the mixture of lines that costs as little under
                                     // any weights and multipliers
   double price = 0;                 // of the cheapest line
 };
-Dearest dearest(const std::vector<PriceLine>& lines, double most);
+MaxMin max_min(const std::vector<PriceLine>& lines, double most);
 
 // The time of the step under given ratios.
 double step_seconds(const BalanceProblem& problem, const std::vector<std::vector<double>>& ratio);
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -8,7 +8,7 @@
 
 #include "core/rng.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -27,7 +27,7 @@ BalanceProblem random_balance(uint64_t seed, int types, int segments, bool memor
   }
   const int64_t stages = rng.between(1, 12);
   for (int64_t i = 0; i < stages; ++i) {
-    Stage stage;
+    BalanceStage stage;
     stage.comm_fixed = 1e-3 * rng.uniform();
     stage.comm_padded = rng.chance(0.5) ? 0 : 0.05 * rng.uniform();
     stage.segment = static_cast<int>(rng.below(segments));
@@ -46,7 +46,7 @@ void add_exchanges(uint64_t seed, BalanceProblem* problem) {
   Rng rng(seed ^ 0x5e9);
   const int types = static_cast<int>(problem->devices.size());
   const int segments = static_cast<int>(problem->sharded.size());
-  for (Stage& stage : problem->stages) {
+  for (BalanceStage& stage : problem->stages) {
     if (rng.chance(0.5)) continue;
     std::vector<double> all;
     for (int s = 0; s < segments; ++s)
@@ -245,7 +245,7 @@ TEST(Balance, DearestWeightsEqualTernarySearch) {
       (cheapest(a) < cheapest(b) ? low : high) = cheapest(a) < cheapest(b) ? a : b;
     }
     double price = 0;
-    const std::vector<double> weights = dearest_weights(lines, &price);
+    const std::vector<double> weights = max_min_weights(lines, &price);
     EXPECT_NEAR(weights[0] + weights[1], 1, 1e-12);
     EXPECT_NEAR(price, cheapest((low + high) / 2), 1e-8 * price);
     EXPECT_NEAR(price, cheapest(weights[0]), 1e-12);
@@ -270,7 +270,7 @@ TEST(Balance, DearestEqualsTheBestMixture) {
         const double part = under / (under - over);
         least = std::min(least, part * cost(a) + (1 - part) * cost(b));
       }
-    const Dearest d = dearest(lines, 1e4);
+    const MaxMin d = max_min(lines, 1e4);
     EXPECT_NEAR(d.price, least, 1e-6);
     EXPECT_NEAR(d.weights[0], 1, 1e-12);
     double mixed = 0, excess = 0, sum = 0;
@@ -318,7 +318,7 @@ TEST(Balance, EqualStagesMerge) {
   const auto stages = problem.stages;
   const int rows = balance(problem).rows;
   for (int layer = 0; layer < 400; ++layer) {
-    for (Stage stage : stages) {
+    for (BalanceStage stage : stages) {
       for (double& x : stage.sharded) x *= 1 + layer;
       for (double& x : stage.replicated) x *= 1 + layer;
       problem.stages.push_back(stage);
@@ -330,4 +330,4 @@ TEST(Balance, EqualStagesMerge) {
 }
 
 }  // namespace
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -14,7 +14,7 @@
 #include "solver/frontier.h"
 #include "solver/tables.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -33,7 +33,7 @@ double now_s() {
 template <int W>
 class Search {
  public:
-  Search(const Problem& problem, const Order& order, const Layout& layout, Tables* tables,
+  Search(const Problem& problem, const Order& order, const KeyLayout& layout, Tables* tables,
          const Limits& limits, double start)
       : problem_(problem),
         order_(order),
@@ -47,7 +47,7 @@ class Search {
   // Gives up, without an answer, once `most_states` are expanded.
   std::optional<Solution> run(const Weights& weights, int64_t most_states) {
     most_states_ = most_states;
-    const double bound = tables_.potentials->bound();
+    const double bound = tables_.dual_bounds->bound();
     if (bound == kInf) return finish(Solution{{}, {}, kInf, kInf});
     Solution best;
     best.price = kInf;
@@ -193,8 +193,8 @@ class Search {
     }
     std::sort(states.begin(), states.end());
     // Number the states in this order, so that equal frontiers have equal numbers.
-    Record& record = history_[k - 1];
-    Record sorted;
+    StepRecord& record = history_[k - 1];
+    StepRecord sorted;
     std::vector<Key<W>> sorted_keys;
     for (auto& [sets, s] : states) {
       b.sets.push_back(std::move(sets));
@@ -211,7 +211,7 @@ class Search {
     for (size_t back = 0; back < boundaries->size() && back < kLookBack; ++back) {
       const Boundary& old = (*boundaries)[boundaries->size() - 1 - back];
       if (old.slots != b.slots || old.sets != b.sets) continue;
-      const double scale = 1e-12 * tables_.potentials->bound();
+      const double scale = 1e-12 * tables_.dual_bounds->bound();
       bool equal = true;
       for (size_t s = 0; s < b.costs.size(); ++s) {
         equal &= std::abs(b.costs[s] - old.costs[s]) <= scale;
@@ -282,7 +282,7 @@ class Search {
 
   const Problem& problem_;
   const Order& order_;
-  const Layout& layout_;
+  const KeyLayout& layout_;
   const Limits& limits_;
   const double start_;
   int64_t cap_;
@@ -295,12 +295,12 @@ class Search {
 
   Tables& tables_;
   std::unique_ptr<Frontier<W>> frontier_;
-  std::vector<Record> history_;  // [step]
+  std::vector<StepRecord> history_;  // [step]
   std::vector<Skip> skips_;
 };
 
 template <int W>
-Solution search(const Problem& problem, const Order& order, const Layout& layout,
+Solution search(const Problem& problem, const Order& order, const KeyLayout& layout,
                 const Weights& weights, const Limits& limits, double start, WarmStart* warm) {
   // A rough bound is enough where few states are near the best; where they are many, a tight one
   // pays.
@@ -324,7 +324,7 @@ Solution solve_folded(const Problem& problem, const Order& order, const Weights&
   MOTLEY_CHECK(order.steps.size() == problem.nodes.size());
   MOTLEY_CHECK(static_cast<int>(weights.compute.size()) == problem.types);
   const double start = now_s();
-  const Layout layout(problem, order);
+  const KeyLayout layout(problem, order);
   WarmStart cold;
   if (warm == nullptr) warm = &cold;
   if (layout.words <= 1) return search<1>(problem, order, layout, weights, limits, start, warm);
@@ -334,4 +334,4 @@ Solution solve_folded(const Problem& problem, const Order& order, const Weights&
   return search<64>(problem, order, layout, weights, limits, start, warm);
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -7,7 +7,7 @@
 // consumers first is completed to all the forms they required. States that agree are one state at
 // the lesser cost, so conversions are paid once however many consumers share them.
 //
-// The cost of a state is what it has paid plus a lower bound of what is left (potentials.h),
+// The cost of a state is what it has paid plus a lower bound of what is left (dual_bounds.h),
 // counted from the bound of the whole problem. No step lowers it, so states dearer than a *slack*
 // are dropped; once the final state costs no more than any that was dropped, it is optimal, and so
 // the slack starts tiny and grows until that holds. The bound of captured transformers is tight: a
@@ -29,7 +29,7 @@
 // would cost the same constant each, and the choices of the repeated block are replayed for them.
 // Depth is then nearly free.
 //
-// Cost: the sweeps of potentials.h, which dominate where the bound is tight; else states *
+// Cost: the sweeps of dual_bounds.h, which dominate where the bound is tight; else states *
 // transitions per step, states growing with the gap. Limits::max_states bounds the states of one
 // step: beyond it the costliest are dropped, and the lower bound of the answer is the least of what
 // the dropped might have cost. The search is a beam from there on, skips no blocks, and says so.
@@ -40,10 +40,10 @@
 #include "solver/order.h"
 #include "solver/problem.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
 // What a solve leaves to the next one of the same wiring at other costs: the multipliers of its
-// bound, from which the sweeps of potentials.h go on.
+// bound, from which the sweeps of dual_bounds.h go on.
 using WarmStart = std::vector<double>;
 
 // The best program of an additive price. `order` may come from any problem with the same wiring,
@@ -51,4 +51,4 @@ using WarmStart = std::vector<double>;
 Solution solve_folded(const Problem& problem, const Order& order, const Weights& weights,
                       const Limits& limits = {}, WarmStart* warm = nullptr);
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -10,7 +10,7 @@
 #include "reference/brute_force.h"
 #include "reference/spmd_gpt.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 TEST(Folded, EqualsBruteForceOnRandomProblems) {
@@ -101,7 +101,7 @@ TEST(Folded, IntegerProgramsAgree) {
 // The most bits that sets of live values take between two nodes.
 int widest(const Problem& problem, const Order& order) {
   int live = 0, most = 0;
-  for (const Step& step : order.steps) {
+  for (const OrderStep& step : order.steps) {
     for (int t = step.touch_begin; t < step.touch_end; ++t) {
       const Touch& touch = order.touches[t];
       const int forms = problem.form_tables[problem.value_table[touch.value]].forms;
@@ -237,7 +237,7 @@ TEST(OrderMemo, GivesTheOrderOfTheProblem) {
   OrderMemo memo;
   const auto same = [](const Order& a, const Order& b) {
     return std::equal(a.steps.begin(), a.steps.end(), b.steps.begin(), b.steps.end(),
-                      [](const Step& x, const Step& y) {
+                      [](const OrderStep& x, const OrderStep& y) {
                         return x.node == y.node && x.kind == y.kind &&
                                x.touch_begin == y.touch_begin && x.touch_end == y.touch_end;
                       }) &&
@@ -278,4 +278,4 @@ TEST(Folded, InfeasibleIsAValue) {
 }
 
 }  // namespace
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -4,7 +4,7 @@
 #include <bit>
 #include <limits>
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -203,4 +203,4 @@ void FormSpace::prune(std::vector<Grown>* list) {
   *list = std::move(kept);
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

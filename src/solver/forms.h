@@ -11,7 +11,7 @@
 
 #include "solver/problem.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
 struct Grown {
   uint32_t forms;  // available afterwards
@@ -67,4 +67,4 @@ class FormSpace {
   std::vector<Grown> found_;
 };
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -10,7 +10,7 @@
 
 #include "solver/tables.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
 constexpr int kChampions = 12;  // cheapest states that all others are tried against
 
@@ -30,7 +30,7 @@ uint64_t hash_of(const Key<W>& key) {
 
 // A hash map from keys to consecutive numbers.
 template <int W>
-class Numbering {
+class KeyNumbering {
  public:
   void reset(size_t expected) {
     size_t size = 64;
@@ -71,20 +71,20 @@ class Numbering {
 };
 
 // Where a live value's set sits in a key.
-struct Place {
+struct KeyPlace {
   int word = 0, shift = 0;
 };
 
 // Places for the values of every touch, before and after it (they are the same), and words needed.
-class Layout {
+class KeyLayout {
  public:
-  Layout(const Problem& problem, const Order& order)
+  KeyLayout(const Problem& problem, const Order& order)
       : place(order.touches.size()), problem_(problem), at_(problem.value_table.size()) {
-    for (const Step& step : order.steps) lay(order, step);
+    for (const OrderStep& step : order.steps) lay(order, step);
     words = std::max<int>(1, static_cast<int>(used_.size()));
   }
 
-  std::vector<Place> place;  // [touch]
+  std::vector<KeyPlace> place;  // [touch]
   int words;
 
  private:
@@ -92,13 +92,13 @@ class Layout {
     return (uint64_t{1} << problem_.form_tables[problem_.value_table[value]].forms) - 1;
   }
 
-  void lay(const Order& order, const Step& step) {
+  void lay(const Order& order, const OrderStep& step) {
     for (int t = step.touch_begin; t < step.touch_end; ++t) {
       const Touch& touch = order.touches[t];
       if (touch.before != Role::kAbsent || touch.after == Role::kAbsent) continue;
       const uint64_t mask = bits(touch.value);
       const int width = std::popcount(mask);
-      Place found{-1, 0};
+      KeyPlace found{-1, 0};
       for (size_t w = 0; w <= used_.size() && found.word < 0; ++w) {
         if (w == used_.size()) used_.push_back(0);
         for (int shift = 0; shift + width <= 64; ++shift) {
@@ -121,14 +121,14 @@ class Layout {
   }
 
   const Problem& problem_;
-  std::vector<Place> at_;       // [value]
+  std::vector<KeyPlace> at_;    // [value]
   std::vector<uint64_t> used_;  // [word]
 };
 
 // A live value.
 struct Live {
   int value;
-  Place place;
+  KeyPlace place;
   Role role;
   uint32_t need;
   Upgrade* upgrade;
@@ -137,16 +137,16 @@ struct Live {
 };
 
 // Where the states after a step came from, and the option of the step's node.
-struct Record {
+struct StepRecord {
   std::vector<int> parent, option;
 };
 
 // The states between two steps. The cost of a state is what it has paid and the bound of what is
-// left, relative to the bound of the whole problem (potentials.h); no step lowers it.
+// left, relative to the bound of the whole problem (dual_bounds.h); no step lowers it.
 template <int W>
 class Frontier {
  public:
-  Frontier(Tables* tables, const Layout& layout)
+  Frontier(Tables* tables, const KeyLayout& layout)
       : keys(1), costs(1, 0), tables_(*tables), layout_(layout) {}
 
   std::vector<Key<W>> keys;  // [state]
@@ -157,17 +157,17 @@ class Frontier {
 
   // Eliminates the node of one step from all states; drops states dearer than `most` and returns
   // the least cost of those.
-  double advance(const Step& step, double most, Record* from) {
+  double advance(const OrderStep& step, double most, StepRecord* from) {
     const int touches = step.touch_end - step.touch_begin;
     Key<W> touched{};
-    double least = tables_.potentials->node_least(step.node);
+    double least = tables_.dual_bounds->node_least(step.node);
     for (int t = 0; t < touches; ++t) {
       const Touch& touch = tables_.order.touches[step.touch_begin + t];
       if (touch.before == Role::kAbsent) {
-        least += tables_.potentials->value_least(touch.value);
+        least += tables_.dual_bounds->value_least(touch.value);
         continue;
       }
-      const Place& place = layout_.place[step.touch_begin + t];
+      const KeyPlace& place = layout_.place[step.touch_begin + t];
       touched.word[place.word] |= tables_.full(touch.value) << place.shift;
     }
     // Transitions of each combination of touched sets, in terms of keys, cheapest first.
@@ -176,7 +176,7 @@ class Frontier {
     move_begin_.assign(1, 0);
     next_.reset(keys.size() * 2);
     next_costs_.clear();
-    Record& record = *from;
+    StepRecord& record = *from;
     record.parent.clear();
     record.option.clear();
     double dropped = std::numeric_limits<double>::infinity();
@@ -217,7 +217,7 @@ class Frontier {
     return dropped;
   }
 
-  void update_live(const Step& step) {
+  void update_live(const OrderStep& step) {
     touched_live_.clear();
     for (int t = step.touch_begin; t < step.touch_end; ++t) {
       const Touch& touch = tables_.order.touches[t];
@@ -247,7 +247,7 @@ class Frontier {
 
   // Drops dominated states: against the cheapest states in all slots, and against states that
   // differ in one slot that the step touched.
-  void dominate(Record* record) {
+  void dominate(StepRecord* record) {
     const size_t n = keys.size();
     if (n < 2) return;
     by_cost_.resize(n);
@@ -304,8 +304,8 @@ class Frontier {
   // What a state with set `b` must pay at most to do as well as one with set `a`, beyond what the
   // bounds of what is left say.
   double upgrade(const Live& slot, uint32_t b, uint32_t a) const {
-    return (*slot.upgrade)(b, a) + tables_.potentials->left(slot.touch, a) -
-           tables_.potentials->left(slot.touch, b);
+    return (*slot.upgrade)(b, a) + tables_.dual_bounds->left(slot.touch, a) -
+           tables_.dual_bounds->left(slot.touch, b);
   }
 
   bool covers(int b, int a) const {
@@ -320,7 +320,7 @@ class Frontier {
   }
 
   // Keeps the `cap` cheapest states; returns the least cost of the others.
-  double truncate(size_t cap, Record* record) {
+  double truncate(size_t cap, StepRecord* record) {
     by_cost_.resize(size());
     std::iota(by_cost_.begin(), by_cost_.end(), 0);
     std::sort(by_cost_.begin(), by_cost_.end(), [&](int a, int b) {
@@ -334,7 +334,7 @@ class Frontier {
   }
 
   template <typename F>
-  void keep(Record* record, F&& wanted) {
+  void keep(StepRecord* record, F&& wanted) {
     size_t out = 0;
     for (size_t s = 0; s < keys.size(); ++s) {
       if (!wanted(static_cast<int>(s))) continue;
@@ -359,26 +359,26 @@ class Frontier {
 
   // Appends the transitions from one combination of touched sets. `least` is what the bound held
   // for the node and for the values that appear.
-  void add_moves(const Step& step, const Key<W>& local, double least) {
+  void add_moves(const OrderStep& step, const Key<W>& local, double least) {
     const int touches = step.touch_end - step.touch_begin;
-    Potentials& potentials = *tables_.potentials;
+    DualBounds& dual_bounds = *tables_.dual_bounds;
     std::vector<uint32_t> sets(touches, 0);
     for (int t = 0; t < touches; ++t) {
       const Touch& touch = tables_.order.touches[step.touch_begin + t];
       if (touch.before == Role::kAbsent) continue;
-      const Place& place = layout_.place[step.touch_begin + t];
+      const KeyPlace& place = layout_.place[step.touch_begin + t];
       sets[t] =
           static_cast<uint32_t>(local.word[place.word] >> place.shift & tables_.full(touch.value));
-      least += potentials.left(potentials.touch_before(step.touch_begin + t), sets[t]);
+      least += dual_bounds.left(dual_bounds.touch_before(step.touch_begin + t), sets[t]);
     }
     const size_t begin = moves_.size();
-    for (const Transition& transition : tables_.through(step, sets)) {
+    for (const NodeTransition& transition : tables_.through(step, sets)) {
       Move move{{}, transition.cost - least, transition.option};
       for (int t = 0; t < touches; ++t) {
         if (tables_.order.touches[step.touch_begin + t].after == Role::kAbsent) continue;
-        const Place& place = layout_.place[step.touch_begin + t];
+        const KeyPlace& place = layout_.place[step.touch_begin + t];
         move.add.word[place.word] |= uint64_t{transition.sets[t]} << place.shift;
-        move.cost += potentials.left(step.touch_begin + t, transition.sets[t]);
+        move.cost += dual_bounds.left(step.touch_begin + t, transition.sets[t]);
       }
       moves_.push_back(move);
     }
@@ -388,11 +388,11 @@ class Frontier {
   }
 
   Tables& tables_;
-  const Layout& layout_;
+  const KeyLayout& layout_;
   std::vector<int> touched_live_;
 
   // Scratch of advance() and dominate().
-  Numbering<W> locals_, next_, groups_;
+  KeyNumbering<W> locals_, next_, groups_;
   std::vector<Move> moves_;
   std::vector<int> move_begin_;
   std::vector<double> next_costs_;
@@ -400,4 +400,4 @@ class Frontier {
   std::vector<char> dead_;
 };
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -12,7 +12,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr int kMinRepeats = 3;
@@ -74,7 +74,7 @@ struct Wiring {
     std::vector<int> seen(values, -1);
     for (size_t i = 0; i < items.size(); ++i) {
       for (int n : items[i]) {
-        const Node& node = problem.nodes[n];
+        const ProblemNode& node = problem.nodes[n];
         const TableForms& table = forms[node.table];
         for (size_t k = 0; k < table.in.size(); ++k) need[node.inputs[k]] |= table.in[k];
         for (size_t k = 0; k < table.out.size(); ++k) made[node.outputs[k]] |= table.out[k];
@@ -90,7 +90,7 @@ struct Wiring {
     begin.push_back(0);
     for (size_t i = 0; i < items.size(); ++i) {
       for (int n : items[i]) {
-        const Node& node = problem.nodes[n];
+        const ProblemNode& node = problem.nodes[n];
         for (const auto* values_of : {&node.inputs, &node.outputs}) {
           for (int value : *values_of) {
             if (seen[value] == static_cast<int>(i)) continue;
@@ -122,7 +122,7 @@ std::vector<int> folded_positions(const Problem& problem) {
   // Where forward nodes use each value; forward nodes keep their index, so this ascends.
   std::vector<std::vector<int>> uses(problem.value_table.size());
   for (int i = 0; i < nodes; ++i) {
-    const Node& node = problem.nodes[i];
+    const ProblemNode& node = problem.nodes[i];
     if (node.backward) continue;
     for (int value : node.inputs) uses[value].push_back(i);
     if (node.inputs.empty()) continue;
@@ -130,7 +130,7 @@ std::vector<int> folded_positions(const Problem& problem) {
   }
   std::vector<int> position(nodes, kNone);
   for (int i = 0; i < nodes; ++i) {
-    const Node& node = problem.nodes[i];
+    const ProblemNode& node = problem.nodes[i];
     if (node.inputs.empty()) continue;
     if (!node.backward) {
       position[i] = i;
@@ -188,7 +188,7 @@ std::vector<Item> cluster(const Problem& problem, const std::vector<int>& positi
     size[group[0]] = total;
   };
   for (int i = 0; i < nodes; ++i) {
-    const Node& node = problem.nodes[i];
+    const ProblemNode& node = problem.nodes[i];
     std::vector<int> group{i};
     if (node.inputs.empty()) {
       for (int value : node.outputs) {
@@ -226,7 +226,7 @@ std::vector<Item> folded_items(const Problem& problem, bool clusters) {
     for (size_t i = 0; i < problem.nodes.size(); ++i) items.push_back({static_cast<int>(i)});
   }
   const auto rank = [&](int i) {
-    const Node& node = problem.nodes[i];
+    const ProblemNode& node = problem.nodes[i];
     if (node.inputs.empty()) return 0;
     if (!node.backward) return 1;
     return node.outputs.empty() ? 3 : 2;
@@ -248,7 +248,7 @@ void add_steps(const Problem& problem, const std::vector<int>& nodes, const Wiri
   std::vector<int> last(values, -1), left = wiring.uses;
   std::vector<char> produced(values, 0);
   for (size_t k = 0; k < nodes.size(); ++k) {
-    Step step{};
+    OrderStep step{};
     step.node = nodes[k];
     step.touch_begin = static_cast<int>(order->touches.size());
     for (int value : problem.nodes[nodes[k]].outputs) produced[value] |= 2;
@@ -272,7 +272,7 @@ void add_steps(const Problem& problem, const std::vector<int>& nodes, const Wiri
     for (int t = order->steps[k].touch_begin; t < order->steps[k].touch_end; ++t) {
       order->touches[t].need = need[order->touches[t].value];
     }
-    const Node& node = problem.nodes[nodes[k]];
+    const ProblemNode& node = problem.nodes[nodes[k]];
     const TableForms& table = forms[node.table];
     for (size_t in = 0; in < table.in.size(); ++in) need[node.inputs[in]] |= table.in[in];
   }
@@ -289,9 +289,9 @@ std::vector<int> number_kinds(const Problem& problem, Order* order) {
     local.push_back(value);
     return static_cast<int>(local.size()) - 1;
   };
-  for (Step& step : order->steps) {
+  for (OrderStep& step : order->steps) {
     local.clear();
-    const Node& node = problem.nodes[step.node];
+    const ProblemNode& node = problem.nodes[step.node];
     key.assign(1, node.table);
     for (int t = step.touch_begin; t < step.touch_end; ++t) {
       const Touch& touch = order->touches[t];
@@ -602,7 +602,7 @@ const Order& OrderMemo::of(const Problem& problem) {
   }
   key.push_back(-1);
   key.insert(key.end(), problem.value_table.begin(), problem.value_table.end());
-  for (const Node& node : problem.nodes) {
+  for (const ProblemNode& node : problem.nodes) {
     key.push_back(-2 - node.backward);
     key.push_back(node.table);
     key.insert(key.end(), node.inputs.begin(), node.inputs.end());
@@ -618,4 +618,4 @@ const Order& OrderMemo::of(const Problem& problem) {
   return *orders_.try_emplace(std::move(key), std::move(order)).first->second;
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

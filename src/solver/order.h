@@ -32,7 +32,7 @@
 
 #include "solver/problem.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
 // What the search knows of a value between two steps.
 enum class Role : uint8_t {
@@ -50,7 +50,7 @@ struct Touch {
 };
 
 // The elimination of a node.
-struct Step {
+struct OrderStep {
   int node;
   int touch_begin, touch_end;  // into Order::touches; distinct values
   int kind;                    // equal kinds: equal tables, form tables, roles, needs and wiring
@@ -62,7 +62,7 @@ struct Repeat {
 };
 
 struct Order {
-  std::vector<Step> steps;
+  std::vector<OrderStep> steps;
   std::vector<Touch> touches;
   std::vector<Repeat> repeats;  // ascending, disjoint
   std::vector<uint32_t> made;   // [value] forms its producer may make
@@ -90,4 +90,4 @@ class OrderMemo {
   std::map<std::vector<int>, std::unique_ptr<Order>> orders_;
 };
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -157,7 +157,7 @@ void validate(const Problem& problem) {
   }
   std::vector<char> produced(values, 0);
   for (size_t i = 0; i < problem.nodes.size(); ++i) {
-    const Node& node = problem.nodes[i];
+    const ProblemNode& node = problem.nodes[i];
     MOTLEY_CHECK(node.table >= 0 && node.table < static_cast<int>(problem.option_tables.size()),
                  "node {} names table {}", i, node.table);
     for (int value : node.inputs) {
@@ -224,7 +224,7 @@ Solution evaluate(const Problem& problem, const std::vector<int>& option, const 
   std::vector<uint32_t> want(problem.value_table.size(), 0);
   Solution solution;
   for (size_t i = 0; i < problem.nodes.size(); ++i) {
-    const Node& node = problem.nodes[i];
+    const ProblemNode& node = problem.nodes[i];
     const Option& chosen = problem.option_tables[node.table].options.at(option[i]);
     solution.price += price(chosen, weights);
     for (size_t k = 0; k < node.inputs.size(); ++k) want[node.inputs[k]] |= 1u << chosen.in[k];
@@ -281,7 +281,7 @@ std::string to_text(const Problem& problem) {
     }
   }
   for (size_t i = 0; i < problem.nodes.size(); ++i) {
-    const Node& node = problem.nodes[i];
+    const ProblemNode& node = problem.nodes[i];
     text += fmt::format("node {}{} table {}", i, node.backward ? " backward" : "", node.table);
     const auto list = [&](const char* name, const std::vector<int>& values) {
       text += fmt::format(" {}", name);
@@ -294,4 +294,4 @@ std::string to_text(const Problem& problem) {
   return text;
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -30,7 +30,7 @@
 
 #include "core/deadline.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
 constexpr int kMaxForms = 16;
 
@@ -53,7 +53,7 @@ struct OptionTable {
   std::vector<Option> options;
 };
 
-struct Node {
+struct ProblemNode {
   int table = 0;             // into Problem::option_tables
   std::vector<int> inputs;   // values; one may occur twice
   std::vector<int> outputs;  // values; each value is the output of exactly one node
@@ -64,8 +64,8 @@ struct Problem {
   int types = 1;  // device types
   std::vector<FormTable> form_tables;
   std::vector<OptionTable> option_tables;
-  std::vector<int> value_table;  // [value] into form_tables
-  std::vector<Node> nodes;       // in an order in which producers come before consumers
+  std::vector<int> value_table;    // [value] into form_tables
+  std::vector<ProblemNode> nodes;  // in an order in which producers come before consumers
 };
 
 struct Weights {
@@ -130,4 +130,4 @@ Solution evaluate(const Problem& problem, const std::vector<int>& option, const 
 // A readable dump, for tests and error reports.
 std::string to_text(const Problem& problem);
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -51,7 +51,7 @@ Tables::Tables(const Problem& the_problem, const Order& the_order, const Weights
 }
 
 void Tables::tighten(SweepLimits sweeps, std::vector<double>* warm) {
-  potentials = std::make_unique<Potentials>(problem, order, &spaces_, prices, sweeps, warm);
+  dual_bounds = std::make_unique<DualBounds>(problem, order, &spaces_, prices, sweeps, warm);
 }
 
 Upgrade* Tables::upgrade(int value, Role role) {
@@ -61,19 +61,19 @@ Upgrade* Tables::upgrade(int value, Role role) {
   return found.get();
 }
 
-const std::vector<Transition>& Tables::through(const Step& step,
-                                               const std::vector<uint32_t>& sets) {
+const std::vector<NodeTransition>& Tables::through(const OrderStep& step,
+                                                   const std::vector<uint32_t>& sets) {
   Kind& kind = kinds_[step.kind];
   if (!kind.ready) prepare(step, &kind);
   const auto [it, fresh] = kind.transitions.try_emplace(sets);
   if (!fresh) return it->second;
-  std::vector<Transition>& list = it->second;
+  std::vector<NodeTransition>& list = it->second;
   const int table = problem.nodes[step.node].table;
   std::vector<uint32_t> want;
   std::vector<int> made;
   for (int o : kind.options) {
     demands(step, problem.option_tables[table].options[o], &want, &made);
-    std::vector<Transition> partial{{prices[table][o], o, {}}}, next;
+    std::vector<NodeTransition> partial{{prices[table][o], o, {}}}, next;
     for (size_t t = 0; t < sets.size() && !partial.empty(); ++t) {
       const Touch& touch = order.touches[step.touch_begin + t];
       FormSpace& forms = space(touch.value);
@@ -86,7 +86,7 @@ const std::vector<Transition>& Tables::through(const Step& step,
         ways.push_back({forms.required(sets[t] | want[t]), 0});
       }
       next.clear();
-      for (const Transition& head : partial) {
+      for (const NodeTransition& head : partial) {
         for (const Grown& way : ways) {
           next.push_back(head);
           next.back().cost += way.cost;
@@ -101,13 +101,14 @@ const std::vector<Transition>& Tables::through(const Step& step,
   return list;
 }
 
-void Tables::prune(const Step& step, std::vector<Transition>* list) {
-  std::stable_sort(list->begin(), list->end(),
-                   [](const Transition& a, const Transition& b) { return a.cost < b.cost; });
-  std::vector<Transition> kept;
-  for (Transition& a : *list) {
+void Tables::prune(const OrderStep& step, std::vector<NodeTransition>* list) {
+  std::stable_sort(
+      list->begin(), list->end(),
+      [](const NodeTransition& a, const NodeTransition& b) { return a.cost < b.cost; });
+  std::vector<NodeTransition> kept;
+  for (NodeTransition& a : *list) {
     bool dominated = false;
-    for (const Transition& b : kept) {
+    for (const NodeTransition& b : kept) {
       double cost = b.cost;
       for (size_t t = 0; t < a.sets.size(); ++t) {
         const Touch& touch = order.touches[step.touch_begin + t];
@@ -124,9 +125,9 @@ void Tables::prune(const Step& step, std::vector<Transition>* list) {
   *list = std::move(kept);
 }
 
-void Tables::demands(const Step& step, const Option& option, std::vector<uint32_t>* want,
+void Tables::demands(const OrderStep& step, const Option& option, std::vector<uint32_t>* want,
                      std::vector<int>* made) const {
-  const Node& node = problem.nodes[step.node];
+  const ProblemNode& node = problem.nodes[step.node];
   const int touches = step.touch_end - step.touch_begin;
   want->assign(touches, 0);
   made->assign(touches, -1);
@@ -141,7 +142,7 @@ void Tables::demands(const Step& step, const Option& option, std::vector<uint32_
   }
 }
 
-void Tables::prepare(const Step& step, Kind* kind) {
+void Tables::prepare(const OrderStep& step, Kind* kind) {
   kind->ready = true;
   const int table = problem.nodes[step.node].table;
   const auto& options = problem.option_tables[table].options;
@@ -176,4 +177,4 @@ void Tables::prepare(const Step& step, Kind* kind) {
   }
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

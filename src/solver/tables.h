@@ -8,12 +8,12 @@
 #include <tuple>
 #include <vector>
 
+#include "solver/dual_bounds.h"
 #include "solver/forms.h"
 #include "solver/order.h"
-#include "solver/potentials.h"
 #include "solver/problem.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
 // What a state with set `b` in a slot must pay at most to do as well as one with set `a`.
 class Upgrade {
@@ -33,7 +33,7 @@ class Upgrade {
 };
 
 // One way through a node: an option, and the sets of the touched values afterwards.
-struct Transition {
+struct NodeTransition {
   double cost;
   int option;
   std::vector<uint32_t> sets;
@@ -43,7 +43,7 @@ struct Transition {
 struct Kind {
   bool ready = false;
   std::vector<int> options;  // that no other replaces
-  std::map<std::vector<uint32_t>, std::vector<Transition>> transitions;
+  std::map<std::vector<uint32_t>, std::vector<NodeTransition>> transitions;
 };
 
 class Tables {
@@ -57,7 +57,7 @@ class Tables {
   const Problem& problem;
   const Order& order;
   std::vector<std::vector<double>> prices;  // [option table][option]
-  std::unique_ptr<Potentials> potentials;
+  std::unique_ptr<DualBounds> dual_bounds;
 
   FormSpace& space(int value) { return spaces_[problem.value_table[value]]; }
   Upgrade* upgrade(int value, Role role);
@@ -66,20 +66,21 @@ class Tables {
   }
 
   // All undominated ways through a node from the given sets of the values it touches.
-  const std::vector<Transition>& through(const Step& step, const std::vector<uint32_t>& sets);
+  const std::vector<NodeTransition>& through(const OrderStep& step,
+                                             const std::vector<uint32_t>& sets);
 
  private:
   // Drops transitions that another replaces.
-  void prune(const Step& step, std::vector<Transition>* list);
+  void prune(const OrderStep& step, std::vector<NodeTransition>* list);
   // Sets required of the touched values, and made, by one option.
-  void demands(const Step& step, const Option& option, std::vector<uint32_t>* want,
+  void demands(const OrderStep& step, const Option& option, std::vector<uint32_t>* want,
                std::vector<int>* made) const;
   // Options that no other option replaces at no greater cost, conversions included.
-  void prepare(const Step& step, Kind* kind);
+  void prepare(const OrderStep& step, Kind* kind);
 
   std::vector<FormSpace> spaces_;  // [form table]
   std::vector<Kind> kinds_;
   std::map<std::tuple<int, Role, uint32_t>, std::unique_ptr<Upgrade>> upgrades_;
 };
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -13,9 +13,9 @@
 
 namespace motley::spmd {
 
-namespace {
+using namespace solver;
 
-using GraphNode = ::motley::Node;
+namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
@@ -27,8 +27,9 @@ int find_root(std::vector<int>& parent, int x) {
 
 }  // namespace
 
-Builder::Builder(const Theory& theory, const CostModel& model, Optimizer optimizer,
-                 Restriction restriction, std::vector<int64_t> parts, std::vector<ValueId> apart)
+ProblemBuilder::ProblemBuilder(const Theory& theory, const CostModel& model, Optimizer optimizer,
+                               Restriction restriction, std::vector<int64_t> parts,
+                               std::vector<ValueId> apart)
     : theory_(theory),
       model_(model),
       optimizer_(optimizer),
@@ -41,22 +42,22 @@ Builder::Builder(const Theory& theory, const CostModel& model, Optimizer optimiz
   add_nodes();
 }
 
-int Builder::form_of(ValueId value, Placement placement) const {
+int ProblemBuilder::form_of(ValueId value, Placement placement) const {
   const auto list = placements(value);
   auto it = std::find(list.begin(), list.end(), placement);
   return it == list.end() ? -1 : form_numbers(value)[it - list.begin()];
 }
 
-bool Builder::is_received(const ::motley::Node& node) {
+bool ProblemBuilder::is_received(const Node& node) {
   if (node.op != "motley::input" || node.args.empty()) return false;
   const std::string* name = std::get_if<std::string>(&node.args[0]);
   return name != nullptr && name->starts_with('%');
 }
 
-void Builder::contract() {
+void ProblemBuilder::contract() {
   const Graph& graph = theory_.graph();
   contracted_.assign(graph.nodes.size(), false);
-  for (const GraphNode& node : graph.nodes) {
+  for (const Node& node : graph.nodes) {
     first_input_.push_back(static_cast<int>(inputs_.size()));
     for (const Arg& arg : node.args) {
       if (auto one = std::get_if<ValueId>(&arg)) {
@@ -84,7 +85,7 @@ void Builder::contract() {
   std::vector<ValueId> next(graph.values.size()), last;  // members of a class, as a list
   std::vector<int> depth(graph.values.size());
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    const GraphNode& node = graph.nodes[n];
+    const Node& node = graph.nodes[n];
     const OpDef* op = find_op(node.op);
     const auto inputs = this->inputs(NodeId(static_cast<int64_t>(n)));
     bool alias = op && op->alias && inputs.size() == 1 && node.outputs.size() == 1 &&
@@ -177,7 +178,7 @@ void Builder::contract() {
     if (pure[v]) gradient_view_[class_of_[v]] = true;
 }
 
-void Builder::add_values() {
+void ProblemBuilder::add_values() {
   const Graph& graph = theory_.graph();
   std::unordered_map<std::string, int> known;
   for (size_t c = 0; c < classes_.size(); ++c) {
@@ -224,7 +225,7 @@ void Builder::add_values() {
   }
 }
 
-bool Builder::is_expert(ValueId source) const {
+bool ProblemBuilder::is_expert(ValueId source) const {
   const Graph& graph = theory_.graph();
   if (graph.spec(source).shape.size() != 3) return false;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
@@ -235,7 +236,7 @@ bool Builder::is_expert(ValueId source) const {
   return false;
 }
 
-std::vector<Placement> Builder::stored_choices(ValueId source) const {
+std::vector<Placement> ProblemBuilder::stored_choices(ValueId source) const {
   std::vector<Placement> choices;
   if (restriction_ == Restriction::expert_parallel)
     return {is_expert(source) ? Placement::shard(0) : Placement::replicated()};
@@ -249,7 +250,7 @@ std::vector<Placement> Builder::stored_choices(ValueId source) const {
   return choices;
 }
 
-void Builder::add_nodes() {
+void ProblemBuilder::add_nodes() {
   const Graph& graph = theory_.graph();
   std::unordered_map<std::string, int> known;
   auto table_for = [&](const std::string& key,
@@ -280,7 +281,7 @@ void Builder::add_nodes() {
   auto forms_key = [&](ValueId v) -> const std::string& { return form_keys[v.index]; };
   auto add_node = [&](int table, std::vector<int> inputs, std::vector<int> outputs, bool backward,
                       Source source) {
-    spmd::Node node;
+    ProblemNode node;
     node.table = table;
     node.inputs = std::move(inputs);
     node.outputs = std::move(outputs);
@@ -329,7 +330,7 @@ void Builder::add_nodes() {
 
   std::vector<bool> is_output(graph.values.size());
   for (ValueId v : graph.outputs) is_output[v.index] = true;
-  auto add_outputs = [&](const GraphNode& node) {
+  auto add_outputs = [&](const Node& node) {
     for (ValueId v : node.outputs) {
       if (!v.valid() || !is_output[v.index]) continue;
       int table = table_for("output|" + forms_key(v), [&](OptionTable* t, OptionOrigin* origin) {
@@ -349,7 +350,7 @@ void Builder::add_nodes() {
   };
 
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    const GraphNode& node = graph.nodes[n];
+    const Node& node = graph.nodes[n];
     if (contracted_[n]) {
       add_outputs(node);
       continue;

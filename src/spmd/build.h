@@ -24,7 +24,7 @@
 #include "cost/cost.h"
 #include "shard/program.h"
 #include "solver/problem.h"
-#include "spmd/exposure.h"
+#include "spmd/overlap_pricing.h"
 
 namespace motley::spmd {
 
@@ -38,16 +38,16 @@ enum class Restriction {
   zero,  // inputs cut in dimension 0, parameters and their state cut, gathered where they are used
 };
 
-class Builder {
+class ProblemBuilder {
  public:
-  // Equal nodes and values on both sides of a node of `parts` (Exposure::from) have tables of their
-  // own, so that prices can tell them apart, and so has each gradient of `apart`, named as by
+  // Equal nodes and values on both sides of a node of `parts` (OverlapPricing::from) have tables of
+  // their own, so that prices can tell them apart, and so has each gradient of `apart`, named as by
   // reduced().
-  Builder(const Theory& theory, const CostModel& model, Optimizer optimizer,
-          Restriction restriction = Restriction::none, std::vector<int64_t> parts = {},
-          std::vector<ValueId> apart = {});
+  ProblemBuilder(const Theory& theory, const CostModel& model, Optimizer optimizer,
+                 Restriction restriction = Restriction::none, std::vector<int64_t> parts = {},
+                 std::vector<ValueId> apart = {});
 
-  const Problem& problem() const { return problem_; }
+  const solver::Problem& problem() const { return problem_; }
   // The node of the graph that a node of the problem runs; invalid: what it is about is stored,
   // or it only reads.
   NodeId node(int problem_node) const {
@@ -79,20 +79,21 @@ class Builder {
   // With `micro_batches` the program runs that often in a step: what it does once per step, the
   // collectives of gradients and the optimizer, counts one part in so many.
   //
-  // With `exposure` no price is above the bound it is the mixture of (exposure.h): where one table
-  // serves nodes of several stretches, what counts least is taken. To the price of a program come
-  // decided_seconds(). REQUIRES: what is decided has tables of its own.
-  void price(const Fractions& fractions, int micro_batches = 1, const Exposure* exposure = nullptr);
+  // With `pricing` no price is above the bound it is the mixture of (overlap_pricing.h): where one
+  // table serves nodes of several stretches, what counts least is taken. To the price of a program
+  // come decided_seconds(). REQUIRES: what is decided has tables of its own.
+  void price(const Fractions& fractions, int micro_batches = 1,
+             const OverlapPricing* pricing = nullptr);
   // Until the next price(), every operator takes on every type what it takes on the slowest: no
   // program costs more than its price then, and one whose stages are of one kind each costs just
   // that.
-  void level();
-  // The parts of a program's cost that prices with an exposure are made of. Gradients that its
+  void price_at_slowest_type();
+  // The parts of a program's cost that prices with an pricing are made of. Gradients that its
   // class all-reduces count whether or not the program does.
-  ExposedCost exposed_cost(const Program& program, const Fractions& fractions,
-                           const Exposure& exposure) const;
+  OverlapCost overlap_cost(const Program& program, const Fractions& fractions,
+                           const OverlapPricing& pricing) const;
   // The price of the gradients that are decided to be all-reduced.
-  Seconds decided_seconds(const Exposure& exposure) const;
+  Seconds decided_seconds(const OverlapPricing& pricing) const;
   // What the message of a gradient adds to a step at least.
   Seconds reduction_seconds(ValueId gradient) const;
   // What it adds at least if the step waits for it at once: a neighbour may share its latency.
@@ -110,7 +111,7 @@ class Builder {
   // The program of a solution: nodes in graph order, collectives where their result is first used,
   // except that a gradient is scattered as soon as it is there (it frees memory), outputs are
   // converted as soon as they are made, and all-reduces of gradients stand together at the end.
-  Program program(const Solution& solution) const;
+  Program program(const solver::Solution& solution) const;
 
  private:
   using Held = std::pair<ValueId, Placement>;
@@ -164,8 +165,8 @@ class Builder {
   int part_of(int64_t node) const { return stretch_of(parts_, node); }
   ValueId root_of(ValueId value) const { return classes_[class_of_[value.index]].root; }
   // Whether it is an input that another stage sends (graph/stage.h).
-  static bool is_received(const ::motley::Node& node);
-  bool is_reduction(const ::motley::Step& step) const;
+  static bool is_received(const Node& node);
+  bool is_reduction(const Step& step) const;
   void contract();
   void add_values();
   void add_nodes();
@@ -202,7 +203,7 @@ class Builder {
   std::vector<OptionOrigin> option_origins_;  // [option table]
   std::vector<bool> gradient_class_;          // class holds a gradient that only an update reads
   std::vector<bool> gradient_view_;           // some member of the class is one
-  Problem problem_;
+  solver::Problem problem_;
 };
 
 }  // namespace motley::spmd

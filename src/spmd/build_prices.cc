@@ -8,6 +8,8 @@
 
 namespace motley::spmd {
 
+using namespace solver;
+
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -15,19 +17,20 @@ constexpr double kReceivedWhole = 1.001;  // times what gathering it takes
 
 }  // namespace
 
-void Builder::price(const Fractions& fractions, int micro_batches, const Exposure* exposure) {
+void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
+                           const OverlapPricing* pricing) {
   const double part = 1.0 / micro_batches;
   const Graph& graph = theory_.graph();
-  if (exposure)
-    for (const Decision& d : exposure->decided)
+  if (pricing)
+    for (const Decision& d : pricing->decided)
       MOTLEY_CHECK(std::find(apart_.begin(), apart_.end(), d.gradient) != apart_.end());
   for (size_t t = 0; t < problem_.form_tables.size(); ++t) {
     if (table_class_[t] < 0) continue;
-    const bool closed = exposure && exposure->stretch(table_use_[t]) >= exposure->closed;
+    const bool closed = pricing && pricing->stretch(table_use_[t]) >= pricing->closed;
     FormTable& table = problem_.form_tables[t];
     const Class& c = classes_[table_class_[t]];
     bool gradient = gradient_class_[table_class_[t]];
-    const Decision* decision = exposure ? exposure->decision(c.root) : nullptr;
+    const Decision* decision = pricing ? pricing->decision(c.root) : nullptr;
     Bytes bytes = static_cast<Bytes>(graph.spec(c.root).bytes());
     for (int to = 0; to < table.forms; ++to)
       for (int from = 0; from < table.forms; ++from) {
@@ -57,8 +60,8 @@ void Builder::price(const Fractions& fractions, int micro_batches, const Exposur
         // Gradients are all-reduced together and share one latency.
         if (reduced && decision != nullptr)
           cost = decision->reduced ? 0 : kInfinity;
-        else if (reduced && exposure)
-          cost = exposure->gradients[exposure->stretch(table_first_[t])] *
+        else if (reduced && pricing)
+          cost = pricing->gradients[pricing->stretch(table_first_[t])] *
                  message_seconds(model_, bytes);
         else if (gradient && kind == CollectiveKind::all_reduce)
           cost = std::max(0.0, model_.gradient_all_reduce(bytes) - model_.gradient_all_reduce(0));
@@ -71,12 +74,12 @@ void Builder::price(const Fractions& fractions, int micro_batches, const Exposur
   for (size_t t = 0; t < problem_.option_tables.size(); ++t) {
     const Source& source = sources_[table_exemplar_[t]];
     if (source.origin != Origin::node) continue;
-    const ::motley::Node& node = graph.node(source.node);
+    const Node& node = graph.node(source.node);
     const auto& triples = theory_.triples(source.node);
     auto& options = problem_.option_tables[t].options;
-    const bool closed = exposure && exposure->stretch(table_begin_[t]) >= exposure->closed;
+    const bool closed = pricing && pricing->stretch(table_begin_[t]) >= pricing->closed;
     const std::vector<double>* counts =
-        exposure ? &exposure->compute[exposure->stretch(table_last_[t])] : nullptr;
+        pricing ? &pricing->compute[pricing->stretch(table_last_[t])] : nullptr;
     for (size_t i = 0; i < options.size(); ++i) {
       Option& o = options[i];
       const Triple& triple = triples[option_origins_[t].triple[i]];
@@ -88,7 +91,7 @@ void Builder::price(const Fractions& fractions, int micro_batches, const Exposur
         for (int j = 0; j < problem_.types; ++j) {
           Bytes local = static_cast<Bytes>(spec.bytes()) * f[j];
           o.compute[j] = part * model_.update(j, local, optimizer_);
-          if (exposure) o.compute[j] *= exposure->compute[0][j];
+          if (pricing) o.compute[j] *= pricing->compute[0][j];
           o.memory[j] = state * f[j];
         }
         continue;
@@ -116,26 +119,26 @@ void Builder::price(const Fractions& fractions, int micro_batches, const Exposur
   }
 }
 
-Bytes Builder::bytes(int value, int form, int type, const Fractions& fractions) const {
+Bytes ProblemBuilder::bytes(int value, int form, int type, const Fractions& fractions) const {
   const auto& [v, p] = held(forms(classes_[value])[form])[0];
   const double part = p.is_shard() ? fractions.by_type(theory_.cut(v, p))[type] : 1;
   return part * static_cast<Bytes>(theory_.graph().spec(v).bytes());
 }
 
-Bytes Builder::least_bytes(int value, int type, const Fractions& fractions) const {
+Bytes ProblemBuilder::least_bytes(int value, int type, const Fractions& fractions) const {
   Bytes least = bytes(value, 0, type, fractions);
   for (int f = 1; f < static_cast<int>(forms(classes_[value]).size()); ++f)
     least = std::min(least, bytes(value, f, type, fractions));
   return least;
 }
 
-void Builder::level() {
+void ProblemBuilder::price_at_slowest_type() {
   for (OptionTable& table : problem_.option_tables)
     for (Option& o : table.options)
       o.compute.assign(o.compute.size(), *std::max_element(o.compute.begin(), o.compute.end()));
 }
 
-Seconds Builder::received_whole(NodeId node, const Fractions& fractions) const {
+Seconds ProblemBuilder::received_whole(NodeId node, const Fractions& fractions) const {
   const ValueId v = theory_.graph().node(node).outputs[0];
   Seconds least = kInfinity;
   for (const Triple& triple : theory_.triples(node))
@@ -147,26 +150,26 @@ Seconds Builder::received_whole(NodeId node, const Fractions& fractions) const {
   return least < kInfinity ? kReceivedWhole * least : 0;
 }
 
-ExposedCost Builder::exposed_cost(const Program& program, const Fractions& fractions,
-                                  const Exposure& exposure) const {
+OverlapCost ProblemBuilder::overlap_cost(const Program& program, const Fractions& fractions,
+                                         const OverlapPricing& pricing) const {
   const Graph& graph = theory_.graph();
-  ExposedCost cost;
-  cost.compute.assign(exposure.from.size() + 1, std::vector<Seconds>(problem_.types, 0));
-  cost.gradients.assign(exposure.from.size() + 1, 0);
-  for (const ::motley::Step& step : program.steps) {
+  OverlapCost cost;
+  cost.compute.assign(pricing.from.size() + 1, std::vector<Seconds>(problem_.types, 0));
+  cost.gradients.assign(pricing.from.size() + 1, 0);
+  for (const Step& step : program.steps) {
     if (step.is_compute()) {
       const Triple& triple = theory_.triples(step.node)[step.triple];
       cost.comm += inner_seconds(theory_, step.node, triple, model_, fractions);
       const Work work = work_of(theory_, step.node, triple);
       const auto& f = fractions.by_type(work.cut);
-      auto& seconds = cost.compute[exposure.stretch(step.node.index)];
+      auto& seconds = cost.compute[pricing.stretch(step.node.index)];
       for (int j = 0; j < problem_.types; ++j) seconds[j] += model_.compute(j, work, f[j]);
       continue;
     }
     const auto bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
     if (is_reduction(step)) {
-      if (exposure.decision(root_of(step.value)) == nullptr)
-        cost.gradients[exposure.stretch(ready(step.value))] += message_seconds(model_, bytes);
+      if (pricing.decision(root_of(step.value)) == nullptr)
+        cost.gradients[pricing.stretch(ready(step.value))] += message_seconds(model_, bytes);
       continue;
     }
     const Placement cut = step.from.is_shard() ? step.from : step.to;
@@ -182,26 +185,26 @@ ExposedCost Builder::exposed_cost(const Program& program, const Fractions& fract
           model_.update(j, static_cast<Bytes>(graph.spec(p.value).bytes()) * f[j], optimizer_);
   }
   for (int j = 0; j < problem_.types; ++j) cost.compute[0][j] += model_.per_step(j, graph);
-  for (const Decision& d : exposure.decided)
+  for (const Decision& d : pricing.decided)
     if (d.reduced)
-      cost.gradients[exposure.stretch(ready(d.gradient))] += reduction_seconds(d.gradient);
+      cost.gradients[pricing.stretch(ready(d.gradient))] += reduction_seconds(d.gradient);
   return cost;
 }
 
-Seconds Builder::reduction_seconds(ValueId gradient) const {
+Seconds ProblemBuilder::reduction_seconds(ValueId gradient) const {
   return message_seconds(model_, static_cast<Bytes>(theory_.graph().spec(gradient).bytes()));
 }
 
-Seconds Builder::waited_seconds(ValueId gradient) const {
+Seconds ProblemBuilder::waited_seconds(ValueId gradient) const {
   return std::max(0.0, reduction_seconds(gradient) - model_.net().all_reduce(0));
 }
 
-Seconds Builder::decided_seconds(const Exposure& exposure) const {
+Seconds ProblemBuilder::decided_seconds(const OverlapPricing& pricing) const {
   Seconds seconds = 0;
-  for (const Decision& d : exposure.decided)
+  for (const Decision& d : pricing.decided)
     if (d.reduced)
       seconds +=
-          exposure.gradients[exposure.stretch(ready(d.gradient))] * reduction_seconds(d.gradient);
+          pricing.gradients[pricing.stretch(ready(d.gradient))] * reduction_seconds(d.gradient);
   return seconds;
 }
 

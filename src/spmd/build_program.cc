@@ -10,34 +10,34 @@
 
 namespace motley::spmd {
 
-using ProgramStep = ::motley::Step;
+using namespace solver;
 
-bool Builder::is_reduction(const ProgramStep& step) const {
+bool ProblemBuilder::is_reduction(const Step& step) const {
   return !step.is_compute() && step.kind == CollectiveKind::all_reduce &&
          gradient_view_[class_of_[step.value.index]];
 }
 
-std::vector<ValueId> Builder::reduced(const Program& program) const {
+std::vector<ValueId> ProblemBuilder::reduced(const Program& program) const {
   std::vector<ValueId> gradients;
-  for (const ProgramStep& step : program.steps)
+  for (const Step& step : program.steps)
     if (is_reduction(step)) gradients.push_back(root_of(step.value));
   std::sort(gradients.begin(), gradients.end());
   gradients.erase(std::unique(gradients.begin(), gradients.end()), gradients.end());
   return gradients;
 }
 
-int64_t Builder::first_gradient() const {
+int64_t ProblemBuilder::first_gradient() const {
   int64_t first = static_cast<int64_t>(theory_.graph().nodes.size());
   for (size_t c = 0; c < classes_.size(); ++c)
     if (gradient_view_[c]) first = std::min(first, maker_of(static_cast<int>(c)) + 1);
   return first;
 }
 
-int64_t Builder::last_barrier(const Program& program, const Shares& shares) const {
+int64_t ProblemBuilder::last_barrier(const Program& program, const Shares& shares) const {
   const std::vector<bool> barrier = barriers(theory_, program, shares);
   int64_t next = static_cast<int64_t>(theory_.graph().nodes.size());
   for (size_t s = program.steps.size(); s-- > 0;) {
-    const ProgramStep& step = program.steps[s];
+    const Step& step = program.steps[s];
     const bool computes = step.is_compute() && !contracted_[step.node.index];
     if (computes) next = step.node.index;
     if (barrier[s]) return next;
@@ -45,7 +45,7 @@ int64_t Builder::last_barrier(const Program& program, const Shares& shares) cons
   return -1;
 }
 
-Program Builder::program(const Solution& solution) const {
+Program ProblemBuilder::program(const Solution& solution) const {
   const Graph& graph = theory_.graph();
   Program program;
   program.steps.reserve(graph.nodes.size() + solution.conversions.size());
@@ -68,11 +68,11 @@ Program Builder::program(const Solution& solution) const {
           option_origins_[problem_.nodes[n].table].triple[solution.option[n]];
 
   auto run = [&](NodeId node, int t) {
-    ProgramStep step;
+    Step step;
     step.node = node;
     step.triple = t;
     program.steps.push_back(step);
-    const ::motley::Node& n = graph.node(node);
+    const Node& n = graph.node(node);
     for (size_t o = 0; o < n.outputs.size(); ++o)
       if (n.outputs[o].valid()) make(n.outputs[o], theory_.triples(node)[t].out[o]);
   };
@@ -103,7 +103,7 @@ Program Builder::program(const Solution& solution) const {
         std::find_if(from.begin(), from.end(), [&](const auto& m) { return m.first == v; });
     MOTLEY_CHECK(source != from.end());
     ensure(v, source->second);
-    ProgramStep step;
+    Step step;
     step.value = v;
     step.from = source->second;
     step.to = p;
@@ -166,7 +166,7 @@ Program Builder::program(const Solution& solution) const {
   // A source that is only read in pieces of one kind is made in pieces.
   std::map<ValueId, std::set<Placement>> reads;
   for (const Input& input : graph.inputs) reads[input.value];
-  for (const ProgramStep& s : program.steps) {
+  for (const Step& s : program.steps) {
     auto note = [&](ValueId v, Placement p) {
       if (auto it = reads.find(v); it != reads.end()) it->second.insert(p);
     };
@@ -181,7 +181,7 @@ Program Builder::program(const Solution& solution) const {
   Program trimmed;
   trimmed.steps.reserve(program.steps.size());
   std::set<ValueId> cut;
-  for (ProgramStep s : program.steps) {
+  for (Step s : program.steps) {
     if (s.is_compute() && graph.node(s.node).op == "motley::input") {
       ValueId v = graph.node(s.node).outputs[0];
       const auto& r = reads[v];

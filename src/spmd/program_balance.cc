@@ -6,6 +6,8 @@
 
 namespace motley::spmd {
 
+using namespace solver;
+
 namespace {
 
 // The ports of a network that may be the slowest of an exchange. What a device gives away or takes
@@ -62,7 +64,7 @@ BalanceProblem balance_problem(const ProgramCost& cost, const CostModel& model, 
       for (size_t i = 0; i < by_segment.size(); ++i) all[i % types] += by_segment[i];
       return all;
     };
-    for (Stage& stage : lp.stages) {
+    for (BalanceStage& stage : lp.stages) {
       stage.sharded = sum(stage.sharded);
       stage.segment = 0;
     }

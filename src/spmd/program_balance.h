@@ -8,11 +8,11 @@ namespace motley::spmd {
 
 // The LP of section 5.1 for a program; `tied`: with the same ratios in all segments. `memory_limit`
 // false: devices have room for anything.
-BalanceProblem balance_problem(const ProgramCost& cost, const CostModel& model, int segments,
-                               bool tied, bool memory_limit);
+solver::BalanceProblem balance_problem(const ProgramCost& cost, const CostModel& model,
+                                       int segments, bool tied, bool memory_limit);
 
 // How much of the step each type decides under the present shares: the weights that make the price
 // of this program its cost.
-Weights deciding_weights(const ProgramCost& cost);
+solver::Weights deciding_weights(const ProgramCost& cost);
 
 }  // namespace motley::spmd

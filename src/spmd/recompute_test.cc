@@ -11,6 +11,10 @@
 #include "reference/spmd_graphs.h"
 
 namespace motley::spmd {
+
+using namespace solver;
+using namespace planner;
+
 namespace {
 
 using ::testing::ElementsAre;
@@ -167,7 +171,7 @@ TEST(ChooseBlocks, AgainstAllSubsetsOfARealModel) {
   const CostModel model(flat_cluster({type}, {3}, {LinkKind::switched, 1e9, 1e-5}));
   const Shares shares({0.5, 0.3, 0.2});
   const Fractions fractions(model.cluster(), shares);
-  Builder builder(theory, model, Optimizer::sgd);
+  ProblemBuilder builder(theory, model, Optimizer::sgd);
   builder.price(fractions);
   Rng rng(3);
   int needed = 0;
@@ -205,14 +209,14 @@ TEST(ChooseBlocks, AgainstAllSubsetsOfARealModel) {
 TEST(Recompute, MakesPlansFit) {
   const Graph graph = load("mlp");
   const Theory theory(graph);
-  SynthesisOptions options;
+  AlternationOptions options;
   auto synthesis_with = [&](double memory, bool recompute) {
     options.recompute = recompute;
     const DeviceType type{"d", 1e12, 4e12, memory, 5e10, 1e-6, 0};
     const CostModel model(flat_cluster({type}, {2}, {LinkKind::switched, 1e9, 1e-5}));
-    return synthesize(theory, model, options);
+    return alternate(theory, model, options);
   };
-  const Synthesis free = synthesis_with(1e12, true);
+  const Alternation free = synthesis_with(1e12, true);
   ASSERT_TRUE(free.feasible);
   EXPECT_TRUE(lines_again(theory, free.program).empty());
   auto least = [&](bool recompute) {
@@ -225,7 +229,7 @@ TEST(Recompute, MakesPlansFit) {
   };
   const double without = least(false), with = least(true);
   EXPECT_LT(with, without);
-  const Synthesis lean = synthesis_with(with, true);
+  const Alternation lean = synthesis_with(with, true);
   ASSERT_TRUE(lean.feasible);
   EXPECT_FALSE(lines_again(theory, lean.program).empty());
   EXPECT_THAT(check(theory, lean.program), IsEmpty());

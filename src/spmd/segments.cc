@@ -22,7 +22,7 @@ constexpr double kWeights = 1e9;
 // more than parts of one weight.
 constexpr idx_t kImbalance = 500;
 
-Flops flops_of(const Graph& graph, const ::motley::Node& node) {
+Flops flops_of(const Graph& graph, const Node& node) {
   const OpDef* op = find_op(node.op);
   if (op && op->alias) return 0;
   if (op && op->flops) return op->flops(graph, node);
@@ -51,14 +51,14 @@ const char* to_string(SegmentWeight weight) {
 std::vector<int> partition_segments(const Graph& graph, int count, SegmentWeight weight) {
   MOTLEY_CHECK(count >= 1 && count <= kMaxSegments);
   const std::vector<std::vector<NodeId>> consumers = graph.consumers();
-  auto is_forward = [&](const ::motley::Node& node) {
+  auto is_forward = [&](const Node& node) {
     return !is_source(node) && node.phase == Phase::forward;
   };
   // A vertex is a node and the views of what it makes; views of sources go with what reads them.
   std::vector<int> vertex(graph.nodes.size(), -1);
   std::vector<NodeId> node_of;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    const ::motley::Node& node = graph.nodes[n];
+    const Node& node = graph.nodes[n];
     if (!is_forward(node)) continue;
     const OpDef* op = find_op(node.op);
     const std::vector<ValueId> inputs = graph.inputs_of(node);

@@ -17,6 +17,10 @@
 #include "solver/order.h"
 
 namespace motley::spmd {
+
+using namespace solver;
+using namespace planner;
+
 namespace {
 
 using ::testing::IsEmpty;
@@ -64,7 +68,7 @@ Program translated(const Theory& from, const Program& program, const Theory& to)
   };
   Program result;
   std::set<std::pair<ValueId, Placement>> crossed;
-  for (::motley::Step step : program.steps) {
+  for (Step step : program.steps) {
     if (!step.is_compute()) {
       step.value = value_of(step.value);
       result.steps.push_back(step);
@@ -78,7 +82,7 @@ Program translated(const Theory& from, const Program& program, const Theory& to)
       const NodeId maker = cut.value(inputs[i]).producer;
       if (!is_boundary(cut.node(maker)) || !crossed.insert({inputs[i], triple.in[i]}).second)
         continue;
-      ::motley::Step boundary;
+      Step boundary;
       boundary.node = maker;
       boundary.triple = triple_of(maker, {triple.in[i]}, {triple.in[i]});
       result.steps.push_back(boundary);
@@ -92,7 +96,7 @@ Program translated(const Theory& from, const Program& program, const Theory& to)
     const NodeId maker = cut.value(b.update).producer;
     const Placement p = stored[b.value.index];
     if (!is_boundary(cut.node(maker)) || !crossed.insert({b.update, p}).second) continue;
-    ::motley::Step boundary;
+    Step boundary;
     boundary.node = maker;
     boundary.triple = triple_of(maker, {p}, {p});
     result.steps.push_back(boundary);
@@ -109,7 +113,7 @@ TEST(Segments, EqualRatiosPriceAsOneSegment) {
     const Theory theory(graph);
     const CostModel model(mixed(2, 3));
     Rng rng(17);
-    Builder builder(theory, model, Optimizer::adamw);
+    ProblemBuilder builder(theory, model, Optimizer::adamw);
     for (int trial = 0; trial < 40; ++trial) {
       const Graph cut = with_segments(graph, random_runs(graph, 3, &rng));
       const bool moved_gradient =
@@ -153,7 +157,7 @@ TEST(Segments, PriceIsTheCostOfTheProgram) {
       const Theory theory(cut);
       const Shares shares(random_ratios(theory.segments(), 4, &rng));
       const Fractions fractions(model.cluster(), shares);
-      Builder builder(theory, model, Optimizer::adamw);
+      ProblemBuilder builder(theory, model, Optimizer::adamw);
       builder.price(fractions);
       const Solution solution =
           solve_folded(builder.problem(), make_order(builder.problem()), {{1.0}, {}});
@@ -179,16 +183,16 @@ TEST(Segments, LowerBoundHoldsAndOneSegmentIsNoBetter) {
     const Graph graph = load(name);
     for (const double bandwidth : {1e8, 1e10}) {
       const CostModel model(mixed(2, 3, bandwidth));
-      SynthesisOptions options;
+      AlternationOptions options;
       const Theory whole(graph);
-      const Synthesis one = synthesize(whole, model, options);
+      const Alternation one = alternate(whole, model, options);
       ASSERT_TRUE(one.feasible);
       for (int count = 2; count <= 3; ++count) {
         const Graph cut =
             with_segments(graph, partition_segments(graph, count, SegmentWeight::bytes));
         const Theory theory(cut);
         ASSERT_GT(theory.segments(), 1) << name;
-        const Synthesis best = synthesize(theory, model, options);
+        const Alternation best = alternate(theory, model, options);
         ASSERT_TRUE(best.feasible) << best.reason;
         EXPECT_THAT(check(theory, best.program), IsEmpty());
         EXPECT_EQ(best.ratios.size(), static_cast<size_t>(theory.segments()));
@@ -198,7 +202,7 @@ TEST(Segments, LowerBoundHoldsAndOneSegmentIsNoBetter) {
         const Fractions fractions(model.cluster(), shares);
         EXPECT_NEAR(cost_of(theory, best.program, model, fractions, options.optimizer).step,
                     best.cost.step, 1e-12);
-        Builder builder(theory, model, options.optimizer);
+        ProblemBuilder builder(theory, model, options.optimizer);
         builder.price(fractions);
         Rng rng(7);
         for (int trial = 0; trial < 50; ++trial)
@@ -226,7 +230,7 @@ TEST(Segments, PartitionsCutSmallTensors) {
         EXPECT_GE(static_cast<int>(used.size()), std::min(count, 2)) << name;
         auto crossing = [](const Graph& cut) {
           Bytes bytes = 0;
-          for (const ::motley::Node& node : cut.nodes)
+          for (const Node& node : cut.nodes)
             if (is_boundary(node)) bytes += static_cast<Bytes>(cut.spec(node.outputs[0]).bytes());
           return bytes;
         };

@@ -33,7 +33,7 @@ std::pair<double, std::string> worst_error(const std::string& text, TensorMap pa
         flat_cluster({device_catalogue().back()}, {n}, {LinkKind::switched, 1e9, 1e-5}));
     const auto ratios = soundness_ratios(n, seed + static_cast<uint64_t>(n));
     Rng rng(mix64(seed ^ static_cast<uint64_t>(n)));
-    spmd::Builder builder(theory, model, Optimizer::sgd);
+    spmd::ProblemBuilder builder(theory, model, Optimizer::sgd);
     for (int i = 0; i < programs; ++i) {
       const Shares shares(ratios[static_cast<size_t>(i) % ratios.size()]);
       builder.price(Fractions(model.cluster(), shares));

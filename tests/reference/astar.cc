@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -154,7 +154,7 @@ class AStar {
     uint32_t mask = 0;
     for (int user : users_[value]) {
       if (has(q.done, user)) continue;
-      const Node& node = problem_.nodes[user];
+      const ProblemNode& node = problem_.nodes[user];
       for (const Option& option : problem_.option_tables[node.table].options) {
         for (size_t k = 0; k < node.inputs.size(); ++k) {
           if (node.inputs[k] == value) mask |= 1u << option.in[k];
@@ -213,7 +213,7 @@ class AStar {
       } else if (source_[from] && !options_.communicate_once) {
         const auto& list = problem_.option_tables[problem_.nodes[from].table].options;
         for (size_t o = 0; o < list.size(); ++o) {
-          const Node& node = problem_.nodes[from];
+          const ProblemNode& node = problem_.nodes[from];
           for (size_t k = 0; k < node.outputs.size(); ++k) {
             if (node.outputs[k] == value) {
               convert(id, value, 1u << list[o].out[k], static_cast<int>(o));
@@ -406,4 +406,4 @@ AStarResult solve_astar(const Problem& problem, const Weights& weights, const AS
   return AStar(problem, weights, options, limits).run();
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -36,7 +36,7 @@
 
 #include "solver/problem.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
 struct AStarOptions {
   bool stages = false;
@@ -62,4 +62,4 @@ AStarResult solve_astar(const Problem& problem, const Weights& weights,
 // The stage-synchronised time of a program.
 double stage_seconds(const Problem& problem, const std::vector<Instruction>& program);
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

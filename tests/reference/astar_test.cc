@@ -9,7 +9,7 @@
 #include "reference/brute_force.h"
 #include "solver/folded.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 // Every instruction of the program finds what it needs.
@@ -23,7 +23,7 @@ std::string check_program(const Problem& problem, const std::vector<Instruction>
       there[c.value] |= 1u << c.to;
       continue;
     }
-    const Node& node = problem.nodes[i.node];
+    const ProblemNode& node = problem.nodes[i.node];
     const Option& option = problem.option_tables[node.table].options[i.option];
     if (!executed.insert(i.node).second) return "node executed twice";
     for (size_t k = 0; k < node.inputs.size(); ++k) {
@@ -176,4 +176,4 @@ TEST(AStar, LimitsReturnABound) {
 }
 
 }  // namespace
-}  // namespace motley::spmd
+}  // namespace motley::solver

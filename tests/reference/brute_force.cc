@@ -15,7 +15,7 @@
 #include "core/error.h"
 #include "core/rng.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -108,7 +108,7 @@ Solution integer_program(const Problem& problem, const Weights& weights) {
   std::vector<std::map<int, std::vector<int>>> made(values);  // [value] form -> choices
   std::vector<std::map<int, std::vector<std::vector<int>>>> wanted(values);
   for (size_t i = 0; i < problem.nodes.size(); ++i) {
-    const Node& node = problem.nodes[i];
+    const ProblemNode& node = problem.nodes[i];
     Row one{1, 1, {}};
     std::map<std::pair<int, int>, std::vector<int>> wants;  // (value, form) -> choices of this node
     for (const Option& option : problem.option_tables[node.table].options) {
@@ -220,7 +220,7 @@ Solution integer_program_by_sets(const Problem& problem, const Weights& weights)
   std::vector<std::vector<std::map<int, std::vector<int>>>> wanted(values);
   std::vector<std::vector<int>> choice(problem.nodes.size());
   for (size_t i = 0; i < problem.nodes.size(); ++i) {
-    const Node& node = problem.nodes[i];
+    const ProblemNode& node = problem.nodes[i];
     const int one = add_row(1, 1);
     std::map<int, std::map<int, std::vector<int>>> wants;  // value -> form -> options
     for (const Option& option : problem.option_tables[node.table].options) {
@@ -310,7 +310,7 @@ std::string check_solution(const Problem& problem, const Solution& solution,
   std::vector<std::vector<Conversion>> of_value(problem.value_table.size());
   for (const Conversion& c : solution.conversions) of_value[c.value].push_back(c);
   for (size_t i = 0; i < problem.nodes.size(); ++i) {
-    const Node& node = problem.nodes[i];
+    const ProblemNode& node = problem.nodes[i];
     const auto& options = problem.option_tables[node.table].options;
     if (solution.option[i] < 0 || solution.option[i] >= static_cast<int>(options.size())) {
       return fmt::format("node {} has no option {}", i, solution.option[i]);
@@ -363,7 +363,7 @@ Problem random_problem(uint64_t seed, const RandomShape& shape) {
   // Nodes of one signature (form tables of inputs and outputs) may share a table.
   std::map<std::vector<int>, std::vector<int>> tables;
   for (int i = 0; i < shape.nodes; ++i) {
-    Node node;
+    ProblemNode node;
     const int values = static_cast<int>(problem.value_table.size());
     const int inputs = values == 0 || rng.chance(0.2) ? 0 : static_cast<int>(rng.between(1, 3));
     for (int k = 0; k < inputs; ++k) {
@@ -422,4 +422,4 @@ Weights random_weights(uint64_t seed, int types) {
   return weights;
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

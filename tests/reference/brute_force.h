@@ -7,7 +7,7 @@
 
 #include "solver/problem.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
 // Tries every combination of options. REQUIRES: few nodes.
 Solution brute_force(const Problem& problem, const Weights& weights);
@@ -44,4 +44,4 @@ Problem random_problem(uint64_t seed, const RandomShape& shape);
 // Random weights over types, summing to 1.
 Weights random_weights(uint64_t seed, int types);
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -14,13 +14,15 @@
 
 namespace motley::spmd {
 
+using namespace solver;
+
 // The least step of all programs, one by one: the reference of the search with overlap. Conversions
 // are the cheapest of those that hide nothing and of those that hide every gradient.
 inline Seconds least_of_all(const Theory& theory, const CostModel& model,
                             const Fractions& fractions) {
   const int types = model.types();
-  const Exposure free{{}, {std::vector<double>(types, 1)}, {0}};
-  Builder plain(theory, model, Optimizer::sgd), hidden(theory, model, Optimizer::sgd);
+  const OverlapPricing free{{}, {std::vector<double>(types, 1)}, {0}};
+  ProblemBuilder plain(theory, model, Optimizer::sgd), hidden(theory, model, Optimizer::sgd);
   plain.price(fractions);
   hidden.price(fractions, 1, &free);
   const Problem& problem = hidden.problem();
@@ -36,7 +38,7 @@ inline Seconds least_of_all(const Theory& theory, const CostModel& model,
       }
       return;
     }
-    for (const Builder* builder : {&hidden, &plain}) {
+    for (const ProblemBuilder* builder : {&hidden, &plain}) {
       const Solution solution = evaluate(builder->problem(), option, mean);
       if (solution.option.empty() || !std::isfinite(solution.price)) return;
       // It takes no less than what cannot be hidden, all types computing equally long.

@@ -18,7 +18,10 @@
 #include "solver/order.h"
 #include "spmd/recompute.h"
 
-namespace motley::spmd {
+namespace motley::bounds {
+
+using namespace solver;
+using namespace spmd;
 
 // Layers of a product, tanh and relu, of which the backward pass reads the result of tanh that no
 // other layer does.
@@ -68,7 +71,7 @@ inline double expect_no_program_below(const Graph& graph, int rounds, int progra
     const double fast = 0.1 + 0.3 * rng.uniform();
     const Shares shares({fast, fast, 0.5 - fast, 0.5 - fast});
     const Fractions fractions(model.cluster(), shares);
-    Builder plain(theory, model, Optimizer::adamw);
+    ProblemBuilder plain(theory, model, Optimizer::adamw);
     plain.price(fractions);
     struct Candidate {
       ProgramCost cost;
@@ -82,7 +85,7 @@ inline double expect_no_program_below(const Graph& graph, int rounds, int progra
                             hidden_seconds(theory, again, model, fractions)});
     };
     MemoryProblem simple(theory, plain, block_of, fractions,
-                         MemoryProblem::moment(theory, plain, fractions));
+                         MemoryProblem::peak_node(theory, plain, fractions));
     const Order order = make_order(simple.problem());
     for (int i = 0; i < programs; ++i) {
       Program program;
@@ -107,14 +110,14 @@ inline double expect_no_program_below(const Graph& graph, int rounds, int progra
     for (const bool overlap : {false, true}) {
       const std::vector<int64_t> from =
           overlap ? std::vector<int64_t>{plain.first_gradient()} : std::vector<int64_t>();
-      Builder builder(theory, model, Optimizer::adamw, Restriction::none, from);
+      ProblemBuilder builder(theory, model, Optimizer::adamw, Restriction::none, from);
       Weights weights{{rng.uniform(), 0}, {}};
       weights.compute[1] = 1 - weights.compute[0];
-      Exposure exposure;
+      OverlapPricing exposure;
       std::vector<double> of_type = weights.compute;
       if (overlap) {
-        const std::vector<ExposureBound> bounds =
-            exposure_bounds(static_cast<int>(from.size()) + 1, 2, 0);
+        const std::vector<OverlapBound> bounds =
+            overlap_bounds(static_cast<int>(from.size()) + 1, 2, 0);
         std::vector<double> mix;
         for (size_t b = 0; b < bounds.size(); ++b) mix.push_back(rng.uniform());
         const double sum = std::accumulate(mix.begin(), mix.end(), 0.0);
@@ -124,9 +127,9 @@ inline double expect_no_program_below(const Graph& graph, int rounds, int progra
         weights.compute = {1, 1};
       }
       builder.price(fractions, 1, overlap ? &exposure : nullptr);
-      const NodeId moment = MemoryProblem::moment(theory, builder, fractions);
-      EXPECT_TRUE(moment.valid());
-      MemoryProblem problem(theory, builder, block_of, fractions, moment, from);
+      const NodeId peak_node = MemoryProblem::peak_node(theory, builder, fractions);
+      EXPECT_TRUE(peak_node.valid());
+      MemoryProblem problem(theory, builder, block_of, fractions, peak_node, from);
       problem.price(overlap ? &exposure : nullptr);
       for (int t = 0; t < 2; ++t)
         weights.memory.push_back(std::pow(10, -2 + 2 * rng.uniform()) * seconds / bytes);
@@ -134,7 +137,8 @@ inline double expect_no_program_below(const Graph& graph, int rounds, int progra
                                              weights, {.max_states = 500, .sweeps = 200});
       Seconds bound = solution.lower_bound;
       for (int t = 0; t < 2; ++t)
-        bound += weights.memory[t] * problem.besides()[t] + of_type[t] * model.per_step(t, graph);
+        bound +=
+            weights.memory[t] * problem.fixed_bytes()[t] + of_type[t] * model.per_step(t, graph);
       add(builder.program(problem.plain(solution)), problem.chosen(solution));
       for (const Candidate& c : candidates) {
         Seconds price = c.cost.step - c.hidden;
@@ -151,4 +155,4 @@ inline double expect_no_program_below(const Graph& graph, int rounds, int progra
   return least;
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::bounds

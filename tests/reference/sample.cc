@@ -7,7 +7,9 @@
 
 namespace motley::spmd {
 
-Program random_program(const Builder& builder, Rng* rng) {
+using namespace solver;
+
+Program random_program(const ProblemBuilder& builder, Rng* rng) {
   Problem problem = builder.problem();
   for (FormTable& table : problem.form_tables)
     for (int i = 0; i < table.forms; ++i)
@@ -32,7 +34,7 @@ Program random_program(const Builder& builder, Rng* rng) {
   Solution solution;
   std::vector<uint32_t> forms(problem.value_table.size());
   std::vector<int> made(problem.value_table.size());
-  for (const Node& node : problem.nodes) {
+  for (const ProblemNode& node : problem.nodes) {
     const auto& options = problem.option_tables[node.table].options;
     std::vector<int> possible;
     for (size_t o = 0; o < options.size(); ++o) {
@@ -63,7 +65,7 @@ Program random_program(const Builder& builder, Rng* rng) {
   weights.compute.assign(problem.types, 0);
   weights.compute[0] = 1;
   Program program = builder.program(evaluate(problem, solution.option, weights));
-  for (motley::Step& step : program.steps)
+  for (Step& step : program.steps)
     if (!step.is_compute() && has_forms(step.kind) && rng->chance(0.5))
       step.form = PieceForm::grouped;
   return program;

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -17,9 +17,9 @@ struct Rule {
   std::vector<uint8_t> in, out;
 };
 
-class Builder {
+class ProblemBuilder {
  public:
-  explicit Builder(const GptShape& shape) : shape_(shape) {
+  explicit ProblemBuilder(const GptShape& shape) : shape_(shape) {
     problem_.types = static_cast<int>(shape.flops.size());
     for (size_t j = 0; j < shape.flops.size(); ++j) {
       total_ += shape.flops[j] * shape.devices[j];
@@ -172,7 +172,7 @@ const std::vector<Rule> kNormBackward = {
 }  // namespace
 
 Problem gpt_problem(const GptShape& shape) {
-  Builder b(shape);
+  ProblemBuilder b(shape);
   const double tokens = shape.batch * shape.sequence, h = shape.hidden, f = 4 * h;
   const double act = tokens * h, wide = tokens * f;
   const double scores = shape.batch * shape.heads * shape.sequence * shape.sequence;
@@ -327,4 +327,4 @@ Problem gpt_problem(const GptShape& shape) {
   return b.take();
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -15,7 +15,7 @@
 
 #include "solver/problem.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
 struct GptShape {
   int layers = 2;
@@ -28,4 +28,4 @@ struct GptShape {
 
 Problem gpt_problem(const GptShape& shape);
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -9,6 +9,8 @@
 
 namespace motley::spmd {
 
+using namespace solver;
+
 inline DeviceType device(const std::string& name, double flops, double memory = 16e9) {
   return {name, flops, 4 * flops, memory, flops / 20, 1e-6, 0};
 }

@@ -11,8 +11,8 @@ namespace motley::planner {
 
 namespace {
 
-spmd::PlanRequest request_of(const PlanOptions& options) {
-  spmd::PlanRequest request;
+ProgramRequest request_of(const PlanOptions& options) {
+  ProgramRequest request;
   request.model = options.model;
   request.batch = options.batch;
   request.strategy = options.strategy;
@@ -34,9 +34,9 @@ EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster
   const Graph graph = graph_of(options.batch);
   for (const std::string& op : Theory(graph).unknown_ops())
     spdlog::warn("{} is not in the op table: it runs replicated", op);
-  const spmd::PlanRequest request = request_of(options);
+  const ProgramRequest request = request_of(options);
   EngineResult result;
-  spmd::PlanResult found = spmd::plan(graph, cluster, request);
+  ProgramResult found = plan_program(graph, cluster, request);
   found = plan_segments(std::move(found), graph, cluster, request, options.segments, &result.tried);
   result.reason = found.reason;
   result.search_s = found.search_s;

@@ -143,8 +143,8 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
     request.limits.deadline.check();
     auto [work, fresh] = works.try_emplace(micro_batch);
     if (fresh)
-      work->second =
-          compute_work(Theory(part->graph), model, static_cast<int>(request.batch / micro_batch));
+      work->second = bounds::compute_work(Theory(part->graph), model,
+                                          static_cast<int>(request.batch / micro_batch));
     const auto start = std::chrono::steady_clock::now();
     // Where computation alone takes longer than what was found, nothing is planned.
     Seconds best = wanted.known;
@@ -152,7 +152,7 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
     std::vector<int> count(cluster.types.size(), 0);
     for (const std::vector<int>& d : devices)
       for (int device : d) ++count[cluster.devices[device].type];
-    if (assignment_bound(work->second, count) > best) return false;
+    if (bounds::assignment_bound(work->second, count) > best) return false;
     PlanBuilder builder(request, &groups, step, micro_batch, 1, &cache);
     const int64_t size = static_cast<int64_t>(devices[0].size());
     for (const bool recompute : {false, true}) {

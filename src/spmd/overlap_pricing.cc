@@ -1,24 +1,24 @@
-#include "spmd/exposure.h"
+#include "spmd/overlap_pricing.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace motley::spmd {
 
-using Kind = ExposureBound::Kind;
+using Kind = OverlapBound::Kind;
 
 int stretch_of(const std::vector<int64_t>& from, int64_t node) {
   return static_cast<int>(std::upper_bound(from.begin(), from.end(), node) - from.begin());
 }
 
-const Decision* Exposure::decision(ValueId gradient) const {
+const Decision* OverlapPricing::decision(ValueId gradient) const {
   for (const Decision& d : decided)
     if (d.gradient == gradient) return &d;
   return nullptr;
 }
 
-std::vector<ExposureBound> exposure_bounds(int stretches, int types, int barrier) {
-  std::vector<ExposureBound> bounds;
+std::vector<OverlapBound> overlap_bounds(int stretches, int types, int barrier) {
+  std::vector<OverlapBound> bounds;
   for (int t = 0; t < types; ++t) {
     for (int s = 1; s < stretches; ++s) bounds.push_back({Kind::begin, s, t});
     bounds.push_back({Kind::never, stretches, t});
@@ -29,17 +29,17 @@ std::vector<ExposureBound> exposure_bounds(int stretches, int types, int barrier
 
 namespace {
 
-bool computes(const ExposureBound& bound, int stretch) { return stretch < bound.stretch; }
+bool computes(const OverlapBound& bound, int stretch) { return stretch < bound.stretch; }
 
-bool reduces(const ExposureBound& bound, int stretch) {
+bool reduces(const OverlapBound& bound, int stretch) {
   return bound.kind == Kind::barrier || (bound.kind == Kind::begin && stretch >= bound.stretch);
 }
 
 }  // namespace
 
-Exposure mixture(const std::vector<ExposureBound>& bounds, const std::vector<double>& weights,
-                 std::vector<int64_t> from, int types) {
-  Exposure result;
+OverlapPricing mixture(const std::vector<OverlapBound>& bounds, const std::vector<double>& weights,
+                       std::vector<int64_t> from, int types) {
+  OverlapPricing result;
   const int stretches = static_cast<int>(from.size()) + 1;
   result.from = std::move(from);
   result.compute.assign(stretches, std::vector<double>(types, 0));
@@ -52,9 +52,10 @@ Exposure mixture(const std::vector<ExposureBound>& bounds, const std::vector<dou
   return result;
 }
 
-std::vector<double> exposed(const std::vector<ExposureBound>& bounds, const ExposedCost& cost) {
+std::vector<double> overlap_values(const std::vector<OverlapBound>& bounds,
+                                   const OverlapCost& cost) {
   std::vector<double> result;
-  for (const ExposureBound& bound : bounds) {
+  for (const OverlapBound& bound : bounds) {
     Seconds seconds = cost.comm;
     for (int s = 0; s < static_cast<int>(cost.gradients.size()); ++s) {
       if (computes(bound, s)) seconds += cost.compute[s][bound.type];

@@ -1,4 +1,4 @@
-#include "planner/synthesis.h"
+#include "planner/alternation.h"
 
 #include <algorithm>
 #include <chrono>
@@ -21,7 +21,11 @@
 #include "spmd/program_balance.h"
 #include "spmd/recompute.h"
 
-namespace motley::spmd {
+namespace motley::planner {
+
+using namespace bounds;
+using namespace solver;
+using namespace spmd;
 
 std::vector<double> even_ratios(const Cluster& cluster) {
   return std::vector<double>(cluster.size(), 1.0 / cluster.size());
@@ -53,7 +57,7 @@ constexpr int kPolishIdle = 2;
 // with that in mind.
 constexpr double kWorthWaiting = 1e-2;
 
-constexpr double kWorthApart = 5e-3;  // gap for which rounds begin elsewhere too
+constexpr double kWorthRestart = 5e-3;  // gap for which rounds begin elsewhere too
 constexpr double kHalfway[] = {0.5, 0.75};
 constexpr double kNearly = 1.1;  // times the step that matters, for which rounds begin elsewhere
 
@@ -82,7 +86,7 @@ std::string lacking(const ProgramCost& cost, const Cluster& cluster) {
 
 class Search {
  public:
-  Search(const Theory& theory, const CostModel& model, const SynthesisOptions& options)
+  Search(const Theory& theory, const CostModel& model, const AlternationOptions& options)
       : theory_(theory),
         model_(model),
         options_(options),
@@ -99,12 +103,12 @@ class Search {
     }
   }
 
-  Synthesis run() {
+  Alternation run() {
     const auto start = std::chrono::steady_clock::now();
     try {
       search();
     } catch (const TimeIsUp&) {
-      if (apart_ && beaten_.feasible && !(best_.feasible && best_.step() < beaten_.step()))
+      if (restarted_ && beaten_.feasible && !(best_.feasible && best_.step() < beaten_.step()))
         best_ = std::move(beaten_);
       if (!best_.feasible) throw;
       best_.reason = to_string(StopReason::kTimeLimit);
@@ -154,14 +158,14 @@ class Search {
       finish();
       StopReason stop = worst_stop_;  // of plans, not of bounds
       certify();
-      if (model_.types() > 1 && options_.ratios.empty() && gap() > kWorthApart &&
+      if (model_.types() > 1 && options_.ratios.empty() && gap() > kWorthRestart &&
           best_.step() <= kNearly * options_.certify_below) {
         const Seconds before = best_.step();
         worst_stop_ = stop;
-        apart([&] { leave_out(); });
-        apart([&] { take_turns(); });
+        restart([&] { leave_out(); });
+        restart([&] { price_alternating_types(); });
         if (options_.overlap && options_.certify && gap() > kWideGap)
-          for (const double way : kHalfway) apart([&] { halfway(way); });
+          for (const double way : kHalfway) restart([&] { halfway(way); });
         stop = worst_stop_;
         if (best_.step() < before) certify();
       }
@@ -212,9 +216,9 @@ class Search {
 
   // Rounds from another beginning, to their own end: what is best before gradients are hidden need
   // not be so after. The better end is kept.
-  void apart(const std::function<void()>& rounds) {
+  void restart(const std::function<void()>& rounds) {
     beaten_ = std::move(best_);
-    apart_ = true;
+    restarted_ = true;
     const Program* program = best_program_;
     const ValueId first = first_;
     best_ = {};
@@ -223,7 +227,7 @@ class Search {
     best_.states = beaten_.states;
     rounds();
     if (best_.feasible) finish();
-    apart_ = false;
+    restarted_ = false;
     if (best_.feasible && best_.step() < beaten_.step()) return;
     beaten_.rounds = best_.rounds;
     beaten_.solves = best_.solves;
@@ -271,7 +275,7 @@ class Search {
   }
 
   // Rounds for programs in which types wait for one another in turn: no weights of types find them.
-  void take_turns() {
+  void price_alternating_types() {
     Seconds stages = 0;
     std::vector<Seconds> all(model_.types(), 0);
     for (const StageCost& s : beaten_.cost.stages) {
@@ -280,9 +284,9 @@ class Search {
     }
     const Seconds waiting = stages - *std::max_element(all.begin(), all.end());
     if (waiting < kWorthWaiting * beaten_.cost.step) return;
-    level_ = true;
+    price_at_slowest_ = true;
     alternate(beaten_.ratios, {});
-    level_ = false;
+    price_at_slowest_ = false;
   }
 
   // The ratios of a type in every segment, from the linear program.
@@ -365,24 +369,24 @@ class Search {
     if (best_.cost.comm < kWorthOverlapping * best_.cost.step) return;
     // As if all gradients before the one from which on messages queue were hidden, and all
     // computation after it hid some.
-    Exposure exposure;
+    OverlapPricing pricing;
     const std::vector<double> all(model_.types(), 1), none(model_.types(), 0);
     if (first_.valid()) {
-      exposure.from = {builder_.ready(first_)};
-      exposure.compute = {all, none};
-      exposure.gradients = {0, 1};
+      pricing.from = {builder_.ready(first_)};
+      pricing.compute = {all, none};
+      pricing.gradients = {0, 1};
     } else {
-      exposure.compute = {all};
-      exposure.gradients = {0};
+      pricing.compute = {all};
+      pricing.gradients = {0};
     }
-    exposure_ = &exposure;
+    pricing_ = &pricing;
     Ratios ratios = best_.ratios;
     for (int i = 0; i < 2; ++i) {
       const Ratios next = round(ratios, options_.ratios.empty(), byte_prices_);
       if (next.empty() || close(next, ratios)) break;
       ratios = next;
     }
-    exposure_ = nullptr;
+    pricing_ = nullptr;
   }
 
   // Parameters, gradients and optimizer state have to be somewhere, once (under data parallelism on
@@ -433,7 +437,7 @@ class Search {
   const Offer& offer(const Program& program, const Ratios& ratios) {
     for (const Offer& o : offers_)
       if (o.program == &program && o.ratios == ratios) return o;
-    if (best_.feasible || apart_) options_.limits.deadline.check();
+    if (best_.feasible || restarted_) options_.limits.deadline.check();
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
     Program formed = program;
@@ -505,8 +509,8 @@ class Search {
   Solution solve(const Ratios& ratios, const Weights& weights) {
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
-    builder_.price(fractions, options_.micro_batches, exposure_);
-    if (level_) builder_.level();
+    builder_.price(fractions, options_.micro_batches, pricing_);
+    if (price_at_slowest_) builder_.price_at_slowest_type();
     Solution solution = solve_folded(builder_.problem(), *order_, weights, options_.limits, &warm_);
     ++best_.solves;
     best_.states += solution.states;
@@ -556,8 +560,8 @@ class Search {
     }
     const Program& program = pool_.of(builder_, solution);
     const Offer& offered = offer(program, ratios);
-    if (weights_.memory.empty() && exposure_ == nullptr && !level_)
-      proven_.push_back({ratios, solution.lower_bound + besides(weights_)});
+    if (weights_.memory.empty() && pricing_ == nullptr && !price_at_slowest_)
+      proven_.push_back({ratios, solution.lower_bound + fixed_seconds(weights_)});
     last_ = priced(solution, weights_);
     last_.fits = offered.fits;
     weights_ = deciding_weights(offered.cost);
@@ -666,19 +670,19 @@ class Search {
     int limited = 0;
     for (int i = 0; i < kCertifySolves; ++i) {
       double most = 0;
-      const Weights weights{dearest_weights(lines, &most), {}};
+      const Weights weights{max_min_weights(lines, &most), {}};
       // No weights can prove more than the programs that are known cost under them.
       if (i > 0 && most - bound <= kCertifyGain * step()) break;
       const Solution solution = solve(ratios, weights);
       if (solution.option.empty()) break;
-      bound = std::max(bound, solution.lower_bound + besides(weights));
+      bound = std::max(bound, solution.lower_bound + fixed_seconds(weights));
       const ProgramCost& cost = offer(pool_.of(builder_, solution), ratios).cost;
       if (best_.ratios != ratios || step() - bound <= kCertifyGain * step()) break;
       // Searches where two programs tie are the hardest.
       if (solution.stop != StopReason::kOptimal && ++limited == kCertifyLimited) break;
       PriceLine line{solution.price, cost.compute};
       for (int t = 0; t < model_.types(); ++t) line.comm -= weights.compute[t] * line.compute[t];
-      line.comm += besides(weights);
+      line.comm += fixed_seconds(weights);
       lines.push_back(std::move(line));
     }
     return std::min(bound, step());
@@ -726,7 +730,7 @@ class Search {
   }
 
   // What every program takes besides its operators, as it is priced.
-  Seconds besides(const Weights& weights) const {
+  Seconds fixed_seconds(const Weights& weights) const {
     Seconds seconds = 0;
     for (int t = 0; t < model_.types(); ++t)
       seconds += weights.compute[t] * model_.per_step(t, theory_.graph());
@@ -741,38 +745,38 @@ class Search {
 
   const Theory& theory_;
   const CostModel& model_;
-  const SynthesisOptions& options_;
+  const AlternationOptions& options_;
   ProgramPool pool_;
   std::deque<Offer> offers_;
   std::vector<Proven> proven_;
-  Builder builder_;
+  ProblemBuilder builder_;
   OrderMemo own_orders_;
   const Order* order_;
   Weights weights_;
   WarmStart warm_;
-  const Exposure* exposure_ = nullptr;  // in prices
-  ValueId first_;                       // of the best pair, see hidden_seconds()
-  std::vector<double> byte_prices_;     // that the limits ask for; empty: none
-  Priced last_;                         // of the last round
+  const OverlapPricing* pricing_ = nullptr;  // in prices
+  ValueId first_;                            // of the best pair, see hidden_seconds()
+  std::vector<double> byte_prices_;          // that the limits ask for; empty: none
+  Priced last_;                              // of the last round
   std::vector<Ratios> seen_;
-  Synthesis best_, beaten_;                // beaten_: the best so far, while rounds begin anew
+  Alternation best_, beaten_;              // beaten_: the best so far, while rounds begin anew
   const Program* best_program_ = nullptr;  // of pool_
   std::string no_program_, lack_;
   double least_excess_ = 0;
-  bool apart_ = false;         // rounds begin anew, and beaten_ is the best so far
-  bool level_ = false;         // prices are those of the slowest type of each operator
-  bool tied_ = false;          // all segments have the same ratios
-  bool fits_plain_ = false;    // a program fits with nothing computed again
-  std::vector<int> block_of_;  // [node of the graph]
+  bool restarted_ = false;         // rounds begin anew, and beaten_ is the best so far
+  bool price_at_slowest_ = false;  // prices are those of the slowest type of each operator
+  bool tied_ = false;              // all segments have the same ratios
+  bool fits_plain_ = false;        // a program fits with nothing computed again
+  std::vector<int> block_of_;      // [node of the graph]
   int blocks_ = 0;
   StopReason worst_stop_ = StopReason::kOptimal;
 };
 
 }  // namespace
 
-Synthesis synthesize(const Theory& theory, const CostModel& model,
-                     const SynthesisOptions& options) {
+Alternation alternate(const Theory& theory, const CostModel& model,
+                      const AlternationOptions& options) {
   return Search(theory, model, options).run();
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::planner

@@ -32,7 +32,7 @@
 #include "solver/order.h"
 #include "solver/problem.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 
 // Blocks at the end of a repeat, and at its beginning, whose lambda is their own.
 constexpr int kEndBlocks = 2;
@@ -45,9 +45,9 @@ struct SweepLimits {
   Deadline deadline = {};
 };
 
-class Potentials {
+class DualBounds {
  public:
-  Potentials(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
+  DualBounds(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
              const std::vector<std::vector<double>>& prices, SweepLimits sweeps,
              std::vector<double>* warm);
 
@@ -140,4 +140,4 @@ class Potentials {
   std::unordered_map<uint64_t, double> left_wide_;  // touch and set, for values of many forms
 };
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -20,7 +20,7 @@
 // each with one device type in the place of the slowest. All are sums over nodes and values, and so
 // is every mixture of them: the least price of a program under a mixture (weights >= 0 with sum 1)
 // is a lower bound, and the best mixture is the value of a game between bounds and programs, found
-// like the weights of device types alone (dearest_weights in balance.h).
+// like the weights of device types alone (max_min_weights in balance.h).
 //
 // The third holds for some programs only. So programs fall into classes by where their last such
 // collective runs: at or after b, or before it. Of the second class no value first read from b on
@@ -50,12 +50,12 @@ int stretch_of(const std::vector<int64_t>& from, int64_t node);
 
 // Whether programs all-reduce a gradient.
 struct Decision {
-  ValueId gradient;  // as Builder::reduced() names it
+  ValueId gradient;  // as ProblemBuilder::reduced() names it
   bool reduced;
 };
 
 // What counts of a price.
-struct Exposure {
+struct OverlapPricing {
   std::vector<int64_t> from;                 // ascending
   std::vector<std::vector<double>> compute;  // [stretch][type] of seconds of computation
   std::vector<double> gradients;             // [stretch that it is ready in] of c_g; no less than
@@ -69,7 +69,7 @@ struct Exposure {
 };
 
 // One of the bounds above, for one device type.
-struct ExposureBound {
+struct OverlapBound {
   enum class Kind { begin, never, barrier };
   Kind kind;
   int stretch;  // at whose first node i or b is; of never: one past the last
@@ -78,20 +78,21 @@ struct ExposureBound {
 
 // All bounds for these stretches, those of a barrier at the beginning of one stretch only, of none
 // if `barrier` is 0.
-std::vector<ExposureBound> exposure_bounds(int stretches, int types, int barrier);
+std::vector<OverlapBound> overlap_bounds(int stretches, int types, int barrier);
 
 // The mixture of bounds by their weights, to be used with weights of 1 for all types.
-Exposure mixture(const std::vector<ExposureBound>& bounds, const std::vector<double>& weights,
-                 std::vector<int64_t> from, int types);
+OverlapPricing mixture(const std::vector<OverlapBound>& bounds, const std::vector<double>& weights,
+                       std::vector<int64_t> from, int types);
 
 // The parts of a program's cost, all synchronised.
-struct ExposedCost {
+struct OverlapCost {
   Seconds comm = 0;                           // collectives but gradients
   std::vector<std::vector<Seconds>> compute;  // [stretch][type]; the optimizer in the first
   std::vector<Seconds> gradients;             // [stretch that it is ready in] c_g
 };
 
 // [bound] of the step of such a program.
-std::vector<double> exposed(const std::vector<ExposureBound>& bounds, const ExposedCost& cost);
+std::vector<double> overlap_values(const std::vector<OverlapBound>& bounds,
+                                   const OverlapCost& cost);
 
 }  // namespace motley::spmd

@@ -1,4 +1,4 @@
-#include "solver/potentials.h"
+#include "solver/dual_bounds.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 
-namespace motley::spmd {
+namespace motley::solver {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -17,7 +17,7 @@ constexpr int kMostUsers = 24;  // likewise
 
 }  // namespace
 
-Potentials::Potentials(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
+DualBounds::DualBounds(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
                        const std::vector<std::vector<double>>& prices, SweepLimits sweeps,
                        std::vector<double>* warm)
     : sweeps_(sweeps), problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
@@ -27,7 +27,7 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
   wide_.assign(values, 0);
   node_begin_.assign(problem.nodes.size() + 1, 0);
   for (size_t n = 0; n < problem.nodes.size(); ++n) {
-    const Node& node = problem.nodes[n];
+    const ProblemNode& node = problem.nodes[n];
     node_begin_[n + 1] =
         node_begin_[n] + static_cast<int>(node.inputs.size() + node.outputs.size());
   }
@@ -44,7 +44,7 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
   }
   for (int k = 0; k < steps; ++k) {
     const int n = order.steps[k].node;
-    const Node& node = problem.nodes[n];
+    const ProblemNode& node = problem.nodes[n];
     const int inputs = static_cast<int>(node.inputs.size());
     for (int slot = 0; slot < node_begin_[n + 1] - node_begin_[n]; ++slot) {
       const int port = node_begin_[n] + slot;
@@ -59,7 +59,7 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
   std::partial_sum(value_begin_.begin(), value_begin_.end(), value_begin_.begin());
   value_ports_.resize(ports_.size());
   std::vector<int> end(value_begin_.begin(), value_begin_.end() - 1);
-  for (const Step& step : order.steps) {
+  for (const OrderStep& step : order.steps) {
     for (int port = node_begin_[step.node]; port < node_begin_[step.node + 1]; ++port) {
       value_ports_[end[ports_[port].value]++] = port;
     }
@@ -95,7 +95,7 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
   lambda_.assign(static_cast<size_t>(rows) * kMaxForms, 0);
   if (warm->size() == lambda_.size()) lambda_ = *warm;
   big_ = 0;
-  for (const Step& step : order.steps) {
+  for (const OrderStep& step : order.steps) {
     double most = 0;
     for (double price : prices_[problem.nodes[step.node].table]) {
       if (price < kInf) most = std::max(most, price);
@@ -144,7 +144,7 @@ Potentials::Potentials(const Problem& problem, const Order& order, std::vector<F
   left_begin_.assign(order.touches.size(), -1);
 }
 
-void Potentials::Sweeps::join(const Port& at, int port, int value) {
+void DualBounds::Sweeps::join(const Port& at, int port, int value) {
   auto& list = ports[value];
   list.insert(at.made ? list.begin() : list.end(), port);
   first[value] = std::min(first[value], at.step);
@@ -152,7 +152,7 @@ void Potentials::Sweeps::join(const Port& at, int port, int value) {
   value_of[port] = value;
 }
 
-const Potentials::Wants& Potentials::wants(uint32_t all, size_t users) {
+const DualBounds::Wants& DualBounds::wants(uint32_t all, size_t users) {
   const size_t most = std::min<size_t>(users, std::popcount(all));
   const auto [it, fresh] = wants_.try_emplace({all, most});
   Wants& wants = it->second;
@@ -169,7 +169,7 @@ const Potentials::Wants& Potentials::wants(uint32_t all, size_t users) {
   return wants;
 }
 
-void Potentials::find_wants(Sweeps* graph) {
+void DualBounds::find_wants(Sweeps* graph) {
   graph->wants.assign(graph->ports.size(), nullptr);
   for (size_t v = 0; v < graph->ports.size(); ++v) {
     const auto& list = graph->ports[v];
@@ -181,7 +181,7 @@ void Potentials::find_wants(Sweeps* graph) {
 }
 
 // Leaves one block of the middle of a repeat in the graph of the sweeps.
-void Potentials::fold(const Repeat& r) {
+void DualBounds::fold(const Repeat& r) {
   const int middle = r.count - 2 * kEndBlocks;
   if (middle < 3) return;
   folded_.push_back(r);
@@ -207,7 +207,7 @@ void Potentials::fold(const Repeat& r) {
 
 // The graph with one block in the middle of every repeat: what is live at the end of the last block
 // of the middle is what is live at the end of the one that stays.
-Potentials::Sweeps Potentials::chained() {
+DualBounds::Sweeps DualBounds::chained() {
   Sweeps graph(frozen_.size(), ports_.size());
   std::vector<int> merged(frozen_.size());
   std::iota(merged.begin(), merged.end(), 0);
@@ -215,7 +215,7 @@ Potentials::Sweeps Potentials::chained() {
     const int first = r.begin + kEndBlocks * r.period;
     const int last = first + (r.count - 2 * kEndBlocks - 1) * r.period;
     for (int k = first; k < first + r.period; ++k) {
-      const Step &here = order_.steps[k], &there = order_.steps[k + last - first];
+      const OrderStep &here = order_.steps[k], &there = order_.steps[k + last - first];
       for (int i = 0; i < here.touch_end - here.touch_begin; ++i) {
         const int a = order_.touches[here.touch_begin + i].value;
         const int b = order_.touches[there.touch_begin + i].value;
@@ -241,7 +241,7 @@ Potentials::Sweeps Potentials::chained() {
 
 // The whole graph; of the blocks in the middle of a repeat, which all have the same lambda, one is
 // visited and counts for all.
-Potentials::Sweeps Potentials::tied() {
+DualBounds::Sweeps DualBounds::tied() {
   Sweeps graph(frozen_.size(), ports_.size());
   std::vector<double> weight(order_.steps.size(), 1), begun = weight;
   for (const Repeat& r : folded_) {
@@ -273,7 +273,7 @@ Potentials::Sweeps Potentials::tied() {
 }
 
 // Sweeps until the bound no longer rises; leaves the best lambda.
-void Potentials::improve(const Sweeps& graph) {
+void DualBounds::improve(const Sweeps& graph) {
   double most = total(graph);
   std::vector<double> best = lambda_;
   for (int i = 0, idle = 0; i < sweeps_.most && idle < sweeps_.idle; ++i, ++idle) {
@@ -291,7 +291,7 @@ void Potentials::improve(const Sweeps& graph) {
 }
 
 // least[f]: over the sets of forms the users may have; `port` is fixed at f.
-void Potentials::marginal(const Sweeps& graph, int value, int port, double* result) {
+void DualBounds::marginal(const Sweeps& graph, int value, int port, double* result) {
   const auto& list = graph.ports[value];
   FormSpace& space = spaces_[problem_.value_table[value]];
   std::fill(result, result + kMaxForms, kInf);
@@ -341,7 +341,7 @@ void Potentials::marginal(const Sweeps& graph, int value, int port, double* resu
 
 // The least of a value whose ports from the `from`-th on are open: with the producer among them,
 // `set` is required already; otherwise it is available.
-double Potentials::least(int value, size_t from, bool open, uint32_t set) {
+double DualBounds::least(int value, size_t from, bool open, uint32_t set) {
   if (wide_[value]) return 0;
   FormSpace& space = spaces_[problem_.value_table[value]];
   const auto list = ports_of(value);
@@ -390,7 +390,7 @@ double Potentials::least(int value, size_t from, bool open, uint32_t set) {
   return result;
 }
 
-double Potentials::left(int t, uint32_t set) {
+double DualBounds::left(int t, uint32_t set) {
   const Touch& touch = order_.touches[t];
   const int forms = problem_.form_tables[problem_.value_table[touch.value]].forms;
   double* memo;
@@ -406,7 +406,7 @@ double Potentials::left(int t, uint32_t set) {
   }
   if (std::isnan(*memo)) {
     const auto step = std::upper_bound(order_.steps.begin(), order_.steps.end(), t,
-                                       [](int x, const Step& s) { return x < s.touch_end; });
+                                       [](int x, const OrderStep& s) { return x < s.touch_end; });
     const int k = static_cast<int>(step - order_.steps.begin());
     const auto list = ports_of(touch.value);
     const auto open =
@@ -418,8 +418,8 @@ double Potentials::left(int t, uint32_t set) {
 }
 
 // Prices of the node's options with lambda, into scratch_; returns their least.
-double Potentials::option_costs(int n) {
-  const Node& node = problem_.nodes[n];
+double DualBounds::option_costs(int n) {
+  const ProblemNode& node = problem_.nodes[n];
   const auto& options = problem_.option_tables[node.table].options;
   scratch_ = prices_[node.table];
   const size_t inputs = node.inputs.size();
@@ -437,8 +437,8 @@ double Potentials::option_costs(int n) {
 }
 
 // Takes the slack of all its values to a node and gives what it finds to those ahead.
-void Potentials::visit(const Sweeps& graph, int n, bool forward) {
-  const Node& node = problem_.nodes[n];
+void DualBounds::visit(const Sweeps& graph, int n, bool forward) {
+  const ProblemNode& node = problem_.nodes[n];
   const auto& options = problem_.option_tables[node.table].options;
   double result[kMaxForms];
   int ahead = 0, behind = 0;
@@ -476,7 +476,7 @@ void Potentials::visit(const Sweeps& graph, int n, bool forward) {
   }
 }
 
-double Potentials::total(const Sweeps& graph) {
+double DualBounds::total(const Sweeps& graph) {
   double sum = 0;
   for (const auto& [node, times] : graph.nodes) sum += times * option_costs(node);
   double result[kMaxForms];
@@ -493,4 +493,4 @@ double Potentials::total(const Sweeps& graph) {
   return sum;
 }
 
-}  // namespace motley::spmd
+}  // namespace motley::solver

@@ -19,7 +19,7 @@
 //
 // Where gradients travel beside the backward pass (cost/overlap.h), pairs are compared by what is
 // left of the step, a last round searches with gradients priced at what cannot be hidden, and the
-// lower bound is the one of exposure.h.
+// lower bound is the one of overlap_pricing.h.
 #pragma once
 
 #include <limits>
@@ -31,27 +31,30 @@
 #include "solver/problem.h"
 #include "spmd/build.h"
 
-namespace motley::spmd {
-
+namespace motley::solver {
 class OrderMemo;
-struct Synthesis;
+}
 
-struct SynthesisOptions {
+namespace motley::planner {
+
+struct Alternation;
+
+struct AlternationOptions {
   Optimizer optimizer = Optimizer::adamw;
-  Restriction restriction = Restriction::none;
+  spmd::Restriction restriction = spmd::Restriction::none;
   bool memory_limit = true;
   bool recompute = true;       // where memory is short, blocks may be computed again (recompute.h)
   bool overlap = false;        // gradients travel beside the backward pass
   std::vector<double> ratios;  // fixed ratios, of all segments; empty: found
   bool polish = true;          // also try shares near those of the best pair
-  const Synthesis* known = nullptr;  // a pair that the answer must not be worse than
-  bool certify = true;               // false: lower bounds are what the search gives for nothing
+  const Alternation* known = nullptr;  // a pair that the answer must not be worse than
+  bool certify = true;                 // false: lower bounds are what the search gives for nothing
   // What the lower bound of a step with overlap may cost: states of its program searches, about.
   int64_t certify_states = 4'000'000;
   // An answer that takes longer than this is not certified, and one that takes much longer is not
   // looked for as hard.
   Seconds certify_below = std::numeric_limits<Seconds>::infinity();
-  OrderMemo* orders = nullptr;  // for searches of like programs; null: none
+  solver::OrderMemo* orders = nullptr;  // for searches of like programs; null: none
   // What a like search left (folded.h, WarmStart), in; what this one leaves, out; null: none. Where
   // limits of states are met, the answer may depend on it.
   std::vector<double>* warm = nullptr;
@@ -59,10 +62,10 @@ struct SynthesisOptions {
   double memory_price = 0;  // seconds per byte that a like problem needed: where to begin; 0: none
   // Of each program search. Where bounds are loose (experts on few devices), states are many; the
   // costliest are dropped, and the lower bound of the answer says what that may have lost.
-  Limits limits{.max_states = 2000};
+  solver::Limits limits{.max_states = 2000};
 };
 
-struct Synthesis {
+struct Alternation {
   bool feasible = false;
   std::string reason;  // infeasible: which device type lacks how much; else why the search stopped
   Program program;
@@ -84,10 +87,11 @@ struct Synthesis {
 };
 
 // Throws TimeIsUp if the deadline of the limits passes before anything is found.
-Synthesis synthesize(const Theory& theory, const CostModel& model, const SynthesisOptions& options);
+Alternation alternate(const Theory& theory, const CostModel& model,
+                      const AlternationOptions& options);
 
 // Ratios proportional to the devices' speed at what the graph mostly does, and equal ones.
 std::vector<double> proportional_ratios(const Cluster& cluster);
 std::vector<double> even_ratios(const Cluster& cluster);
 
-}  // namespace motley::spmd
+}  // namespace motley::planner

@@ -1,4 +1,4 @@
-#include "planner/synthesis.h"
+#include "planner/alternation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,11 @@
 #include "solver/folded.h"
 #include "solver/order.h"
 
-namespace motley::spmd {
+namespace motley::planner {
+
+using namespace solver;
+using namespace spmd;
+
 namespace {
 
 using ::testing::HasSubstr;
@@ -35,7 +39,7 @@ TEST(Builder, PriceIsTheCostOfTheProgram) {
     for (int trial = 0; trial < 20; ++trial) {
       Shares shares({0.4, 0.3, 0.2, 0.1 + rng.uniform()});
       Fractions fractions(model.cluster(), shares);
-      Builder builder(theory, model, Optimizer::adamw);
+      ProblemBuilder builder(theory, model, Optimizer::adamw);
       builder.price(fractions);
       Weights weights{{1.0}, {}};
       Solution solution = solve_folded(builder.problem(), make_order(builder.problem()), weights);
@@ -61,11 +65,11 @@ TEST(Builder, LevelPriceIsNoLessThanTheCost) {
       const double fast = 0.1 + 0.3 * rng.uniform();
       const Shares shares({fast, fast, 0.5 - fast, 0.5 - fast});
       const Fractions fractions(model.cluster(), shares);
-      Builder builder(theory, model, Optimizer::adamw);
+      ProblemBuilder builder(theory, model, Optimizer::adamw);
       builder.price(fractions);
       const Solution weighted =
           solve_folded(builder.problem(), make_order(builder.problem()), {{0.5, 0.5}, {}});
-      builder.level();
+      builder.price_at_slowest_type();
       const Weights any{{0, 1}, {}};
       const Solution level = solve_folded(builder.problem(), make_order(builder.problem()), any);
       for (const std::vector<int>& option : {weighted.option, level.option}) {
@@ -82,20 +86,20 @@ TEST(Builder, LevelPriceIsNoLessThanTheCost) {
 }
 
 // No program drawn at random is cheaper than the lower bound, on any number of types.
-TEST(Synthesis, LowerBoundHoldsAgainstRandomPrograms) {
+TEST(Alternation, LowerBoundHoldsAgainstRandomPrograms) {
   for (const char* name : kGraphs) {
     Graph graph = load(name);
     Theory theory(graph);
     CostModel model(mixed(2, 3));
-    SynthesisOptions options;
+    AlternationOptions options;
     options.ratios = {0.3, 0.3, 0.15, 0.15, 0.1};
-    Synthesis best = synthesize(theory, model, options);
+    Alternation best = alternate(theory, model, options);
     ASSERT_TRUE(best.feasible) << best.reason;
     EXPECT_LE(best.lower_bound, best.cost.step * (1 + 1e-12));
     EXPECT_GE(best.lower_bound, 0.5 * best.cost.step);
     Shares shares(best.ratios);
     Fractions fractions(model.cluster(), shares);
-    Builder builder(theory, model, options.optimizer);
+    ProblemBuilder builder(theory, model, options.optimizer);
     builder.price(fractions);
     Rng rng(7);
     for (int trial = 0; trial < 100; ++trial) {
@@ -109,7 +113,7 @@ TEST(Synthesis, LowerBoundHoldsAgainstRandomPrograms) {
 
 // At whatever moment time is up: nothing, or a sound program and its cost; with time enough, what
 // is found without a limit.
-TEST(Synthesis, EndsInTime) {
+TEST(Alternation, EndsInTime) {
   int found = 0, nothing = 0;
   for (const char* name : kGraphs) {
     const Graph graph = load(name);
@@ -118,11 +122,11 @@ TEST(Synthesis, EndsInTime) {
       Cluster cluster = mixed(2, 2);
       for (DeviceType& type : cluster.types) type.memory = memory;
       const CostModel model(cluster);
-      SynthesisOptions options;
+      AlternationOptions options;
       options.overlap = true;
-      const Synthesis unlimited = synthesize(theory, model, options);
+      const Alternation unlimited = alternate(theory, model, options);
       options.limits.deadline = Deadline::in(1e6);
-      const Synthesis enough = synthesize(theory, model, options);
+      const Alternation enough = alternate(theory, model, options);
       EXPECT_EQ(enough.feasible, unlimited.feasible);
       EXPECT_EQ(enough.program.steps, unlimited.program.steps);
       EXPECT_EQ(enough.ratios, unlimited.ratios);
@@ -130,7 +134,7 @@ TEST(Synthesis, EndsInTime) {
       for (double seconds = 1e-5; seconds < 4 * unlimited.seconds; seconds *= 2) {
         options.limits.deadline = Deadline::in(seconds);
         try {
-          const Synthesis s = synthesize(theory, model, options);
+          const Alternation s = alternate(theory, model, options);
           if (!s.feasible) continue;
           ++found;
           EXPECT_THAT(check(theory, s.program), testing::IsEmpty());
@@ -144,9 +148,9 @@ TEST(Synthesis, EndsInTime) {
         }
       }
     }
-    PlanRequest request;
+    ProgramRequest request;
     request.synthesis.limits.deadline = Deadline::in(-1);
-    const PlanResult late = plan(load(name), mixed(2, 2), request);
+    const ProgramResult late = plan_program(load(name), mixed(2, 2), request);
     EXPECT_FALSE(late.feasible);
     EXPECT_THAT(late.reason, HasSubstr("time ran out"));
   }
@@ -156,7 +160,7 @@ TEST(Synthesis, EndsInTime) {
 
 // Nor with gradients beside the backward pass: under any mixture of bounds, wherever stretches
 // begin, with tables of their own and without, and whichever class the program is of.
-TEST(Synthesis, LowerBoundHoldsWithOverlap) {
+TEST(Alternation, LowerBoundHoldsWithOverlap) {
   int hiding = 0, after = 0, before = 0, whole = 0, reduced = 0;
   for (const char* name : kGraphs) {
     Graph graph = load(name);
@@ -165,14 +169,14 @@ TEST(Synthesis, LowerBoundHoldsWithOverlap) {
       CostModel model(mixed(2, 3, bandwidth));
       const Shares shares({0.3, 0.3, 0.15, 0.15, 0.1});
       const Fractions fractions(model.cluster(), shares);
-      SynthesisOptions options;
+      AlternationOptions options;
       options.ratios = shares.ratios();
       options.overlap = true;
-      const Synthesis best = synthesize(theory, model, options);
+      const Alternation best = alternate(theory, model, options);
       ASSERT_TRUE(best.feasible) << best.reason;
       EXPECT_LE(best.lower_bound, best.step() * (1 + 1e-12));
       EXPECT_NEAR(best.hidden, hidden_seconds(theory, best.program, model, fractions), 1e-12);
-      Builder all(theory, model, options.optimizer);
+      ProblemBuilder all(theory, model, options.optimizer);
       all.price(fractions);
       const auto step = [&](const Program& program) {
         const Seconds hidden = hidden_seconds(theory, program, model, fractions);
@@ -187,7 +191,7 @@ TEST(Synthesis, LowerBoundHoldsWithOverlap) {
       std::vector<Program> programs;
       std::vector<Seconds> seconds;
       // Most communicate until the end; those that only sum gradients up do not.
-      Builder sums(theory, model, options.optimizer, Restriction::data_parallel);
+      ProblemBuilder sums(theory, model, options.optimizer, Restriction::data_parallel);
       sums.price(fractions);
       const Order order_of_sums = make_order(sums.problem());
       for (int i = 0; i < 60; ++i) {
@@ -215,25 +219,25 @@ TEST(Synthesis, LowerBoundHoldsWithOverlap) {
           const ValueId one = gradients[rng.below(static_cast<int64_t>(gradients.size()))];
           if (apart.empty() || apart[0] != one) apart.push_back(one);
         }
-        Builder builder(theory, model, options.optimizer, Restriction::none,
-                        trial % 2 == 0 ? from : std::vector<int64_t>(), apart);
+        ProblemBuilder builder(theory, model, options.optimizer, Restriction::none,
+                               trial % 2 == 0 ? from : std::vector<int64_t>(), apart);
         builder.price(fractions);
         const Order order = make_order(builder.problem());
         const auto least = [&](int barrier, int closed, const std::vector<Decision>& decided) {
-          const std::vector<ExposureBound> bounds = exposure_bounds(stretches, 2, barrier);
+          const std::vector<OverlapBound> bounds = overlap_bounds(stretches, 2, barrier);
           std::vector<double> weights;
           for (size_t b = 0; b < bounds.size(); ++b)
             weights.push_back(rng.chance(0.4) ? rng.uniform() : 0);
           weights[rng.below(static_cast<int64_t>(weights.size()))] += 0.1;
           const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
           for (double& w : weights) w /= sum;
-          Exposure exposure = mixture(bounds, weights, from, 2);
-          if (closed > 0) exposure.closed = closed;
-          exposure.decided = decided;
-          builder.price(fractions, 1, &exposure);
+          OverlapPricing pricing = mixture(bounds, weights, from, 2);
+          if (closed > 0) pricing.closed = closed;
+          pricing.decided = decided;
+          builder.price(fractions, 1, &pricing);
           const Solution solution =
               solve_folded(builder.problem(), order, {{1, 1}, {}}, {.max_states = 2000});
-          const Seconds priced = solution.price + builder.decided_seconds(exposure);
+          const Seconds priced = solution.price + builder.decided_seconds(pricing);
           if (!solution.option.empty() && barrier == 0) {
             const Program program = all.program(solution);
             if (decided.empty()) {
@@ -241,7 +245,7 @@ TEST(Synthesis, LowerBoundHoldsWithOverlap) {
             }
             // What the price is made of.
             const std::vector<double> parts =
-                exposed(bounds, all.exposed_cost(program, fractions, exposure));
+                overlap_values(bounds, all.overlap_cost(program, fractions, pricing));
             const double price =
                 std::inner_product(weights.begin(), weights.end(), parts.begin(), 0.0);
             EXPECT_GE(price, priced * (1 - 1e-9)) << name;
@@ -249,7 +253,7 @@ TEST(Synthesis, LowerBoundHoldsWithOverlap) {
               EXPECT_LE(price, priced * (1 + 1e-9)) << name;
             }
           }
-          return solution.lower_bound + builder.decided_seconds(exposure);
+          return solution.lower_bound + builder.decided_seconds(pricing);
         };
         const Seconds any = least(0, 0, {});
         Seconds by_decision[2][2];
@@ -289,7 +293,7 @@ TEST(Synthesis, LowerBoundHoldsWithOverlap) {
   EXPECT_GT(reduced, 500);
 }
 
-TEST(Synthesis, OverlappedBoundIsBelowTheBestOfAllPrograms) {
+TEST(Alternation, OverlappedBoundIsBelowTheBestOfAllPrograms) {
   Rng rng(3);
   double tightest = 0;
   for (int trial = 0; trial < 4; ++trial) {
@@ -319,11 +323,11 @@ gradient "v" %8
                      {LinkKind::switched, std::pow(10.0, 8 + 2 * rng.uniform()), 1e-6}));
     const Shares shares({0.65, 0.35});
     const Fractions fractions(model.cluster(), shares);
-    SynthesisOptions options;
+    AlternationOptions options;
     options.ratios = shares.ratios();
     options.overlap = true;
     options.optimizer = Optimizer::sgd;
-    const Synthesis found = synthesize(theory, model, options);
+    const Alternation found = alternate(theory, model, options);
     ASSERT_TRUE(found.feasible) << found.reason;
     const Seconds least = least_of_all(theory, model, fractions);
     EXPECT_LE(found.lower_bound, least * (1 + 1e-9)) << batch << " " << inner;
@@ -333,15 +337,15 @@ gradient "v" %8
   EXPECT_GT(tightest, 0.95);
 }
 
-TEST(Synthesis, NeverWorseThanItsRestrictions) {
+TEST(Alternation, NeverWorseThanItsRestrictions) {
   for (const char* name : kGraphs)
     for (double bandwidth : {1e7, 1e9, 1e11}) {
-      PlanRequest request;
+      ProgramRequest request;
       request.batch = 8;
-      PlanResult result = plan(load(name), mixed(2, 2, bandwidth), request);
+      ProgramResult result = plan_program(load(name), mixed(2, 2, bandwidth), request);
       ASSERT_TRUE(result.feasible) << result.reason;
       EXPECT_THAT(check(result.plan), testing::IsEmpty());
-      for (const Baseline& b : result.baselines)
+      for (const StrategyTime& b : result.baselines)
         if (b.feasible) {
           EXPECT_LE(result.plan.predicted_step_s, b.predicted_step_s * (1 + 1e-9))
               << name << " " << b.name << " " << bandwidth;
@@ -356,18 +360,18 @@ TEST(Planner, PartsAreLeftOutForGoodReasonOnly) {
   for (const char* name : kGraphs)
     for (double bandwidth : {1e5, 1e8, 1e9, 1e11}) {
       const Cluster cluster = mixed(2, 2, bandwidth);
-      PlanRequest request;
+      ProgramRequest request;
       request.batch = 8;
       request.baselines = false;
       request.parts = true;
       request.synthesis.certify = false;
-      const PlanResult best = plan(load(name), cluster, request);
+      const ProgramResult best = plan_program(load(name), cluster, request);
       ASSERT_TRUE(best.feasible) << best.reason;
       parts += best.devices.size() < 4;
       request.parts = false;
       for (const std::vector<int>& devices :
            {std::vector<int>{0, 1, 2, 3}, std::vector<int>{0, 1}, std::vector<int>{0}}) {
-        const PlanResult part = plan(load(name), part_of(cluster, devices), request);
+        const ProgramResult part = plan_program(load(name), part_of(cluster, devices), request);
         ASSERT_TRUE(part.feasible) << part.reason;
         EXPECT_LE(best.plan.predicted_step_s, part.plan.predicted_step_s * (1 + 1e-9))
             << name << " " << bandwidth << " " << devices.size();
@@ -376,11 +380,11 @@ TEST(Planner, PartsAreLeftOutForGoodReasonOnly) {
   EXPECT_GT(parts, 3);
 }
 
-TEST(Synthesis, FasterDevicesGetMore) {
-  PlanRequest request;
+TEST(Alternation, FasterDevicesGetMore) {
+  ProgramRequest request;
   request.batch = 32;
   // Links so fast that computation decides.
-  PlanResult result = plan(load("mlp"), mixed(1, 1, 1e13), request);
+  ProgramResult result = plan_program(load("mlp"), mixed(1, 1, 1e13), request);
   ASSERT_TRUE(result.feasible);
   EXPECT_GT(result.plan.ratios[0][0], 0.5);
 }
@@ -418,16 +422,16 @@ TEST(Forms, AreTheFasterOnesAtTheRatiosOfThePlan) {
       Graph graph = load(name);
       Theory theory(graph);
       CostModel model(mixed(1, 3, 1e8));
-      SynthesisOptions options;
+      AlternationOptions options;
       options.restriction = Restriction::zero;
       options.ratios = {skew / (skew + 3), 1 / (skew + 3), 1 / (skew + 3), 1 / (skew + 3)};
-      const Synthesis s = synthesize(theory, model, options);
+      const Alternation s = alternate(theory, model, options);
       ASSERT_TRUE(s.feasible) << s.reason;
       const Shares shares(s.ratios);
       const Fractions fractions(model.cluster(), shares);
       Program program = s.program;
       for (size_t i = 0; i < program.steps.size(); ++i) {
-        motley::Step& step = program.steps[i];
+        Step& step = program.steps[i];
         if (step.is_compute() || !has_forms(step.kind)) continue;
         (step.form == PieceForm::grouped ? grouped : padded) += 1;
         const PieceForm chosen = step.form;
@@ -472,29 +476,29 @@ gradient "v" %13
                                     "two layers");
     Theory theory(graph);
     CostModel model(flat_cluster({device("d", 2e11)}, {2}, {LinkKind::switched, 1e9, 1e-6}));
-    Builder builder(theory, model, Optimizer::sgd);
+    ProblemBuilder builder(theory, model, Optimizer::sgd);
     Shares shares({0.5, 0.5});
     builder.price(Fractions(model.cluster(), shares));
     // Parameters whole (the first choice of their token), as in data parallelism.
     Problem all = builder.problem();
     std::vector<bool> gradient(all.value_table.size());
-    auto own_table = [](Problem* problem, Node* node) {
+    auto own_table = [](Problem* problem, ProblemNode* node) {
       problem->option_tables.push_back(problem->option_tables[node->table]);
       node->table = static_cast<int>(problem->option_tables.size()) - 1;
       return &problem->option_tables.back().options;
     };
-    for (Node& node : all.nodes) {
+    for (ProblemNode& node : all.nodes) {
       if (node.inputs.empty() && node.outputs.size() == 2) own_table(&all, &node)->resize(1);
       if (node.outputs.empty() && node.inputs.size() == 2) gradient[node.inputs[1]] = true;
     }
     auto whole = [](const Option& o) {
       return o.in == std::vector<uint8_t>(o.in.size(), 0) && o.out == std::vector<uint8_t>{0};
     };
-    auto makes_gradient = [&](const Node& node) {
+    auto makes_gradient = [&](const ProblemNode& node) {
       return node.outputs.size() == 1 && gradient[node.outputs[0]];
     };
     Problem forbidden = all;
-    for (Node& node : forbidden.nodes)
+    for (ProblemNode& node : forbidden.nodes)
       if (makes_gradient(node)) std::erase_if(*own_table(&forbidden, &node), whole);
     const Weights weights{{1.0}, {}};
     const Solution best = solve_folded(all, make_order(all), weights),
@@ -513,40 +517,40 @@ gradient "v" %13
   EXPECT_GE(without, 2);
 }
 
-TEST(Synthesis, IsDeterministic) {
-  PlanRequest request;
+TEST(Alternation, IsDeterministic) {
+  ProgramRequest request;
   request.batch = 8;
-  Json a = to_json(plan(load("gpt1"), mixed(2, 2), request).plan),
-       b = to_json(plan(load("gpt1"), mixed(2, 2), request).plan);
+  Json a = to_json(plan_program(load("gpt1"), mixed(2, 2), request).plan),
+       b = to_json(plan_program(load("gpt1"), mixed(2, 2), request).plan);
   EXPECT_EQ(a.dump(), b.dump());
 }
 
 // Memory is a hard limit: the plan fits, costs more than the unlimited one, and stores parameters
 // in pieces.
-TEST(Synthesis, MemoryIsAHardLimit) {
+TEST(Alternation, MemoryIsAHardLimit) {
   Graph graph = load("mlp");
   Theory theory(graph);
   CostModel roomy(mixed(2, 2, 1e8));
-  SynthesisOptions options;
-  Synthesis free = synthesize(theory, roomy, options);
+  AlternationOptions options;
+  Alternation free = alternate(theory, roomy, options);
   ASSERT_TRUE(free.feasible);
   Bytes needed = free.cost.memory.peak[0];
   Cluster tight = mixed(2, 2, 1e8);
   for (DeviceType& t : tight.types) t.memory = 0.7 * needed;
   CostModel model(tight);
-  Synthesis limited = synthesize(theory, model, options);
+  Alternation limited = alternate(theory, model, options);
   ASSERT_TRUE(limited.feasible) << limited.reason;
   for (size_t t = 0; t < 2; ++t) EXPECT_LE(limited.cost.memory.peak[t], tight.types[t].memory);
   EXPECT_GE(limited.cost.step, free.cost.step * (1 - 1e-9));
 
   for (DeviceType& t : tight.types) t.memory = 1000;
   CostModel tiny(tight);
-  Synthesis none = synthesize(theory, tiny, options);
+  Alternation none = alternate(theory, tiny, options);
   EXPECT_FALSE(none.feasible);
   EXPECT_THAT(none.reason, HasSubstr("fast lacks"));
 }
 
-TEST(Synthesis, SaysWhenARestrictionHasNoProgram) {
+TEST(Alternation, SaysWhenARestrictionHasNoProgram) {
   // The batch of this graph is one sample: data parallelism cannot cut it.
   Graph graph = parse_graph(R"(%0 = motley::input("x") : f32[1,4]
 %1 = motley::parameter("w") : f32[4,4]
@@ -557,8 +561,8 @@ loss %3
                             "one");
   Theory theory(graph);
   CostModel model(mixed(1, 1));
-  EXPECT_TRUE(synthesize(theory, model, {}).feasible);
+  EXPECT_TRUE(alternate(theory, model, {}).feasible);
 }
 
 }  // namespace
-}  // namespace motley::spmd
+}  // namespace motley::planner
