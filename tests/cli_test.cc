@@ -11,6 +11,7 @@
 #include <set>
 
 #include "core/file.h"
+#include "core/units.h"
 
 namespace motley {
 namespace {
@@ -231,6 +232,22 @@ TEST_F(Cli, PlansOfGraphFilesNeedNoLibtorch) {
   expect_mistake(one + "64 --engine pipeline", "field 'batch' is 16");
   expect_mistake(one + "16 --micro-batch 7 --engine pipeline",
                  "--batch 16 is not a multiple of micro-batches of 7");
+}
+
+// The text of a plan, its JSON and its simulation give one number, also where gradients are hidden.
+TEST_F(Cli, OnePredictionForOnePlan) {
+  for (const char* what :
+       {"gpt:layers=4,hidden=256,heads=8,seq=128,vocab=1000 --cluster hap-a100-p100 "
+        "--batch 64 --engine spmd",
+        "mlp:layers=6,hidden=512 --cluster local-mixed-4 --batch 64 --engine grid"}) {
+    const std::string command = std::string("plan ") + what;
+    const Json found = motley(command + " --json -o " + path("one.json")).json();
+    const double step = found["predicted_step_s"];
+    EXPECT_NE(motley(command).out.find("predicted   " + format_seconds(step) + " a step"),
+              std::string::npos)
+        << motley(command).out;
+    EXPECT_NEAR(motley("simulate --json " + path("one.json")).json()["step_s"], step, 1e-9 * step);
+  }
 }
 
 // Where gradients and activations are reduced over groups that cross the nodes, the axes are

@@ -229,8 +229,9 @@ Kind plans(const FuzzOptions& options) {
            made_by(options, std::string(mlp) + " --engine pipeline --micro-batch 4", "pipe.json")},
           [](const std::string& text) {
             const Plan plan = parse_plan(text, "mutant");
-            if (check(plan).empty()) simulate(plan);
+            if (!check(plan, false).empty()) return;
             describe(plan);
+            if (check(plan).empty()) simulate(plan);
           },
           {{"check", "FILE"}, {"simulate", "FILE"}, {"report", "FILE", "-o", "report.html"}},
           ".json"};

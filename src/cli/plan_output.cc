@@ -101,10 +101,6 @@ std::string certificate(const Candidate& best, const EngineResult& engine) {
 std::string one_program(const Candidate& best, const EngineResult& engine, const Cluster& cluster) {
   const Plan& plan = *best.plan;
   std::string text;
-  if (best.hidden_s > 0.005 * plan.predicted_step_s)
-    text +=
-        fmt::format("  overlap     gradients travel during the backward pass: {} less, {} a step\n",
-                    format_seconds(best.hidden_s), format_seconds(plan.predicted_step_s));
   if (plan.cluster.size() < cluster.size())
     text += fmt::format("  devices     {}\n",
                         planner::part_in_words(best.devices, cluster.size(), cluster.name));

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "cost/overlap.h"
 
 namespace motley {
 
@@ -905,8 +906,10 @@ std::string describe(const Plan& plan) {
   Fractions fractions(plan.cluster, shares);
   CostModel model(plan.cluster, plan.reductions);
   ProgramCost cost = cost_of(theory, plan.program, model, fractions, plan.optimizer);
-  out += fmt::format("  predicted   {} a step: {} of communication", format_seconds(cost.step),
-                     format_seconds(cost.comm));
+  const Seconds hidden = hidden_seconds(theory, plan.program, model, fractions);
+  out += fmt::format("  predicted   {} a step: {} of communication",
+                     format_seconds(cost.step - hidden), format_seconds(cost.comm));
+  if (hidden > 0) out += fmt::format(", {} of it during the backward pass", format_seconds(hidden));
   for (size_t t = 0; t < cost.compute.size(); ++t)
     out += fmt::format(", {} busy {}", plan.cluster.types[t].name, format_seconds(cost.compute[t]));
   out += "\n  memory      ";

@@ -79,7 +79,7 @@ Plan load_plan(const std::string& path);
 std::vector<std::string> check(const Plan& plan, bool memory_limit = true);
 
 // The plan in words: which parameters and activations are cut how, who gets how much, what is
-// communicated and why.
+// communicated and why. REQUIRES: check(plan, false) finds nothing.
 std::string describe(const Plan& plan);
 
 // What a value is to a reader: "parameters" (or a view of one), "gradients" on their way to the

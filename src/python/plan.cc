@@ -125,7 +125,12 @@ void bind_plan(py::module_& m) {
   m.def("plan", &find_plan);
 
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
-      .def("__str__", [](const Plan& p) { return describe(p); })
+      .def("__str__",
+           [](const Plan& p) {
+             const std::vector<std::string> problems = check(p, false);
+             return problems.empty() ? describe(p)
+                                     : fmt::format("{}: not sound: {}\n", p.model, problems[0]);
+           })
       .def("text", [](const Plan& p) { return to_json(p).dump(); })
       .def("save", [](const Plan& p, const std::string& path) { save_plan(p, path); })
       .def("check", [](const Plan& p, bool memory_limit) { return check(p, memory_limit); })
