@@ -361,7 +361,7 @@ std::vector<std::string> mutated_command(uint64_t seed, Rng* rng) {
         break;
       default:
         words[at] = change_number(words[at] + " ", rng);
-        words[at].pop_back();
+        if (!words[at].empty()) words[at].pop_back();
     }
     if (words.empty()) words = {"plan"};
   }
