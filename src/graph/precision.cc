@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <set>
 #include <string_view>
 
@@ -128,5 +129,20 @@ class Rewriter : Rewriting {
 }  // namespace
 
 Graph with_precision(const Graph& graph, DType type) { return Rewriter(graph, type).run(); }
+
+void check_precision(const Graph& graph, DType type) {
+  std::optional<DType> own;
+  for (const Parameter& p : graph.parameters) {
+    const DType dtype = graph.spec(p.value).dtype;
+    if (!is_float(dtype)) continue;
+    if (own && *own != dtype)
+      throw user_error("plan", "precision {} needs parameters of one type; {} is {}, others are {}",
+                       to_string(type), p.name, to_string(dtype), to_string(*own));
+    own = dtype;
+  }
+  if (own && size_of(*own) <= size_of(type))
+    throw user_error("plan", "precision is {}, but the parameters are {}; leave it out",
+                     to_string(type), to_string(*own));
+}
 
 }  // namespace motley

@@ -20,4 +20,8 @@ namespace motley {
 // depend on `type`; with that of the parameters nothing is rounded.
 Graph with_precision(const Graph& graph, DType type);
 
+// Throws UserError unless all parameters of `graph` that are floats have one type, of more bits
+// than `type`.
+void check_precision(const Graph& graph, DType type);
+
 }  // namespace motley

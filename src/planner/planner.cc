@@ -48,7 +48,11 @@ void check(const PlanOptions& o) {
 
 GraphOf in_precision(const GraphOf& graph_of, DType precision) {
   if (precision == DType::f32) return graph_of;
-  return [=](int64_t samples) { return with_precision(graph_of(samples), precision); };
+  return [=](int64_t samples) {
+    const Graph graph = graph_of(samples);
+    check_precision(graph, precision);
+    return with_precision(graph, precision);
+  };
 }
 
 Cluster as_measured(const Cluster& cluster, const PlanOptions& options, const GraphOf& graph_of) {

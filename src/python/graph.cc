@@ -139,18 +139,7 @@ std::string text_without_model(const Graph& graph) {
 CapturedGraph in_precision(const CapturedGraph& from, const std::string& precision) {
   DType type;
   MOTLEY_CHECK(parse_dtype(precision, &type));
-  std::optional<DType> own;
-  for (const Parameter& p : from.graph.parameters) {
-    const DType dtype = from.graph.spec(p.value).dtype;
-    if (!is_float(dtype)) continue;
-    if (own && *own != dtype)
-      throw user_error("plan", "precision {} needs parameters of one type; {} is {}, others are {}",
-                       precision, p.name, to_string(dtype), to_string(*own));
-    own = dtype;
-  }
-  if (own && size_of(*own) <= size_of(type))
-    throw user_error("plan", "precision is {}, but the parameters are {}; leave it out", precision,
-                     to_string(*own));
+  check_precision(from.graph, type);
   CapturedGraph made = from;
   made.graph = with_precision(from.graph, type);
   return made;
