@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <condition_variable>
 #include <deque>
@@ -78,12 +77,7 @@ class Meeting {
 };
 
 class Sent final : public Message {
- public:
-  explicit Sent(at::Tensor tensor) : tensor_(std::move(tensor)) {}
-  void wait() override { tensor_.reset(); }
-
- private:
-  at::Tensor tensor_;  // stays until then, as over sockets
+  void wait() override {}
 };
 
 class Awaited final : public Message {
@@ -151,12 +145,8 @@ class ThreadCommunicator final : public Communicator {
   }
   void barrier() override { meeting_.wait(); }
   std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
-    {
-      // The copy stands for what is in the network: no worker's memory.
-      const c10::DebugInfoGuard uncounted(c10::DebugInfoKind::PROFILER_STATE, nullptr);
-      meeting_.put(rank_, to, tag, tensor.clone());
-    }
-    return std::make_unique<Sent>(tensor);
+    meeting_.put(rank_, to, tag, tensor.clone());
+    return std::make_unique<Sent>();
   }
   std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
     return std::make_unique<Awaited>(meeting_, from, rank_, tag, tensor);

@@ -7,7 +7,6 @@
 
 #include "cluster/part.h"
 #include "core/error.h"
-#include "cost/storage.h"
 
 namespace motley {
 
@@ -307,51 +306,6 @@ int in_flight(const ReplicaPlan& replica, int stage) {
   return std::min(replica.stages[stage].warm_up, replica.micro_batches);
 }
 
-namespace {
-
-// Of all inputs, and of what is computed from them before the first micro-batch.
-Bytes whole_batch(const PipelinePlan& plan) {
-  const MicroBatch& micro = plan.part();
-  Bytes bytes = 0;
-  for (size_t i = 0; i < micro.graph.inputs.size(); ++i)
-    bytes += static_cast<Bytes>(micro.graph.spec(micro.graph.inputs[i].value).bytes()) *
-             (micro.inputs[i].is_whole() ? 1 : micro.parts);
-  return bytes;
-}
-
-// [type] What the reduction of a stage's gradients over replicas and with other stages takes, and
-// the gathering of parameters that replicas divide. Pieces that are cut otherwise elsewhere are put
-// together from those of all groups.
-std::vector<Bytes> replicas_workspace(const PipelinePlan& plan, int replica, int stage,
-                                      const Fractions& fractions, int types) {
-  const Theory& theory = plan.theory(stage);
-  const Graph& graph = theory.graph();
-  const std::vector<Placement> stored =
-      stored_placements(theory, plan.replicas[replica].stages[stage].program);
-  std::vector<Bytes> all(types, 0), largest(types, 0), result(types, 0);
-  Bytes whole = 0;
-  for (const Parameter& p : graph.parameters) {
-    if (!p.gradient.valid()) continue;
-    const auto bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
-    const auto& f = fractions.by_type(theory.cut(p.value, stored[p.value.index]));
-    whole = std::max(whole, bytes);
-    for (int t = 0; t < types; ++t) {
-      all[t] += bytes * f[t];
-      largest[t] = std::max(largest[t], bytes * f[t]);
-    }
-  }
-  size_t groups = plan.replicas.size();
-  for (const Tied& tied : plan.parts().tied)
-    if (std::count(tied.stages.begin(), tied.stages.end(), stage) > 0)
-      groups = std::max(groups, tied.stages.size());
-  for (int t = 0; t < types && groups > 1; ++t)
-    result[t] = std::max(bucket_workspace(all[t], largest[t]),
-                         static_cast<Bytes>(groups + 2) * std::min(whole, 2 * largest[t]));
-  return result;
-}
-
-}  // namespace
-
 std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
                                 const std::vector<int>& group, const Cluster& sub_cluster,
                                 Optimizer optimizer, const std::vector<DividedState>& divided) {
@@ -373,7 +327,8 @@ std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
     for (int t = 0; t < types; ++t) {
       Bytes b = memory.at(stage).peak[t] - memory.at(stage).state[t];
       for (const auto& [s, n] : held)
-        b += (n - (s == stage)) * memory.at(s).another(t, of.stages[s].recompute);
+        b += (n - (s == stage)) *
+             (of.stages[s].recompute ? memory.at(s).held_inputs[t] : memory.at(s).held[t]);
       most[t] = std::max(most[t], b);
     }
   };
@@ -383,15 +338,7 @@ std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
     follow(of, group, static_cast<int>(stage_groups(of).size()),
            [&](const Pass& pass, std::map<int, int>& held) { take(pass.stage, held); });
   }
-  const Bytes batch = whole_batch(plan);
-  std::vector<Bytes> once(types, 0);  // at the end of the step
-  for (int s : group) {
-    const Shares shares(of.stages[s].ratios);
-    const std::vector<Bytes> more =
-        replicas_workspace(plan, replica, s, Fractions(sub_cluster, shares), types);
-    for (int t = 0; t < types; ++t) once[t] = std::max(once[t], more[t]);
-  }
-  for (int t = 0; t < types; ++t) bytes[t] += batch + std::max(most[t], once[t]);
+  for (int t = 0; t < types; ++t) bytes[t] += most[t];
   return bytes;
 }
 

@@ -284,7 +284,7 @@ class PlanBuilder::Composer {
                     state_[s].kept(static_cast<int>(r)));
       for (int t = 0; t < model.types(); ++t) {
         const Bytes one = memory.peak[t] + memory.sums[t],
-                    more = memory.another(t, stage.recompute),
+                    more = stage.recompute ? memory.held_inputs[t] : memory.held[t],
                     room = model.cluster().types[t].memory - one;
         if (room < 0) {
           reason_ = fmt::format("stage {}: {} lacks {}", s, model.cluster().types[t].name,

@@ -123,7 +123,8 @@ std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(const StageTask&
   std::vector<Shortage> shortages;
   for (size_t t = 0; t < cluster.types.size(); ++t) {
     const Bytes others =
-        memory.sums[t] + (task.in_flight - 1) * memory.another(t, task.recompute);
+        memory.sums[t] +
+        (task.in_flight - 1) * (task.recompute ? memory.held_inputs[t] : memory.held[t]);
     shortages.push_back(
         {memory.peak[t] + others - cluster.types[t].memory / task.stages_per_device, others, 0});
   }
