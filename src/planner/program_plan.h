@@ -58,7 +58,7 @@ ProgramResult plan_program(Graph graph, const Cluster& cluster, const ProgramReq
 // (0-1): with the others it would communicate longer than they save".
 std::string part_in_words(const std::vector<int>& devices, int of, const std::string& cluster);
 
-// A plan from one synthesis.
+// A plan from one alternation.
 Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& request,
                const Alternation& synthesis);
 
