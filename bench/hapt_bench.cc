@@ -603,7 +603,7 @@ void search_times(bool small, bool scale) {
   o.any_order = false;
   row("1,000 layers, 4,096 devices of 4 types", p, o);
   o.any_order = true;
-  o.time_limit = 120;
+  o.deadline = Deadline::in(120);
   row("  all 24 orders", p, o);
 }
 

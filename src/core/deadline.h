@@ -1,12 +1,20 @@
-// When a search has to end. It looks now and then, every few milliseconds: where it has an answer
-// it returns that, where it has none yet it throws TimeIsUp to whoever does. One point in time is
-// handed down to all searches; when most of the time is gone (near()) they keep fewer states.
-// Without a limit nothing looks at the clock.
+// When a search has to end: at a point in time, after so much work, or when someone interrupts it.
+// It looks now and then, every few milliseconds: where it has an answer it returns that, where it
+// has none yet it throws TimeIsUp to whoever does. One deadline is handed down to all searches, and
+// parts of it to those that others follow; when most of it is gone (near()) searches keep fewer
+// states.
+//
+// Work is counted where searches look: states that they expand, nodes that they sweep or price. A
+// search that ends after so much work does the same on every machine, if on one thread. Without a
+// limit nothing looks at the clock.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <limits>
+#include <memory>
 
 namespace motley {
 
@@ -16,34 +24,77 @@ struct TimeIsUp : std::exception {
 
 class Deadline {
  public:
+  struct Limits {
+    double seconds = std::numeric_limits<double>::infinity();  // from now
+    int64_t work = std::numeric_limits<int64_t>::max();
+    const std::atomic<bool>* interrupted = nullptr;  // outlives the deadline; null: by nobody
+  };
+
   Deadline() = default;  // never
+  explicit Deadline(const Limits& limits) : shared_(std::make_shared<Shared>()) {
+    shared_->interrupted = limits.interrupted;
+    work_end_ = limits.work;
+    begin_ = now();
+    end_ = begin_ + limits.seconds;
+  }
   // So many seconds from now.
-  static Deadline in(double seconds) {
-    Deadline deadline;
-    deadline.begin_ = now();
-    deadline.end_ = deadline.begin_ + seconds;
-    return deadline;
-  }
-  // At that part of the time from now on.
+  static Deadline in(double seconds) { return Deadline(Limits{.seconds = seconds}); }
+
+  // The same at that part of the time, and of the work, from now on.
   Deadline part(double of_what_is_left) const {
-    return never() ? *this : in(left() * of_what_is_left);
+    Deadline part = *this;
+    if (timed()) {
+      part.begin_ = now();
+      part.end_ = part.begin_ + left() * of_what_is_left;
+    }
+    if (counted()) {
+      part.work_begin_ = work();
+      part.work_end_ = part.work_begin_ +
+                       static_cast<int64_t>(static_cast<double>(work_end_ - part.work_begin_) *
+                                            of_what_is_left);
+    }
+    return part;
   }
-  bool never() const { return !(end_ < kLatest); }
-  double left() const { return never() ? kLatest : end_ - now(); }  // seconds
-  bool over() const { return !never() && now() > end_; }
-  // Most of the time is gone: what is not yet found should be found in a simpler way.
-  bool near() const { return !never() && now() > begin_ + kNear * (end_ - begin_); }
-  void check() const {
+  // Seconds; very many where time is not limited.
+  double left() const { return timed() ? end_ - now() : kLatest; }
+  int64_t work() const { return shared_ ? shared_->work.load() : 0; }  // so far, of all parts
+  bool interrupted() const { return shared_ && shared_->interrupted && *shared_->interrupted; }
+  bool over() const {
+    return interrupted() || (counted() && work() > work_end_) || (timed() && now() > end_);
+  }
+  // Most of it is gone: what is not yet found should be found in a simpler way.
+  bool near() const {
+    return interrupted() ||
+           (counted() && static_cast<double>(work() - work_begin_) >
+                             kNear * static_cast<double>(work_end_ - work_begin_)) ||
+           (timed() && now() > begin_ + kNear * (end_ - begin_));
+  }
+  void spend(int64_t work) const {
+    if (shared_) shared_->work += work;
+  }
+  // Throws TimeIsUp if it is over, with that much more work done.
+  void check(int64_t work = 0) const {
+    spend(work);
     if (over()) throw TimeIsUp();
   }
 
  private:
+  // What parts of a deadline have in common.
+  struct Shared {
+    std::atomic<int64_t> work = 0;
+    const std::atomic<bool>* interrupted = nullptr;
+  };
   static constexpr double kLatest = 1e15, kNear = 0.6;
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
   }
+  bool timed() const { return end_ < kLatest; }
+  bool counted() const { return work_end_ < std::numeric_limits<int64_t>::max(); }
+
+  std::shared_ptr<Shared> shared_;
   double begin_ = 0, end_ = std::numeric_limits<double>::infinity();
+  int64_t work_begin_ = 0, work_end_ = std::numeric_limits<int64_t>::max();
 };
 
 }  // namespace motley

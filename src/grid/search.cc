@@ -617,7 +617,8 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
       lowest_open = o.bound;
       break;
     }
-    if (now_s() - start > options.time_limit) {
+    options.deadline.spend(1);
+    if (options.deadline.over()) {
       result.stop_reason = "time limit";
       lowest_open = o.bound;
       break;
@@ -704,7 +705,7 @@ SearchResult search(const Estimator& estimator, const SearchOptions& options) {
     constexpr size_t kFinalists = 3;
     for (size_t i = 0; i < std::min(kFinalists, ranked.size()); ++i) {
       Candidate& c = ranked[i];
-      if (now_s() - start > options.time_limit) break;
+      if (options.deadline.over()) break;
       if (!fixed.devices && !fixed.stages) {
         if (mixed && options.anneal_steps > 0)
           c = anneal_placement(estimator, c, options.memory, options.seed, options.anneal_steps,

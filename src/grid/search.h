@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "core/deadline.h"
 #include "grid/assign.h"
 #include "grid/estimate.h"
 #include "grid/strategy.h"
@@ -51,7 +52,7 @@ struct SearchOptions {
   int anneal_steps = 60;  // of each finalist's placement, on clusters of mixed nodes
   uint64_t seed = 0;
   int keep = 10;  // ranked strategies returned
-  Seconds time_limit = 60;
+  Deadline deadline;
 };
 
 struct Candidate {

@@ -23,7 +23,7 @@ class Chain {
         pipelines_(chain.pipelines),
         layers_(chain.problem.layers),
         result_(result),
-        deadline_(chain.deadline) {
+        deadline_(chain.options.deadline) {
     const Orders& orders = chain.orders;
     add_blocks(orders, chain.shapes);
     reset();
@@ -249,7 +249,10 @@ class Chain {
     return it->second;
   }
 
-  bool expired() const { return deadline_ > 0 && steady_seconds() > deadline_; }
+  bool expired() const {
+    deadline_.spend(layers_);
+    return deadline_.over();
+  }
 
   // The period if every sub-cluster ran stages of its best mesh without loss: where to start
   // looking, no bound.
@@ -756,7 +759,7 @@ class Chain {
   int64_t micro_batch_;
   int micro_batches_, pipelines_, layers_;
   SearchResult* result_;
-  double deadline_;
+  const Deadline& deadline_;
   int meshes_ = 0;
   Pool* pool_ = nullptr;
   Seconds least_ = 0;     // no plan has a shorter period

@@ -52,7 +52,6 @@ struct ChainProblem {
   Shapes shapes;
   int64_t micro_batch;
   int micro_batches, pipelines;
-  double deadline;  // of steady_seconds(); 0: none
 };
 
 // Every plan with an objective below the pool's best has been seen when this returns true; false:

@@ -181,8 +181,7 @@ SearchResult search(const SearchProblem& problem, const SearchOptions& options) 
   check_problem(problem, options);
   SearchResult result;
   result.lower_bound = kInfinity;
-  double start = steady_seconds(),
-         deadline = options.time_limit > 0 ? start + options.time_limit : 0;
+  const double start = steady_seconds();
   Pool pool;
   pool.capacity = static_cast<size_t>(std::max(1, options.pool));
   if (options.worth < kLongest) pool.worth = options.worth;
@@ -204,13 +203,13 @@ SearchResult search(const SearchProblem& problem, const SearchOptions& options) 
       for (Shapes shapes : families) {
         for (const Orders& orders : chains_of(part, options)) {
           ++result.configurations;
-          if (deadline > 0 && steady_seconds() > deadline) {
+          if (options.deadline.over()) {
             complete = false;
             result.lower_bound = 0;
             break;
           }
-          const ChainProblem chain{part,        options,       orders,    shapes,
-                                   micro_batch, micro_batches, pipelines, deadline};
+          const ChainProblem chain{part,        options,       orders,   shapes,
+                                   micro_batch, micro_batches, pipelines};
           complete = search_chain(chain, &table, &shared, &pool, &result) && complete;
         }
       }

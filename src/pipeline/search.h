@@ -48,6 +48,7 @@
 #include <string>
 #include <vector>
 
+#include "core/deadline.h"
 #include "core/units.h"
 #include "pipeline/schedule.h"
 
@@ -125,7 +126,7 @@ struct SearchOptions {
   bool any_order = true;  // of the sub-clusters; else as they are listed
   int joint_orders = 4;   // sub-clusters from which on all orders are searched at once
   int pool = 8;           // plans that are simulated; 0: none
-  double time_limit = 0;  // seconds; 0: none
+  Deadline deadline;
   Seconds worth = 1e30;   // plans with a greater T are not looked for
 };
 

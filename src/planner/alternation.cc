@@ -437,7 +437,9 @@ class Search {
   const Offer& offer(const Program& program, const Ratios& ratios) {
     for (const Offer& o : offers_)
       if (o.program == &program && o.ratios == ratios) return o;
-    if (best_.feasible || restarted_) options_.limits.deadline.check();
+    const Deadline& deadline = options_.limits.deadline;
+    deadline.spend(static_cast<int64_t>(program.steps.size()));
+    if (best_.feasible || restarted_) deadline.check();
     Shares shares(ratios);
     Fractions fractions(model_.cluster(), shares);
     Program formed = program;
@@ -483,10 +485,11 @@ class Search {
   std::optional<std::pair<Program, ProgramCost>> recomputed(const Program& program,
                                                             const Fractions& fractions) {
     if (!options_.recompute || blocks_ == 0) return {};
+    const Recomputation recomputation(theory_, program, block_of_);
     auto with = [&](const std::vector<bool>& chosen) {
-      options_.limits.deadline.check();
+      options_.limits.deadline.check(static_cast<int64_t>(program.steps.size()));
       std::pair<Program, ProgramCost> result;
-      result.first = recompute(theory_, program, block_of_, chosen);
+      result.first = recomputation.with(chosen);
       result.second = cost_of(theory_, result.first, model_, fractions, options_.optimizer,
                               options_.micro_batches);
       return result;

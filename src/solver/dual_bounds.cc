@@ -277,7 +277,7 @@ void DualBounds::improve(const Sweeps& graph) {
   double most = total(graph);
   std::vector<double> best = lambda_;
   for (int i = 0, idle = 0; i < sweeps_.most && idle < sweeps_.idle; ++i, ++idle) {
-    sweeps_.deadline.check();
+    sweeps_.deadline.check(static_cast<int64_t>(graph.nodes.size()));
     for (size_t k = 0; k < graph.nodes.size(); ++k) visit(graph, graph.nodes[k].first, true);
     for (size_t k = graph.nodes.size(); k-- > 0;) visit(graph, graph.nodes[k].first, false);
     const double now = total(graph);

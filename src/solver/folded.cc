@@ -140,7 +140,7 @@ class Search {
   }
 
   void truncate(int k) {
-    limits_.deadline.check();
+    limits_.deadline.check(static_cast<int64_t>(frontier_->size()));
     if (cap_ > kBeam && (now_s() - start_ > limits_.time_limit_s || limits_.deadline.near())) {
       cap_ = kBeam;
       reason_ = StopReason::kTimeLimit;

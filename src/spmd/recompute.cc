@@ -4,7 +4,6 @@
 #include <cctype>
 #include <map>
 #include <numeric>
-#include <set>
 #include <string>
 
 #include "graph/owner.h"
@@ -65,16 +64,17 @@ std::vector<int> blocks_of(const Graph& graph) {
   return block;
 }
 
-Program recompute(const Theory& theory, const Program& program, const std::vector<int>& block_of,
-                  const std::vector<bool>& chosen) {
+Recomputation::Recomputation(const Theory& theory, const Program& program,
+                             const std::vector<int>& block_of)
+    : program_(program), backward_(phases_of(theory, program).backward) {
   const Graph& graph = theory.graph();
   const int steps = static_cast<int>(program.steps.size());
-  auto block_of_step = [&](const Step& step) {
-    const NodeId node = step.is_compute() ? step.node : graph.value(step.value).producer;
-    const int b = block_of[node.index];
-    return b >= 0 && chosen[b] ? b : -1;
-  };
-  const int backward = phases_of(theory, program).backward;
+  for (int b : block_of) later_.resize(std::max(later_.size(), static_cast<size_t>(b + 1)));
+  block_.assign(steps, -1);
+  for (int s = 0; s < backward_; ++s) {
+    const Step& step = program.steps[s];
+    block_[s] = block_of[(step.is_compute() ? step.node : graph.value(step.value).producer).index];
+  }
   // Who made what in the forward pass, and which of it stays: what the rest of the forward pass
   // reads of a block, outputs of the graph, and what is needed at the end of the step.
   std::vector<bool> needed(graph.values.size());
@@ -82,78 +82,91 @@ Program recompute(const Theory& theory, const Program& program, const std::vecto
   for (const Buffer& b : graph.buffers)
     if (b.update.valid()) needed[b.update.index] = true;
   if (graph.loss.valid()) needed[graph.loss.index] = true;
-  std::map<Made, int> maker;
-  std::set<Made> stays;
-  std::vector<int> block(steps, -1);
+  struct Known {
+    Placement placement;
+    int maker;
+    bool stays;
+  };
+  std::vector<std::vector<Known>> known(graph.values.size());  // [value]
+  const auto find = [&](const Made& m) -> Known* {
+    for (Known& k : known[m.first.index])
+      if (k.placement == m.second) return &k;
+    return nullptr;
+  };
   std::vector<Made> list;
-  for (int s = 0; s < backward; ++s) {
+  for (int s = 0; s < backward_; ++s) {
     const Step& step = program.steps[s];
-    block[s] = block_of_step(step);
     read_by(theory, step, &list);
     for (const Made& m : list)
-      if (auto it = maker.find(m); it != maker.end() && block[it->second] != block[s])
-        stays.insert(m);
+      if (Known* k = find(m); k && block_[k->maker] != block_[s]) k->stays = true;
     made_by(theory, step, &list);
     bool all = step.is_compute() && is_source(graph.node(step.node));
     for (const Made& m : list) all = all || needed[m.first.index];
     for (const Made& m : list) {
-      maker.try_emplace(m, s);
-      if (all) stays.insert(m);
+      if (!find(m)) known[m.first.index].push_back({m.second, s, false});
+      if (all) find(m)->stays = true;
     }
   }
   // Values of one node stay together: they are made by one step.
-  for (int s = 0; s < backward; ++s) {
+  for (int s = 0; s < backward_; ++s) {
     made_by(theory, program.steps[s], &list);
-    if (std::any_of(list.begin(), list.end(), [&](const Made& m) { return stays.count(m) > 0; }))
-      stays.insert(list.begin(), list.end());
+    if (std::any_of(list.begin(), list.end(), [&](const Made& m) { return find(m)->stays; }))
+      for (const Made& m : list) find(m)->stays = true;
   }
-
-  Program result;
-  result.steps.assign(program.steps.begin(), program.steps.begin() + backward);
-  std::vector<bool> again(steps);  // forward steps that ran again
-  std::vector<int> wanted;         // a stack
-  auto want = [&](const Step& step) {
-    std::vector<Made> reads;
-    read_by(theory, step, &reads);
-    for (const Made& m : reads) {
-      auto it = maker.find(m);
-      if (it == maker.end() || stays.count(m) || again[it->second] || block[it->second] < 0)
-        continue;
-      again[it->second] = true;
-      wanted.push_back(it->second);
-    }
-  };
-  for (int s = backward; s < steps; ++s) {
-    // A block is made again as a whole when the first of it is read.
-    std::vector<int> batch;
-    want(program.steps[s]);
-    if (!wanted.empty()) {
-      const int b = block[wanted[0]];
-      for (int t = s + 1; t < steps; ++t) {
-        std::vector<Made> reads;
-        read_by(theory, program.steps[t], &reads);
-        for (const Made& m : reads)
-          if (auto it = maker.find(m); it != maker.end() && block[it->second] == b &&
-                                       !stays.count(m) && !again[it->second]) {
-            again[it->second] = true;
-            wanted.push_back(it->second);
-          }
+  first_.assign(steps + 1, 0);
+  for (int s = 0; s < steps; ++s) {
+    read_by(theory, program.steps[s], &list);
+    for (const Made& m : list)
+      if (const Known* k = find(m); k && !k->stays && block_[k->maker] >= 0) {
+        makers_.push_back(k->maker);
+        if (s >= backward_) later_[block_[k->maker]].push_back({s, k->maker});
       }
-    }
+    first_[s + 1] = static_cast<int>(makers_.size());
+  }
+}
+
+Program Recomputation::with(const std::vector<bool>& chosen) const {
+  const int steps = static_cast<int>(program_.steps.size());
+  Program result;
+  result.steps.reserve(steps + backward_);
+  result.steps.assign(program_.steps.begin(), program_.steps.begin() + backward_);
+  std::vector<bool> again(steps);  // forward steps that ran again
+  std::vector<int> wanted, batch;  // a stack; what one read asks for
+  const auto want = [&](int maker) {
+    if (again[maker]) return;
+    again[maker] = true;
+    wanted.push_back(maker);
+  };
+  const auto want_read_by = [&](int step) {
+    for (int i = first_[step]; i < first_[step + 1]; ++i)
+      if (chosen[block_[makers_[i]]]) want(makers_[i]);
+  };
+  for (int s = backward_; s < steps; ++s) {
+    // A block is made again as a whole when the first of it is read.
+    batch.clear();
+    want_read_by(s);
+    if (!wanted.empty())
+      for (const Read& read : later_[block_[wanted[0]]])
+        if (read.step > s) want(read.maker);
     while (!wanted.empty()) {
       const int made = wanted.back();
       wanted.pop_back();
       batch.push_back(made);
-      want(program.steps[made]);
+      want_read_by(made);
     }
     std::sort(batch.begin(), batch.end());
     for (int made : batch) {
-      result.steps.push_back(program.steps[made]);
+      result.steps.push_back(program_.steps[made]);
       result.steps.back().again = true;
     }
-    result.steps.push_back(program.steps[s]);
+    result.steps.push_back(program_.steps[s]);
   }
   return result;
+}
+
+Program recompute(const Theory& theory, const Program& program, const std::vector<int>& block_of,
+                  const std::vector<bool>& chosen) {
+  return Recomputation(theory, program, block_of).with(chosen);
 }
 
 Program hold_pieces(const Theory& theory, const Program& phased) {

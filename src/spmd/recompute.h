@@ -21,9 +21,30 @@ namespace motley::spmd {
 // follows parameters without a number in their name, such as the head and the loss.
 std::vector<int> blocks_of(const Graph& graph);
 
-// The program with the blocks computed again for which `chosen` says so; [block]. REQUIRES:
-// `program` passes check() and makes nothing again. So does the result. A block of which nothing
-// would be freed is left alone.
+// A program with whichever of its blocks computed again. What stays of a block does not depend on
+// what is chosen, so it is found once: O(steps) each.
+class Recomputation {
+ public:
+  // `block_of` as by blocks_of(). REQUIRES: `program` passes check() and makes nothing again, and
+  // outlives this.
+  Recomputation(const Theory& theory, const Program& program, const std::vector<int>& block_of);
+  // With those for which `chosen` says so, [block]; it passes check() too. A block of which nothing
+  // would be freed is left alone.
+  Program with(const std::vector<bool>& chosen) const;
+
+ private:
+  struct Read {
+    int step, maker;
+  };
+  const Program& program_;
+  int backward_;            // its first step of the backward pass
+  std::vector<int> block_;  // [step] of the forward pass; -1: of none
+  // Makers of what is freed of a block, as each step reads it: [first_[step], first_[step + 1])
+  std::vector<int> makers_, first_;
+  std::vector<std::vector<Read>> later_;  // [block] the same by the backward pass, in order
+};
+
+// One such program.
 Program recompute(const Theory& theory, const Program& program, const std::vector<int>& block_of,
                   const std::vector<bool>& chosen);
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "core/rng.h"
 #include "planner/program_plan.h"
@@ -202,6 +204,151 @@ TEST(ChooseBlocks, AgainstAllSubsetsOfARealModel) {
     needed += cost(chosen).seconds > price(std::vector<bool>(blocks, false)).step * (1 + 1e-9);
   }
   EXPECT_GT(needed, 3);
+}
+
+using Made = std::pair<ValueId, Placement>;
+
+void made_by(const Theory& theory, const Step& step, std::vector<Made>* out) {
+  out->clear();
+  if (!step.is_compute()) {
+    out->push_back({step.value, step.to});
+    return;
+  }
+  const auto& outputs = theory.graph().node(step.node).outputs;
+  const Triple& triple = theory.triples(step.node)[step.triple];
+  for (size_t o = 0; o < outputs.size(); ++o)
+    if (outputs[o].valid()) out->push_back({outputs[o], triple.out[o]});
+}
+
+void read_by(const Theory& theory, const Step& step, std::vector<Made>* out) {
+  out->clear();
+  if (!step.is_compute()) {
+    out->push_back({step.value, step.from});
+    return;
+  }
+  const Triple& triple = theory.triples(step.node)[step.triple];
+  size_t i = 0;
+  for (ValueId v : theory.graph().inputs_of(theory.graph().node(step.node)))
+    out->push_back({v, triple.in[i++]});
+}
+
+// recompute() as its header says it, step by step.
+Program recompute_slowly(const Theory& theory, const Program& program,
+                         const std::vector<int>& block_of, const std::vector<bool>& chosen) {
+  const Graph& graph = theory.graph();
+  const int steps = static_cast<int>(program.steps.size());
+  auto block_of_step = [&](const Step& step) {
+    const NodeId node = step.is_compute() ? step.node : graph.value(step.value).producer;
+    const int b = block_of[node.index];
+    return b >= 0 && chosen[b] ? b : -1;
+  };
+  const int backward = phases_of(theory, program).backward;
+  // Who made what in the forward pass, and which of it stays: what the rest of the forward pass
+  // reads of a block, outputs of the graph, and what is needed at the end of the step.
+  std::vector<bool> needed(graph.values.size());
+  for (ValueId v : graph.outputs) needed[v.index] = true;
+  for (const Buffer& b : graph.buffers)
+    if (b.update.valid()) needed[b.update.index] = true;
+  if (graph.loss.valid()) needed[graph.loss.index] = true;
+  std::map<Made, int> maker;
+  std::set<Made> stays;
+  std::vector<int> block(steps, -1);
+  std::vector<Made> list;
+  for (int s = 0; s < backward; ++s) {
+    const Step& step = program.steps[s];
+    block[s] = block_of_step(step);
+    read_by(theory, step, &list);
+    for (const Made& m : list)
+      if (auto it = maker.find(m); it != maker.end() && block[it->second] != block[s])
+        stays.insert(m);
+    made_by(theory, step, &list);
+    bool all = step.is_compute() && is_source(graph.node(step.node));
+    for (const Made& m : list) all = all || needed[m.first.index];
+    for (const Made& m : list) {
+      maker.try_emplace(m, s);
+      if (all) stays.insert(m);
+    }
+  }
+  // Values of one node stay together: they are made by one step.
+  for (int s = 0; s < backward; ++s) {
+    made_by(theory, program.steps[s], &list);
+    if (std::any_of(list.begin(), list.end(), [&](const Made& m) { return stays.count(m) > 0; }))
+      stays.insert(list.begin(), list.end());
+  }
+
+  Program result;
+  result.steps.assign(program.steps.begin(), program.steps.begin() + backward);
+  std::vector<bool> again(steps);  // forward steps that ran again
+  std::vector<int> wanted;         // a stack
+  auto want = [&](const Step& step) {
+    std::vector<Made> reads;
+    read_by(theory, step, &reads);
+    for (const Made& m : reads) {
+      auto it = maker.find(m);
+      if (it == maker.end() || stays.count(m) || again[it->second] || block[it->second] < 0)
+        continue;
+      again[it->second] = true;
+      wanted.push_back(it->second);
+    }
+  };
+  for (int s = backward; s < steps; ++s) {
+    // A block is made again as a whole when the first of it is read.
+    std::vector<int> batch;
+    want(program.steps[s]);
+    if (!wanted.empty()) {
+      const int b = block[wanted[0]];
+      for (int t = s + 1; t < steps; ++t) {
+        std::vector<Made> reads;
+        read_by(theory, program.steps[t], &reads);
+        for (const Made& m : reads)
+          if (auto it = maker.find(m); it != maker.end() && block[it->second] == b &&
+                                       !stays.count(m) && !again[it->second]) {
+            again[it->second] = true;
+            wanted.push_back(it->second);
+          }
+      }
+    }
+    while (!wanted.empty()) {
+      const int made = wanted.back();
+      wanted.pop_back();
+      batch.push_back(made);
+      want(program.steps[made]);
+    }
+    std::sort(batch.begin(), batch.end());
+    for (int made : batch) {
+      result.steps.push_back(program.steps[made]);
+      result.steps.back().again = true;
+    }
+    result.steps.push_back(program.steps[s]);
+  }
+  return result;
+}
+
+TEST(Recompute, IsWhatItsDefinitionSays) {
+  Rng rng(7);
+  int again = 0;
+  for (const char* name : kGraphs) {
+    const Graph graph = load(name);
+    const Theory theory(graph);
+    const CostModel model(mixed(2, 2));
+    ProblemBuilder builder(theory, model, Optimizer::adamw);
+    const Shares shares({0.3, 0.3, 0.2, 0.2});
+    builder.price(Fractions(model.cluster(), shares));
+    // Blocks as they are and drawn at random among the forward nodes.
+    std::vector<int> block_of = blocks_of(graph), random = block_of;
+    for (size_t n = 0; n < random.size(); ++n)
+      random[n] = graph.nodes[n].phase == Phase::forward ? static_cast<int>(rng.below(4)) - 1 : -1;
+    for (const std::vector<int>& blocks : {block_of, random})
+      for (int i = 0; i < 6; ++i) {
+        const Program program = random_program(builder, &rng);
+        std::vector<bool> chosen(1 + *std::max_element(blocks.begin(), blocks.end()));
+        for (size_t b = 0; b < chosen.size(); ++b) chosen[b] = rng.chance(0.6);
+        const Program quick = recompute(theory, program, blocks, chosen);
+        EXPECT_EQ(quick.steps, recompute_slowly(theory, program, blocks, chosen).steps);
+        again += quick.steps.size() > program.steps.size();
+      }
+  }
+  EXPECT_GT(again, 10);
 }
 
 // Where nothing fits otherwise, blocks are computed again, and the step takes longer by no more

@@ -230,7 +230,7 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
   options.recompute = {grid::Recompute::none};
   if (request.memory_limit && request.recompute) options.recompute.push_back(grid::Recompute::full);
   options.seed = request.limits.seed;
-  options.time_limit = std::min(20.0, request.limits.deadline.part(kSearching).left());
+  options.deadline = request.limits.deadline.part(kSearching);
   const grid::SearchResult found = grid::search(estimator, options);
   result.lower_bound = found.lower_bound;
   result.reason = found.ranked.empty() ? found.reason : found.stop_reason;

@@ -351,9 +351,8 @@ class PipelineSearch {
     StageCosts costs(request_, &groups_, topology_, &builder, std::move(parts), size);
     options.shapes = pipeline::Shapes::both;
     options.any_order = count <= kOrdered;
-    const Deadline& deadline = request_.limits.deadline;
-    deadline.check();
-    options.time_limit = std::min(20.0, deadline.left());
+    options.deadline = request_.limits.deadline;
+    options.deadline.check();
     const double worth = unequal ? kUnequalWorth : kWorth;
     for (const Found& f : found_) options.worth = std::min(options.worth, worth * f.plan.objective);
     if (!found_.empty() && request_.measured.empty()) {
