@@ -129,7 +129,7 @@ std::vector<int64_t> Certifier::stretches(std::vector<int64_t> from) const {
   return from;
 }
 
-Seconds Certifier::bound(const Certified& certified, int64_t states, int divisions) {
+Seconds Certifier::bound(const Certified& certified, int divisions) {
   struct Class {
     int64_t first, end;         // where the last barrier runs; 0: or nowhere
     std::vector<int64_t> cuts;  // where stretches begin, besides
@@ -138,7 +138,6 @@ Seconds Certifier::bound(const Certified& certified, int64_t states, int divisio
     Mixture mixture;
     std::vector<Decision> decided = {};
   };
-  most_states_ = effort_.states + states;
   const auto nodes = static_cast<int64_t>(theory_.graph().nodes.size());
   const int64_t begin = builder_->first_gradient();
   const Fractions& fractions = *certified.fractions;
@@ -151,7 +150,7 @@ Seconds Certifier::bound(const Certified& certified, int64_t states, int divisio
   all.weakest = {certified.program};
   std::vector<Class> classes{all};
   divisions = std::min(divisions, kClasses);
-  for (int i = 0; i < divisions && effort_.states < most_states_; ++i) {
+  for (int i = 0; i < divisions && !certified.enough(effort_); ++i) {
     const auto least =
         std::min_element(classes.begin(), classes.end(),
                          [](const Class& a, const Class& b) { return a.bound < b.bound; });
@@ -269,7 +268,7 @@ Seconds Certifier::play(const Certified& certified, Game* game) {
   Seconds bound = 0;
   int limited = 0;
   bool between = true;
-  for (int i = 0; i < kSolves && effort_.states < most_states_; ++i) {
+  for (int i = 0; i < kSolves && !certified.enough(effort_); ++i) {
     const bool divided = game->builder != builder_;
     const Seconds target = (1 - (divided ? kWideGap / 2 : kCertifyGain)) * certified.step();
     if (!lines.empty()) {

@@ -57,6 +57,7 @@ struct Certified {
   ValueId first = {};             // see hidden_seconds()
   // Told of every program that searches find, which may lower the step.
   std::function<void(const Program&)> found;
+  std::function<bool(const Effort&)> enough;  // no search begins once it says so
 };
 
 class Certifier {
@@ -68,10 +69,9 @@ class Certifier {
             spmd::ProblemBuilder* builder, const solver::Order* order, solver::WarmStart* warm,
             ProgramPool* pool);
 
-  // No more than the step. Where it is more than kWideGap below the step, about so many states were
-  // searched, classes were divided that often, or nothing is left to divide by.
-  Seconds bound(const Certified& certified, int64_t states,
-                int divisions = std::numeric_limits<int>::max());
+  // No more than the step. Where it is more than kWideGap below the step, that was enough, classes
+  // were divided that often, or nothing is left to divide by.
+  Seconds bound(const Certified& certified, int divisions = std::numeric_limits<int>::max());
 
   const Effort& effort() const { return effort_; }
 
@@ -95,7 +95,6 @@ class Certifier {
   solver::WarmStart* warm_;
   ProgramPool* pool_;
   Effort effort_;
-  int64_t most_states_ = 0;  // of effort_
 };
 
 }  // namespace motley::bounds

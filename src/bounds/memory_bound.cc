@@ -97,16 +97,15 @@ class Game {
       bounds_ = overlap_bounds(static_cast<int>(from_.size()) + 1, model.types(), 0);
   }
 
-  MemoryBound run(int64_t states) {
+  MemoryBound run() {
     if (!held_) return std::move(result_);
-    states_ = states;
     unit_ = limited_.step();
     std::vector<Class> classes{{}};
     for (int i = 0; i < kClasses && !classes.empty(); ++i) {
       const auto least =
           std::min_element(classes.begin(), classes.end(),
                            [](const Class& a, const Class& b) { return a.bound < b.bound; });
-      if (done(*least) || (i > 0 && result_.effort.states >= states_)) break;
+      if (done(*least) || (i > 0 && limited_.enough(result_.effort))) break;
       Class weak = std::move(*least);
       classes.erase(least);
       if (!raise(&weak)) continue;
@@ -239,7 +238,7 @@ class Game {
   // Raises the bound of a class as far as multipliers go; false: no program is in it.
   bool raise(Class* c) {
     const int types = model_.types();
-    for (int i = 0; i < kSolves && (found_.empty() || result_.effort.states < states_); ++i) {
+    for (int i = 0; i < kSolves && (found_.empty() || !limited_.enough(result_.effort)); ++i) {
       if (found_.empty()) {
         best_.weights.assign(bounds(), 1.0 / static_cast<double>(bounds()));
         best_.multipliers.assign(types + c->limits.size(), 0);
@@ -355,7 +354,6 @@ class Game {
   MaxMin best_;  // of the last class that was looked at
   double most_ = kFirstMost;
   Seconds unit_ = 0;
-  int64_t states_ = 0;
   MemoryBound result_;
 };
 
@@ -363,8 +361,8 @@ class Game {
 
 MemoryBound memory_bound(const Theory& theory, const CostModel& model, Optimizer optimizer,
                          Restriction restriction, const Limits& limits,
-                         const MemoryLimited& limited, int64_t states) {
-  return Game(theory, model, optimizer, restriction, limits, limited).run(states);
+                         const MemoryLimited& limited) {
+  return Game(theory, model, optimizer, restriction, limits, limited).run();
 }
 
 }  // namespace motley::bounds

@@ -33,6 +33,7 @@ struct MemoryLimited {
   // Told of programs that searches find, solutions of a builder's problem: they compute nothing
   // again, and need not fit. They may lower the step.
   std::function<void(const solver::Solution&)> found;
+  std::function<bool(const Effort&)> enough;  // no search but the first begins once it says so
 };
 
 struct MemoryBound {
@@ -40,9 +41,9 @@ struct MemoryBound {
   Effort effort;
 };
 
-// For about so many states. REQUIRES: programs run once in a step.
+// REQUIRES: programs run once in a step.
 MemoryBound memory_bound(const Theory& theory, const CostModel& model, Optimizer optimizer,
                          spmd::Restriction restriction, const solver::Limits& limits,
-                         const MemoryLimited& limited, int64_t states);
+                         const MemoryLimited& limited);
 
 }  // namespace motley::bounds

@@ -23,6 +23,7 @@
 #pragma once
 
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,7 @@ class OrderMemo;
 namespace motley::planner {
 
 struct Alternation;
+class AlternationSearch;
 
 struct AlternationOptions {
   Optimizer optimizer = Optimizer::adamw;
@@ -49,8 +51,10 @@ struct AlternationOptions {
   bool polish = true;          // also try shares near those of the best pair
   const Alternation* known = nullptr;  // a pair that the answer must not be worse than
   bool certify = true;                 // false: lower bounds are what the search gives for nothing
-  // What the lower bound of a step with overlap may cost: states of its program searches, about.
+  // What lower bounds may cost: states of their program searches, about; and work, in parts of what
+  // the search took before them (but never less than a little).
   int64_t certify_states = 4'000'000;
+  double certify_work = std::numeric_limits<double>::infinity();
   // An answer that takes longer than this is not certified, and one that takes much longer is not
   // looked for as hard.
   Seconds certify_below = std::numeric_limits<Seconds>::infinity();
@@ -89,6 +93,21 @@ struct Alternation {
 // Throws TimeIsUp if the deadline of the limits passes before anything is found.
 Alternation alternate(const Theory& theory, const CostModel& model,
                       const AlternationOptions& options);
+
+// An alternation that goes on. Of what is handed to it, theory and model outlive it.
+class Alternator {
+ public:
+  Alternator(const Theory& theory, const CostModel& model, const AlternationOptions& options);
+  ~Alternator();
+  Alternation run();
+  // What run() leaves out where options do not `certify`: lower bounds, if the best pair takes no
+  // longer than `below`; and rounds elsewhere, if it takes not much longer and bounds are far.
+  // REQUIRES: run() found something.
+  Alternation certify(Seconds below);
+
+ private:
+  std::unique_ptr<AlternationSearch> search_;
+};
 
 // Ratios proportional to the devices' speed at what the graph mostly does, and equal ones.
 std::vector<double> proportional_ratios(const Cluster& cluster);

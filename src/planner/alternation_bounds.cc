@@ -1,0 +1,131 @@
+// Lower bounds of an alternation's best pair.
+#include <algorithm>
+#include <limits>
+
+#include "bounds/memory_bound.h"
+#include "planner/alternation_search.h"
+
+namespace motley::planner {
+
+namespace {
+
+// Program searches for the lower bound, and what another could gain, of the step, for it to be
+// made.
+constexpr int kCertifySolves = 6;
+constexpr int kCertifyLimited = 2;  // of them that may stop at their limit of states
+constexpr double kCertifyGain = 1e-3;
+
+// Where no bound is asked for, that its games are played for: of programs that take the same while
+// nothing overlaps some hide all gradients and some none.
+constexpr int64_t kPlayStates = 20'000;
+constexpr int kPlayDivisions = 1;
+
+}  // namespace
+
+bool AlternationSearch::bounded_enough() const {
+  return options_.limits.deadline.work() > most_work_;
+}
+
+void AlternationSearch::bound() {
+  const auto worth = [&] { return options_.certify && best_.step() <= options_.certify_below; };
+  if (!options_.overlap) {
+    best_.lower_bound = bound_synchronised(worth());
+    if (worth() && gap() > kWideGap)
+      best_.lower_bound = std::max(best_.lower_bound, bound_limited(false));
+    return;
+  }
+  if (!worth() && options_.restriction == Restriction::none &&
+      best_.cost.comm - best_.hidden > kWorthOverlapping * best_.step()) {
+    // All programs so far at the best ratios: the game asks for others than these.
+    const Ratios ratios = best_.ratios;
+    for (const ProgramPool::Found& f : pool_.found()) offer(*f.program, ratios);
+    bound_exposed(kPlayStates, kPlayDivisions);
+  }
+  if (!worth()) return;
+  best_.lower_bound = bound_exposed(options_.certify_states);
+  if (gap() <= kWideGap) return;
+  best_.synchronised_bound = bound_synchronised(true);
+  auto loose = [&] { return best_.synchronised_bound < (1 - kWideGap) * best_.cost.step; };
+  // Bounds that are loose even if nothing overlaps may have to know of memory.
+  if (!loose()) return;
+  best_.lower_bound = std::max(best_.lower_bound, bound_limited(true));
+  if (gap() <= kWideGap)
+    best_.synchronised_bound = 0;
+  else if (loose())
+    best_.synchronised_bound = std::max(best_.synchronised_bound, bound_limited(false));
+}
+
+Seconds AlternationSearch::bound_synchronised(bool search) {
+  const Ratios ratios = best_.ratios;
+  const auto step = [&] { return best_.cost.step; };
+  Seconds bound = 0;
+  // What rounds at these ratios have proven.
+  for (const Proven& p : proven_)
+    if (p.ratios == ratios) bound = std::max(bound, p.bound);
+  if (!search || step() - bound <= kCertifyGain * step()) return std::min(bound, step());
+  std::vector<PriceLine> lines{{best_.cost.comm, best_.cost.compute}};
+  for (const Offer& o : offers_)
+    if (o.ratios == ratios) lines.push_back({o.cost.comm, o.cost.compute});
+  int limited = 0;
+  for (int i = 0; i < kCertifySolves; ++i) {
+    double most = 0;
+    const Weights weights{max_min_weights(lines, &most), {}};
+    // No weights can prove more than the programs that are known cost under them.
+    if (i > 0 && (most - bound <= kCertifyGain * step() || bounded_enough())) break;
+    const Solution solution = solve(ratios, weights);
+    if (solution.option.empty()) break;
+    bound = std::max(bound, solution.lower_bound + fixed_seconds(weights));
+    const ProgramCost& cost = offer(pool_.of(builder_, solution), ratios).cost;
+    if (best_.ratios != ratios || step() - bound <= kCertifyGain * step()) break;
+    // Searches where two programs tie are the hardest.
+    if (solution.stop != StopReason::kOptimal && ++limited == kCertifyLimited) break;
+    PriceLine line{solution.price, cost.compute};
+    for (int t = 0; t < model_.types(); ++t) line.comm -= weights.compute[t] * line.compute[t];
+    line.comm += fixed_seconds(weights);
+    lines.push_back(std::move(line));
+  }
+  return std::min(bound, step());
+}
+
+Seconds AlternationSearch::bound_exposed(int64_t states, int divisions) {
+  const Ratios ratios = best_.ratios;
+  const Shares shares(ratios);
+  const Fractions fractions(model_.cluster(), shares);
+  Certifier certifier(theory_, model_, options_.optimizer, options_.restriction, options_.limits,
+                      &builder_, order_, &warm_, &pool_);
+  const Seconds bound = certifier.bound(
+      {&fractions, [&] { return best_.step(); }, best_program_, first_,
+       [&](const Program& program) { offer(program, ratios); },
+       [&](const Effort& effort) { return effort.states >= states || bounded_enough(); }},
+      divisions);
+  best_.solves += certifier.effort().solves;
+  best_.states += certifier.effort().states;
+  if (certifier.effort().worst_stop != StopReason::kOptimal)
+    worst_stop_ = certifier.effort().worst_stop;
+  return bound;
+}
+
+Seconds AlternationSearch::bound_limited(bool overlap) {
+  const bool limited =
+      options_.memory_limit && options_.micro_batches == 1 &&
+      std::any_of(offers_.begin(), offers_.end(), [](const Offer& o) { return !o.fits; });
+  if (!limited) return 0;
+  const Ratios ratios = best_.ratios;
+  const Shares shares(ratios);
+  const Fractions fractions(model_.cluster(), shares);
+  const std::vector<int> none(theory_.graph().nodes.size(), -1);
+  const MemoryBound bound =
+      memory_bound(theory_, model_, options_.optimizer, options_.restriction, options_.limits,
+                   {&fractions, options_.recompute ? &block_of_ : &none, overlap, first_,
+                    [&] { return overlap ? best_.step() : best_.cost.step; },
+                    [&](const Solution& solution) { offer(pool_.of(builder_, solution), ratios); },
+                    [&](const Effort& effort) {
+                      return effort.states >= options_.certify_states || bounded_enough();
+                    }});
+  best_.solves += bound.effort.solves;
+  best_.states += bound.effort.states;
+  if (bound.effort.worst_stop != StopReason::kOptimal) worst_stop_ = bound.effort.worst_stop;
+  return bound.bound;
+}
+
+}  // namespace motley::planner
