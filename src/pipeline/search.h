@@ -127,7 +127,7 @@ struct SearchOptions {
   int joint_orders = 4;   // sub-clusters from which on all orders are searched at once
   int pool = 8;           // plans that are simulated; 0: none
   Deadline deadline;
-  Seconds worth = 1e30;   // plans with a greater T are not looked for
+  Seconds worth = 1e30;  // plans with a greater T are not looked for
 };
 
 struct Stage {

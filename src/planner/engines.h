@@ -7,6 +7,7 @@
 // layered_graph.h, plans from compose.h, and they are ranked by the event simulator.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -45,6 +46,9 @@ struct EngineResult {
   int64_t states = 0;  // of them
   std::vector<StrategyTime> baselines;
   std::vector<Segmented> tried;  // ways to cut the model into segments
+  // Looks for lower bounds of its plan, and for better ones where these are far, if it takes no
+  // longer than that; the candidates that it returns take the place of its own. Null: it has none.
+  std::function<EngineResult(Seconds below)> certify;
 
   // Appends a plan.
   void add(std::unique_ptr<Plan> plan, std::string note);

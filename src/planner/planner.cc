@@ -84,6 +84,21 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
 
 bool exact(const Plan& plan) { return !plan.pipeline || plan.pipeline->part().exact(); }
 
+// Plans whose bounds tell how good they are: those that are the best so far, or nearly.
+constexpr double kNearly = 1.1;
+void certify(std::vector<EngineResult>* engines) {
+  Seconds best = std::numeric_limits<Seconds>::infinity();
+  for (const EngineResult& engine : *engines)
+    for (const Candidate& c : engine.candidates) best = std::min(best, c.plan->predicted_step_s);
+  for (EngineResult& engine : *engines) {
+    if (!engine.certify || engine.candidates[0].plan->predicted_step_s > kNearly * best) continue;
+    EngineResult certified = engine.certify(kNearly * best);
+    certified.engine = engine.engine;
+    certified.tried = std::move(engine.tried);
+    engine = std::move(certified);
+  }
+}
+
 // Moves candidates into the report. Those that do not compute the same as one device only where an
 // engine was asked for by name.
 void collect(PlanReport* report, const PlanOptions& options) {
@@ -113,11 +128,11 @@ void collect(PlanReport* report, const PlanOptions& options) {
   }
 }
 
-// One program has a bound of its own; no plan of stages is faster than its computation.
+// No plan is faster than its computation; one program may have a bound of its own.
 void bound(PlanReport* report, const GraphOf& graph_of, const Cluster& cluster, int64_t batch) {
   Seconds computation = 0;
   for (Candidate& candidate : report->candidates) {
-    if (!candidate.plan->pipeline) continue;
+    if (candidate.plan->lower_bound_s > 0) continue;
     if (computation == 0) {
       const Graph graph = graph_of(batch);
       computation = bounds::compute_bound(Theory(graph), CostModel(cluster), 1);
@@ -176,6 +191,7 @@ PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptio
   const Cluster devices = as_measured(cluster, options, graphs);
   PlanReport report;
   report.engines = search(graphs, devices, options);
+  certify(&report.engines);
   report.out_of_time = options.limits.deadline.over();
   collect(&report, options);
   bound(&report, graphs, devices, options.batch);

@@ -98,123 +98,192 @@ std::string part_in_words(const std::vector<int>& devices, int of, const std::st
       devices.size(), of, cluster, format_ranges(devices));
 }
 
-ProgramResult plan_program(Graph graph, const Cluster& cluster, const ProgramRequest& request) {
-  auto start = std::chrono::steady_clock::now();
-  ProgramResult result;
-  auto reductions_of = [&](const Cluster& c) {
-    return request.reductions && request.strategy.empty() ? request.reductions(c)
-                                                          : std::vector<ReductionProgram>{};
-  };
-  const std::vector<ReductionProgram> all_reductions = reductions_of(cluster);
-  std::vector<ReductionProgram> reductions;
-  const CostModel model(cluster, all_reductions), plain(cluster);
-  Alternation best;
-  auto take_all = [&] {
-    reductions = all_reductions;
-    result.devices.resize(cluster.size());
-    std::iota(result.devices.begin(), result.devices.end(), 0);
-  };
-  take_all();
-  Cluster chosen = cluster;
-  {
-    Theory theory(graph);
-    AlternationOptions options = request.synthesis;
-    if (!request.strategy.empty()) {
-      const Known* known = std::find_if(std::begin(kKnown), std::end(kKnown),
-                                        [&](const Known& k) { return request.strategy == k.name; });
+class ProgramPlanner::Work {
+ public:
+  Work(Graph graph, const Cluster& cluster, ProgramRequest request)
+      : graph_(std::move(graph)),
+        theory_(graph_),
+        cluster_(cluster),
+        request_(std::move(request)),
+        options_(request_.synthesis),
+        deadline_(options_.limits.deadline) {
+    if (!request_.strategy.empty()) {
+      const Known* known = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const Known& k) {
+        return request_.strategy == k.name;
+      });
       if (known == std::end(kKnown))
-        throw user_error("plan", "there is no strategy '{}'; give one of {}", request.strategy,
+        throw user_error("plan", "there is no strategy '{}'; give one of {}", request_.strategy,
                          fmt::join(strategies(), ", "));
-      options = restricted(*known, cluster, options);
+      options_ = restricted(*known, cluster, options_);
     }
-    const bool free = options.restriction == Restriction::none && options.ratios.empty();
-    options.overlap = true;
-    // Keeps the better of the best so far and a new one.
-    const Deadline deadline = options.limits.deadline;
-    // A synthesis, or that there was no time for it.
-    auto synthesized = [&](const CostModel& costs, const AlternationOptions& how) {
+    options_.overlap = true;
+    options_.certify = false;
+  }
+
+  ProgramResult run() {
+    const bool free = options_.restriction == Restriction::none && options_.ratios.empty();
+    std::vector<int> all(cluster_.size());
+    std::iota(all.begin(), all.end(), 0);
+    whole_ = best_ = attempt_on(cluster_, all, reductions_of(cluster_));
+    find_baselines();
+    search(best_.get());
+    if (request_.parts && free) search_parts();
+    if (free && rival_.feasible &&
+        !(best_->found.feasible && best_->found.step() <= rival_.step())) {
+      const auto rival = attempt_on(cluster_, all, {});
+      AlternationOptions options = options_;
+      options.ratios = rival_.ratios[0];
+      options.known = &rival_;
+      search(rival.get(), options);
+      if (better(rival->found, best_->found)) best_ = rival;
+    }
+    return result();
+  }
+
+  ProgramResult certify(Seconds below) {
+    const Seconds step = best_->found.step();
+    certify(best_.get(), below);
+    if (whole_ != best_ && whole_->found.feasible && whole_->found.step() <= kNearly * step) {
+      certify(whole_.get(), std::min(below, kNearly * best_->found.step()));
+      if (better(whole_->found, best_->found)) best_ = whole_;
+    }
+    return result();
+  }
+
+ private:
+  // The search for a program on some devices, which may go on.
+  struct Attempt {
+    Cluster cluster;
+    std::vector<int> devices;  // of the cluster that was asked for
+    std::vector<ReductionProgram> reductions;
+    CostModel model;
+    std::unique_ptr<Alternator> alternator;  // null: not begun
+    Alternation found;
+  };
+
+  static bool better(const Alternation& a, const Alternation& b) {
+    return a.feasible && (!b.feasible || a.step() < b.step());
+  }
+
+  std::vector<ReductionProgram> reductions_of(const Cluster& cluster) const {
+    return request_.reductions && request_.strategy.empty() ? request_.reductions(cluster)
+                                                            : std::vector<ReductionProgram>{};
+  }
+
+  static std::shared_ptr<Attempt> attempt_on(const Cluster& cluster, std::vector<int> devices,
+                                             std::vector<ReductionProgram> reductions) {
+    return std::shared_ptr<Attempt>(new Attempt{
+        cluster, std::move(devices), reductions, CostModel(cluster, reductions), nullptr, {}});
+  }
+
+  void search(Attempt* attempt) { search(attempt, options_); }
+  void search(Attempt* attempt, const AlternationOptions& options) {
+    timed(attempt, [&] {
+      attempt->alternator = std::make_unique<Alternator>(theory_, attempt->model, options);
+      return attempt->alternator->run();
+    });
+  }
+  void certify(Attempt* attempt, Seconds below) {
+    timed(attempt, [&] { return attempt->alternator->certify(below); });
+  }
+
+  // What it found is kept if there was no time for more.
+  void timed(Attempt* attempt, const std::function<Alternation()>& search) {
+    const auto start = std::chrono::steady_clock::now();
+    Alternation& found = attempt->found;
+    const int solves = found.solves;
+    const int64_t states = found.states;
+    try {
+      deadline_.check();
+      found = search();
+    } catch (const TimeIsUp&) {
+      if (!found.feasible) found.reason = "time ran out before a plan was found";
+    }
+    solves_ += found.solves - solves;
+    states_ += found.states - states;
+    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  void find_baselines() {
+    if (!request_.baselines) return;
+    const CostModel plain(cluster_);
+    for (const Known& known : kKnown) {
+      AlternationOptions options = restricted(known, cluster_, request_.synthesis);
+      options.overlap = true;
+      options.certify = false;
       Alternation s;
       s.reason = "time ran out before a plan was found";
-      if (deadline.over()) return s;
       try {
-        return alternate(theory, costs, how);
+        deadline_.check();
+        s = alternate(theory_, plain, options);
       } catch (const TimeIsUp&) {
-        return s;
       }
-    };
-    auto search = [&](const CostModel& costs, Seconds below) {
-      options.certify_below = below;
-      Alternation s = synthesized(costs, options);
-      s.solves += best.solves;
-      s.states += best.states;
-      // The same answer may now be certified.
-      const bool better = s.feasible && (!best.feasible || s.step() < best.step() ||
-                                         (s.step() == best.step() && best.lower_bound == 0));
-      if (better) {
-        best = std::move(s);
-        chosen = costs.cluster();
-      } else {
-        best.solves = s.solves;
-        best.states = s.states;
-        if (!best.feasible && best.reason.empty()) best.reason = s.reason;
-      }
-      return better;
-    };
-    constexpr Seconds kAny = std::numeric_limits<Seconds>::infinity();
-    const bool parts = request.parts && free;
-    // Whether the answer for the whole cluster matters is known after that for its parts.
-    search(model, parts ? 0 : kAny);
-    const Seconds whole = best.feasible ? best.step() : kAny;
-    if (parts) {
-      for (const std::vector<int>& devices : parts_of(cluster)) {
-        if (deadline.over()) break;
-        const Cluster part = part_of(cluster, devices);
-        if (best.feasible && bounds::compute_bound(theory, CostModel(part)) >= best.step())
-          continue;
-        std::vector<ReductionProgram> its_reductions = reductions_of(part);
-        if (search(CostModel(part, its_reductions), best.feasible ? best.step() : kAny)) {
-          reductions = std::move(its_reductions);
-          result.devices = devices;
-        }
-      }
-      if (whole <= kNearly * best.step() && search(model, kNearly * best.step())) take_all();
+      baselines_.push_back(
+          {known.name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});
+      if (better(s, rival_)) rival_ = std::move(s);
     }
-    result.search_s =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    Alternation rival;
-    if (request.baselines)
-      for (const Known& known : kKnown) {
-        AlternationOptions of_baseline = restricted(known, cluster, request.synthesis);
-        of_baseline.overlap = true;
-        of_baseline.certify = false;
-        Alternation s = synthesized(plain, of_baseline);
-        result.baselines.push_back(
-            {known.name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});
-        if (s.feasible && (!rival.feasible || s.step() < rival.step())) rival = std::move(s);
-      }
-    if (free && rival.feasible && !(best.feasible && best.step() <= rival.step())) {
-      options.ratios = rival.ratios[0];
-      options.known = &rival;
-      if (search(plain, best.feasible ? best.step() : kAny)) {
-        take_all();
-        reductions.clear();
-      }
-      result.search_s += best.seconds;
+  }
+
+  void search_parts() {
+    for (const std::vector<int>& devices : parts_of(cluster_)) {
+      if (deadline_.over()) break;
+      const Cluster part = part_of(cluster_, devices);
+      if (best_->found.feasible &&
+          bounds::compute_bound(theory_, CostModel(part)) >= best_->found.step())
+        continue;
+      const auto attempt = attempt_on(part, devices, reductions_of(part));
+      search(attempt.get());
+      if (better(attempt->found, best_->found)) best_ = attempt;
     }
+  }
+
+  ProgramResult result() const {
+    const Alternation& best = best_->found;
+    ProgramResult result;
+    result.feasible = best.feasible;
+    result.reason = best.reason;
+    result.baselines = baselines_;
+    result.search_s = seconds_;
+    result.solves = solves_;
+    result.states = states_;
     result.synchronised_bound_s = best.synchronised_bound;
     result.hidden_s = best.hidden;
+    result.devices = best_->devices;
+    if (!best.feasible) return result;
+    result.plan = make_plan(graph_, best_->cluster, request_, best);
+    const auto largest =
+        static_cast<Bytes>(largest_all_reduce(*result.plan.theory, result.plan.program));
+    result.plan.reductions = best_->reductions;
+    std::erase_if(result.plan.reductions,
+                  [&](const ReductionProgram& r) { return r.from > largest; });
+    return result;
   }
-  result.feasible = best.feasible;
-  result.reason = best.reason;
-  result.solves = best.solves;
-  result.states = best.states;
-  if (!best.feasible) return result;
-  result.plan = make_plan(std::move(graph), chosen, request, best);
-  const auto largest =
-      static_cast<Bytes>(largest_all_reduce(*result.plan.theory, result.plan.program));
-  std::erase_if(reductions, [&](const ReductionProgram& r) { return r.from > largest; });
-  result.plan.reductions = std::move(reductions);
-  return result;
+
+  const Graph graph_;
+  const Theory theory_;
+  const Cluster cluster_;
+  const ProgramRequest request_;
+  AlternationOptions options_;
+  const Deadline deadline_;
+  std::shared_ptr<Attempt> whole_, best_;
+  Alternation rival_;  // the best baseline
+  std::vector<StrategyTime> baselines_;
+  double seconds_ = 0;  // of searches
+  int solves_ = 0;
+  int64_t states_ = 0;
+};
+
+ProgramPlanner::ProgramPlanner(Graph graph, const Cluster& cluster, ProgramRequest request)
+    : work_(std::make_unique<Work>(std::move(graph), cluster, std::move(request))) {}
+ProgramPlanner::~ProgramPlanner() = default;
+ProgramResult ProgramPlanner::run() { return work_->run(); }
+ProgramResult ProgramPlanner::certify(Seconds below) { return work_->certify(below); }
+
+ProgramResult plan_program(Graph graph, const Cluster& cluster, const ProgramRequest& request) {
+  ProgramPlanner planner(std::move(graph), cluster, request);
+  ProgramResult result = planner.run();
+  if (!result.feasible || !request.synthesis.certify) return result;
+  return planner.certify(std::numeric_limits<Seconds>::infinity());
 }
 
 }  // namespace motley::planner

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,17 +42,35 @@ struct ProgramResult {
   // Lower bound of predicted step + hidden_s; 0 if the plan's own bound is within 1%.
   Seconds synchronised_bound_s = 0;
   std::vector<StrategyTime> baselines;
-  double search_s = 0;  // theory, problem and searches of the plan itself, baselines not counted
+  double search_s = 0;  // searches of the plan itself, baselines not counted
   int solves = 0;
   int64_t states = 0;
 };
 
-// The plan is no slower than the best baseline that was looked at. With `parts`, where a plan
-// communicates so long that fewer devices could win, groups of the cluster, its faster types and
-// single devices are planned for too; the plan's cluster is then the part that won, and only where
-// none is much faster is the whole cluster certified. A part is left out if its devices could not
-// compute the model in the plan's time, however they shared it. Throws UserError if there is no
-// strategy of that name.
+// Plans one program, and certifies it where that is asked for.
+//
+// The plan is no slower than the best baseline that was looked at; these come first, so that there
+// soon is a plan. With `parts`, where a plan communicates so long that fewer devices could win,
+// groups of the cluster, its faster types and single devices are planned for too; the plan's
+// cluster is then the part that won. A part is left out if its devices could not compute the model
+// in the plan's time, however they shared it.
+class ProgramPlanner {
+ public:
+  // What is not copied outlives this. Throws UserError if there is no strategy of that name.
+  ProgramPlanner(Graph graph, const Cluster& cluster, ProgramRequest request);
+  ~ProgramPlanner();
+  ProgramResult run();
+  // The same with lower bounds, if the plan takes no longer than `below`; and found with more
+  // effort, on the whole cluster too where that takes not much longer. REQUIRES: run() found a
+  // plan.
+  ProgramResult certify(Seconds below);
+
+ private:
+  class Work;
+  std::unique_ptr<Work> work_;
+};
+
+// run(), certified unless the request says otherwise.
 ProgramResult plan_program(Graph graph, const Cluster& cluster, const ProgramRequest& request);
 
 // Which devices of a larger cluster a plan of one program is for, and why: "2 of the 4 of mixed

@@ -27,17 +27,8 @@ ProgramRequest request_of(const PlanOptions& options) {
   return request;
 }
 
-}  // namespace
-
-EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster,
-                              const GraphOf& graph_of) {
-  const Graph graph = graph_of(options.batch);
-  for (const std::string& op : Theory(graph).unknown_ops())
-    spdlog::warn("{} is not in the op table: it runs replicated", op);
-  const ProgramRequest request = request_of(options);
+EngineResult result_of(ProgramResult found) {
   EngineResult result;
-  ProgramResult found = plan_program(graph, cluster, request);
-  found = plan_segments(std::move(found), graph, cluster, request, options.segments, &result.tried);
   result.reason = found.reason;
   result.search_s = found.search_s;
   result.planned = found.solves;
@@ -50,6 +41,28 @@ EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster
   candidate.devices = std::move(found.devices);
   candidate.hidden_s = found.hidden_s;
   candidate.synchronised_bound_s = found.synchronised_bound_s;
+  return result;
+}
+
+}  // namespace
+
+EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster,
+                              const GraphOf& graph_of) {
+  const Graph graph = graph_of(options.batch);
+  for (const std::string& op : Theory(graph).unknown_ops())
+    spdlog::warn("{} is not in the op table: it runs replicated", op);
+  const ProgramRequest request = request_of(options);
+  if (!options.segments.one()) {
+    std::vector<Segmented> tried;
+    EngineResult result = result_of(plan_segments(plan_program(graph, cluster, request), graph,
+                                                  cluster, request, options.segments, &tried));
+    result.tried = std::move(tried);
+    return result;
+  }
+  const auto planner = std::make_shared<ProgramPlanner>(graph, cluster, request);
+  EngineResult result = result_of(planner->run());
+  if (!result.candidates.empty())
+    result.certify = [planner](Seconds below) { return result_of(planner->certify(below)); };
   return result;
 }
 
