@@ -56,8 +56,8 @@ struct Signature {
 struct InnerCollective {
   enum class Kind : uint8_t {
     all_reduce,
-    exchange,  // of a boundary (segment.h): pieces in the shares of one segment become those of
-               // another
+    // Of a boundary (segment.h): pieces in the shares of one segment become those of another.
+    exchange,
   } kind = Kind::all_reduce;
   int64_t bytes = 0;
 };

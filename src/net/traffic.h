@@ -7,21 +7,17 @@
 // leaf group.
 //
 //   algorithm      collective          transfers (bytes of a unit flow: which flows)
-//   ring           all_reduce          2(n-1)/n S: one flow a hop, half clockwise, half the other
-//   way
+//   ring           all_reduce          2(n-1)/n S: one flow a hop, half clockwise, half the other way
 //                  reduce_scatter,
 //                  all_gather          (n-1)/n S: the same
-//                  reduce, broadcast   S: a chain from (to) the root; half visits each run in
-//                  order,
+//                  reduce, broadcast   S: a chain from (to) the root; half visits each run in order,
 //                                      half in reverse
-//   tree           all_reduce          S: up and down the edges of two trees with S/2 each. The
-//   trees
+//   tree           all_reduce          S: up and down the edges of two trees with S/2 each. The trees
 //                                      are complementary binary trees over the runs (an inner run
-//                                      of one is a leaf of the other, or nearly), each run is a
-//                                      chain
+//                                      of one is a leaf of the other, or nearly), each run is a chain
 //                  reduce, broadcast   S: up, or down; the root feeds both trees
-//                  reduce_scatter      S: up as for reduce, down s/n S/2 over an edge above s
-//                  devices all_gather          S: up s/n S/2, down (n-s)/n S/2
+//                  reduce_scatter      S: up as for reduce, down s/n S/2 over an edge above s devices
+//                  all_gather          S: up s/n S/2, down (n-s)/n S/2
 //   hierarchical   all_reduce          runs of equal size m: ring reduce_scatter in each run, ring
 //                                      all_reduce of S/m across the i-th devices, ring all_gather;
 //                                      unequal: reduce to each run's head, all_reduce of the heads,

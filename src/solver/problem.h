@@ -1,5 +1,5 @@
-// The synthesis problem of HAP section 4, stripped of tensors: what every search of this room
-// solves.
+// The synthesis problem of HAP section 4, stripped of tensors: what every search of this
+// module solves.
 //
 // A *value* is a tensor of the single-device graph (or a class of aliases of one) and has a few
 // *forms*: the placements it can be held in (replicated, partial, shard of a dimension). A *node*
@@ -11,8 +11,8 @@
 // its consumers need from the form its producer made. Its *price* under weights w and multipliers l
 // is
 //
-//     sum over nodes of  comm + sum_j ( w_j * compute_j + l_j * memory_j )   +   sum over values of
-//     conversions
+//     sum over nodes of  comm + sum_j ( w_j * compute_j + l_j * memory_j )
+//     +  sum over values of conversions
 //
 // with j over device types. For any w >= 0 with sum 1 and l = 0 the least price is a lower bound of
 // the stage-synchronised time of section 3.2 (the mean of the types is at most their maximum),
