@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "grid/search.h"
+#include "reference/grid.h"
 #include "trials/fit.h"
 #include "trials/sets.h"
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "reference/grid.h"
 #include "trials/table.h"
 
 namespace motley::grid::trials {

@@ -24,6 +24,7 @@
 #pragma once
 
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cluster/cluster.h"
@@ -57,6 +58,12 @@ struct Mesh {
   std::vector<int> like;  // [replica] the first of which all the above is the same
 
   const std::vector<int>& types_of(size_t group) const { return mixes[mix[group]]; }
+  // Groups of one kind take the same time for a layer: device types, and seconds per byte of the
+  // rings.
+  using Kind = std::tuple<int, double, double>;
+  Kind kind(size_t group) const {
+    return {mix[group], tensor[group].seconds_per_byte, context[group].seconds_per_byte};
+  }
 };
 
 struct Estimate {
@@ -101,6 +108,8 @@ class Estimator {
   std::vector<LayerTimes::Time> layer_times(const std::vector<int>& types, const Strategy& strategy,
                                             const Mesh::Ring& tensor,
                                             const Mesh::Ring& context) const;
+  // [layer] Forward and backward together, on a group of a mesh.
+  std::vector<Seconds> group_times(const Strategy& strategy, const Mesh& mesh, size_t group) const;
   // Bytes a parameter in the reduction of gradients at the end of a step, as of an all-reduce.
   Bytes reduced_at_end(const Strategy& strategy) const;
   // Seconds of the optimizer on so many parameters of a rank, at a rate of memory.
@@ -133,6 +142,11 @@ class Estimator {
  private:
   // With `bound` the pipeline's finish is bounded from below, not simulated.
   Estimate run(const Strategy& strategy, const Mesh& mesh, bool bound) const;
+  // [stage] When the slowest replica has taken its last backward pass. `first`: layer of each
+  // range, and the end; `weights`: parameters of each.
+  std::vector<Seconds> finish(const Strategy& strategy, const Mesh& mesh, bool bound,
+                              const std::vector<int>& first,
+                              const std::vector<double>& weights) const;
 
   Model model_;
   Cluster cluster_;

@@ -1,3 +1,5 @@
+#include "reference/grid.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +11,6 @@
 
 #include "core/error.h"
 #include "core/rng.h"
-#include "grid/assign.h"
-#include "grid/estimate.h"
 #include "grid/placement.h"
 #include "grid/schedule.h"
 #include "grid/search.h"

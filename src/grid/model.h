@@ -3,18 +3,6 @@
 // A layer states what one sample costs in its forward pass; the backward pass does twice the matrix
 // products and traffic. "Cut" quantities are divided by the tensor-parallel degree (and by context
 // parallelism, for all that scales with tokens), "whole" ones are on every tensor-parallel rank.
-//
-// A chain of transformer layers is described by transformer_model(): embedding, blocks, and a head
-// of final normalisation and output projection. Its numbers, with h hidden, s tokens, v vocabulary,
-// a heads, f feed-forward width (4h):
-//
-//   block       products   2 s (4 h^2 + 2 h f) + 4 s^2 h flops
-//               parameters 4 h^2 + 2 h f + f + 3 h cut, 6 h whole
-//   embedding   parameters v h cut, s h whole;  head  products 2 s h v
-//   saved       what PyTorch keeps of an unfused fp16 block (Korthikanti et al. 2022):
-//               s h (10 + 24/t) + 5 a s^2 / t bytes; scaled to other element sizes
-//   traffic     reads and writes of the unfused elementwise operators: `score_passes` passes over
-//               the a s^2 attention scores, `hidden_passes` over s h
 #pragma once
 
 #include <cstdint>
@@ -74,20 +62,12 @@ struct Model {
   int64_t tokens = 1;       // of a sample; context parallelism divides them
   Bytes message_extra = 0;  // what a pipeline message carries besides activations
   int size() const { return static_cast<int>(layers.size()); }
-  double parameters() const;  // elements, tied ones once
+  double parameters() const;          // elements, tied ones once
+  std::vector<bool> blocks() const {  // [layer] heavy
+    std::vector<bool> block;
+    for (const Layer& layer : layers) block.push_back(layer.block);
+    return block;
+  }
 };
-
-struct TransformerShape {
-  int layers = 24, hidden = 1024, heads = 16, ffn = 0;  // ffn 0: 4 hidden
-  int64_t seq = 1024, vocab = 50257;
-  bool tied = true;
-  double score_passes = 20;   // over the attention scores, reads and writes counted apart
-  double hidden_passes = 60;  // over the hidden states, of which a third is whole
-  double kernels = 60;        // of a block
-  int experts = 0;            // > 0: every block's feed-forward is this many experts, top_k used
-  int top_k = 2;
-};
-Model transformer_model(const std::string& name, const TransformerShape& shape,
-                        const Precision& precision);
 
 }  // namespace motley::grid

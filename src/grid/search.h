@@ -76,10 +76,6 @@ struct SearchResult {
 // Throws UserError for fixed choices that no strategy can have.
 SearchResult search(const Estimator& estimator, const SearchOptions& options);
 
-// One strategy from fixed choices; what is not fixed is as in Fixed's text form. Layers are
-// assigned exactly unless fixed; devices in file order unless fixed.
-Strategy complete(const Estimator& estimator, const SearchOptions& options);
-
 // The exact assignment of a strategy's degrees and placement; false if no stages fit.
 bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy* strategy,
             SearchCounters* counters);
@@ -93,16 +89,17 @@ Candidate anneal_placement(const Estimator& estimator, const Candidate& start, b
 // replica gets at least one. REQUIRES: total >= number of replicas.
 std::vector<int> share_micro_batches(int total, const std::vector<double>& per_micro_batch);
 
-struct Baseline {
-  std::string name;
-  bool feasible = false;
-  std::string reason;
-  Candidate candidate;
-};
-// "megatron": tp within a node, least tp * pp that fits, best micro-batch, uniform layers.
-// "random": the best of 50 random strategies. "uniform layers", "uniform parameters": `best` with
-// those splits.
-std::vector<Baseline> baselines(const Estimator& estimator, const SearchOptions& options,
-                                const Candidate& best);
+// Micro-batches of every replica, in proportion to its speed; false if the batch cannot be cut so.
+bool give_micro_batches(const Estimator& estimator, int global_batch, const Mesh& mesh,
+                        Strategy* strategy);
+
+// Moves one layer at a time over a stage boundary while the exact estimate falls.
+void polish(const Estimator& estimator, bool memory, Candidate* candidate,
+            SearchCounters* counters);
+
+// A list of fixed stages that counts blocks only is completed to all layers.
+std::vector<int> expand_stages(const Model& model, std::vector<int> stages);
+
+std::vector<int> divisors(int n);
 
 }  // namespace motley::grid

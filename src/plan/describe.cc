@@ -1,0 +1,289 @@
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "core/error.h"
+#include "cost/overlap.h"
+#include "plan/plan.h"
+
+namespace motley {
+
+const char* role_of(const Graph& graph, const std::vector<bool>& is_gradient, ValueId value) {
+  if (is_gradient[value.index]) return "gradients";
+  for (;;) {
+    const Node& producer = graph.node(graph.value(value).producer);
+    if (producer.op == "motley::parameter") return "parameters";
+    const OpDef* op = find_op(producer.op);
+    if (!op || !op->alias) return "activations";
+    value = graph.inputs_of(producer)[0];
+  }
+}
+
+namespace {
+
+std::string describe_precision(const Plan& plan) {
+  return plan.precision == DType::f32
+             ? ""
+             : fmt::format("  precision   {}; parameters and optimizer state in f32\n",
+                           to_string(plan.precision));
+}
+
+std::string describe_reductions(const Plan& plan) {
+  std::map<std::string, int> groups;
+  for (const ReductionProgram& program : plan.reductions) {
+    std::vector<std::string> steps;
+    for (const ReductionStep& step : program.steps)
+      steps.push_back(fmt::format(
+          "{} in {} of {}", net::to_string(step.collective),
+          step.groups.size() == 1 ? "one group" : fmt::format("{} groups", step.groups.size()),
+          step.groups.empty() ? 0 : step.groups[0].size()));
+    ++groups[fmt::format("from {} on: {}", format_bytes(program.from),
+                         fmt::join(steps, ", then "))];
+  }
+  std::string out;
+  for (const auto& [text, count] : groups)
+    out += fmt::format("  reductions  all_reduce {}{}\n", text,
+                       count > 1 ? fmt::format(" (in {} groups of devices)", count) : "");
+  return out;
+}
+
+std::string describe_pipeline(const Plan& plan) {
+  const PipelinePlan& pipeline = *plan.pipeline;
+  std::string out = fmt::format(
+      "{} on {} devices of {}, global batch {}: {} stages, {} replica{}, micro-batches of {}\n",
+      plan.model, plan.cluster.size(), plan.cluster.name, plan.batch, pipeline.stages(),
+      pipeline.replicas.size(), pipeline.replicas.size() > 1 ? "s" : "", pipeline.micro_batch);
+  out += describe_precision(plan);
+  const std::vector<Bytes> memory = pipeline_memory(pipeline, plan.cluster, plan.optimizer);
+  for (size_t r = 0; r < pipeline.replicas.size(); ++r) {
+    const ReplicaPlan& replica = pipeline.replicas[r];
+    out += fmt::format("  replica {}   {} micro-batches\n", r, replica.micro_batches);
+    for (int s = 0; s < pipeline.stages(); ++s) {
+      const StagePlan& stage = replica.stages[s];
+      const Graph& graph = pipeline.graph(s);
+      std::string devices;
+      for (size_t i = 0; i < stage.devices.size();) {
+        size_t end = i;
+        const std::string& type = plan.cluster.type_of(stage.devices[i]).name;
+        while (end < stage.devices.size() && plan.cluster.type_of(stage.devices[end]).name == type)
+          ++end;
+        devices += fmt::format("{}{} x {}", i ? " + " : "", end - i, type);
+        i = end;
+      }
+      std::map<std::string, int> cuts;
+      const auto stored = stored_placements(pipeline.theory(s), stage.program);
+      for (const Parameter& p : graph.parameters)
+        ++cuts[stored[p.value.index].is_shard() ? "cut" : "whole"];
+      std::string parameters;
+      for (const auto& [how, count] : cuts)
+        parameters += fmt::format("{}{} {}", parameters.empty() ? "" : ", ", count, how);
+      Bytes most = 0;
+      for (int d : stage.devices) most = std::max(most, memory[d]);
+      out += fmt::format(
+          "    stage {:<2}  {} (device {}{}), {} nodes, parameters {} ({}), holds {}{}, "
+          "{} of {}\n",
+          s, devices, stage.devices[0], stage.devices.size() > 1 ? " on" : "", graph.nodes.size(),
+          parameters.empty() ? "none" : parameters,
+          format_bytes(static_cast<Bytes>(graph.parameter_bytes())), in_flight(replica, s),
+          stage.recompute ? ", recomputes" : "", format_bytes(most),
+          format_bytes(plan.cluster.type_of(stage.devices[0]).memory));
+    }
+  }
+  std::map<std::tuple<bool, int, int>, std::pair<int, Bytes>> sent;
+  for (const Transfer& t : pipeline.parts().transfers) {
+    auto& [count, bytes] = sent[{t.backward, t.from, t.to}];
+    ++count;
+    bytes += static_cast<Bytes>(pipeline.part().graph.spec(t.value).bytes());
+  }
+  for (const auto& [way, sum] : sent)
+    out += fmt::format("  sends       {} -> {} {}: {} values, {} a micro-batch\n", std::get<1>(way),
+                       std::get<2>(way), std::get<0>(way) ? "backward" : "forward", sum.first,
+                       format_bytes(sum.second));
+  for (const Tied& tied : pipeline.parts().tied)
+    out += fmt::format("  tied        {} in stages {}\n",
+                       plan.graph->parameters[tied.parameter].name, fmt::join(tied.stages, ", "));
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const DividedState divided = divided_state(pipeline, s);
+    if (!divided.any()) continue;
+    Bytes bytes = 0;
+    const auto& parameters = pipeline.graph(s).parameters;
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (divided.optimizer[i])
+        bytes += static_cast<Bytes>(pipeline.graph(s).spec(parameters[i].value).bytes());
+    std::vector<std::string> shares;
+    for (double share : divided.shares) shares.push_back(fmt::format("{:.0f}%", 100 * share));
+    out += fmt::format("  zero        stage {} level {}: replicas divide the {} of {}, {}\n", s,
+                       pipeline.level(s),
+                       pipeline.level(s) == 1 ? "optimizer state" : "optimizer state and gradients",
+                       format_bytes(bytes), fmt::join(shares, " "));
+  }
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const StagePlan& stage = pipeline.replicas[0].stages[s];
+    if (std::none_of(stage.program.steps.begin(), stage.program.steps.end(),
+                     [](const Step& step) { return step.each || step.again; }))
+      continue;
+    const auto stored = stored_placements(pipeline.theory(s), stage.program);
+    Bytes bytes = 0;
+    for (const Parameter& p : pipeline.graph(s).parameters)
+      if (stored[p.value.index].is_shard())
+        bytes += static_cast<Bytes>(pipeline.graph(s).spec(p.value).bytes());
+    out += fmt::format(
+        "  zero        stage {} level 3: its devices divide {} of parameters, which "
+        "passes gather and whose gradients they scatter\n",
+        s, format_bytes(bytes));
+  }
+  if (!pipeline.part().exact())
+    out += fmt::format("  not exact   {}\n", normalised_by_part(*plan.graph, pipeline.part()));
+  std::vector<int> counts;
+  for (const StagePlan& stage : pipeline.replicas[0].stages) counts.push_back(stage.warm_up);
+  out += describe_reductions(plan);
+  out += fmt::format("  schedule    {}: warm-up {}\n", pipeline.schedule, fmt::join(counts, ", "));
+  if (plan.predicted_step_s > 0)
+    out += fmt::format("  predicted   {} a step\n", format_seconds(plan.predicted_step_s));
+  return out;
+}
+
+// "; features.0.weight to features.34.bias": the parameters of a segment.
+std::string describe_segment(const Theory& theory, int segment) {
+  const Parameter *first = nullptr, *last = nullptr;
+  Bytes bytes = 0;
+  for (const Parameter& p : theory.graph().parameters) {
+    if (theory.segment(p.value) != segment) continue;
+    if (first == nullptr) first = &p;
+    last = &p;
+    bytes += static_cast<Bytes>(theory.graph().spec(p.value).bytes());
+  }
+  if (first == nullptr) return "; no parameters";
+  return fmt::format("; {} to {}, {}", first->name, last->name, format_bytes(bytes));
+}
+
+std::string describe_shares(const Plan& plan) {
+  const Theory& theory = *plan.theory;
+  std::string out;
+  for (int s = 0; s < theory.segments(); ++s) {
+    const std::vector<double>& ratios = plan.ratios[s];
+    out += theory.segments() == 1 ? "  shares      " : fmt::format("  segment {:<3} ", s);
+    for (int d = 0; d < plan.cluster.size();) {
+      int n = 0;
+      double r = ratios[d];
+      int type = plan.cluster.devices[d].type;
+      while (d < plan.cluster.size() && plan.cluster.devices[d].type == type && ratios[d] == r)
+        ++d, ++n;
+      out += fmt::format("{}{} x {} {:.1f}%", n == d ? "" : ", ", n, plan.cluster.types[type].name,
+                         100 * r);
+    }
+    if (theory.segments() > 1) out += describe_segment(theory, s);
+    out += "\n";
+  }
+  return out;
+}
+
+struct Sum {
+  int count = 0;
+  Bytes bytes = 0;
+};
+
+std::string describe_stored(const Plan& plan) {
+  const Theory& theory = *plan.theory;
+  const Graph& graph = *plan.graph;
+  std::string out;
+  auto stored = stored_placements(theory, plan.program);
+  std::map<std::string, Sum> by_placement;
+  std::map<std::string, std::string> example;
+  for (const Parameter& p : graph.parameters) {
+    Placement placement = stored[p.value.index];
+    std::string key = placement.is_shard() ? fmt::format("cut in dimension {}", placement.dim)
+                                           : "whole on every device";
+    Sum& sum = by_placement[key];
+    sum.bytes += static_cast<Bytes>(graph.spec(p.value).bytes());
+    if (sum.count++ == 0) example[key] = p.name;
+  }
+  for (const auto& [key, sum] : by_placement)
+    out += fmt::format("  parameters  {} {} ({}), such as {}\n", sum.count, key,
+                       format_bytes(sum.bytes), example[key]);
+  for (const Input& i : graph.inputs) {
+    Placement placement = stored[i.value.index];
+    out +=
+        fmt::format("  input       {} {}\n", i.name,
+                    placement.is_shard() ? fmt::format("cut in dimension {} (of {})", placement.dim,
+                                                       theory.cut_size(i.value, placement))
+                                         : "whole on every device");
+  }
+  return out;
+}
+
+std::string describe_communication(const Plan& plan, const Shares& shares) {
+  const Theory& theory = *plan.theory;
+  const Graph& graph = *plan.graph;
+  std::map<std::string, Sum> comm;
+  const std::vector<bool> is_gradient = pure_gradients(graph);
+  for (const Step& step : plan.program.steps) {
+    if (step.is_compute()) {
+      const Triple& triple = theory.triples(step.node)[step.triple];
+      const bool boundary = is_boundary(graph.node(step.node));
+      if (boundary && moves_nothing(theory, step.node, triple, shares)) continue;
+      for (const InnerCollective& c : triple.collectives) {
+        Sum& sum =
+            comm[boundary ? "exchange between segments" : "all_reduce inside " + triple.kernel];
+        ++sum.count;
+        sum.bytes += static_cast<Bytes>(c.bytes);
+      }
+    } else if (step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask) {
+      Sum& sum = comm[fmt::format("{}{} of {}", step.form == PieceForm::grouped ? "grouped " : "",
+                                  to_string(step.kind), role_of(graph, is_gradient, step.value))];
+      ++sum.count;
+      sum.bytes += static_cast<Bytes>(graph.spec(step.value).bytes());
+    }
+  }
+  if (comm.empty()) return "  communication  none\n";
+  std::string out;
+  for (const auto& [what, sum] : comm)
+    out +=
+        fmt::format("  each step   {} {}, {} in all\n", sum.count, what, format_bytes(sum.bytes));
+  return out;
+}
+
+std::string describe_recomputation(const Plan& plan) {
+  int again = 0, forward = 0, places = 0;
+  for (size_t s = 0; s < plan.program.steps.size(); ++s) {
+    const Step& step = plan.program.steps[s];
+    again += step.again;
+    places += step.again && !plan.program.steps[s - 1].again;
+    forward += !step.again && step.is_compute() && !is_source(plan.graph->node(step.node)) &&
+               plan.graph->node(step.node).phase == Phase::forward;
+  }
+  if (again == 0) return "";
+  return fmt::format("  recomputes  {} of {} forward steps, in {} places of the backward pass\n",
+                     again, forward, places);
+}
+
+}  // namespace
+
+std::string describe(const Plan& plan) {
+  if (plan.pipeline) return describe_pipeline(plan);
+  const Theory& theory = *plan.theory;
+  const Shares shares(plan.ratios);
+  std::string out = fmt::format("{} on {} devices of {}, global batch {}\n", plan.model,
+                                plan.cluster.size(), plan.cluster.name, plan.batch);
+  out += describe_precision(plan) + describe_shares(plan) + describe_stored(plan) +
+         describe_recomputation(plan) + describe_communication(plan, shares) +
+         describe_reductions(plan);
+
+  Fractions fractions(plan.cluster, shares);
+  CostModel model(plan.cluster, plan.reductions);
+  ProgramCost cost = cost_of(theory, plan.program, model, fractions, plan.optimizer);
+  const Seconds hidden = hidden_seconds(theory, plan.program, model, fractions);
+  out += fmt::format("  predicted   {} a step: {} of communication",
+                     format_seconds(cost.step - hidden), format_seconds(cost.comm));
+  if (hidden > 0) out += fmt::format(", {} of it during the backward pass", format_seconds(hidden));
+  for (size_t t = 0; t < cost.compute.size(); ++t)
+    out += fmt::format(", {} busy {}", plan.cluster.types[t].name, format_seconds(cost.compute[t]));
+  out += "\n  memory      ";
+  for (size_t t = 0; t < cost.memory.peak.size(); ++t)
+    out +=
+        fmt::format("{}{} {} of {}", t ? ", " : "", plan.cluster.types[t].name,
+                    format_bytes(cost.memory.peak[t]), format_bytes(plan.cluster.types[t].memory));
+  return out + "\n";
+}
+
+}  // namespace motley
