@@ -40,7 +40,7 @@ MORE = [
     ("gpt:layers=8,hidden=1024,heads=16", "hap-a100-p100", 64, "--engine grid"),
     ("vgg19", "p2-a100-2", 64, ""),
 ]  # fmt: skip
-TIMINGS = {"search_s", "capture_s"}
+TIMINGS = {"search_s", "capture_s", "planning_s", "first_plan_s"}
 
 
 def questions():

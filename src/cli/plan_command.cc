@@ -1,6 +1,10 @@
 #include "cli/plan_command.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -10,6 +14,7 @@
 #include "cli/plan_output.h"
 #include "cluster/profile.h"
 #include "core/error.h"
+#include "core/interrupted.h"
 #include "graph/file.h"
 #include "planner/planner.h"
 #ifdef MOTLEY_WITH_TORCH
@@ -20,15 +25,18 @@ namespace motley {
 
 namespace {
 
+constexpr double kTimeLimit = 10;  // seconds, unless one is given
+
 struct Args {
   std::string model, cluster, output, fix,
       engine = "auto", memory = "on", optimizer = "adamw", strategy, profile, precision = "fp32",
       recompute = "auto", virtual_devices = "auto", segments = "1", layers;
   int scale = 0, threads = 0;
   int64_t batch = 0, micro_batch = 0;
-  double time_limit = 1e30;
+  double time_limit = 0;  // 0: not given
+  int64_t work_limit = 0;
   uint64_t seed = 0;
-  bool json = false;
+  bool json = false, certify = false;
 };
 
 void add_question(CLI::App* command, Args* args) {
@@ -87,8 +95,19 @@ void add_search_options(CLI::App* command, Args* args) {
       ->group(group);
   command
       ->add_option("--time-limit", args->time_limit,
-                   "Seconds that the search may take; the best plan found by then is given")
+                   "Seconds that planning may take; the best plan found by then is given; default: "
+                   "10, or none with --work-limit. Ctrl-C ends it too")
       ->check(positive_number())
+      ->group(group);
+  command
+      ->add_option("--work-limit", args->work_limit,
+                   "How much planning may do, in states that are searched, about: the same plan on "
+                   "every machine, on one thread")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 60))
+      ->group(group);
+  command
+      ->add_flag("--certify", args->certify,
+                 "Look for lower bounds until they are close; default: for a tenth of the search")
       ->group(group);
   command->add_option("--seed", args->seed, "Seed of the search; default: 0")->group(group);
   command
@@ -155,7 +174,8 @@ planner::PlanOptions options_of(const Args& args) {
   options.layers = planner::parse_layers(args.layers);
   if (!args.profile.empty()) options.measured = load_profile(args.profile).stages;
   options.limits.seed = args.seed;
-  options.threads = args.threads;
+  options.certify = args.certify;
+  options.threads = args.work_limit > 0 ? 1 : args.threads;
   return options;
 }
 
@@ -194,22 +214,93 @@ class ModelGraphs {
   double capture_s_ = 0;
 };
 
+// Set by Ctrl-C while a plan is looked for.
+std::atomic<bool> interrupted = false;
+
+// While it lives, Ctrl-C ends planning with what there is; once more, it ends the program.
+class EndsPlanning {
+ public:
+  EndsPlanning() {
+    struct sigaction action = {};
+    action.sa_handler = [](int) { interrupted = true; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    sigaction(SIGINT, &action, &before_);
+  }
+  ~EndsPlanning() { sigaction(SIGINT, &before_, nullptr); }
+
+ private:
+  struct sigaction before_ = {};
+};
+
+// One line that is written over and over, ten times a second at most; nothing on what is no
+// terminal.
+class ProgressLine {
+ public:
+  ~ProgressLine() {
+    if (shown_) std::fputs("\r\033[K", stderr);
+  }
+  void show(const planner::Progress& now) {
+    if (!terminal_ || now.seconds < next_) return;
+    next_ = now.seconds + 0.1;
+    shown_ = true;
+    std::string line = fmt::format("{:.1f} s: ", now.seconds);
+    if (!now.engine.empty())
+      line += fmt::format("best {} ({}), ", format_seconds(now.best), now.engine);
+    if (now.bound > 0) line += fmt::format("none below {}, ", format_seconds(now.bound));
+    std::fprintf(stderr, "\r\033[K%sat %s", line.c_str(), now.trying.c_str());
+    std::fflush(stderr);
+  }
+
+ private:
+  const bool terminal_ = isatty(STDERR_FILENO) != 0;
+  bool shown_ = false;
+  double next_ = 0;
+};
+
+std::string limit_of(const Args& args) {
+  if (args.work_limit > 0 && args.time_limit == 0) return fmt::format("{} states", args.work_limit);
+  return fmt::format("{} s", args.time_limit > 0 ? args.time_limit : kTimeLimit);
+}
+
+Deadline deadline_of(const Args& args) {
+  Deadline::Limits limits;
+  limits.interrupted = &interrupted;
+  if (args.work_limit > 0) limits.work = args.work_limit;
+  if (args.time_limit > 0)
+    limits.seconds = args.time_limit;
+  else if (args.work_limit == 0)
+    limits.seconds = kTimeLimit;
+  return Deadline(limits);
+}
+
+planner::PlanReport find_plan(const Cluster& cluster, ModelGraphs* graphs,
+                              planner::PlanOptions* options) {
+  const EndsPlanning ends;
+  ProgressLine line;
+  options->record =
+      std::make_shared<planner::Record>([&](const planner::Progress& now) { line.show(now); });
+  return planner::plan([&](int64_t samples) { return graphs->at(samples); }, cluster, *options);
+}
+
 void run(const Args& args) {
   if (!args.output.empty()) require_writable("--output", args.output);
   const Cluster cluster = load_cluster(args.cluster, args.scale, args.profile);
-  const Deadline deadline = Deadline::in(args.time_limit);
-  ModelGraphs graphs(args.model);
   planner::PlanOptions options = options_of(args);
-  options.limits.deadline = deadline;
-  const planner::PlanReport report =
-      planner::plan([&](int64_t samples) { return graphs.at(samples); }, cluster, options);
+  options.limits.deadline = deadline_of(args);
+  ModelGraphs graphs(args.model);
+  const planner::PlanReport report = find_plan(cluster, &graphs, &options);
+  if (interrupted && report.candidates.empty())
+    throw Interrupted(SIGINT, "[plan] interrupted before a plan was found");
   if (report.candidates.empty()) {
     if (args.json) print_json(no_plan_json(report, options));
-    throw NoPlan(no_plan(report, cluster, options, fmt::format("{}", args.time_limit)));
+    throw NoPlan(no_plan(report, cluster, options, limit_of(args)));
   }
+  if (interrupted)
+    std::fprintf(stderr, "motley: [plan] interrupted: this is the best plan found in %.1f s\n",
+                 options.record->now().seconds);
   if (!args.output.empty()) save_plan(*report.best().plan, args.output);
   if (args.json) {
-    print_json(plan_json(report, cluster, graphs.capture_s()));
+    print_json(plan_json(report, cluster, graphs.capture_s(), *options.record));
     return;
   }
   std::printf("%s", describe_search(report, cluster).c_str());

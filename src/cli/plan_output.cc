@@ -109,7 +109,8 @@ std::string one_program(const Candidate& best, const EngineResult& engine, const
 
 }  // namespace
 
-Json plan_json(const PlanReport& report, const Cluster& cluster, double capture_s) {
+Json plan_json(const PlanReport& report, const Cluster& cluster, double capture_s,
+               const planner::Record& record) {
   const Candidate& best = report.best();
   const Plan& plan = *best.plan;
   const EngineResult* spmd = report.of("spmd");
@@ -120,6 +121,9 @@ Json plan_json(const PlanReport& report, const Cluster& cluster, double capture_
           {"gap", gap_of(plan)},
           {"search_s", best.search_s},
           {"capture_s", capture_s},
+          {"planning_s", record.now().seconds},
+          {"first_plan_s", record.first_s()},
+          {"out_of_time", report.out_of_time},
           {"peak_memory_bytes", of_all_devices(best, plan.peak_memory_bytes, cluster)},
           {"baselines", baselines_json(report)},
           {"candidates", candidates_json(report)},

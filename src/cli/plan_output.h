@@ -9,7 +9,8 @@
 namespace motley {
 
 // REQUIRES: the report has a plan. `cluster`: the one that was asked for.
-Json plan_json(const planner::PlanReport& report, const Cluster& cluster, double capture_s);
+Json plan_json(const planner::PlanReport& report, const Cluster& cluster, double capture_s,
+               const planner::Record& record);
 std::string describe_search(const planner::PlanReport& report, const Cluster& cluster);
 
 // Of a report without one.

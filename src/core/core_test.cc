@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "core/deadline.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/limits.h"
@@ -148,6 +149,52 @@ TEST(Printable, ControlCharactersAreShown) {
   EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");  // not UTF-8
   EXPECT_TRUE(is_printable("V100 x 2"));
   EXPECT_FALSE(is_printable("a\tb"));
+}
+
+TEST(Deadline, CountsWork) {
+  const Deadline never;
+  never.check(1 << 20);
+  EXPECT_EQ(never.work(), 0);
+  EXPECT_FALSE(never.near());
+  const Deadline whole(Deadline::Limits{.work = 1000});
+  const Deadline half = whole.part(0.5);
+  half.check(300);
+  EXPECT_FALSE(half.near());  // 300 of 500
+  half.spend(1);
+  EXPECT_TRUE(half.near());
+  EXPECT_FALSE(whole.near());
+  half.check(199);
+  EXPECT_FALSE(half.over());
+  EXPECT_THROW(half.check(1), TimeIsUp);
+  EXPECT_EQ(half.work(), 501);
+  EXPECT_EQ(whole.work(), 501);
+  // What follows has half of the rest, and counts from there.
+  const Deadline next = whole.part(0.5);
+  EXPECT_EQ(next.work(), 0);
+  next.spend(249);
+  EXPECT_FALSE(next.over());
+  next.spend(1);
+  EXPECT_TRUE(next.over());
+  EXPECT_FALSE(whole.over());
+  // A count of its own under the same limits.
+  const Deadline counting = whole.counting();
+  counting.spend(249);
+  EXPECT_EQ(counting.work(), 249);
+  EXPECT_FALSE(counting.over());
+  counting.spend(1);
+  EXPECT_TRUE(counting.over());
+  EXPECT_TRUE(whole.over());
+}
+
+TEST(Deadline, IsInterrupted) {
+  std::atomic<bool> interrupted = false;
+  const Deadline whole(Deadline::Limits{.interrupted = &interrupted});
+  const Deadline part = whole.part(0.5).counting();
+  part.check(1 << 30);
+  interrupted = true;
+  EXPECT_TRUE(part.near());
+  EXPECT_THROW(part.check(), TimeIsUp);
+  EXPECT_THROW(whole.check(), TimeIsUp);
 }
 
 TEST(Units, Limits) {

@@ -22,6 +22,7 @@
 // lower bound is the one of overlap_pricing.h.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -58,6 +59,7 @@ struct AlternationOptions {
   // An answer that takes longer than this is not certified, and one that takes much longer is not
   // looked for as hard.
   Seconds certify_below = std::numeric_limits<Seconds>::infinity();
+  std::function<void(Seconds)> found;   // told of steps of pairs that fit; empty: nobody is
   solver::OrderMemo* orders = nullptr;  // for searches of like programs; null: none
   // What a like search left (folded.h, WarmStart), in; what this one leaves, out; null: none. Where
   // limits of states are met, the answer may depend on it.

@@ -87,6 +87,7 @@ const AlternationSearch::Offer& AlternationSearch::offer(const Program& program,
     best_program_ = &program;
     best_.cost = c;
     best_.hidden = h;
+    if (options_.found) options_.found(best_.step());
     first_ = first;
     best_blocks_ = std::move(blocks);
   };

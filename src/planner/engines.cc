@@ -60,7 +60,10 @@ std::vector<std::string> engine_names() {
   return names;
 }
 
+bool exact(const Plan& plan) { return !plan.pipeline || plan.pipeline->part().exact(); }
+
 void EngineResult::add(std::unique_ptr<Plan> plan, std::string note) {
+  if (record && exact(*plan)) record->found(engine, plan->predicted_step_s);
   Candidate candidate;
   candidate.plan = std::move(plan);
   candidate.note = std::move(note);

@@ -36,6 +36,7 @@ struct Candidate {
 // What an engine found, best first.
 struct EngineResult {
   std::string engine;
+  std::shared_ptr<Record> record;  // that is told of plans; null: none
   std::vector<Candidate> candidates;
   std::string reason;  // why there is no plan, or why the search stopped
   // The model cannot be taken in micro-batches (shard/micro_batch.h), which `reason` then says.
@@ -53,6 +54,9 @@ struct EngineResult {
   // Appends a plan.
   void add(std::unique_ptr<Plan> plan, std::string note);
 };
+
+// Whether a plan computes the same as one device.
+bool exact(const Plan& plan);
 
 // Puts the candidates of a result in the order of their predicted times.
 void rank(EngineResult* result);

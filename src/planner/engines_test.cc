@@ -2,11 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "planner/planner.h"
 
 namespace motley::planner {
 namespace {
@@ -137,6 +142,60 @@ TEST(Engines, EndInTime) {
   }
   EXPECT_GT(found, 0);
   EXPECT_GT(nothing, 0);
+}
+
+// However much work there may be: the same twice, no plan and that time ran out, or sound ones;
+// with enough, what is found without a limit.
+TEST(Planner, EndsAfterSoMuchWork) {
+  const auto graph_of = [](int64_t samples) { return layers(6, samples); };
+  const Cluster cluster = machines(4e6);
+  const auto plan_with = [&](int64_t work) {
+    PlanOptions request;
+    request.model = "toy";
+    request.batch = 32;
+    request.threads = 1;
+    request.limits.deadline = Deadline(Deadline::Limits{.work = work});
+    return plan(graph_of, cluster, request);
+  };
+  const PlanReport all = plan_with(std::numeric_limits<int64_t>::max() - 1);
+  ASSERT_FALSE(all.candidates.empty());
+  EXPECT_FALSE(all.out_of_time);
+  int found = 0, nothing = 0;
+  for (int64_t work = 1; work < 10'000'000; work *= 7) {
+    const PlanReport one = plan_with(work), other = plan_with(work);
+    ASSERT_EQ(one.candidates.size(), other.candidates.size());
+    for (size_t c = 0; c < one.candidates.size(); ++c) {
+      EXPECT_TRUE(check(*one.candidates[c].plan).empty());
+      EXPECT_EQ(to_json(*one.candidates[c].plan).dump(), to_json(*other.candidates[c].plan).dump());
+      EXPECT_GE(one.candidates[c].simulated_s, all.best().simulated_s * (1 - 1e-9));
+    }
+    ++(one.candidates.empty() ? nothing : found);
+    if (one.candidates.empty()) {
+      EXPECT_TRUE(one.out_of_time);
+    }
+  }
+  EXPECT_GT(found, 0);
+  EXPECT_GT(nothing, 0);
+}
+
+// Interrupted as soon as there is a plan: there is one.
+TEST(Planner, IsInterrupted) {
+  std::atomic<bool> interrupted = false;
+  PlanOptions request;
+  request.model = "toy";
+  request.batch = 32;
+  request.limits.deadline = Deadline(Deadline::Limits{.interrupted = &interrupted});
+  request.record = std::make_shared<Record>([&](const Progress& now) {
+    EXPECT_FALSE(now.trying.empty());
+    interrupted = std::isfinite(now.best);
+  });
+  const PlanReport report =
+      plan([](int64_t samples) { return layers(6, samples); }, machines(16e9), request);
+  ASSERT_FALSE(report.candidates.empty());
+  EXPECT_TRUE(report.out_of_time);
+  EXPECT_TRUE(check(*report.best().plan).empty());
+  EXPECT_LE(request.record->first_s(), request.record->now().seconds);
+  EXPECT_LE(report.best().plan->predicted_step_s, request.record->now().best * (1 + 1e-9));
 }
 
 }  // namespace

@@ -3,12 +3,14 @@
 
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cluster/profile.h"
 #include "cost/cost.h"
 #include "graph/graph.h"
+#include "planner/record.h"
 #include "solver/problem.h"
 
 namespace motley::planner {
@@ -71,6 +73,9 @@ struct PlanOptions {
   std::vector<ProfiledStage> measured;  // layers whose costs on one device are not the model's
 
   solver::Limits limits{.max_states = 2000};  // deadline, seed, and states of each program search
+  bool certify = false;  // lower bounds may take as long as they need, not a part of the search
+  // Told of plans as they are found.
+  std::shared_ptr<Record> record = std::make_shared<Record>();
   int threads = 0;  // that plan layers and stages; 0: one per core. The plan does not depend on it.
 };
 

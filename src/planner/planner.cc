@@ -59,39 +59,56 @@ Cluster as_measured(const Cluster& cluster, const PlanOptions& options, const Gr
   return options.measured.empty() ? cluster : corrected(cluster, options, graph_of);
 }
 
-// Both rounds of engines, each engine on a thread of its own; in the order of the table.
+// Whether plans that do not compute the same as one device may be the answer.
+bool asked(const PlanOptions& options) {
+  return options.engine != "auto" || !options.fix.empty() || !options.strategy.empty() ||
+         options.virtual_devices.forced();
+}
+
+// Of what is left of the time: what a round of engines may take if another follows, and the last.
+constexpr double kRound = 0.5, kLastRound = 0.9;
+
+// Both rounds of engines, each engine on a thread of its own; in the order of the table. What an
+// engine finds depends on what it is told and on its part of the time or work alone.
 std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster,
-                                 const PlanOptions& options) {
+                                 const PlanOptions& options, bool* out_of_time) {
   std::vector<EngineResult> results(engines().size());
+  std::vector<size_t> rounds[2];
+  for (size_t e = 0; e < engines().size(); ++e)
+    if (engines()[e].wanted(options)) rounds[engines()[e].round].push_back(e);
   Seconds known = std::numeric_limits<Seconds>::infinity();
   for (const int round : {0, 1}) {
-    std::vector<size_t> wanted;
-    for (size_t e = 0; e < engines().size(); ++e)
-      if (engines()[e].round == round && engines()[e].wanted(options)) wanted.push_back(e);
-    parallel_for(static_cast<int>(wanted.size()), options.threads, [&](int i) {
+    const std::vector<size_t>& wanted = rounds[round];
+    const auto count = static_cast<int>(wanted.size());
+    const bool last = round == 1 || rounds[1].empty();
+    const Deadline whole = options.limits.deadline.part(last ? kLastRound : kRound);
+    parallel_for(count, options.threads, [&](int i) {
+      PlanOptions its = options;
+      its.limits.deadline = options.threads == 1 ? whole.part(1.0 / (count - i)) : whole;
       const Engine& engine = engines()[wanted[i]];
       EngineResult& result = results[wanted[i]];
-      result = engine.plan(options, cluster, graph_of, known);
+      options.record->trying(engine.name);
+      result = engine.plan(its, cluster, graph_of, known);
       result.engine = engine.name;
     });
+    *out_of_time = *out_of_time || (count > 0 && whole.over());
     for (const size_t e : wanted)
-      if (!results[e].candidates.empty())
-        known = std::min(known, results[e].candidates[0].plan->predicted_step_s);
+      for (const Candidate& c : results[e].candidates)
+        if (asked(options) || exact(*c.plan)) known = std::min(known, c.plan->predicted_step_s);
   }
   std::erase_if(results, [](const EngineResult& result) { return result.engine.empty(); });
   return results;
 }
 
-bool exact(const Plan& plan) { return !plan.pipeline || plan.pipeline->part().exact(); }
-
 // Plans whose bounds tell how good they are: those that are the best so far, or nearly.
 constexpr double kNearly = 1.1;
-void certify(std::vector<EngineResult>* engines) {
+void certify(std::vector<EngineResult>* engines, Record* record) {
   Seconds best = std::numeric_limits<Seconds>::infinity();
   for (const EngineResult& engine : *engines)
     for (const Candidate& c : engine.candidates) best = std::min(best, c.plan->predicted_step_s);
   for (EngineResult& engine : *engines) {
     if (!engine.certify || engine.candidates[0].plan->predicted_step_s > kNearly * best) continue;
+    record->trying("lower bounds");
     EngineResult certified = engine.certify(kNearly * best);
     certified.engine = engine.engine;
     certified.tried = std::move(engine.tried);
@@ -102,15 +119,13 @@ void certify(std::vector<EngineResult>* engines) {
 // Moves candidates into the report. Those that do not compute the same as one device only where an
 // engine was asked for by name.
 void collect(PlanReport* report, const PlanOptions& options) {
-  const bool asked = options.engine != "auto" || !options.fix.empty() ||
-                     !options.strategy.empty() || options.virtual_devices.forced();
   for (EngineResult& engine : report->engines) {
     if (engine.candidates.empty())
       report->reason +=
           fmt::format("{}{}: {}", report->reason.empty() ? "" : "; ", engine.engine, engine.reason);
     for (Candidate& candidate : engine.candidates) {
       candidate.search_s = engine.search_s;
-      if (asked || exact(*candidate.plan)) {
+      if (asked(options) || exact(*candidate.plan)) {
         report->candidates.push_back(std::move(candidate));
       } else if (report->left_out.empty()) {
         report->left_out =
@@ -190,9 +205,8 @@ PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptio
   const GraphOf graphs = in_precision(graph_of, options.precision);
   const Cluster devices = as_measured(cluster, options, graphs);
   PlanReport report;
-  report.engines = search(graphs, devices, options);
-  certify(&report.engines);
-  report.out_of_time = options.limits.deadline.over();
+  report.engines = search(graphs, devices, options, &report.out_of_time);
+  certify(&report.engines, options.record.get());
   collect(&report, options);
   bound(&report, graphs, devices, options.batch);
   simulate_and_rank(&report.candidates);
@@ -201,11 +215,11 @@ PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptio
 }
 
 std::string no_plan(const PlanReport& report, const Cluster& cluster, const PlanOptions& options,
-                    const std::string& time_limit) {
+                    const std::string& limit) {
   if (report.out_of_time)
     return fmt::format(
-        "[plan] no plan for {} on {} was found in {} s: {}; give a longer --time-limit",
-        options.model, cluster.name, time_limit, report.reason);
+        "[plan] no plan for {} on {} was found in {}: {}; give a longer --time-limit",
+        options.model, cluster.name, limit, report.reason);
   return fmt::format(
       "[plan] no plan for {} on {} fits: {}; use more or larger devices, a smaller --batch, or "
       "--memory-limit off",

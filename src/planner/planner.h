@@ -36,8 +36,9 @@ struct PlanReport {
 // be combined.
 PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& options);
 
-// What to tell someone for whom there is no plan: one sentence, with what to change.
+// What to tell someone for whom there is no plan: one sentence, with what to change. `limit`: of
+// planning, such as "10 s".
 std::string no_plan(const PlanReport& report, const Cluster& cluster, const PlanOptions& options,
-                    const std::string& time_limit);
+                    const std::string& limit);
 
 }  // namespace motley::planner

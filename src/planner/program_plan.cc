@@ -134,6 +134,7 @@ class ProgramPlanner::Work {
       AlternationOptions options = options_;
       options.ratios = rival_.ratios[0];
       options.known = &rival_;
+      rival->found = rival_;
       search(rival.get(), options);
       if (better(rival->found, best_->found)) best_ = rival;
     }
@@ -157,7 +158,7 @@ class ProgramPlanner::Work {
     std::vector<int> devices;  // of the cluster that was asked for
     std::vector<ReductionProgram> reductions;
     CostModel model;
-    std::unique_ptr<Alternator> alternator;  // null: not begun
+    std::unique_ptr<Alternator> alternator;  // null: there was no time for it
     Alternation found;
   };
 
@@ -179,12 +180,14 @@ class ProgramPlanner::Work {
   void search(Attempt* attempt) { search(attempt, options_); }
   void search(Attempt* attempt, const AlternationOptions& options) {
     timed(attempt, [&] {
-      attempt->alternator = std::make_unique<Alternator>(theory_, attempt->model, options);
-      return attempt->alternator->run();
+      auto alternator = std::make_unique<Alternator>(theory_, attempt->model, options);
+      Alternation found = alternator->run();
+      attempt->alternator = std::move(alternator);
+      return found;
     });
   }
   void certify(Attempt* attempt, Seconds below) {
-    timed(attempt, [&] { return attempt->alternator->certify(below); });
+    if (attempt->alternator) timed(attempt, [&] { return attempt->alternator->certify(below); });
   }
 
   // What it found is kept if there was no time for more.

@@ -168,6 +168,7 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
   const auto start = std::chrono::steady_clock::now();
   EngineResult result;
   result.engine = "grid";
+  result.record = request.record;
   grid::Fixed fixed = fixed_choices;
   if (!fixed.micro_batch && request.micro_batches.size() == 1)
     fixed.micro_batch = static_cast<int>(request.micro_batches[0]);

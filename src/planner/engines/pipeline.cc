@@ -61,6 +61,7 @@ class PipelineSearch {
   EngineResult run() {
     const auto start = std::chrono::steady_clock::now();
     result_.engine = "pipeline";
+    result_.record = request_.record;
     std::set<int64_t> sizes;
     for (int64_t count = 1; count <= kMicroBatches; count *= 2)
       if (request_.batch % count == 0) sizes.insert(request_.batch / count);

@@ -11,6 +11,8 @@ namespace motley::planner {
 
 namespace {
 
+constexpr double kCertifyWork = 0.1;  // of what the search took
+
 ProgramRequest request_of(const PlanOptions& options) {
   ProgramRequest request;
   request.model = options.model;
@@ -24,6 +26,10 @@ ProgramRequest request_of(const PlanOptions& options) {
   request.synthesis.recompute = options.recompute;
   request.synthesis.ratios = options.ratios;
   request.synthesis.limits = options.limits;
+  request.synthesis.found = [record = options.record](Seconds step) {
+    record->found("spmd", step);
+  };
+  if (!options.certify) request.synthesis.certify_work = kCertifyWork;
   return request;
 }
 

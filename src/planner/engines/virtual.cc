@@ -123,6 +123,7 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
                           const GraphOf& graph_of, const VirtualDevices& wanted) {
   EngineResult result;
   result.engine = "virtual";
+  result.record = request.record;
   if (wanted.automatic && !slower_outside(cluster)) {
     result.reason =
         fmt::format("the machines of {} are joined as well as their devices", cluster.name);
