@@ -12,6 +12,7 @@
 #include "reference/sample.h"
 #include "runtime/eager.h"
 #include "runtime/executor.h"
+#include "runtime/random.h"
 #include "spmd/build.h"
 #include "zoo/zoo.h"
 

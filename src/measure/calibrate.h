@@ -73,17 +73,4 @@ std::vector<std::pair<std::string, int64_t>> reference_steps();
 // Collective. The whole profile on rank 0, its own devices' part elsewhere.
 Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOptions& options);
 
-// One measured call and what the cost model knows of it.
-struct Sample {
-  Flops flops = 0;
-  Bytes bytes = 0;
-  Seconds seconds = 0;
-};
-// The coefficients of `seconds = overhead + flops / rate + bytes / bandwidth` (see above) and how
-// well they explain the samples. REQUIRES: at least one sample.
-OpRate fit(const std::vector<Sample>& samples, FitQuality* quality);
-// The same by bytes alone, of which those beyond what a cache holds (the size of one of the
-// samples) move more slowly.
-OpRate fit_with_cache(const std::vector<Sample>& samples, FitQuality* quality);
-
 }  // namespace motley

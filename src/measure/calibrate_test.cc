@@ -1,10 +1,9 @@
-#include "measure/calibrate.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "core/rng.h"
+#include "measure/fit.h"
 
 namespace motley {
 namespace {

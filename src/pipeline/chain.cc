@@ -4,6 +4,8 @@
 #include <cmath>
 #include <tuple>
 
+#include "pipeline/track.h"
+
 namespace motley::pipeline {
 
 namespace {
@@ -12,8 +14,12 @@ constexpr double kClose = 0.02;  // of periods, between which no incumbent is lo
 
 // Some orders of sub-clusters, one family of meshes.
 class Chain {
+  using Next = Track::Next;
+  using Block = Track::Block;
+
  public:
-  Chain(const ChainProblem& chain, CostTable* table, Shared* shared, SearchResult* result)
+  Chain(const ChainProblem& chain, CostTable* table, Shared* shared, Pool* pool,
+        SearchResult* result)
       : problem_(chain.problem),
         options_(chain.options),
         table_(table),
@@ -22,41 +28,38 @@ class Chain {
         micro_batches_(chain.micro_batches),
         pipelines_(chain.pipelines),
         layers_(chain.problem.layers),
+        pool_(pool),
         result_(result),
-        deadline_(chain.options.deadline) {
-    const Orders& orders = chain.orders;
-    add_blocks(orders, chain.shapes);
+        track_(chain, table, shared) {
     reset();
-    for (int c : orders[0]) {
-      starts_.push_back(&moves_of(c, chain.shapes)[0]);
-      for (const auto& moves : moves_of(c, chain.shapes))
+    for (int c : chain.orders[0]) {
+      const auto& devices = shared->moves.at({chain.shapes, c});
+      starts_.push_back(&devices[0]);
+      for (const auto& moves : devices)
         for (const Move& move : moves) meshes_ = std::max(meshes_, move.mesh + 1);
     }
     if (problem_.tied_cost) {
       for (int root : roots_)
         blocks_[root].extra =
-            problem_.tied_cost(blocks_[root].cluster, orders[0].back(), pipelines_);
+            problem_.tied_cost(blocks_[root].cluster, chain.orders[0].back(), pipelines_);
       constant_ = kInfinity;
       for (int root : roots_) constant_ = std::min(constant_, blocks_[root].extra);
       for (int root : roots_) blocks_[root].extra -= constant_;
     }
-    if (suffix_.size() < positions_.size()) {
-      suffix_.resize(positions_.size());
-      prefix_.resize(positions_.size());
-    }
+    suffix_.resize(std::max(suffix_.size(), positions_.size()));
+    prefix_.resize(suffix_.size());
   }
 
   // search_chain().
-  bool run(Pool* pool) {
-    pool_ = pool;
-    single_stage(pool);
+  bool run() {
+    single_stage();
     double more = micro_batches_ - 1;
     if (micro_batches_ == 1) {
       Solution s;
-      if (solve(kLongest, pool->best() - constant_, &s)) offer(s, pool);
+      if (solve(kLongest, pool_->best() - constant_, &s)) offer(s);
       return true;
     }
-    if (std::isfinite(pool->best()) && !reachable((pool->best() - constant_) / micro_batches_))
+    if (std::isfinite(pool_->best()) && !reachable((pool_->best() - constant_) / micro_batches_))
       return true;
     // No plan has a period below `least`: the least with t <= p, ignoring all else, to a part in a
     // thousand or to half of one period in all. Other orders can do about the same.
@@ -92,11 +95,11 @@ class Chain {
     for (double excess = 0; found < wanted; excess = excess == 0 ? 0.001 : 2 * excess) {
       if (expired()) return stop(micro_batches_ * least);
       Seconds bound = reach * (1 + excess);
-      if (bound * micro_batches_ >= pool->best()) break;
+      if (bound * micro_batches_ >= pool_->best()) break;
       Solution s;
       reset();
-      if (solve(bound, pool->best() - constant_ - more * least, &s)) {
-        const Seconds period = offer(s, pool);
+      if (solve(bound, pool_->best() - constant_ - more * least, &s)) {
+        const Seconds period = offer(s);
         met = found == 0 ? std::min(period, bound) : met;
         ++found;
       } else if (found == 0) {
@@ -110,24 +113,24 @@ class Chain {
       const Seconds middle = missed + (met - missed) / 2;
       Solution s;
       reset();
-      if (solve(middle, pool->best() - constant_ - more * least, &s))
-        met = std::min(offer(s, pool), middle);
+      if (solve(middle, pool_->best() - constant_ - more * least, &s))
+        met = std::min(offer(s), middle);
       else
         missed = middle;
     }
     reset();
     Seconds bound =
-        std::isfinite(pool->best()) ? (pool->best() - constant_) / micro_batches_ : kLongest;
+        std::isfinite(pool_->best()) ? (pool_->best() - constant_) / micro_batches_ : kLongest;
     Seconds latency = least;
     while (bound >= least) {
       if (expired()) return stop(latency + more * least);
       Solution s;
-      if (!solve(bound, pool->best() - constant_ - more * least, &s)) return true;
-      Seconds period = offer(s, pool);
+      if (!solve(bound, pool_->best() - constant_ - more * least, &s)) return true;
+      Seconds period = offer(s);
       latency = s.latency;
       // Below the slack of launch counts, which let this plan pass for slightly faster ones.
       bound = std::min(std::min(period, bound) * (1 - 4 * kCountSlack),
-                       (pool->best() * (1 - kSlack) - constant_ - latency) / more);
+                       (pool_->best() * (1 - kSlack) - constant_ - latency) / more);
     }
     return true;
   }
@@ -146,112 +149,9 @@ class Chain {
     Seconds reduce;
     int move, next, behind, parent;  // parent: label of the state (next, behind)
   };
-  // A sub-cluster behind a set of others: orders that agree on both share it.
-  struct Next {
-    int block;
-    int row;  // of the links to it
-  };
-  struct Block {
-    int cluster;
-    int begin = 0, end = 0;  // positions: of its first device, and behind its last
-    Seconds extra = 0;       // tied reduction beyond constant_, of a first one
-    std::vector<Next> next;  // none: the last of its orders
-  };
-  struct Position {
-    const std::vector<Move>* moves;  // null: behind the last device
-    int block, begin;                // and its first position
-    int row;  // of the links in front of a stage that starts here; -1: none inside of the block
-  };
-
-  // Blocks stand behind those in front of them.
-  void add_blocks(const Orders& orders, Shapes shapes) {
-    std::map<std::tuple<size_t, uint32_t, int>, int> numbers;  // place, sub-clusters used, the last
-    const auto visit = [&](const std::vector<int>& order, auto f) {
-      uint32_t used = 0;
-      for (size_t i = 0; i < order.size(); ++i) {
-        used |= uint32_t{1} << order[i];
-        f(i, numbers[{i, used, order[i]}]);
-      }
-    };
-    for (const auto& order : orders) visit(order, [](size_t, int&) {});
-    for (auto& [key, number] : numbers) {
-      number = static_cast<int>(blocks_.size());
-      Block block;
-      block.cluster = std::get<2>(key);
-      block.begin = size();
-      const auto& moves = moves_of(block.cluster, shapes);
-      for (size_t d = 0; d < moves.size(); ++d)
-        positions_.push_back(
-            {&moves[d], number, block.begin, d == 0 ? -1 : link_row(block.cluster, block.cluster)});
-      block.end = size();
-      positions_.push_back({nullptr, number, block.begin, -1});
-      blocks_.push_back(std::move(block));
-    }
-    for (const auto& order : orders) {
-      int before = -1;
-      visit(order, [&](size_t, int number) {
-        if (before < 0) {
-          if (std::find(roots_.begin(), roots_.end(), number) == roots_.end())
-            roots_.push_back(number);
-        } else {
-          std::vector<Next>& next = blocks_[before].next;
-          if (std::none_of(next.begin(), next.end(),
-                           [&](const Next& n) { return n.block == number; }))
-            next.push_back({number, link_row(blocks_[before].cluster, blocks_[number].cluster)});
-        }
-        before = number;
-      });
-    }
-  }
-
-  // Links by the layer behind them, from a stage on one sub-cluster to one on another.
-  int link_row(int from, int to) {
-    auto [it, fresh] = rows_.try_emplace({from, to}, static_cast<int>(link_total_.size()));
-    if (!fresh) return it->second;
-    link_total_.emplace_back(layers_ + 1, 0);
-    link_worst_.emplace_back(layers_ + 1, 0);
-    for (int k = 1; k < layers_; ++k) {
-      const LinkTime l = table_->link(k, from, to);
-      link_total_.back()[k] = l.total();
-      link_worst_.back()[k] = std::max(l.forward, l.backward);
-    }
-    return it->second;
-  }
-
-  int size() const { return static_cast<int>(positions_.size()); }
-  // Of a position behind all devices of a sub-cluster, where it leads; null: it is another.
-  const std::vector<Next>* next_of(int at) const {
-    return positions_[at].moves == nullptr ? &blocks_[positions_[at].block].next : nullptr;
-  }
-  bool last(int at) const {
-    const std::vector<Next>* next = next_of(at);
-    return next != nullptr && next->empty();
-  }
-  // Positions count from the first device of their block.
-  int behind(int at, const Move& move) const { return positions_[at].begin + move.behind; }
-
-  // Of every device of a sub-cluster, counted from its first.
-  const std::vector<std::vector<Move>>& moves_of(int c, Shapes shapes) {
-    auto [it, fresh] = shared_.moves.try_emplace({shapes, c});
-    if (!fresh) return it->second;
-    const SubCluster& sub = problem_.clusters[c];
-    for (int d = 0; d < sub.size(); ++d) {
-      it->second.emplace_back();
-      for_each_mesh(sub, c, shapes, d, [&](Mesh mesh, int behind) {
-        for (bool recompute : {false, true}) {
-          if (recompute && !options_.recompute) break;
-          mesh.recompute = recompute;
-          const int m = table_->mesh(mesh);
-          if (table_->useful(m)) it->second.back().push_back({m, behind});
-        }
-      });
-    }
-    return it->second;
-  }
-
   bool expired() const {
-    deadline_.spend(layers_);
-    return deadline_.over();
+    options_.deadline.spend(layers_);
+    return options_.deadline.over();
   }
 
   // The period if every sub-cluster ran stages of its best mesh without loss: where to start
@@ -288,132 +188,49 @@ class Chain {
       if (block.next.empty()) low_[block.end] = layers_;
   }
 
-  // Of the link in front of a stage, inside a block: those to the next are in its end.
-  Seconds gap(int k, int at) const {
-    const int row = positions_[at].row;
-    return row < 0 ? 0 : link_total_[row][k];
-  }
-  bool slow(int k, int at, Seconds p) const {
-    const int row = positions_[at].row;
-    return row >= 0 && link_worst_[row][k] > p;
-  }
-
   // The only stage that holds both ends of the model pays no tied reduction.
-  void single_stage(Pool* pool) {
+  void single_stage() {
     for (int root : roots_)
       for (const Move& move : *positions_[blocks_[root].begin].moves) {
-        if (!last(behind(blocks_[root].begin, move))) continue;
-        if (table_->time(move.mesh, 0, layers_) == kInfinity) continue;
-        Solution s;
-        s.steps = {{0, layers_, move.mesh}};
-        offer(s, pool);
+        if (track_.last(track_.behind(blocks_[root].begin, move)) &&
+            table_->time(move.mesh, 0, layers_) < kInfinity)
+          offer({0, {{0, layers_, move.mesh}}});
       }
-  }
-
-  // Leftmost first layer of a stage that ends at `end` and takes at most p; `end` if none. Gallops
-  // from a stage of `length` layers.
-  int leftmost(int m, int end, Seconds p, int length) {
-    int good = end, bad = -1;  // good: fits, or empty; bad: does not, or out of bounds
-    int at = std::clamp(end - length, 0, end);
-    if (at == end || table_->time(m, at, end) <= p) {
-      good = at;
-      for (int step = 1; good - step > bad; step *= 2) {
-        if (table_->time(m, good - step, end) > p) {
-          bad = good - step;
-          break;
-        }
-        good -= step;
-      }
-    } else {
-      bad = at;
-      for (int step = 1; bad + step < good; step *= 2) {
-        if (table_->time(m, bad + step, end) <= p) {
-          good = bad + step;
-          break;
-        }
-        bad += step;
-      }
-    }
-    while (good - bad > 1) {
-      int middle = (good + bad) / 2;
-      (table_->time(m, middle, end) <= p ? good : bad) = middle;
-    }
-    return good;
-  }
-  // Greatest end of a stage that starts at `first`; `first` if none.
-  int rightmost(int m, int first, Seconds p) {
-    if (first >= layers_ || table_->time(m, first, first + 1) > p) return first;
-    int good = first + 1, bad = layers_ + 1;
-    for (int step = 1; good + step < bad; step *= 2) {
-      if (table_->time(m, first, good + step) > p) {
-        bad = good + step;
-        break;
-      }
-      good += step;
-    }
-    while (bad - good > 1) {
-      int middle = (good + bad) / 2;
-      (table_->time(m, first, middle) <= p ? good : bad) = middle;
-    }
-    return good;
-  }
-
-  // allowed_up_[row][k], allowed_down_[row][k]: the nearest layer from k on, or back, in front of
-  // which the link of that row takes at most p.
-  void allow(Seconds p) {
-    allowed_up_.resize(link_worst_.size());
-    allowed_down_.resize(link_worst_.size());
-    for (size_t r = 0; r < link_worst_.size(); ++r) {
-      auto &up = allowed_up_[r], &down = allowed_down_[r];
-      up.assign(layers_ + 1, layers_);
-      down.assign(layers_ + 1, 0);
-      for (int k = layers_ - 1; k >= 0; --k) up[k] = link_worst_[r][k] > p ? up[k + 1] : k;
-      for (int k = 1; k <= layers_; ++k) down[k] = link_worst_[r][k] > p ? down[k - 1] : k;
-    }
-  }
-
-  int up(int k, int at) const {
-    const int row = positions_[at].row;
-    return row < 0 ? k : allowed_up_[row][k];
-  }
-  int down(int k, int at) const {
-    const int row = positions_[at].row;
-    return row < 0 ? k : allowed_down_[row][k];
   }
 
   // reach_[position]: a lower bound on k such that the devices from there on can take the layers
   // k.. with t <= p and links of at most p; layers + 1 if they cannot. False: no plan has a period
   // of p.
   bool reachable(Seconds p) {
-    allow(p);
+    track_.allow(p);
     reach_.assign(positions_.size(), layers_ + 1);
     struct Known {
       int row = -2, behind_row = -2, end = -1, first = -1, length = 0;
     };
     std::vector<Known> memo(meshes_);
-    for (int at = size() - 1; at >= 0; --at) {
-      if (const std::vector<Next>* next = next_of(at)) {
+    for (int at = track_.size() - 1; at >= 0; --at) {
+      if (const std::vector<Next>* next = track_.next_of(at)) {
         if (next->empty()) reach_[at] = layers_;
         for (const Next& n : *next)
           if (const int k = reach_[blocks_[n.block].begin]; k < layers_)
-            if (const int first = allowed_up_[n.row][k]; first < layers_)
+            if (const int first = track_.allowed_up[n.row][k]; first < layers_)
               reach_[at] = std::min(reach_[at], first);
         continue;
       }
       const int row = positions_[at].row;
       for (const Move& move : *positions_[at].moves) {
-        const int to = behind(at, move), end = reach_[to];
+        const int to = track_.behind(at, move), end = reach_[to];
         if (end > layers_) continue;
-        const bool to_last = last(to);
+        const bool to_last = track_.last(to);
         const int behind_row = to_last ? -1 - layers_ : positions_[to].row;
         Known& known = memo[move.mesh];
         if (known.end != end || known.row != row || known.behind_row != behind_row) {
           known = {row, behind_row, end, layers_ + 1, known.length};
           // The least end that leaves a layer for this stage; the first layer grows with it.
-          for (int e = std::max(1, end); e <= layers_; e = up(e + 1, to)) {
-            int first = leftmost(move.mesh, e, p, known.length);
+          for (int e = std::max(1, end); e <= layers_; e = track_.up(e + 1, to)) {
+            int first = table_->leftmost(move.mesh, e, p, known.length);
             known.length = e - first;
-            first = up(first, at);
+            first = track_.up(first, at);
             if (first < e) known.first = first;
             if (first < e || to_last || e == layers_) break;
           }
@@ -429,36 +246,38 @@ class Chain {
   // plan.
   bool narrow(Seconds p) {
     if (!reachable(p)) return false;
-    for (int at = 0; at < size(); ++at) low_[at] = std::max(low_[at], reach_[at]);
+    for (int at = 0; at < track_.size(); ++at) low_[at] = std::max(low_[at], reach_[at]);
     std::vector<int> most(positions_.size(), -1);  // layers before, the mirror image
     for (int root : roots_) most[blocks_[root].begin] = 0;
     std::vector<std::pair<int, int>> memo(meshes_, {-1, -1});  // [mesh] (first, rightmost)
-    for (int at = 0; at < size(); ++at) {
-      if (const std::vector<Next>* next = next_of(at)) {
+    for (int at = 0; at < track_.size(); ++at) {
+      if (const std::vector<Next>* next = track_.next_of(at)) {
         for (const Next& n : *next)
           if (most[at] > 0) {
             int& there = most[blocks_[n.block].begin];
-            if (const int k = allowed_down_[n.row][most[at]]; k > 0) there = std::max(there, k);
+            if (const int k = track_.allowed_down[n.row][most[at]]; k > 0)
+              there = std::max(there, k);
           }
         continue;
       }
       for (const Move& move : *positions_[at].moves) {
-        const int to = behind(at, move);
-        for (int first = std::min(most[at], layers_ - 1); first >= 0; first = down(first - 1, at)) {
+        const int to = track_.behind(at, move);
+        for (int first = std::min(most[at], layers_ - 1); first >= 0;
+             first = track_.down(first - 1, at)) {
           auto& [known_first, known] = memo[move.mesh];
           if (known_first != first) {
             known_first = first;
-            known = rightmost(move.mesh, first, p);
+            known = table_->rightmost(move.mesh, first, p);
           }
-          int end = down(known, to);
+          int end = track_.down(known, to);
           if (end > first) most[to] = std::max(most[to], end);
           if (end > first || first == 0) break;
         }
       }
     }
-    for (int at = 0; at < size(); ++at) {
+    for (int at = 0; at < track_.size(); ++at) {
       high_[at] = std::min(high_[at], most[at]);
-      if (last(at)) continue;
+      if (track_.last(at)) continue;
       high_[at] = std::min(high_[at], layers_ - 1);
       if (most[at] != 0) low_[at] = std::max(low_[at], 1);
     }
@@ -468,12 +287,12 @@ class Chain {
   // First phase: fills suffix_[at][k - low] with the least latency of the layers k.. on the devices
   // from there on.
   void solve_suffix(Seconds p) {
-    for (int at = size() - 1; at >= 0; --at) {
+    for (int at = track_.size() - 1; at >= 0; --at) {
       int low = low_[at], high = high_[at];
       suffix_[at].assign(std::max(0, high - low + 1), Cell());
       if (low > high) continue;
       Cell* cells = suffix_[at].data();
-      if (const std::vector<Next>* next = next_of(at)) {
+      if (const std::vector<Next>* next = track_.next_of(at)) {
         if (next->empty()) cells[layers_ - low] = {0, -1, layers_};
         for (size_t i = 0; i < next->size(); ++i) {
           const int to = blocks_[(*next)[i].block].begin, row = (*next)[i].row;
@@ -489,12 +308,12 @@ class Chain {
       const std::vector<Move>& moves = *positions_[at].moves;
       for (size_t m = 0; m < moves.size(); ++m) {
         const Move& move = moves[m];
-        const int to = behind(at, move);
+        const int to = track_.behind(at, move);
         const auto& from = suffix_[to];
         for (int end = std::max(low_[to], low + 1); end <= high_[to]; ++end) {
           Seconds tail = from[end - low_[to]].latency;
-          if (tail == kInfinity || slow(end, to, p)) continue;
-          tail += gap(end, to);
+          if (tail == kInfinity || track_.slow(end, to, p)) continue;
+          tail += track_.gap(end, to);
           const CostTable::Row row = table_->row(move.mesh, end);
           for (int k = std::min(high, end - 1); k >= low; --k) {
             Seconds t = end - k <= row.lengths ? row.times[end - k - 1] : 0;
@@ -511,14 +330,14 @@ class Chain {
   // prefix_[at][k - low]: the least latency of the layers before k on the devices before, without
   // the link between, inside a block.
   void solve_prefix(Seconds p) {
-    for (int at = 0; at < size(); ++at)
+    for (int at = 0; at < track_.size(); ++at)
       prefix_[at].assign(std::max(0, high_[at] - low_[at] + 1), kInfinity);
     for (int root : roots_)
       if (auto& first = prefix_[blocks_[root].begin]; !first.empty())
         first[0] = blocks_[root].extra;
-    for (int at = 0; at < size(); ++at) {
+    for (int at = 0; at < track_.size(); ++at) {
       if (low_[at] > high_[at]) continue;
-      if (const std::vector<Next>* next = next_of(at)) {
+      if (const std::vector<Next>* next = track_.next_of(at)) {
         for (const Next& n : *next) {
           const int to = blocks_[n.block].begin;
           for (int k = std::max(low_[at], low_[to]); k <= std::min(high_[at], high_[to]); ++k) {
@@ -530,7 +349,7 @@ class Chain {
         continue;
       }
       for (const Move& move : *positions_[at].moves) {
-        const int to = behind(at, move);
+        const int to = track_.behind(at, move);
         for (int end = low_[to]; end <= high_[to]; ++end) {
           Seconds& best = prefix_[to][end - low_[to]];
           const CostTable::Row row = table_->row(move.mesh, end);
@@ -538,8 +357,8 @@ class Chain {
             Seconds t = end - k <= row.lengths ? row.times[end - k - 1] : 0;
             if (t == 0) t = table_->time(move.mesh, k, end);
             if (t > p) break;
-            if (slow(k, at, p)) continue;
-            best = std::min(best, prefix_[at][k - low_[at]] + gap(k, at) + t);
+            if (track_.slow(k, at, p)) continue;
+            best = std::min(best, prefix_[at][k - low_[at]] + track_.gap(k, at) + t);
           }
         }
       }
@@ -548,22 +367,20 @@ class Chain {
 
   // Drops states that no plan below the cutoff passes through.
   void tighten(Seconds cutoff) {
-    for (int at = 0; at < size(); ++at) {
+    for (int at = 0; at < track_.size(); ++at) {
       int low = low_[at], high = high_[at];
       auto dead = [&](int k) {
-        return suffix_[at][k - low_[at]].latency + gap(k, at) + prefix_[at][k - low_[at]] > cutoff;
+        return suffix_[at][k - low_[at]].latency + track_.gap(k, at) + prefix_[at][k - low_[at]] >
+               cutoff;
       };
       while (low <= high && dead(low)) ++low;
       while (low <= high && dead(high)) --high;
-      if (low > high) {
-        suffix_[at].clear();
-        prefix_[at].clear();
-      } else {
-        suffix_[at].erase(suffix_[at].begin() + (high + 1 - low_[at]), suffix_[at].end());
-        suffix_[at].erase(suffix_[at].begin(), suffix_[at].begin() + (low - low_[at]));
-        prefix_[at].erase(prefix_[at].begin() + (high + 1 - low_[at]), prefix_[at].end());
-        prefix_[at].erase(prefix_[at].begin(), prefix_[at].begin() + (low - low_[at]));
-      }
+      const auto trim = [&](auto& cells) {
+        if (low > high) return cells.clear();
+        cells.erase(cells.begin() + (high + 1 - low_[at]), cells.end());
+        cells.erase(cells.begin(), cells.begin() + (low - low_[at]));
+      };
+      trim(suffix_[at]), trim(prefix_[at]);
       low_[at] = low;
       high_[at] = high;
     }
@@ -585,16 +402,16 @@ class Chain {
     }
     if (solution->latency == kInfinity || solution->latency > cutoff * (1 + kSlack)) return false;
     solution->steps.clear();
-    for (int k = 0; !last(at);) {
+    for (int k = 0; !track_.last(at);) {
       const Cell& cell = suffix_[at][k - low_[at]];
-      if (const std::vector<Next>* next = next_of(at)) {
+      if (const std::vector<Next>* next = track_.next_of(at)) {
         at = blocks_[(*next)[cell.move].block].begin;
         continue;
       }
       const Move& move = (*positions_[at].moves)[cell.move];
       solution->steps.push_back({k, cell.next, move.mesh});
       k = cell.next;
-      at = behind(at, move);
+      at = track_.behind(at, move);
     }
     if (pipelines_ == 1 && launches(*solution, p)) {
       solve_prefix(p);
@@ -602,7 +419,7 @@ class Chain {
       return true;
     }
     // Slower than p under its memory, but a plan.
-    offer(*solution, pool_);
+    offer(*solution);
     cutoff = std::min(cutoff, pool_->best() - constant_ - (micro_batches_ - 1) * least_);
     solve_prefix(p);
     tighten(cutoff * (1 + kSlack));
@@ -612,18 +429,15 @@ class Chain {
   // Whether the exact counts for period p fit into the stages' memory.
   bool launches(const Solution& s, Seconds p) {
     Launch launch;
+    const auto cluster = [&](size_t i) { return table_->mesh(s.steps[i].mesh).cluster; };
     for (size_t i = s.steps.size(); i-- > 0;) {
       const Step& step = s.steps[i];
       Seconds t = table_->time(step.mesh, step.first, step.end);
       if (i + 1 == s.steps.size())
         launch = launch_last(t);
       else
-        launch = launch_before(launch, t,
-                               table_
-                                   ->link(step.end, table_->mesh(step.mesh).cluster,
-                                          table_->mesh(s.steps[i + 1].mesh).cluster)
-                                   .total(),
-                               p);
+        launch =
+            launch_before(launch, t, table_->link(step.end, cluster(i), cluster(i + 1)).total(), p);
       if (launch.count > table_->limit(step.mesh, step.first, step.end)) return false;
     }
     return true;
@@ -656,22 +470,22 @@ class Chain {
     std::vector<std::vector<std::vector<Label>>> labels(positions_.size());
     Seconds limit = cutoff * (1 + kSlack);
     std::vector<Label> fresh;
-    for (int at = size() - 1; at >= 0; --at) {
+    for (int at = track_.size() - 1; at >= 0; --at) {
       int low = low_[at], high = high_[at];
       labels[at].resize(std::max(0, high - low + 1));
-      if (last(at) && low <= high) labels[at][0].push_back({0, {0, 0}, 0, -1, 0, -1, -1});
+      if (track_.last(at) && low <= high) labels[at][0].push_back({0, {0, 0}, 0, -1, 0, -1, -1});
       if (positions_[at].moves == nullptr) continue;
       const std::vector<Move>& moves = *positions_[at].moves;
       for (int k = low; k <= high; ++k) {
-        Seconds rest = prefix_[at][k - low] + gap(k, at);
+        Seconds rest = prefix_[at][k - low] + track_.gap(k, at);
         if (!(suffix_[at][k - low].latency + rest <= limit)) continue;
         fresh.clear();
         std::vector<Label>& kept = labels[at][k - low];
         for (size_t m = 0; m < moves.size(); ++m) {
           const Move& move = moves[m];
-          const int to = behind(at, move);
+          const int to = track_.behind(at, move);
           // Behind a sub-cluster the next stage starts in any that may follow.
-          const std::vector<Next>* next = next_of(to);
+          const std::vector<Next>* next = track_.next_of(to);
           const bool inside = next == nullptr || next->empty();
           const size_t ways = inside ? 1 : next->size();
           for (size_t way = 0; way < ways; ++way) {
@@ -691,7 +505,8 @@ class Chain {
                 if (latency + rest > limit) break;
                 Seconds most = std::max(reduce, tail.reduce);
                 if (latency + rest + most > limit) continue;
-                Launch launch = last(to) ? launch_last(t) : launch_before(tail.launch, t, link, p);
+                Launch launch =
+                    track_.last(to) ? launch_last(t) : launch_before(tail.launch, t, link, p);
                 if (launch.count > room) continue;
                 const Label label{
                     latency, launch, most, static_cast<int>(m), end, tail_at, static_cast<int>(i)};
@@ -704,9 +519,8 @@ class Chain {
           }
         }
         std::sort(fresh.begin(), fresh.end(), [](const Label& a, const Label& b) {
-          if (a.latency != b.latency) return a.latency < b.latency;
-          if (a.launch.state != b.launch.state) return a.launch.state < b.launch.state;
-          return a.reduce < b.reduce;
+          return std::tie(a.latency, a.launch.state, a.reduce) <
+                 std::tie(b.latency, b.launch.state, b.reduce);
         });
         for (const Label& label : fresh) {  // all kept so far are as fast
           const auto dominates = [&](const Label& other) {
@@ -730,7 +544,7 @@ class Chain {
     }
     if (best == nullptr) return false;
     solution->steps.clear();
-    for (int k = 0; !last(at);) {
+    for (int k = 0; !track_.last(at);) {
       solution->steps.push_back({k, best->next, (*positions_[at].moves)[best->move].mesh});
       k = best->next;
       at = best->behind;
@@ -740,15 +554,15 @@ class Chain {
   }
 
   // Enters a plan into the pool; returns its period.
-  Seconds offer(const Solution& solution, Pool* pool) {
+  Seconds offer(const Solution& solution) {
     std::vector<Stage> stages;
     for (const Step& step : solution.steps)
       stages.push_back({step.first, step.end - 1, table_->mesh(step.mesh),
                         table_->profile(step.mesh, step.first, step.end)});
     PipelinePlan plan =
         evaluate(problem_, stages, micro_batch_, micro_batches_, pipelines_, options_.memory_limit);
-    Seconds period = plan.period;
-    pool->offer(std::move(plan));
+    const Seconds period = plan.period;
+    pool_->offer(std::move(plan));
     return period;
   }
 
@@ -758,43 +572,28 @@ class Chain {
   Shared& shared_;
   int64_t micro_batch_;
   int micro_batches_, pipelines_, layers_;
+  Pool* pool_;
   SearchResult* result_;
-  const Deadline& deadline_;
   int meshes_ = 0;
-  Pool* pool_ = nullptr;
   Seconds least_ = 0;     // no plan has a shorter period
   Seconds constant_ = 0;  // tied reduction, the least
-  std::vector<Block> blocks_;
-  std::vector<int> roots_;                        // blocks
-  std::vector<Position> positions_;               // of all blocks
+  Track track_;
+  std::vector<Block>& blocks_ = track_.blocks;
+  const std::vector<int>& roots_ = track_.roots;
+  const std::vector<Track::Position>& positions_ = track_.positions;
   std::vector<const std::vector<Move>*> starts_;  // of the first device of each cluster
-  std::map<std::pair<int, int>, int> rows_;       // of the link tables
-  std::vector<std::vector<Seconds>> link_total_, link_worst_;  // [row][layer behind]
-  std::vector<std::vector<int>> allowed_up_, allowed_down_;    // [row][layer]
-  std::vector<int> low_, high_, reach_;                        // [position]
-  std::vector<std::vector<Cell>>& suffix_ = shared_.suffix;    // [position][k - low]
+  const std::vector<std::vector<Seconds>>& link_total_ = track_.link_total;
+  const std::vector<std::vector<Seconds>>& link_worst_ = track_.link_worst;
+  std::vector<int> low_, high_, reach_;                      // [position]
+  std::vector<std::vector<Cell>>& suffix_ = shared_.suffix;  // [position][k - low]
   std::vector<std::vector<Seconds>>& prefix_ = shared_.prefix;
 };
 
 }  // namespace
 
-void Pool::offer(PipelinePlan plan) {
-  if (plan.objective > worth) return;
-  for (const PipelinePlan& other : plans)
-    if (other.objective == plan.objective && other.stages.size() == plan.stages.size() &&
-        std::equal(
-            other.stages.begin(), other.stages.end(), plan.stages.begin(),
-            [](const Stage& a, const Stage& b) { return a.first == b.first && a.mesh == b.mesh; }))
-      return;
-  auto at = std::upper_bound(plans.begin(), plans.end(), plan.objective,
-                             [](Seconds t, const PipelinePlan& p) { return t < p.objective; });
-  plans.insert(at, std::move(plan));
-  if (plans.size() > capacity) plans.pop_back();
-}
-
 bool search_chain(const ChainProblem& chain, CostTable* table, Shared* shared, Pool* pool,
                   SearchResult* result) {
-  return Chain(chain, table, shared, result).run(pool);
+  return Chain(chain, table, shared, pool, result).run();
 }
 
 }  // namespace motley::pipeline

@@ -117,4 +117,49 @@ void CostTable::fill(int m, int first, int end, size_t at) {
   if (pipelines_ > 1) reduce_[m].get()[at] = p.reduce;
 }
 
+int CostTable::leftmost(int m, int end, Seconds p, int length) {
+  int good = end, bad = -1;  // good: fits, or empty; bad: does not, or out of bounds
+  int at = std::clamp(end - length, 0, end);
+  if (at == end || time(m, at, end) <= p) {
+    good = at;
+    for (int step = 1; good - step > bad; step *= 2) {
+      if (time(m, good - step, end) > p) {
+        bad = good - step;
+        break;
+      }
+      good -= step;
+    }
+  } else {
+    bad = at;
+    for (int step = 1; bad + step < good; step *= 2) {
+      if (time(m, bad + step, end) <= p) {
+        good = bad + step;
+        break;
+      }
+      bad += step;
+    }
+  }
+  while (good - bad > 1) {
+    int middle = (good + bad) / 2;
+    (time(m, middle, end) <= p ? good : bad) = middle;
+  }
+  return good;
+}
+int CostTable::rightmost(int m, int first, Seconds p) {
+  if (first >= layers_ || time(m, first, first + 1) > p) return first;
+  int good = first + 1, bad = layers_ + 1;
+  for (int step = 1; good + step < bad; step *= 2) {
+    if (time(m, first, good + step) > p) {
+      bad = good + step;
+      break;
+    }
+    good += step;
+  }
+  while (bad - good > 1) {
+    int middle = (good + bad) / 2;
+    (time(m, first, middle) <= p ? good : bad) = middle;
+  }
+  return good;
+}
+
 }  // namespace motley::pipeline

@@ -93,6 +93,11 @@ class CostTable {
     if (time_[m].get() == nullptr) allocate(m);
     return {time_[m].get() + static_cast<size_t>(row_of_[end - 1]) * layers_, shared_[end - 1]};
   }
+  // Leftmost first layer of a stage that ends at `end` and takes at most p; `end` if none. Gallops
+  // from a stage of `length` layers.
+  int leftmost(int m, int end, Seconds p, int length);
+  // Greatest end of a stage that starts at `first`; `first` if none.
+  int rightmost(int m, int first, Seconds p);
   int limit(int m, int first, int end) { return limit_[m].get()[index(first, end)]; }
   Seconds reduce(int m, int first, int end) {
     return pipelines_ == 1 ? 0 : reduce_[m].get()[index(first, end)];

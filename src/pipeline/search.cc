@@ -73,6 +73,20 @@ class FirstPlace {
 
 }  // namespace
 
+void Pool::offer(PipelinePlan plan) {
+  if (plan.objective > worth) return;
+  for (const PipelinePlan& other : plans)
+    if (other.objective == plan.objective && other.stages.size() == plan.stages.size() &&
+        std::equal(
+            other.stages.begin(), other.stages.end(), plan.stages.begin(),
+            [](const Stage& a, const Stage& b) { return a.first == b.first && a.mesh == b.mesh; }))
+      return;
+  auto at = std::upper_bound(plans.begin(), plans.end(), plan.objective,
+                             [](Seconds t, const PipelinePlan& p) { return t < p.objective; });
+  plans.insert(at, std::move(plan));
+  if (plans.size() > capacity) plans.pop_back();
+}
+
 void for_each_mesh(const SubCluster& cluster, int index, Shapes shapes, int d,
                    const std::function<void(const Mesh&, int)>& visit) {
   int per_node = cluster.devices, in_node = d % per_node;

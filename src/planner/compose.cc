@@ -12,6 +12,7 @@
 #include "pipeline/schedules.h"
 #include "planner/division.h"
 #include "reduce/cluster.h"
+#include "sim/exchange.h"
 #include "sim/pipeline.h"
 
 namespace motley::planner {

@@ -15,6 +15,7 @@
 #include "interpret/interpret.h"
 #include "python/bindings.h"
 #include "runtime/executor.h"
+#include "runtime/random.h"
 
 namespace motley::python {
 

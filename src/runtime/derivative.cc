@@ -13,6 +13,7 @@
 #include "graph/segment.h"
 #include "interpret/dispatch.h"
 #include "runtime/executor.h"
+#include "runtime/random.h"
 
 namespace motley {
 

@@ -21,6 +21,7 @@
 #include "graph/canonical.h"
 #include "runtime/eager.h"
 #include "runtime/executor.h"
+#include "runtime/random.h"
 
 namespace motley {
 

@@ -111,7 +111,12 @@ class Executor {
  private:
   struct Instruction;
   int slot(ValueId value, Placement placement) const;
+  // In compile.cc.
   void compile();
+  std::vector<std::vector<int>> assign_slots(const Phases& phases);
+  Instruction compiled(const Step& step) const;
+  void set_operator(const Triple& triple, std::vector<Shape> operand_shapes, Instruction* in) const;
+  void mark_sums();
   void run(size_t begin, size_t end, int64_t step, int64_t micro_batch);
   at::Tensor loss_of(Placement* placement) const;
   std::vector<at::Tensor> gradients() const;
@@ -152,17 +157,5 @@ class Executor {
   Flight sums_;                          // of them
   bool summing_ = false;                 // in backward()
 };
-
-// Element i of the stream of one random node in one step, uniform in [0, 1).
-double random_element(uint64_t seed, int64_t step, int node, int64_t index);
-
-// Runs the random operators of a graph on one device as the executor does; for
-// InterpretOptions::kernels.
-std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step);
-// The same in a micro-batch's graph, as the whole step would draw them there.
-std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step, const MicroBatch& part,
-                                             int64_t micro_batch);
-// Of one operator, node n drawing from stream[n].
-Kernel random_kernel(uint64_t seed, int64_t step, std::vector<int> stream);
 
 }  // namespace motley

@@ -24,7 +24,7 @@
 #include "runtime/data.h"
 #include "runtime/derivative.h"
 #include "runtime/eager.h"
-#include "runtime/executor.h"
+#include "runtime/random.h"
 #include "runtime/worker.h"
 
 namespace motley {

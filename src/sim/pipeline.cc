@@ -1,41 +1,14 @@
 #include "sim/pipeline.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <set>
-#include <tuple>
 
 #include "cluster/part.h"
 #include "core/error.h"
+#include "sim/exchange.h"
 
 namespace motley {
-
-void add_messages(const Holding& from, const Holding& to, Bytes bytes,
-                  std::vector<net::PairMessage>* messages) {
-  const int senders = static_cast<int>(from.devices->size()),
-            receivers = static_cast<int>(to.devices->size());
-  auto piece = [](const Holding& h, int rank) {
-    return h.cut == 0 ? 1.0
-                      : static_cast<double>(h.shares->of(h.cut)[rank]) / static_cast<double>(h.cut);
-  };
-  for (int r = 0; r < receivers; ++r)
-    for (int s = 0; s < senders; ++s) {
-      double part = 0;
-      if (from.cut == 0) {
-        if (s == static_cast<int>(static_cast<int64_t>(r) * senders / receivers))
-          part = piece(to, r);
-      } else if (to.cut == from.cut && to.placement == from.placement) {
-        const int64_t a = from.shares->begin(from.cut, s), b = to.shares->begin(to.cut, r);
-        const int64_t low = std::max(a, b), high = std::min(a + from.shares->of(from.cut)[s],
-                                                            b + to.shares->of(to.cut)[r]);
-        part = static_cast<double>(std::max<int64_t>(high - low, 0)) / static_cast<double>(to.cut);
-      } else {
-        part = piece(from, s) * piece(to, r);
-      }
-      if (part > 0) messages->push_back({(*from.devices)[s], (*to.devices)[r], bytes * part});
-    }
-}
 
 namespace {
 
@@ -44,20 +17,25 @@ constexpr Seconds kUnknown = -1;
 class Simulator {
  public:
   Simulator(const Plan& plan, bool with_spans)
-      : plan_(plan), pipeline_(*plan.pipeline), spans_(with_spans), topology_(plan.cluster) {
+      : plan_(plan), pipeline_(*plan.pipeline), spans_(with_spans), exchanges_(plan) {
     sim_.devices.resize(plan.cluster.size());
     replicas_.resize(pipeline_.replicas.size());
     for (int s = 0; s < pipeline_.stages(); ++s) {
       net::Groups groups;
       for (size_t r = 0; r < replicas_.size(); ++r) groups.push_back(planned(r, s).devices);
       shared_.push_back(groups.size() > 1 ? shared_by(plan.cluster, groups) : plan.cluster);
-      joint_.push_back(joint_gradients(pipeline_, s, plan.reductions, plan.cluster.size()));
     }
-    divided_ = divided_states(pipeline_);
     for (size_t r = 0; r < replicas_.size(); ++r)
       for (int s = 0; s < pipeline_.stages(); ++s) replicas_[r].push_back(prepare(r, s));
     meet();
-    transfer_times();
+    for (const auto& stages : replicas_) {
+      exchanges_.sites.emplace_back();
+      for (const Stage& stage : stages) exchanges_.sites.back().push_back(stage.site);
+    }
+    ways_ = exchanges_.ways();
+    for (const Way& w : ways_)
+      exchange(fmt::format("stage {} to {}, {}", w.from, w.to, w.backward ? "backward" : "forward"),
+               pipeline_.micro_batches(), w.sent);
   }
 
   Simulation run() {
@@ -105,12 +83,7 @@ class Simulator {
     std::vector<Piece> work;
   };
   struct Stage {
-    Cluster part;
-    std::string part_text;
-    std::vector<Placement> stored;  // [value] of its graph that is a source
-    std::unique_ptr<CostModel> model;
-    std::unique_ptr<Shares> shares;
-    std::unique_ptr<Fractions> fractions;
+    std::shared_ptr<StageSite> site;
     Phases phases;
     PassTime forward, backward;
     Seconds before = 0;  // of what is computed from the whole batch, once
@@ -126,37 +99,38 @@ class Simulator {
   Stage prepare(size_t r, int s) {
     const StagePlan& plan = planned(r, s);
     Stage stage;
-    stage.part = part_of(shared_[s], plan.devices);
-    stage.part_text = to_yaml(stage.part);
-    stage.model = std::make_unique<CostModel>(
-        stage.part, programs_for(plan_.reductions, plan.devices, plan_.cluster.size()));
-    stage.shares = std::make_unique<Shares>(plan.ratios);
-    stage.fractions = std::make_unique<Fractions>(stage.model->cluster(), *stage.shares);
+    stage.site = std::make_shared<StageSite>();
+    stage.site->part = part_of(shared_[s], plan.devices);
+    stage.site->part_text = to_yaml(stage.site->part);
+    stage.site->model = std::make_unique<CostModel>(
+        stage.site->part, programs_for(plan_.reductions, plan.devices, plan_.cluster.size()));
+    stage.site->shares = std::make_unique<Shares>(plan.ratios);
+    stage.site->fractions =
+        std::make_unique<Fractions>(stage.site->model->cluster(), *stage.site->shares);
     for (const auto& group : stage_groups(pipeline_.replicas[r]))
       if (std::binary_search(group.begin(), group.end(), s)) stage.head = group[0];
-    stage.before = before_of(s, *stage.model);
+    stage.before = before_of(s, *stage.site->model);
     for (size_t q = 0; q < r; ++q)
-      if (passes_alike(q, r, s, stage.part_text)) {
-        stage.stored = replicas_[q][s].stored;
+      if (passes_alike(q, r, s, stage.site->part_text)) {
+        stage.site->stored = replicas_[q][s].site->stored;
         stage.phases = replicas_[q][s].phases;
         stage.forward = replicas_[q][s].forward;
         stage.backward = replicas_[q][s].backward;
         return stage;
       }
-    stage.stored = stored_placements(pipeline_.theory(s), plan.program);
+    stage.site->stored = stored_placements(pipeline_.theory(s), plan.program);
     stage.phases = phases_of(pipeline_.theory(s), plan.program);
     stage.forward = pass(stage, r, s, {{0, stage.phases.backward}});
     std::vector<std::pair<int, int>> parts = {{stage.phases.backward, stage.phases.reduction}};
     if (plan.recompute) parts.insert(parts.begin(), {0, stage.phases.backward});
-    if (!in_every_pass(s)) {
+    if (!exchanges_.in_every_pass(s)) {
       stage.backward = pass(stage, r, s, parts);
       return stage;
     }
     parts.push_back({stage.phases.reduction, static_cast<int>(plan.program.steps.size())});
     stage.backward = pass(stage, r, s, parts);
-    const Seconds begin = stage.backward.seconds,
-                  end = begin + around(s, divided_bytes(s, divided_[s].gradient, true));
-    for (int i = 0; i < stage.part.size() && end > begin; ++i)
+    const Seconds begin = stage.backward.seconds, end = begin + exchanges_.in_pass(s).seconds;
+    for (int i = 0; i < stage.site->part.size() && end > begin; ++i)
       stage.backward.work.push_back({i, begin, end, WalkKind::comm});
     stage.backward.seconds = end;
     return stage;
@@ -185,13 +159,10 @@ class Simulator {
     return most;
   }
 
-  // Whether the replicas of a stage reduce gradients in every backward pass.
-  bool in_every_pass(int s) const { return !divided_[s].gradient.empty(); }
-
   // Replicas that meet in every backward pass are as slow in each as the slowest.
   void meet() {
     bool meets = false;
-    for (int s = 0; s < pipeline_.stages(); ++s) meets = meets || in_every_pass(s);
+    for (int s = 0; s < pipeline_.stages(); ++s) meets = meets || exchanges_.in_every_pass(s);
     for (int s = 0; s < pipeline_.stages() && meets; ++s) {
       Seconds forward = 0, backward = 0;
       for (const auto& stages : replicas_) {
@@ -205,48 +176,6 @@ class Simulator {
     }
   }
 
-  // [rank] Bytes of a replica's pieces of some parameters of a stage, or of their gradients.
-  // REQUIRES: the pieces of all replicas are alike.
-  std::vector<Bytes> divided_bytes(int s, const std::vector<bool>& which, bool gradients) const {
-    const StagePlan& plan = planned(0, s);
-    const Theory& theory = pipeline_.theory(s);
-    const Shares shares(plan.ratios);
-    const std::vector<Placement> stored = stored_placements(theory, plan.program);
-    std::vector<Bytes> bytes(plan.devices.size(), 0);
-    const auto& parameters = pipeline_.graph(s).parameters;
-    for (size_t i = 0; i < which.size(); ++i) {
-      if (!which[i]) continue;
-      const Parameter& p = parameters[i];
-      const auto all =
-          static_cast<Bytes>(pipeline_.graph(s).spec(gradients ? p.gradient : p.value).bytes());
-      const Placement placement = stored[p.value.index];
-      const Cut cut = theory.cut(p.value, placement);
-      for (size_t d = 0; d < bytes.size(); ++d)
-        bytes[d] += placement.is_shard() ? all * static_cast<double>(shares.of(cut)[d]) /
-                                               static_cast<double>(cut.size)
-                                         : all;
-    }
-    return bytes;
-  }
-
-  // Seconds of a reduce-scatter or all-gather over the replicas of a stage: rings, all ranks' at
-  // the same time, on which a round takes as long as the largest part.
-  Seconds around(int s, const std::vector<Bytes>& by_rank) const {
-    const auto replicas = replicas_.size();
-    const std::vector<double>& shares = divided_[s].shares;
-    const double largest = *std::max_element(shares.begin(), shares.end()),
-                 rounds = static_cast<double>(replicas) - 1;
-    std::vector<net::PairMessage> ring;
-    Seconds latency = 0;
-    for (size_t i = 0; i < by_rank.size(); ++i)
-      for (size_t r = 0; r < replicas && by_rank[i] > 0; ++r) {
-        const int from = planned(r, s).devices[i], to = planned((r + 1) % replicas, s).devices[i];
-        ring.push_back({from, to, rounds * largest * by_rank[i]});
-        latency = std::max(latency, topology_.latency(from, to));
-      }
-    return ring.empty() ? 0 : net::messages_time(topology_, ring) + (rounds - 1) * latency;
-  }
-
   // Whether replica r's passes of a stage take what those of replica q do.
   bool passes_alike(size_t q, size_t r, int s, const std::string& part) const {
     const StagePlan &a = planned(q, s), &b = planned(r, s);
@@ -257,63 +186,23 @@ class Simulator {
     };
     return a.recompute == b.recompute && a.ratios == b.ratios &&
            a.program.steps == b.program.steps && programs(a) == programs(b) &&
-           replicas_[q][s].part_text == part;
+           replicas_[q][s].site->part_text == part;
   }
 
   PassTime pass(const Stage& stage, size_t r, int s,
                 const std::vector<std::pair<int, int>>& parts) {
     PassTime result;
-    std::vector<Seconds> now(stage.part.size(), 0);
+    std::vector<Seconds> now(stage.site->part.size(), 0);
     for (auto [begin, end] : parts)
-      walk(pipeline_.theory(s), planned(r, s).program, *stage.model, *stage.fractions, begin, end,
-           &now, [&](int d, Seconds from, Seconds to, const std::string&, WalkKind kind, NodeId) {
+      walk(pipeline_.theory(s), planned(r, s).program, *stage.site->model, *stage.site->fractions,
+           begin, end, &now,
+           [&](int d, Seconds from, Seconds to, const std::string&, WalkKind kind, NodeId) {
              result.work.push_back({d, from, to, kind});
            });
     result.seconds = *std::max_element(now.begin(), now.end());
     return result;
   }
 
-  Holding holding(size_t r, int s, const std::vector<int>& devices, ValueId v, Placement p) const {
-    return {&devices, replicas_[r][s].shares.get(), p,
-            p.is_shard() ? pipeline_.theory(s).cut_size(v, p) : 0};
-  }
-
-  // All values of one (from, to, direction) go together; all replicas at once.
-  void transfer_times() {
-    std::map<std::tuple<int, int, bool>, std::vector<net::PairMessage>> messages;
-    for (const Transfer& t : pipeline_.parts().transfers)
-      for (size_t r = 0; r < replicas_.size(); ++r) {
-        const Theory& from = pipeline_.theory(t.from);
-        add_messages(holding(r, t.from, planned(r, t.from).devices, t.made,
-                             output_placement(from, planned(r, t.from).program, t.made)),
-                     holding(r, t.to, planned(r, t.to).devices, t.taken,
-                             replicas_[r][t.to].stored[t.taken.index]),
-                     static_cast<Bytes>(pipeline_.part().graph.spec(t.value).bytes()),
-                     &messages[{t.from, t.to, t.backward}]);
-      }
-    for (const auto& [way, list] : messages) {
-      Way w;
-      std::tie(w.from, w.to, w.backward) = way;
-      w.seconds = net::messages_time(topology_, list);
-      // A later stage's forward value that an earlier one reads in its backward pass.
-      const Transfer* first = nullptr;
-      for (const Transfer& t : pipeline_.parts().transfers)
-        if (std::tuple(t.from, t.to, t.backward) == way) first = &t;
-      const Graph& maker = pipeline_.graph(w.from);
-      w.made_backward = maker.node(maker.value(first->made).producer).phase == Phase::backward;
-      Bytes bytes = 0;
-      for (const net::PairMessage& m : list) bytes += m.bytes;
-      exchange(fmt::format("stage {} to {}, {}", w.from, w.to, w.backward ? "backward" : "forward"),
-               pipeline_.micro_batches(), bytes / static_cast<double>(replicas_.size()), w.seconds);
-      ways_.push_back(w);
-    }
-  }
-
-  struct Way {
-    int from = 0, to = 0;
-    bool backward = false, made_backward = false;
-    Seconds seconds = 0;
-  };
   struct Arrival {
     Seconds begin = kUnknown, end = kUnknown;
   };
@@ -351,9 +240,11 @@ class Simulator {
           if (ways_[w].from != s || ways_[w].made_backward != task.backward) continue;
           Arrival& a = arrivals[w][task.micro_batch];
           a.begin = std::max(way_free[w], group.free);
-          a.end = way_free[w] = a.begin + ways_[w].seconds;
-          for (int d : planned(r, ways_[w].to).devices) sim_.devices[d].comm += ways_[w].seconds;
-          hidden_ += ways_[w].seconds * static_cast<double>(planned(r, ways_[w].to).devices.size());
+          a.end = way_free[w] = a.begin + ways_[w].sent.seconds;
+          for (int d : planned(r, ways_[w].to).devices)
+            sim_.devices[d].comm += ways_[w].sent.seconds;
+          hidden_ +=
+              ways_[w].sent.seconds * static_cast<double>(planned(r, ways_[w].to).devices.size());
           work.push_back(replicas_[r][ways_[w].to].head);
         }
       }
@@ -367,8 +258,8 @@ class Simulator {
     if (spans_ && end > begin) sim_.spans.push_back({device, begin, end, name, kind, {}});
   }
 
-  void exchange(const std::string& what, int count, Bytes bytes, Seconds seconds) {
-    if (bytes > 0) sim_.exchanges.push_back({what, count, bytes, seconds});
+  void exchange(const std::string& what, int count, const Sent& sent) {
+    if (sent.bytes > 0) sim_.exchanges.push_back({what, count, sent.bytes, sent.seconds});
   }
 
   // A stage was free from `from` and went on at `to`, when `last` had come in.
@@ -418,199 +309,49 @@ class Simulator {
     stage.free = end;
   }
 
-  Holding gradient_of(size_t r, int s, size_t parameter) const {
-    const ValueId v = pipeline_.graph(s).parameters[parameter].value;
-    return holding(r, s, planned(r, s).devices, v, replicas_[r][s].stored[v.index]);
-  }
-  static bool alike(const Holding& a, const Holding& b) {
-    return a.devices->size() == b.devices->size() && a.placement == b.placement && a.cut == b.cut &&
-           (a.cut == 0 || a.shares->of(a.cut) == b.shares->of(b.cut));
-  }
-
-  // The messages by which groups that hold a gradient, each in its pieces, have its sum. One that
-  // holds it whole takes even pieces, so that a slow link carries everything once, and gathers
-  // them: returns the seconds of the slowest.
-  Seconds exchange_sums(const std::vector<Holding>& held,
-                        const std::vector<const CostModel*>& models, const TensorSpec& spec,
-                        std::vector<net::PairMessage>* messages) const {
-    const auto bytes = static_cast<Bytes>(spec.bytes());
-    Seconds gathered = 0;
-    for (size_t to = 0; to < held.size(); ++to) {
-      Holding taken = held[to];
-      const size_t ranks = taken.devices->size();
-      const Shares even(std::vector<double>(ranks, 1.0 / static_cast<double>(ranks)));
-      if (taken.cut == 0 && ranks > 1) {
-        taken.shares = &even;
-        taken.cut = spec.numel();
-        for (const Holding& other : held)
-          if (other.cut > 0) {  // cut alike, as the pieces of others are
-            taken.cut = other.cut;
-            taken.placement = other.placement;
-            break;
-          }
-        const CostModel& model = *models[to];
-        const Fractions fractions(model.cluster(), even);
-        gathered = std::max(gathered, model.collective(CollectiveKind::all_gather, bytes,
-                                                       fractions.profile(taken.cut, model.net())));
-      }
-      for (size_t from = 0; from < held.size(); ++from)
-        if (from != to) add_messages(held[from], taken, bytes, messages);
-    }
-    return gathered;
-  }
-
   void reductions() {
     const int stages = pipeline_.stages(), replicas = static_cast<int>(replicas_.size());
     for (int r = 0; r < replicas; ++r)
-      for (int s = 0; s < stages; ++s) {
-        if (in_every_pass(s)) continue;
-        Stage& stage = replicas_[r][s];
-        std::vector<Seconds> now(stage.part.size(), 0);
-        Program program = planned(r, s).program;
-        const std::vector<int>& left_out = joint_[s].steps[r];
-        for (auto step = left_out.rbegin(); step != left_out.rend(); ++step)
-          program.steps.erase(program.steps.begin() + *step);
-        walk(pipeline_.theory(s), program, *stage.model, *stage.fractions, stage.phases.reduction,
-             static_cast<int>(program.steps.size()), &now,
-             [](int, Seconds, Seconds, const std::string&, WalkKind, NodeId) {});
-        const Seconds most = *std::max_element(now.begin(), now.end());
-        const Seconds begin = group_of(r, s).free;
-        communicate(r, s, begin, begin + most, "reduce");
-      }
+      for (int s = 0; s < stages; ++s)
+        if (!exchanges_.in_every_pass(s)) reduce_within(r, s);
     for (int s = 0; s < stages && replicas > 1; ++s) {
-      // Equal pieces are reduced for all ranks together, by programs or on rings; the rest is
-      // exchanged.
-      std::vector<net::PairMessage> ring, others;
-      std::vector<bool> scattered = divided_[s].optimizer;          // once a step, on rings
-      std::vector<Bytes> reduced(planned(0, s).devices.size(), 0);  // [rank]
-      const auto& parameters = pipeline_.graph(s).parameters;
-      Bytes jointly = 0;
-      Seconds gathered = 0;
-      for (size_t p = 0; p < parameters.size(); ++p) {
-        if (!parameters[p].gradient.valid()) continue;
-        const auto bytes =
-            static_cast<Bytes>(pipeline_.graph(s).spec(parameters[p].gradient).bytes());
-        if (joint_[s].gradient[p]) {
-          jointly += bytes;
-          continue;
-        }
-        if (in_every_pass(s) && divided_[s].gradient[p]) {
-          scattered[p] = false;
-          continue;
-        }
-        std::vector<Holding> held;
-        std::vector<const CostModel*> models;
-        for (int r = 0; r < replicas; ++r) {
-          held.push_back(gradient_of(r, s, p));
-          models.push_back(replicas_[r][s].model.get());
-        }
-        if (!scattered.empty() && scattered[p]) {
-          if (!divided_[s].tied[p]) continue;
-          // Of tied ones every part goes straight to its owner.
-          scattered[p] = false;
-          std::vector<bool> one(parameters.size(), false);
-          one[p] = true;
-          const std::vector<Bytes> by_rank = divided_bytes(s, one, true);
-          for (size_t i = 0; i < by_rank.size(); ++i)
-            for (int r = 0; r < replicas; ++r)
-              for (int q = 0; q < replicas; ++q)
-                if (q != r)
-                  others.push_back({planned(r, s).devices[i], planned(q, s).devices[i],
-                                    by_rank[i] * divided_[s].shares[q]});
-          continue;
-        }
-        bool same = true;
-        for (int r = 1; r < replicas; ++r) same = same && alike(held[0], held[r]);
-        if (same) {
-          for (size_t i = 0; i < reduced.size(); ++i)
-            reduced[i] += held[0].cut == 0
-                              ? bytes
-                              : bytes * static_cast<double>(held[0].shares->of(held[0].cut)[i]) /
-                                    static_cast<double>(held[0].cut);
-          continue;
-        }
-        gathered +=
-            exchange_sums(held, models, pipeline_.graph(s).spec(parameters[p].gradient), &others);
-      }
-      Seconds seconds = gathered + (others.empty() ? 0 : net::messages_time(topology_, others));
-      const std::vector<Bytes> parts = divided_bytes(s, scattered, true);
-      seconds += around(s, parts);
-      if (jointly > 0) {
-        const std::vector<int> devices = devices_of(pipeline_, s);
-        seconds += CollectiveModel(part_of(plan_.cluster, devices),
-                                   programs_for(plan_.reductions, devices, plan_.cluster.size()))
-                       .all_reduce(jointly);
-      }
-      Seconds by_programs = 0;
-      for (size_t i = 0; i < reduced.size(); ++i) {
-        std::vector<int> ranks;
-        for (int r = 0; r < replicas && reduced[i] > 0; ++r)
-          ranks.push_back(planned(r, s).devices[i]);
-        const auto programs = programs_for(plan_.reductions, ranks, plan_.cluster.size());
-        const auto program = std::find_if(programs.rbegin(), programs.rend(),
-                                          [&](const auto& p) { return reduced[i] >= p.from; });
-        if (program != programs.rend())
-          by_programs =
-              std::max(by_programs, program->fixed + reduced[i] * program->seconds_per_byte);
-        else
-          for (size_t r = 0; r < ranks.size(); ++r)
-            ring.push_back({ranks[r], ranks[(r + 1) % ranks.size()],
-                            2.0 * (replicas - 1) / replicas * reduced[i]});
-      }
-      seconds += by_programs;
-      if (!ring.empty()) {
-        Seconds latency = 0;
-        for (const net::PairMessage& m : ring)
-          latency = std::max(latency, topology_.latency(m.from, m.to));
-        seconds += net::messages_time(topology_, ring) + (2.0 * (replicas - 1) - 1) * latency;
-      }
-      Bytes sent = 0;
-      for (const net::PairMessage& m : others) sent += m.bytes;
-      for (Bytes b : reduced) sent += 2.0 * (replicas - 1) * b;
-      for (Bytes b : parts) sent += (replicas - 1) * b;
-      if (in_every_pass(s)) {
-        const std::vector<Bytes> each = divided_bytes(s, divided_[s].gradient, true);
-        Bytes all = 0;
-        for (Bytes b : each) all += (replicas - 1) * b;
+      const Sent sent = exchanges_.over_replicas(s);
+      if (exchanges_.in_every_pass(s))
         exchange(fmt::format("gradients over replicas in a backward pass, stage {}", s),
-                 pipeline_.replicas[0].micro_batches, all, around(s, each));
-      }
-      exchange(fmt::format("gradients over replicas, stage {}", s), 1, sent, seconds);
+                 pipeline_.replicas[0].micro_batches, exchanges_.in_pass(s));
+      exchange(fmt::format("gradients over replicas, stage {}", s), 1, sent);
       Seconds begin = 0;
       for (int r = 0; r < replicas; ++r) begin = std::max(begin, group_of(r, s).free);
       for (int r = 0; r < replicas; ++r)
-        communicate(r, s, begin, begin + seconds, "reduce over replicas");
+        communicate(r, s, begin, begin + sent.seconds, "reduce over replicas");
     }
     for (const Tied& tied : pipeline_.parts().tied) {
-      if (!plan_.graph->parameters[tied.parameter].gradient.valid()) continue;
-      std::vector<net::PairMessage> messages;
-      Seconds gathered = 0;
-      for (int r = 0; r < replicas; ++r) {
-        std::vector<Holding> held;
-        std::vector<const CostModel*> models;
-        for (int t : tied.stages) {
-          models.push_back(replicas_[r][t].model.get());
-          const auto& list = pipeline_.parts().parameter_of[t];
-          held.push_back(gradient_of(
-              r, t, std::find(list.begin(), list.end(), tied.parameter) - list.begin()));
-        }
-        gathered = std::max(
-            gathered,
-            exchange_sums(held, models,
-                          plan_.graph->spec(plan_.graph->parameters[tied.parameter].gradient),
-                          &messages));
-      }
-      const Seconds seconds = net::messages_time(topology_, messages) + gathered;
-      Bytes sent = 0;
-      for (const net::PairMessage& m : messages) sent += m.bytes;
-      exchange(fmt::format("gradients of tied {}", plan_.graph->parameters[tied.parameter].name), 1,
-               sent, seconds);
+      const Parameter& parameter = plan_.graph->parameters[tied.parameter];
+      if (!parameter.gradient.valid()) continue;
+      const Sent sent = exchanges_.tied(tied);
+      exchange(fmt::format("gradients of tied {}", parameter.name), 1, sent);
       for (int r = 0; r < replicas; ++r) {
         Seconds begin = 0;
         for (int s : tied.stages) begin = std::max(begin, group_of(r, s).free);
-        for (int s : tied.stages) communicate(r, s, begin, begin + seconds, "reduce tied");
+        for (int s : tied.stages) communicate(r, s, begin, begin + sent.seconds, "reduce tied");
       }
     }
+  }
+
+  // A stage reduces its gradients as its program says.
+  void reduce_within(int r, int s) {
+    Stage& stage = replicas_[r][s];
+    std::vector<Seconds> now(stage.site->part.size(), 0);
+    Program program = planned(r, s).program;
+    const std::vector<int>& left_out = exchanges_.joint(s).steps[r];
+    for (auto step = left_out.rbegin(); step != left_out.rend(); ++step)
+      program.steps.erase(program.steps.begin() + *step);
+    walk(pipeline_.theory(s), program, *stage.site->model, *stage.site->fractions,
+         stage.phases.reduction, static_cast<int>(program.steps.size()), &now,
+         [](int, Seconds, Seconds, const std::string&, WalkKind, NodeId) {});
+    const Seconds most = *std::max_element(now.begin(), now.end());
+    const Seconds begin = group_of(r, s).free;
+    communicate(r, s, begin, begin + most, "reduce");
   }
 
   // Optimizers run.
@@ -625,23 +366,21 @@ class Simulator {
         std::vector<Seconds> now;
         for (int d : devices) now.push_back(std::max(group_of(r, s).free, end[d]));
         walk_optimizer(
-            pipeline_.theory(s), planned(r, s).program, *stage.model, *stage.fractions,
+            pipeline_.theory(s), planned(r, s).program, *stage.site->model, *stage.site->fractions,
             plan_.optimizer, &now,
             [&](int d, Seconds from, Seconds to, const std::string& name, WalkKind kind, NodeId) {
               sim_.devices[devices[d]].busy += to - from;
               span(devices[d], from, to, name, kind);
             },
-            divided_[s].kept(static_cast<int>(r)));
+            exchanges_.divided(s).kept(static_cast<int>(r)));
         for (size_t i = 0; i < devices.size(); ++i) end[devices[i]] = now[i];
       }
     // Replicas that stepped parts of parameters gather them.
     for (int s = 0; s < pipeline_.stages(); ++s) {
-      if (!divided_[s].any()) continue;
-      const std::vector<Bytes> by_rank = divided_bytes(s, divided_[s].optimizer, false);
-      const Seconds seconds = around(s, by_rank);
-      Bytes sent = 0;
-      for (Bytes b : by_rank) sent += static_cast<double>(replicas_.size() - 1) * b;
-      exchange(fmt::format("parameters over replicas, stage {}", s), 1, sent, seconds);
+      if (!exchanges_.divided(s).any()) continue;
+      const Sent sent = exchanges_.parameters(s);
+      const Seconds seconds = sent.seconds;
+      exchange(fmt::format("parameters over replicas, stage {}", s), 1, sent);
       const std::vector<int> devices = devices_of(pipeline_, s);
       Seconds begin = 0;
       for (int d : devices) begin = std::max(begin, end[d]);
@@ -675,10 +414,8 @@ class Simulator {
   const Plan& plan_;
   const PipelinePlan& pipeline_;
   const bool spans_;
-  net::Topology topology_;
-  std::vector<Cluster> shared_;        // [stage] as its replicas see it, all of them busy
-  std::vector<JointGradients> joint_;  // [stage]
-  std::vector<DividedState> divided_;  // [stage]
+  Exchanges exchanges_;
+  std::vector<Cluster> shared_;  // [stage] as its replicas see it, all of them busy
   std::vector<std::vector<Stage>> replicas_;
   std::vector<Way> ways_;
   Simulation sim_;

@@ -13,9 +13,7 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
-#include "net/messages.h"
 #include "sim/simulate.h"
 
 namespace motley {
@@ -36,17 +34,5 @@ class PipelineSteps {
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// What rank by rank moves when a value of `bytes` that one group holds in `from` is handed to
-// another that wants it in `to`. Shares give the pieces of the two groups; a placement that is not
-// a cut is whole on every rank.
-struct Holding {
-  const std::vector<int>* devices = nullptr;
-  const Shares* shares = nullptr;
-  Placement placement;
-  int64_t cut = 0;  // size of the cut factor; 0: whole
-};
-void add_messages(const Holding& from, const Holding& to, Bytes bytes,
-                  std::vector<net::PairMessage>* messages);
 
 }  // namespace motley

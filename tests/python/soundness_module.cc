@@ -8,6 +8,7 @@
 #include "graph/op.h"
 #include "reference/sample.h"
 #include "runtime/executor.h"
+#include "runtime/random.h"
 #include "soundness.h"
 #include "spmd/build.h"
 

@@ -1,0 +1,347 @@
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <map>
+
+#include "capture/capture.h"
+#include "cost/cost.h"
+#include "graph/canonical.h"
+#include "measure/parts.h"
+#include "measure/watch.h"
+#include "runtime/eager.h"
+#include "runtime/executor.h"
+#include "runtime/trainer.h"
+
+namespace motley {
+
+Program alone(const Theory& theory) {
+  Program program;
+  for (size_t n = 0; n < theory.graph().nodes.size(); ++n) {
+    const auto& triples = theory.triples(NodeId(n));
+    for (size_t t = 0; t < triples.size(); ++t) {
+      if (triples[t].cut != 0 || !triples[t].kernel.empty() ||
+          !std::all_of(triples[t].in.begin(), triples[t].in.end(),
+                       [](Placement p) { return p.is_replicated(); }))
+        continue;
+      Step step;
+      step.node = NodeId(n);
+      step.triple = static_cast<int>(t);
+      program.steps.push_back(step);
+      break;
+    }
+  }
+  return program;
+}
+
+std::vector<std::pair<std::string, int64_t>> reference_steps() {
+  return {{"mlp:layers=4,hidden=512,in=256", 8},
+          {"mlp:layers=4,hidden=512,in=256", 64},
+          {"mlp:layers=3,hidden=1024,in=512", 128},
+          {"gpt:layers=1,hidden=192,heads=4,seq=64,vocab=512", 2},
+          {"gpt:layers=1,hidden=256,heads=4,seq=64,vocab=512", 12},
+          {"gpt:layers=1,hidden=256,heads=4,seq=64,vocab=512", 28},
+          {"bert:layers=1,hidden=192,heads=4,seq=48,vocab=512,dropout=0.1", 6},
+          {"bert-moe:layers=2,hidden=128,heads=4,seq=48,vocab=512,experts=4,every=2", 6},
+          {"bert-moe:layers=2,hidden=192,heads=4,seq=48,vocab=512,experts=4,every=2", 24},
+          {"vgg19:width=8,image=32,classes=10", 4},
+          {"vgg19:width=12,image=32,classes=10", 12},
+          {"vgg19:width=16,image=32,classes=10", 32},
+          {"resnet50:width=8,image=32,classes=10", 4},
+          {"vit:layers=1,hidden=192,heads=4,image=32,patch=8,classes=10", 8}};
+}
+
+namespace {
+
+void measure_classes(Watch& watch, at::Device device, ProfiledDevice* result) {
+  at::NoGradGuard no_grad;
+  const Seconds budget = 0.12;
+  auto add = [&](const char* name, const char* dtype, const std::vector<Sample>& samples,
+                 bool by_bytes) {
+    ProfiledClass c;
+    c.name = name;
+    c.dtype = dtype;
+    const OpRate rate = fit(samples, &c.fit);
+    c.overhead = rate.overhead;
+    c.rate = by_bytes ? rate.memory_bandwidth : rate.flops;
+    for (size_t i = 0; i < samples.size(); ++i)
+      c.fit.points[i] = {by_bytes ? samples[i].bytes : samples[i].flops, samples[i].seconds};
+    result->classes.push_back(c);
+    return c;
+  };
+  const at::TensorOptions f32 = at::TensorOptions(device);
+  const at::Tensor tiny = at::ones({8}, f32);
+  const Seconds launch = seconds_per_call(watch, budget, [&] { at::add(tiny, tiny); });
+  result->overhead = launch;
+  add("launch", "f32", {{8, 96, launch}}, false);
+  struct Type {
+    const char* name;
+    at::ScalarType type;
+    int64_t largest;
+  };
+  for (const Type& t : {Type{"f32", at::kFloat, 512}, Type{"f64", at::kDouble, 256},
+                        Type{"bf16", at::kBFloat16, 128}}) {
+    std::vector<Sample> products, elementwise;
+    for (int64_t n = 32; n <= t.largest; n *= 2) {
+      const at::Tensor a = at::ones({n, n}, f32.dtype(t.type));
+      const double cube = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+      products.push_back({2 * cube, 0, seconds_per_call(watch, budget, [&] { at::mm(a, a); })});
+    }
+    for (int64_t n = 1 << 10; n <= (1 << 20); n *= 8) {
+      const at::Tensor a = at::ones({n}, f32.dtype(t.type));
+      elementwise.push_back({0, 3. * static_cast<double>(a.nbytes()),
+                             seconds_per_call(watch, budget, [&] { at::add(a, a); })});
+    }
+    const ProfiledClass matmul = add("matmul", t.name, products, false);
+    const ProfiledClass memory = add("elementwise", t.name, elementwise, true);
+    if (t.type == at::kFloat) result->flops = result->half_flops = matmul.rate;
+    if (t.type == at::kFloat) result->memory_bandwidth = memory.rate;
+    if (t.type == at::kBFloat16 && matmul.rate > 0) result->half_flops = matmul.rate;
+  }
+  std::vector<Sample> convolutions;
+  for (int64_t c : {8, 16, 32, 64}) {
+    const at::Tensor x = at::ones({4, c, 16, 16}, f32), w = at::ones({c, c, 3, 3}, f32);
+    convolutions.push_back({2. * 4 * 16 * 16 * 9 * static_cast<double>(c * c), 0,
+                            seconds_per_call(watch, budget, [&] { at::conv2d(x, w, {}, 1, 1); })});
+  }
+  add("convolution", "f32", convolutions, false);
+}
+
+// A step of a model on one device and the times of its calls.
+struct MeasuredStep {
+  Graph graph;
+  std::unique_ptr<Theory> theory;
+  Program program;
+  std::vector<Work> work;                    // [node]
+  std::vector<std::vector<double>> seconds;  // [node]
+};
+
+class StepRunner {
+ public:
+  StepRunner(const std::string& model, int64_t batch, Watch& watch, Communicator& self,
+             at::Device device)
+      : watch_(watch), shares_(std::vector<double>{1.0}) {
+    step_.graph = canonicalize(capture(model, batch).graph);
+    step_.theory = std::make_unique<Theory>(step_.graph);
+    step_.program = alone(*step_.theory);
+    step_.work.resize(step_.graph.nodes.size());
+    step_.seconds.resize(step_.graph.nodes.size());
+    for (const Step& s : step_.program.steps)
+      step_.work[s.node.index] =
+          work_of(*step_.theory, s.node, step_.theory->triples(s.node)[s.triple]);
+    ExecutorOptions options;
+    options.device = device;
+    options.before = [this](bool) {
+      begun_ = watch_.now();
+      node_ = -1;
+    };
+    options.observe = [this](ValueId v, Placement, const at::Tensor&) {
+      node_ = step_.graph.value(v).producer.index;
+    };
+    options.after = [this](bool, const void* instruction) {
+      if (node_ >= 0 && keep_) step_.seconds[node_].push_back(watch_.now() - begun_);
+      watch_.worked(instruction);
+    };
+    executor_ = std::make_unique<Executor>(*step_.theory, step_.program, shares_, self, options);
+    const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0);
+    const TensorMap parameters = parameters_of(*module), buffers = buffers_of(*module);
+    const TensorMap inputs = random_inputs(*module, batch, 1);
+    auto set = [&](ValueId value, const at::Tensor& whole) {
+      executor_->set(value, whole.detach().to(at::TensorOptions(device), false, true));
+    };
+    for (const Parameter& p : step_.graph.parameters) set(p.value, parameters.at(p.name));
+    for (const Buffer& b : step_.graph.buffers) set(b.value, buffers.at(b.name));
+    for (const Input& i : step_.graph.inputs) set(i.value, inputs.at(i.name));
+  }
+
+  void run(bool keep) {
+    keep_ = keep;
+    watch_.begin();
+    executor_->step(number_++);
+    watch_.rest();
+  }
+  const MeasuredStep& measured() const { return step_; }
+
+ private:
+  Watch& watch_;
+  Shares shares_;
+  MeasuredStep step_;
+  std::unique_ptr<Executor> executor_;
+  Seconds begun_ = 0;
+  int node_ = -1;
+  bool keep_ = false;
+  int64_t number_ = 0;
+};
+
+void measure_ops(const CalibrateOptions& options, ProfiledDevice* result) {
+  run_thread_group(1, [&](Communicator& self) {
+    std::map<std::string, std::vector<Sample>> samples;
+    std::vector<std::pair<std::vector<Work>, Seconds>> whole;  // of every step: calls and time
+    const auto steps = options.steps.empty() ? reference_steps() : options.steps;
+    for (const auto& [model, batch] : steps) {
+      // Padding goes by the CPU clock of the thread.
+      Watch own(options.speed, options.device);
+      StepRunner runner(model, batch, own, self, options.device);
+      const Seconds start = wall_clock();
+      runner.run(false);
+      std::vector<double> walls;
+      for (int i = 0; i < 2 || (i < 5 && wall_clock() - start <
+                                             options.budget / static_cast<double>(steps.size()));
+           ++i) {
+        const Seconds begun = wall_clock();
+        runner.run(true);
+        walls.push_back(wall_clock() - begun);
+      }
+      const MeasuredStep& step = runner.measured();
+      whole.emplace_back(step.work, own.typical(walls));
+      for (size_t n = 0; n < step.seconds.size(); ++n)
+        if (!step.seconds[n].empty() && step.work[n].op != nullptr && !step.work[n].free)
+          samples[step.work[n].op->name].push_back(
+              {step.work[n].flops, step.work[n].cut_bytes + step.work[n].whole_bytes,
+               own.typical(step.seconds[n])});
+    }
+    std::map<std::string, OpRate> rates;
+    for (const auto& [name, list] : samples) {
+      ProfiledOp op;
+      op.rate = fit(list, &op.fit);
+      op.rate.op = name;
+      rates[name] = op.rate;
+      result->ops.push_back(std::move(op));
+    }
+    // Steps take longer than their calls, one by one: waking up, going from call to call.
+    Seconds measured = 0, priced = 0;
+    for (const auto& [work, seconds] : whole) {
+      measured += seconds;
+      for (const Work& w : work) {
+        if (w.op == nullptr || w.free) continue;
+        const OpRate& r = rates.at(w.op->name);
+        priced += r.overhead + (r.flops > 0 ? w.flops / r.flops : 0) +
+                  (r.memory_bandwidth > 0 ? (w.cut_bytes + w.whole_bytes) / r.memory_bandwidth : 0);
+      }
+    }
+    const double longer = measured / priced;
+    for (ProfiledOp& op : result->ops) {
+      op.rate.overhead *= longer;
+      op.rate.flops /= longer;
+      op.rate.memory_bandwidth /= longer;
+    }
+  });
+}
+
+template <typename O, typename Settings>
+void measure_optimizer(Communicator& group, Watch& watch, at::Device device, const char* name,
+                       Optimizer kind, const Settings& settings, ProfiledDevice* result) {
+  std::vector<Sample> samples;
+  struct Size {
+    int count;
+    int64_t numel;
+  };
+  // As many as a model would have: a parameter is not in the cache any more when its turn comes.
+  for (const Size& size :
+       {Size{512, 1 << 9}, Size{256, 1 << 14}, Size{64, 1 << 16}, Size{16, 1 << 18},
+        Size{4, 1 << 20}, Size{2, 1 << 22}, Size{1, 1 << 23}}) {
+    std::vector<at::Tensor> parameters;
+    for (int i = 0; i < size.count; ++i) {
+      parameters.push_back(at::ones({size.numel}, at::TensorOptions(device)));
+      parameters.back().mutable_grad() = at::ones_like(parameters.back());
+    }
+    O optimizer(parameters, settings);
+    // All devices at the same time, as at the end of a step: they may share memory. It is slow
+    // until all of it, state and temporaries, has been used a few times.
+    std::vector<double> times;
+    for (int i = 0; i < 8; ++i) {
+      watch.rest();
+      group.barrier();
+      watch.begin();
+      const Seconds before = watch.now();
+      optimizer.step();
+      if (i >= 3) times.push_back(watch.now() - before);
+      watch.worked();
+    }
+    watch.rest();
+    const Seconds all = watch.typical(times);
+    samples.push_back(
+        {0, 4. * static_cast<double>(size.numel) * (3 + 2 * state_factor(kind)), all / size.count});
+  }
+  ProfiledOp op;
+  op.rate = fit_with_cache(samples, &op.fit);
+  op.rate.op = name;
+  result->ops.push_back(op);
+}
+
+// What a step takes beyond its operators: tiny models with small and large inputs, trained,
+// against their price.
+void measure_step(const CalibrateOptions& options, ProfiledDevice* result) {
+  DeviceType type;
+  type.name = result->type;
+  type.flops = result->flops;
+  type.half_flops = result->half_flops;
+  type.memory = 1e12;
+  type.memory_bandwidth = result->memory_bandwidth;
+  type.overhead = result->overhead;
+  for (const ProfiledOp& op : result->ops) type.ops.push_back(op.rate);
+  std::vector<std::pair<Bytes, Seconds>> rest;
+  ProfiledOp op;
+  for (const auto& [model, batch] : {std::pair{"mlp:layers=2,hidden=8,in=8,classes=4", 4},
+                                     std::pair{"mlp:layers=2,hidden=2,in=2048,classes=4", 128}}) {
+    Plan plan;
+    plan.model = model;
+    plan.batch = batch;
+    plan.cluster = flat_cluster({type}, {1}, {LinkKind::switched, 1, 0});
+    plan.ratios = {{1.}};
+    plan.set_graph(canonicalize(capture(model, batch).graph));
+    plan.program = alone(*plan.theory);
+    const CostModel cost(plan.cluster);
+    const Shares shares(plan.ratios);
+    const Fractions fractions(plan.cluster, shares);
+    const Seconds priced =
+        cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step;
+    Bytes inputs = 0;
+    for (const Input& input : plan.graph->inputs)
+      inputs += static_cast<Bytes>(plan.graph->spec(input.value).bytes());
+    run_thread_group(1, [&](Communicator& self) {
+      TrainOptions training;
+      training.speed = options.speed;
+      training.device = options.device;
+      const RunReport report = train(plan, self, training, 16);
+      rest.emplace_back(inputs, std::max(0.0, report.median_step_s - priced));
+      op.fit.points.emplace_back(priced, report.median_step_s);
+    });
+  }
+  op.rate.op = "motley::step";
+  op.rate.overhead = rest[0].second;
+  if (rest[1].second > rest[0].second)
+    op.rate.memory_bandwidth = (rest[1].first - rest[0].first) / (rest[1].second - rest[0].second);
+  op.fit.r2 = 1;
+  result->ops.push_back(op);
+}
+
+}  // namespace
+
+ProfiledDevice measure_device(Communicator& group, const Cluster& cluster,
+                              const CalibrateOptions& options,
+                              const std::function<void(const std::string&)>& say) {
+  ProfiledDevice device;
+  device.type = cluster.type_of(group.rank()).name;
+  Watch watch(options.speed, options.device);
+  group.barrier();
+  say("classes of operators");
+  measure_classes(watch, options.device, &device);
+  group.barrier();
+  say("operators of reference models");
+  measure_ops(options, &device);
+  group.barrier();
+  say("optimizers");
+  measure_optimizer<torch::optim::AdamW>(group, watch, options.device, "motley::adamw",
+                                         Optimizer::adamw, torch::optim::AdamWOptions(1e-3),
+                                         &device);
+  measure_optimizer<torch::optim::SGD>(group, watch, options.device, "motley::sgd", Optimizer::sgd,
+                                       torch::optim::SGDOptions(1e-3).momentum(0.9), &device);
+  group.barrier();
+  measure_step(options, &device);
+  std::sort(device.ops.begin(), device.ops.end(),
+            [](const ProfiledOp& a, const ProfiledOp& b) { return a.rate.op < b.rate.op; });
+  group.barrier();
+  return device;
+}
+
+}  // namespace motley

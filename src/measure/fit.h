@@ -1,0 +1,36 @@
+// Least squares of what calibration measures (calibrate.h).
+#pragma once
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "cluster/profile.h"
+
+namespace motley {
+
+constexpr Seconds kShortest = 1e-9;  // that clocks tell
+
+using Features = std::array<double, 3>;
+
+// The x of at least 0 with the least sum of (seconds - x f)^2 / seconds.
+Features least_squares(const std::vector<Features>& features, const std::vector<double>& seconds);
+
+// How well `predicted` explains points of (size, seconds), and some of those.
+FitQuality quality_of(const std::vector<std::pair<double, Seconds>>& points,
+                      const std::vector<double>& predicted);
+
+// One measured call and what the cost model knows of it.
+struct Sample {
+  Flops flops = 0;
+  Bytes bytes = 0;
+  Seconds seconds = 0;
+};
+// The coefficients of `seconds = overhead + flops / rate + bytes / bandwidth` (see above) and how
+// well they explain the samples. REQUIRES: at least one sample.
+OpRate fit(const std::vector<Sample>& samples, FitQuality* quality);
+// The same by bytes alone, of which those beyond what a cache holds (the size of one of the
+// samples) move more slowly.
+OpRate fit_with_cache(const std::vector<Sample>& samples, FitQuality* quality);
+
+}  // namespace motley

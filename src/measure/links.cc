@@ -1,0 +1,96 @@
+#include "cost/cost.h"
+#include "measure/parts.h"
+#include "measure/watch.h"
+#include "net/collectives.h"
+
+namespace motley {
+
+namespace {
+
+// The median over the calls of the slowest member, the same on all.
+template <typename F>
+Seconds collective_seconds(Communicator& group, at::Device device, int repeats, F call) {
+  std::vector<double> times;
+  for (int i = 0; i < repeats; ++i) {
+    group.barrier();
+    const Seconds start = wall_clock();
+    call();
+    if (device.is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(device.index());
+    at::Tensor took =
+        at::full({1}, wall_clock() - start, at::TensorOptions(device).dtype(at::kDouble));
+    group.all_reduce(took, Reduction::max);
+    times.push_back(took.item<double>());
+  }
+  return median(times);
+}
+
+}  // namespace
+
+ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device device) {
+  constexpr Seconds kLongest = 0.6;  // a size that would take longer is left out
+  constexpr int64_t kLargest = int64_t{16} << 20;
+  ProfiledGroup result;
+  const int p = group.size();
+  const at::TensorOptions f32 = at::TensorOptions(device);
+  const CollectiveModel nominal(part);
+  const double exchange = nominal.profile(std::vector<double>(p, 1. / p)).exchange *
+                          CollectiveModel(part).ring_bandwidth();
+  const double n = p;
+  for (int f = 0; f < kCollectiveForms; ++f) {
+    const auto form = static_cast<CollectiveForm>(f);
+    const double rounds = form == CollectiveForm::all_reduce ? 2 * (n - 1) : n - 1;
+    const double traffic = form == CollectiveForm::all_reduce   ? 2 * (n - 1) / n
+                           : form == CollectiveForm::broadcast  ? n - 1
+                           : form == CollectiveForm::all_to_all ? exchange
+                                                                : (n - 1) / n;
+    std::vector<std::pair<double, Seconds>> points;
+    std::vector<Features> features;
+    std::vector<double> seconds;
+    Seconds last = 0;
+    for (int64_t bytes = int64_t{4} << 10; bytes <= kLargest; bytes *= 4) {
+      if (last * 3.5 > kLongest) break;
+      const int64_t numel = bytes / 4, piece = std::max<int64_t>(numel / p, 1);
+      at::Tensor whole = at::ones({numel}, f32);
+      std::vector<at::Tensor> pieces, parts;
+      for (int r = 0; r < p; ++r) {
+        const int64_t size = form != CollectiveForm::broadcast ? piece : r == 0 ? numel : 0;
+        pieces.push_back(at::ones({size}, f32));
+        parts.push_back(at::ones({std::max<int64_t>(piece / p, 1)}, f32));
+      }
+      std::vector<at::Tensor> received;
+      for (int r = 0; r < p; ++r) received.push_back(at::empty_like(parts[r]));
+      auto call = [&] {
+        switch (form) {
+          case CollectiveForm::all_reduce:
+            group.all_reduce(whole);
+            break;
+          case CollectiveForm::all_gather:
+          case CollectiveForm::broadcast:
+            group.all_gather(pieces);
+            break;
+          case CollectiveForm::reduce_scatter:
+            group.reduce_scatter(pieces);
+            break;
+          case CollectiveForm::all_to_all:
+            group.all_to_all(parts, received);
+            break;
+        }
+      };
+      call();
+      last = collective_seconds(group, device, last > 0.05 ? 3 : 7, call);
+      points.emplace_back(static_cast<double>(bytes), last);
+      features.push_back({rounds, traffic * static_cast<double>(bytes), 0});
+      seconds.push_back(last);
+    }
+    const Features x = least_squares(features, seconds);
+    std::vector<double> predicted;
+    for (const auto& row : features) predicted.push_back(x[0] * row[0] + x[1] * row[1]);
+    // Where no size took time that grows, the largest size is a bound.
+    const double per_byte = x[1] > 0 ? x[1] : seconds.back() / features.back()[1];
+    result.collectives.push_back({form, x[0], 1 / per_byte});
+    result.fits.push_back(quality_of(points, predicted));
+  }
+  return result;
+}
+
+}  // namespace motley

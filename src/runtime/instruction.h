@@ -1,0 +1,46 @@
+// What an executor has compiled a program to (executor.h); for executor.cc and compile.cc alone.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "interpret/dispatch.h"
+#include "runtime/executor.h"
+#include "runtime/kernels.h"
+
+namespace motley {
+
+struct Executor::Instruction {
+  enum class Kind : uint8_t {
+    source,
+    call,
+    rule,  // of the theory: kernels.cc
+    random,
+    empty,     // this device's piece is
+    boundary,  // between segments
+    convert,
+    keep,   // an all-reduce that is left out
+    send,   // a message of gradients starts
+    bucket  // and is waited for
+  } kind = Kind::call;
+  const Node* node = nullptr;
+  NodeId id;
+  const Operator* op = nullptr;
+  RuleKernel rule = nullptr;
+  std::vector<Arg> args;
+  std::vector<int> operands, results;  // slots in order; -1: an undefined output
+  std::vector<Shape> result_shapes;
+  std::vector<bool> wanted;  // empty piece: results that must be computed all the same
+  // Empty piece: shapes of operands to call with (empty: the operand itself).
+  std::vector<Shape> stand_in;
+  std::vector<Placement> placements;  // of the results
+  int64_t begin = 0, length = 0;      // of this device's piece of the cut dimension
+  std::vector<Step> steps;            // conversions: one, or a bucket of all-reduces
+  int message = -1;                   // send, bucket: which message of gradients
+  bool last = false;                  // one conversion: its operand is not read again
+  bool passes = false;                // boundary: nothing moves
+  std::vector<int> free;              // slots dead after this instruction
+  std::vector<int> sums;              // slots added to the sums of micro-batches after it
+};
+
+}  // namespace motley

@@ -1,0 +1,49 @@
+// Random operators. Each element is drawn from (seed, step, node, global index), so that it does not
+// depend on how the value is cut.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "interpret/interpret.h"
+#include "shard/micro_batch.h"
+
+namespace motley {
+
+// Element i of the stream of one random node in one step, uniform in [0, 1).
+double random_element(uint64_t seed, int64_t step, int node, int64_t index);
+
+// Where element i of a part of a value is in the whole.
+struct InWhole {
+  InWhole() = default;
+  InWhole(const PartCut& cut, int parts, int64_t part)
+      : size(cut.size),
+        length(cut.is_whole() ? 1 : cut.size / parts),
+        inner(cut.inner),
+        begin(part * length) {}
+  int64_t operator()(int64_t i) const {
+    return size == 0
+               ? i
+               : ((i / (inner * length)) * size + begin + i / inner % length) * inner + i % inner;
+  }
+  int64_t size = 0, length = 1, inner = 1, begin = 0;
+};
+
+// The piece of a random operator's result that `global_index` (by local element, in order) says.
+at::Tensor draw(const Node& node, const Shape& local, DType dtype, uint64_t seed, int64_t step,
+                int id, const std::function<int64_t(int64_t)>& global_index);
+
+// Runs the random operators of a graph on one device as the executor does; for
+// InterpretOptions::kernels.
+std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step);
+// The same in a micro-batch's graph, as the whole step would draw them there.
+std::map<std::string, Kernel> random_kernels(uint64_t seed, int64_t step, const MicroBatch& part,
+                                             int64_t micro_batch);
+// Of one operator, node n drawing from stream[n].
+Kernel random_kernel(uint64_t seed, int64_t step, std::vector<int> stream);
+
+}  // namespace motley

@@ -1,0 +1,105 @@
+// What groups of a pipeline plan send one another, and how long it takes: values between stages,
+// gradients over replicas and between the stages of tied parameters, parameters that replicas
+// divide. Messages of one kind go at the same time and share the links they cross; when they start
+// is for sim/pipeline.h to say.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net/messages.h"
+#include "plan/plan.h"
+
+namespace motley {
+
+// What rank by rank moves when a value of `bytes` that one group holds in `from` is handed to
+// another that wants it in `to`. Shares give the pieces of the two groups; a placement that is not
+// a cut is whole on every rank.
+struct Holding {
+  const std::vector<int>* devices = nullptr;
+  const Shares* shares = nullptr;
+  Placement placement;
+  int64_t cut = 0;  // size of the cut factor; 0: whole
+};
+void add_messages(const Holding& from, const Holding& to, Bytes bytes,
+                  std::vector<net::PairMessage>* messages);
+
+// A stage of a replica on its devices.
+struct StageSite {
+  Cluster part;
+  std::string part_text;
+  std::vector<Placement> stored;  // [value] of its graph that is a source
+  std::unique_ptr<CostModel> model;
+  std::unique_ptr<Shares> shares;
+  std::unique_ptr<Fractions> fractions;
+};
+
+struct Sent {
+  Bytes bytes = 0;  // by all devices
+  Seconds seconds = 0;
+};
+
+// All values that one stage hands another in one direction; `sent`: of a micro-batch, its bytes
+// those of one replica.
+struct Way {
+  int from = 0, to = 0;
+  bool backward = false, made_backward = false;
+  Sent sent;
+};
+
+class Exchanges {
+ public:
+  // REQUIRES: the plan outlives this, and has a pipeline.
+  explicit Exchanges(const Plan& plan);
+
+  const JointGradients& joint(int stage) const { return joint_[stage]; }
+  const DividedState& divided(int stage) const { return divided_[stage]; }
+  // Whether the replicas of a stage reduce gradients in every backward pass.
+  bool in_every_pass(int stage) const { return !divided_[stage].gradient.empty(); }
+  // Those of one pass.
+  Sent in_pass(int stage) const;
+  // Parameters that replicas stepped parts of, after the optimizer.
+  Sent parameters(int stage) const;
+
+  // [replica][stage] What follows needs them.
+  std::vector<std::vector<std::shared_ptr<const StageSite>>> sites;
+  std::vector<Way> ways() const;
+  // Gradients at the end of a step.
+  Sent over_replicas(int stage) const;
+  // In the slowest replica, all at once.
+  Sent tied(const Tied& tied) const;
+
+ private:
+  // The gradients of a stage by how replicas sum them.
+  struct Sums {
+    Bytes jointly = 0;            // over all devices at once
+    std::vector<Bytes> reduced;   // [rank] equal pieces, by programs or on rings
+    std::vector<bool> scattered;  // [parameter] on rings
+    std::vector<net::PairMessage> others;
+    Seconds gathered = 0;  // behind those messages
+  };
+  Sums sums_of(int stage) const;
+  void add_tied_parts(int stage, size_t parameter, std::vector<net::PairMessage>* messages) const;
+  Seconds reduced_seconds(int stage, const std::vector<Bytes>& reduced) const;
+  // [rank] Bytes of a replica's pieces of some parameters of a stage, or of their gradients.
+  // REQUIRES: the pieces of all replicas are alike.
+  std::vector<Bytes> divided_bytes(int s, const std::vector<bool>& which, bool gradients) const;
+  // Seconds of a reduce-scatter or all-gather over the replicas of a stage: rings, all ranks' at
+  // the same time, on which a round takes as long as the largest part.
+  Seconds around(int s, const std::vector<Bytes>& by_rank) const;
+  Holding holding(size_t r, int s, ValueId v, Placement p) const;
+  Holding gradient_of(size_t r, int s, size_t parameter) const;
+  Seconds exchange_sums(const std::vector<Holding>& held,
+                        const std::vector<const CostModel*>& models, const TensorSpec& spec,
+                        std::vector<net::PairMessage>* messages) const;
+  const StagePlan& planned(size_t r, int s) const { return pipeline_.replicas[r].stages[s]; }
+
+  const Plan& plan_;
+  const PipelinePlan& pipeline_;
+  net::Topology topology_;
+  std::vector<JointGradients> joint_;  // [stage]
+  std::vector<DividedState> divided_;  // [stage]
+};
+
+}  // namespace motley
