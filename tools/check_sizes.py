@@ -16,7 +16,6 @@ TABLES = {"src/graph/ops/elementwise.cc elementwise_ops", "src/python/graph.cc b
 FILES = {
     "bench/hap_bench.cc": 873,
     "bench/hapt_bench.cc": 718,
-    "python/motley/_distribute.py": 675,
     "src/grid/grid_test.cc": 758,
     "src/net/net_test.cc": 625,
     "src/runtime/pipeline_worker.cc": 927,

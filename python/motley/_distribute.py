@@ -5,7 +5,6 @@ optimizer steps. Where a plan leaves devices out, the workers that it uses are a
 a step is for them a message that they have come to it, without which it does not begin, and one with its loss.
 """
 
-import collections
 import inspect
 import os
 import warnings
@@ -21,6 +20,7 @@ from ._gradients import Wholes
 from ._guard import wanted
 from ._pieces import Piece, guarded, plain
 from ._plan import cluster_of, precision_of
+from ._saving import Saving
 from ._scaler import ScaledStep
 from ._state import Held, Peers
 from ._step import Step, call_model, loss_of, prefix_of_loss, replaced
@@ -96,7 +96,7 @@ class _Loss(torch.autograd.Function):
         return None, None, None, None, None
 
 
-class Distributed(Following):
+class Distributed(Following, Saving):
     """A model whose training step runs by a plan on all workers.
 
         loss = dist(inputs, targets)     # of the whole batch, the same on every worker
@@ -367,191 +367,6 @@ class Distributed(Following):
         finally:
             for module, mode in modes:
                 module.training = mode
-
-    # ---- state ----------------------------------------------------------------------------------------------------
-
-    def _rank_0(self, tensor):
-        """Rank 0's tensor on every rank."""
-        mine = tensor.detach().to(self._group.device, copy=True).contiguous()
-        if self._group.size > 1 and mine.numel() > 0:
-            if self._group.rank != 0:
-                mine.zero_()
-            self._group.all_reduce(mine)
-        return mine
-
-    def _own(self, kind, name, whole):
-        """This worker's piece, in memory of its own; empty if it has none."""
-        if not self._worker.holds(kind, name):
-            return torch.empty(0, dtype=whole.dtype, device=self._group.device)
-        return self._worker.piece(kind, name, whole).to(self._group.device, copy=True).contiguous()
-
-    def _whole_tensors(self):
-        """{name: tensor} of parameters and buffers, from whoever holds them; they may be this worker's own."""
-        step, peers = self._step_spec, self._group.peers
-        if self._held.own_steps:
-            peers.settle(self._held, True)
-        wanted = [("parameter", slot) for slot in step.parameters] + [("buffer", slot) for slot in step.buffers]
-        found = peers.whole(self._held, [(kind, slot.name, slot.tensor.shape) for kind, slot in wanted])
-        return {slot.name: found[kind, slot.name] if (kind, slot.name) in found else self._kept[slot.name] for kind, slot in wanted}
-
-    def _held_by_nobody(self, step):
-        """{name: whole tensor} of what no stage of a pipeline reads; it does not change."""
-        slots = [("parameter", slot) for slot in step.parameters] + [("buffer", slot) for slot in step.buffers]
-        holders = torch.tensor([self._worker.holds(kind, slot.name) for kind, slot in slots], dtype=torch.int32)
-        holders = holders.to(self._group.device)
-        self._group.all_reduce(holders)
-        nobody = [slot for (_, slot), count in zip(slots, holders.tolist()) if count == 0]
-        return {slot.name: self._rank_0(slot.tensor) for slot in nobody}
-
-    def _loss_has_state(self):
-        """Whether the loss is a module that training changes; constant class weights, say, are no part of the state."""
-        loss_fn = self._step_spec.loss_fn
-        if not isinstance(loss_fn, torch.nn.Module):
-            return False
-        own = prefix_of_loss(self.module) + "."
-        return any(True for _ in loss_fn.parameters()) or any(name.startswith(own) for name in self.plan.graph().updated_buffers)
-
-    def _show_loss(self):
-        """The parameters of a loss that is a module, as they are now, to whoever looks at them there; not those that are cut."""
-        own = prefix_of_loss(self.module) + "."
-        for slot, piece in zip(self._step_spec.parameters, self._pieces):
-            if slot.name.startswith(own) and piece.shape == slot.tensor.shape:
-                slot.tensor.data.copy_(plain(piece.detach()))
-
-    def _names(self):
-        """[(key of the model's state_dict, name of its slot)]; tied parameters have several keys."""
-        slots = self._step_spec.parameters + self._step_spec.buffers
-        name_of = {id(slot.tensor): slot.name for slot in slots}
-        held = self.module.state_dict(keep_vars=True)
-        if self._loss_has_state():
-            self._step_spec.loss_fn.state_dict(destination=held, prefix=prefix_of_loss(self.module) + ".", keep_vars=True)
-        return [(key, name_of.get(id(value))) for key, value in held.items()], held
-
-    def state_dict(self):
-        """Parameters and buffers, whole, under the model's own names and on the CPU.
-
-        Any worker may call it alone: the others answer whatever they do, after the same step.
-        """
-        whole = self._whole_tensors()
-        names, held = self._names()
-        state = collections.OrderedDict()
-        for key, name in names:
-            state[key] = held[key] if name is None else whole[name].detach().cpu().clone()
-        return state
-
-    def load_state_dict(self, state, strict=True):
-        """Takes a state_dict of the model; every worker passes the same."""
-        names, _ = self._names()
-        missing = [key for key, name in names if name is not None and key not in state]
-        unexpected = [key for key in state if key not in dict(names)]
-        if strict and (missing or unexpected):
-            raise UserError(
-                f"[distribute] the state does not fit the model: missing {', '.join(missing) or 'nothing'}, unexpected "
-                f"{', '.join(unexpected) or 'nothing'}; or load with strict=False"
-            )
-        slots = {slot.name: slot for slot in self._step_spec.parameters + self._step_spec.buffers}
-        for key, name in names:
-            if name is not None and key in state and state[key].shape != slots[name].tensor.shape:
-                raise UserError(
-                    f"[distribute] {key} is {list(state[key].shape)}; the model's is {list(slots[name].tensor.shape)}"
-                )
-        parameters = {slot.name for slot in self._step_spec.parameters}
-        with torch.no_grad(), self._group.peers.change(self._held):
-            for key, name in names:
-                if name is None or key not in state:
-                    continue
-                value = state[key].detach().to(slots[name].tensor.dtype)
-                kind = "parameter" if name in parameters else "buffer"
-                if not self._worker.holds(kind, name):
-                    if name in self._kept:
-                        self._kept[name].copy_(value)
-                elif kind == "parameter":
-                    plain(self._held.pieces[name]).copy_(self._own(kind, name, value))
-                else:
-                    self._worker.set(kind, name, self._own(kind, name, value))
-            self._worker.publish()
-            self._held.mark = self._held.versions()
-
-    def _optimized(self):
-        """The slots of the optimizer's parameters, in its order."""
-        mine = self._pieces if self._wholes is None else [self._wholes.parameters.get(i) for i in range(len(self._pieces))]
-        slot_of = {id(tensor): slot for slot, tensor in zip(self._step_spec.parameters, mine) if tensor is not None}
-        return [slot_of[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
-
-    def optimizer_state_dict(self):
-        """The optimizer's state for whole parameters, as the same optimizer on the plain model has it; of any worker alone."""
-        state = type(self.optimizer).state_dict(self.optimizer)
-        if self._wholes is not None:
-            return _gradients.copied(state)
-        wanted = [("state", slot.name, slot.tensor.shape) for slot in self._optimized()]
-        found = self._group.peers.whole(self._held, wanted)
-        state["state"] = {}
-        for index, (_, name, _) in enumerate(wanted):
-            if found.get(("state", name)):
-                state["state"][index] = {
-                    key: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
-                    for key, value in found["state", name].items()
-                }
-        return state
-
-    def load_optimizer_state_dict(self, state):
-        """Takes the state of the same optimizer on the plain model; every worker passes the same."""
-        load = type(self.optimizer).load_state_dict
-        if self._wholes is not None:
-            with self._group.peers.change(self._held):
-                load(self.optimizer, _gradients.copied(state))
-            return
-        slots = self._optimized()
-        local = {"param_groups": state["param_groups"], "state": {}}
-        for index, values in state["state"].items():
-            if index >= len(slots):
-                raise UserError(f"[distribute] the optimizer's state has parameter {index}; the model has {len(slots)}")
-            slot = slots[index]
-            if not self._worker.holds("parameter", slot.name):
-                continue
-            local["state"][index] = {
-                key: self._own("parameter", slot.name, value)
-                if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == slot.tensor.shape
-                else value
-                for key, value in values.items()
-            }
-        with self._group.peers.change(self._held), _torch.without_subclasses():
-            load(self.optimizer, local)
-
-    def save(self, path):
-        """Writes {model, optimizer, steps} in the original layout; torch.load reads it. Collective; rank 0 writes."""
-        problem = ""
-        if self._group.rank == 0:
-            try:
-                file = {"model": self.state_dict(), "steps": self._steps}
-                if self.optimizer is not None:
-                    file["optimizer"] = self.optimizer_state_dict()
-                target = os.path.realpath(path)
-                beside = target if os.path.exists(target) and not os.path.isfile(target) else f"{target}.part"
-                torch.save(file, beside)  # into a device or a pipe as it is; never replaces one
-                if beside != target:
-                    os.replace(beside, target)
-            except (OSError, RuntimeError) as error:
-                problem = f"[distribute] {path} cannot be written: {str(error).splitlines()[0]}; give a file in a folder that exists"
-        problem = send_text(self._group, problem)
-        if problem:
-            raise UserError(problem)
-
-    def load(self, path):
-        """Goes on from a file that save() wrote, on this or another cluster; every worker reads it."""
-        try:
-            file = _torch.load(path)
-            steps, state = int(file["steps"]), file["model"]
-        except OSError as error:
-            raise UserError(f"[distribute] {path} cannot be read: {error.strerror}; give a file that save() wrote") from None
-        except Exception:
-            raise UserError(f"[distribute] {path} is damaged or not a file that save() wrote") from None
-        self.load_state_dict(state)
-        if self.optimizer is not None:
-            if "optimizer" not in file:
-                raise UserError(f"[distribute] {path} holds no optimizer; use load_state_dict(torch.load(path)['model'])")
-            self.load_optimizer_state_dict(file["optimizer"])
-        self._steps = steps
 
     @property
     def steps(self):

@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/random.h>
@@ -14,78 +13,21 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <stdexcept>
 #include <thread>
 
+#include "comm/line.h"
 #include "core/error.h"
 
 namespace motley {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
-constexpr milliseconds kHelloTime{5000};  // for the token
-constexpr size_t kMaxStrangers = 64;      // connections that have not given it yet
-constexpr uint32_t kMaxFrame = 1 << 24;
+constexpr size_t kMaxStrangers = 64;  // connections that have not given it yet
 constexpr uint32_t kMaxHello = 256;
-constexpr const char* kHello = "motley store 1 ";
-
-// ---- Sockets
-
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Socket() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-struct Addresses {
-  addrinfo* list = nullptr;
-  Addresses(const std::string& host, int port, int flags) {
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = flags | AI_NUMERICSERV;
-    const std::string service = std::to_string(port);
-    if (getaddrinfo(host.empty() ? nullptr : host.c_str(), service.c_str(), &hints, &list) != 0)
-      list = nullptr;
-  }
-  ~Addresses() {
-    if (list != nullptr) freeaddrinfo(list);
-  }
-  Addresses(const Addresses&) = delete;
-  Addresses& operator=(const Addresses&) = delete;
-};
-
-Socket listen_on(const std::string& address, int port) {
-  const Addresses found(address, port, AI_PASSIVE | (address.empty() ? 0 : AI_NUMERICHOST));
-  for (int family : {AF_INET6, AF_INET})
-    for (const addrinfo* a = found.list; a != nullptr; a = a->ai_next) {
-      if (a->ai_family != family) continue;
-      Socket s(socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-      if (s.fd() < 0) continue;
-      const int yes = 1;
-      setsockopt(s.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-      if (bind(s.fd(), a->ai_addr, a->ai_addrlen) == 0 && listen(s.fd(), 256) == 0) return s;
-    }
-  return Socket();
-}
 
 int port_of(int fd) {
   sockaddr_storage address{};
@@ -94,40 +36,6 @@ int port_of(int fd) {
   return ntohs(address.ss_family == AF_INET6
                    ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
                    : reinterpret_cast<const sockaddr_in&>(address).sin_port);
-}
-
-// Waits until a socket can be read or written; false after `until`.
-bool ready(int fd, short what, Clock::time_point until) {
-  for (;;) {
-    const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now()).count();
-    pollfd p{fd, what, 0};
-    const int n = poll(&p, 1, static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30)));
-    if (n > 0) return true;
-    if (n == 0 || errno != EINTR) return false;
-  }
-}
-
-// ---- Frames: a length, then as many bytes
-
-std::string framed(const std::string& text) {
-  const uint32_t size = htonl(static_cast<uint32_t>(text.size()));
-  return std::string(reinterpret_cast<const char*>(&size), 4) + text;
-}
-
-std::string field(const std::string& text) { return framed(text); }
-
-// The next frame at the front of what has come in; nothing: it is not complete. Throws if it is
-// larger than `most`.
-std::optional<std::string> take_frame(std::string* in, uint32_t most) {
-  if (in->size() < 4) return std::nullopt;
-  uint32_t size;
-  std::memcpy(&size, in->data(), 4);
-  size = ntohl(size);
-  if (size > most) throw std::runtime_error("a message that is too long");
-  if (in->size() < 4 + size_t{size}) return std::nullopt;
-  std::string frame = in->substr(4, size);
-  in->erase(0, 4 + size_t{size});
-  return frame;
 }
 
 // [field] of a request behind its first byte.
@@ -141,81 +49,6 @@ std::vector<std::string> fields_of(std::string request) {
   }
   return list;
 }
-
-// A connection that blocks, for clients.
-class Line {
- public:
-  Line(const std::string& host, int port, const std::string& token, milliseconds patience) {
-    const auto until = Clock::now() + patience;
-    for (;;) {
-      const Addresses found(host, port, 0);
-      for (const addrinfo* a = found.list; a != nullptr; a = a->ai_next)
-        if (try_connect(*a, token, until)) return;
-      if (Clock::now() >= until || refused_)
-        throw std::runtime_error(refused_ ? "it does not take our token" : "nobody answers");
-      std::this_thread::sleep_for(milliseconds(50));
-    }
-  }
-  int fd() const { return socket_.fd(); }
-
-  void send(const std::string& text, Clock::time_point until) {
-    const std::string all = framed(text);
-    for (size_t at = 0; at < all.size();) {
-      const ssize_t n = ::send(fd(), all.data() + at, all.size() - at, MSG_NOSIGNAL);
-      if (n > 0) {
-        at += static_cast<size_t>(n);
-      } else if (errno != EINTR && (errno != EAGAIN || !ready(fd(), POLLOUT, until))) {
-        throw std::runtime_error("the connection was closed");
-      }
-    }
-  }
-  std::string receive(Clock::time_point until) {
-    for (;;) {
-      if (auto frame = take_frame(&in_, kMaxFrame)) return *frame;
-      if (!ready(fd(), POLLIN, until)) throw std::runtime_error("no answer");
-      if (!read_some()) throw std::runtime_error("the connection was closed");
-    }
-  }
-  // Reads what is there; false at the end.
-  bool read_some() {
-    char buffer[1 << 14];
-    const ssize_t n = recv(fd(), buffer, sizeof buffer, MSG_DONTWAIT);
-    if (n > 0) in_.append(buffer, static_cast<size_t>(n));
-    return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
-  }
-  std::optional<std::string> take() { return take_frame(&in_, kMaxFrame); }
-
- private:
-  bool try_connect(const addrinfo& a, const std::string& token, Clock::time_point until) {
-    Socket s(socket(a.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (s.fd() < 0) return false;
-    const int yes = 1;
-    setsockopt(s.fd(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    if (connect(s.fd(), a.ai_addr, a.ai_addrlen) != 0) {
-      if (errno != EINPROGRESS || !ready(s.fd(), POLLOUT, until)) return false;
-      int error = 0;
-      socklen_t length = sizeof error;
-      getsockopt(s.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
-      if (error != 0) return false;
-    }
-    socket_ = std::move(s);
-    in_.clear();
-    try {
-      send(kHello + token, until);
-      if (receive(std::min(until, Clock::now() + kHelloTime)) == "welcome") return true;
-      refused_ = true;
-    } catch (const std::runtime_error&) {
-      // Closed at once: the server does not know the token, or is about to end.
-      if (++closed_ >= 3) refused_ = true;
-    }
-    return false;
-  }
-
-  Socket socket_;
-  std::string in_;
-  bool refused_ = false;
-  int closed_ = 0;
-};
 
 milliseconds beat_interval() {
   return std::clamp(hang_limit() / 10, milliseconds(20), milliseconds(1000));
@@ -460,20 +293,20 @@ class Client final : public c10d::Store {
       : c10d::Store(patience), line_(host, port, token, patience) {}
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    ask("S" + field(key) + field(std::string(value.begin(), value.end())));
+    ask("S" + framed(key) + framed(std::string(value.begin(), value.end())));
   }
   std::vector<uint8_t> get(const std::string& key) override {
     wait({key}, timeout_);
-    const std::string answer = ask("G" + field(key));
+    const std::string answer = ask("G" + framed(key));
     return {answer.begin() + 1, answer.end()};
   }
   int64_t add(const std::string& key, int64_t value) override {
-    return std::atoll(ask("A" + field(key) + field(std::to_string(value))).c_str());
+    return std::atoll(ask("A" + framed(key) + framed(std::to_string(value))).c_str());
   }
-  bool deleteKey(const std::string& key) override { return ask("D" + field(key)) == "+"; }
+  bool deleteKey(const std::string& key) override { return ask("D" + framed(key)) == "+"; }
   bool check(const std::vector<std::string>& keys) override {
     std::string request = "C";
-    for (const std::string& key : keys) request += field(key);
+    for (const std::string& key : keys) request += framed(key);
     return ask(request) == "+";
   }
   int64_t getNumKeys() override { return std::atoll(ask("N").c_str()); }
@@ -579,7 +412,7 @@ void Watch::start(int rank, const std::string& host, int port, const std::string
   const std::lock_guard lock(state.mutex);
   if (state.started) return;
   Line line(host, port, token, milliseconds(10000));
-  line.send("W" + field(std::to_string(rank)), Clock::now() + kHelloTime);
+  line.send("W" + framed(std::to_string(rank)), Clock::now() + kHelloTime);
   state.started = true;
   std::thread(watch, std::move(line)).detach();
 }

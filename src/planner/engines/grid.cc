@@ -219,8 +219,7 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
   options.global_batch = static_cast<int>(request.batch);
   options.fixed = fixed;
   options.memory = request.memory_limit;
-  options.zero = {0};
-  if (request.memory_limit) options.zero = {0, 1, 2, 3};
+  options.zero = request.memory_limit ? std::vector<int>{0, 1, 2, 3} : std::vector<int>{0};
   options.least_zero = true;
   options.interleave = {1, 2};
   for (int cp : kContext)
