@@ -32,11 +32,13 @@ def send_text(group, text):
     return bytes(body.cpu().numpy().tobytes()).decode()
 
 
-def _captured(step):
+def captured(step):
     """The graph of a step, and a Watch of what it took as constant."""
     reads = Reads()
     graph = capture_step(step, type(step.model).__name__, reads=reads)
-    return graph, Watch(step, reads, graph.outside)
+    watch = Watch(step, reads, graph.outside)
+    watch.of = hash(graph.text_without_model())
+    return graph, watch
 
 
 class Agreed:
@@ -53,7 +55,7 @@ def _agreed(group, make, step):
         with warnings.catch_warnings():
             if group.rank > 0:  # rank 0 says it
                 warnings.simplefilter("ignore")
-            graph, watch = _captured(step)
+            graph, watch = captured(step)
         if group.rank == 0:
             made, trial = make(graph)
             text = "plan" + json.dumps([made.devices, *made._made_for, trial and vars(trial)]) + "\n" + made._native.text()

@@ -1,10 +1,12 @@
 """capture(): one training step as a graph."""
 
+import collections
 import contextlib
 import gc
 import linecache
 import os
 import random
+import re
 import sys
 import warnings
 
@@ -18,6 +20,8 @@ from ._step import Step, replaced, unchanged
 _OWN = tuple(
     os.path.join(os.path.dirname(os.path.abspath(file)), "") for file in (__file__, torch.__file__)
 )
+
+_NEXT_STEPS, _NEXT_NODES = 8, 16000  # that are tried where a step changes attributes: how many, and nodes of them together
 
 _REMEDIES = (
     (
@@ -45,7 +49,24 @@ def _place_in_user_code(traceback):
     return place
 
 
-def _explained(error):
+def _place_of_backward(captured):
+    """The line whose backward pass fails; '' if that is not known. Runs the step again as torch's anomaly mode has it."""
+    with warnings.catch_warnings(record=True) as said, torch.autograd.detect_anomaly(check_nan=False):
+        warnings.simplefilter("always")
+        with contextlib.suppress(Exception):
+            captured()
+    lines = "\n".join(str(one.message) for one in said if "Traceback of forward call" in str(one.message)).splitlines()
+    places = [re.match(r' *File "(.*)", line (\d+), in ', line) for line in lines]
+    for found in reversed([place for place in places if place]):
+        file, line = found[1], int(found[2])
+        if file == __file__:
+            break
+        if not os.path.abspath(file).startswith(_OWN) and not file.startswith("<frozen"):
+            return f"{file}:{line}: {linecache.getline(file, line).strip()}"
+    return ""
+
+
+def _explained(error, captured):
     """What the user needs to know of an exception thrown while the step ran on Meta tensors; None: it is theirs."""
     text = str(error).split("\n")[0]
     if isinstance(error, CaptureError):
@@ -57,7 +78,7 @@ def _explained(error):
     else:
         return None
     text += "".join(remedy for sign, remedy in _REMEDIES if sign in text)
-    place = _place_in_user_code(error.__traceback__)
+    place = _place_in_user_code(error.__traceback__) or _place_of_backward(captured)
     return f"[capture] {place + ': ' if place else ''}{text}"
 
 
@@ -165,24 +186,42 @@ def _check_shared_memory(step, graph):
                     )
 
 
-def _check_next_step(graph, changes, captured):
-    """Refuses a step that leaves plain attributes behind with which the next step computes something else."""
+def _of_constants(value):
+    """Whether all tensors of an attribute follow from constants alone, such as a mask that is made once; while a step is captured."""
+    if isinstance(value, torch.Tensor):
+        return _motley.is_fixed(value)
+    if isinstance(value, dict):
+        return all(map(_of_constants, value.values()))
+    if isinstance(value, (list, tuple, set, collections.deque)):
+        return all(map(_of_constants, value))
+    return isinstance(value, (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device))
+
+
+def _check_next_steps(graph, changes, captured):
+    """Refuses a step that leaves attributes behind with which a later step computes something else, as far as tried."""
+    text, name, held = graph.text_without_model(), str(changes[0]), []
     different = "computes something else"
-    held = [(change.state, dict(change.state)) for change in changes]
-    for change in changes:
-        change.state[change.key] = change.new
     try:
-        different = "" if captured().text_without_model() == graph.text_without_model() else different
+        for number in range(max(1, min(_NEXT_STEPS, _NEXT_NODES // graph.nodes))):
+            for change in changes:
+                held.append((change.state, change.key in change.state, change.key, change.state.get(change.key)))
+                change.state[change.key] = change.new
+            later, changes = captured()
+            if later.text_without_model() != text:
+                break
+            if not changes:
+                return
+        else:
+            return
     except (RuntimeError, TypeError, ValueError, UserError) as error:
         different = f"fails ({str(error).splitlines()[0]})"
     finally:
-        for state, before in held:
-            state.clear()
-            state.update(before)
-    if different:
-        raise CaptureError(
-            f"[capture] {changes[0]}, and the next step {different}; change it between steps, or make it a buffer"
-        )
+        for state, there, key, before in reversed(held):
+            state[key] = before
+            if not there:
+                del state[key]
+    which = "the next step" if number == 0 else f"the step {number + 1} later"
+    raise CaptureError(f"[capture] {name}, and {which} {different}; change it between steps, or make it a buffer")
 
 
 def capture_step(step, name, samples=None, reads=None):
@@ -197,8 +236,18 @@ def capture_step(step, name, samples=None, reads=None):
     owners = named(step.parameters, [slot.tensor for slot in step.parameters])
     owners += named(step.buffers, [slot.tensor for slot in step.buffers]) + step.leaves
 
+    places = {(id(holder), key) for slot in step.parameters + step.buffers for holder, key in slot.places}
+    attributes, fixed = None, set()
+
     def run():
         loss = step.loss(leaves)
+        if step.buffers:
+            _rewrites.run_again()
+        fixed.update(
+            (id(change.state), change.key)
+            for change in attributes.changes()
+            if not change.plain and (id(change.state), change.key) not in places and _of_constants(change.new)
+        )
         changed = []
         for i, slot in enumerate(step.buffers):
             holder, key = slot.places[0]
@@ -210,18 +259,23 @@ def capture_step(step, name, samples=None, reads=None):
         return loss, changed, hooks.gradient
 
     def captured(run):
-        with _no_collection(), _noted(reads), unchanged(step.model, step.loss_fn) as attributes, replaced(step.parameters + step.buffers, parameters + buffers):
-            with torch.enable_grad(), _rewrites.active(owners[0][1].device, step.functions()), _torch.plain_attention(), hooks.recorded():
-                graph = _motley.capture(
-                    name,
-                    named(step.parameters, parameters),
-                    named(step.buffers, buffers),
-                    [(leaf, tensor) for (leaf, _), tensor in zip(step.leaves, leaves)],
-                    batch,
-                    run,
-                    owners,
-                )
-        return graph, attributes
+        """(graph, what the step changed of attributes and does not follow from constants)"""
+        nonlocal attributes
+        fixed.clear()
+        with _no_collection(), _noted(reads), unchanged(step.model, step.loss_fn) as attributes:
+            with replaced(step.parameters + step.buffers, parameters + buffers), torch.enable_grad(), _torch.plain_attention():
+                with _rewrites.active(owners[0][1].device, step.functions()), hooks.recorded():
+                    graph = _motley.capture(
+                        name,
+                        named(step.parameters, parameters),
+                        named(step.buffers, buffers),
+                        [(leaf, tensor) for (leaf, _), tensor in zip(step.leaves, leaves)],
+                        batch,
+                        run,
+                        owners,
+                    )
+            changes = [change for change in attributes.changes() if (id(change.state), change.key) not in fixed]
+        return graph, changes
 
     def traced():
         before = sys.gettrace()
@@ -233,9 +287,9 @@ def capture_step(step, name, samples=None, reads=None):
 
     text = None
     try:
-        graph, attributes = captured(run)
+        graph, changes = captured(run)
     except Exception as error:
-        text = _explained(error)
+        text = _explained(error, lambda: captured(run))
         if text is None:
             raise
     if watch.happened():
@@ -258,9 +312,9 @@ def capture_step(step, name, samples=None, reads=None):
             "[capture] the model calls backward() in its forward pass, which would add to gradients; use torch.autograd.grad"
         )
     _check_shared_memory(step, graph)
-    if attributes and all(change.plain for change in attributes):
-        _check_next_step(graph, attributes, lambda: captured(run)[0])
-    for change in attributes:
+    if changes:
+        _check_next_steps(graph, changes, lambda: captured(run))
+    for change in changes:
         if change.plain:
             warnings.warn(
                 f"[capture] {change}; a graph does not repeat this, so make it a buffer if later steps depend on it", stacklevel=3

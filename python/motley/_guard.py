@@ -14,7 +14,7 @@ import warnings
 
 import torch
 
-from ._agree import send_text
+from ._agree import captured, send_text
 from ._eager import Draws, plain_step
 from ._errors import MismatchError, UserError
 
@@ -241,6 +241,9 @@ class Check:
         held = self.run.worker
         buffers = {slot.name: held.buffer(slot.name) for slot in step.buffers if held.holds("buffer", slot.name)}
         outcome, exact, skipped = self._first() if rank_0 else (None, True, "")
+        refusal = send_text(self.group, self._moved_on())
+        if refusal:
+            raise UserError(refusal)
         skipped = send_text(self.group, skipped)
         if skipped:
             return Report(skipped=skipped)
@@ -274,15 +277,38 @@ class Check:
         ]  # fmt: skip
         if suspects:
             steady, *explained = self._explained(outcome, trained, watched, eps)
+            self._moved_on()
             if not steady:
-                return Report([("the loss", "is another one each time the plain model runs; it reads something that changes, such as the time or "
-                                "random numbers that are not torch's: pass that as an input")])  # fmt: skip
+                raise UserError(
+                    f"[verify] step {self.number}: the loss is another one each time the plain model runs; it reads something that changes, such "
+                    "as the time or random numbers that are not torch's: pass that as an input"
+                )
             suspects = [at for at in suspects if not judged[at][1] <= _SLACK * explained[at] * (2 ** 0.5 if at else 1)]
         found = [self._words(judged[at], at, loss, plain, limit, len(trained)) for at in suspects] + structural
         (exact,) = self._from_rank_0([float(exact)], 1)
         if found and not exact:
             return Report(skipped="the plain model draws random numbers in another order than the plan")
         return Report(found)
+
+    def _moved_on(self):
+        """Rank 0 alone: takes what the eager step changed of what it reads, such as a hook's log, as it is now; a refusal in words
+        where the next step would compute something else."""
+        run = self.dist._run
+        changes = run.watch.changes() if self.group.rank == 0 else []
+        if not changes:
+            return ""
+        try:
+            _, watch = captured(run.step)
+            same = watch.of == run.watch.of
+        except UserError:
+            same = False
+        if not same:
+            return (
+                f"[verify] the forward pass changes what it reads ({changes[0]}), so that the next step computes something else; "
+                "change it between steps, or make it a buffer"
+            )
+        run.watch = watch
+        return ""
 
     @staticmethod
     def _moved(slot, outcome):

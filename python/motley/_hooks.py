@@ -44,6 +44,7 @@ class Hooks:
     def recorded(self):
         """Watches hooks that the forward pass registers, and those of modules."""
         plain, hooks = torch.Tensor.register_hook, self
+        registered = {key: list(of) for key, of in self.of.items()}
 
         def register_hook(tensor, hook):
             if id(tensor) in hooks.of:
@@ -66,6 +67,7 @@ class Hooks:
             yield
         finally:
             torch.Tensor.register_hook = plain
+            self.of = registered
             for table, key, hook in before:
                 table[key] = hook
 

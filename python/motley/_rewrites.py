@@ -159,6 +159,36 @@ def _setitem(self, index, value):
     return _set(self, _indices(index), value)
 
 
+_checkpointed = []  # (function, arguments, options, autocast) of the step that is captured, in order
+
+
+def _autocast():
+    return torch.is_autocast_enabled(), torch.is_autocast_cpu_enabled()
+
+
+def _set_autocast(state):
+    torch.set_autocast_enabled(state[0])
+    torch.set_autocast_cpu_enabled(state[1])
+
+
+def _note(function, arguments, options, result=None):
+    tensors = [result] if isinstance(result, torch.Tensor) else result if isinstance(result, (tuple, list)) else []
+    tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    if torch.is_grad_enabled() and (not tensors or any(tensor.requires_grad for tensor in tensors)):
+        _checkpointed.append((function, arguments, options, _autocast()))
+
+
+def run_again():
+    """Checkpointed functions once more, as a backward pass runs them: for what they do to buffers. The last is the first."""
+    functions, before = list(reversed(_checkpointed)), _autocast()
+    _checkpointed.clear()
+    with torch.no_grad():
+        for function, arguments, options, autocast in functions:
+            _set_autocast(autocast)
+            function(*arguments, **options)
+    _set_autocast(before)
+
+
 class _CheckpointFunction:
     """In the place of torch.utils.checkpoint.CheckpointFunction: what is computed again is the plan's business."""
 
@@ -166,7 +196,9 @@ class _CheckpointFunction:
     def apply(function, preserve_rng_state, *arguments):
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return function(*arguments)
+            result = function(*arguments)
+            _note(function, arguments, {})
+            return result
         # As torch has it: without an input that takes a gradient nothing inside gets one.
         torch.utils.checkpoint.check_backward_validity(arguments)
         with torch.no_grad():
@@ -252,7 +284,7 @@ def _replacements():
         # Arguments are checked by their numbers.
         (torch.distributions.Distribution, "_validate_args", False),
         (torch.utils.checkpoint.CheckpointFunction, "apply", _CheckpointFunction.apply),
-    ] + _torch.checkpoint_replacements()
+    ] + _torch.checkpoint_replacements(_note)
 
 
 def _scopes(functions):
@@ -284,6 +316,7 @@ def active(device, functions=()):
             setattr(place, name, replacement)
         yield
     finally:
+        _checkpointed.clear()
         for scope, name, old in named:
             scope[name] = old
         for place, name, old in reversed(before):

@@ -1,5 +1,6 @@
 """One training step of a user's model: its tensors by name, its inputs as a tree, and how to run it on other tensors."""
 
+import collections
 import contextlib
 import copy
 
@@ -162,6 +163,7 @@ def slots_of(model, loss_fn=None):
 
 
 _PLAIN = (int, float, bool, str, type(None))
+_CONTAINERS = (list, set, collections.deque)
 
 
 class Change:
@@ -172,51 +174,92 @@ class Change:
         self.plain = _is_plain(old) and _is_plain(new)
 
     def __str__(self):
-        return f"{self.kind}.{self.key} changes from {self.old!r} to {self.new!r} in the forward pass"
+        return f"{self.kind}.{self.key} changes from {_said(self.old)} to {_said(self.new)} in the forward pass"
 
 
 def _is_plain(value):
-    if type(value) in (list, set, tuple):
+    if type(value) in (*_CONTAINERS, tuple):
         return all(type(v) in _PLAIN for v in value)
     if isinstance(value, dict):
         return all(type(v) in _PLAIN for v in value.values())
     return type(value) in _PLAIN
 
 
-@contextlib.contextmanager
-def unchanged(model, loss_fn=None):
-    """Undoes what a forward pass does to the attributes of the modules of a model and its loss.
+def _said(value):
+    if _is_plain(value):
+        return repr(value)
+    if isinstance(value, (*_CONTAINERS, tuple, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
-    Yields a list, filled at the end with the Changes; tables of parameters, buffers and modules are not attributes.
+
+def _content_changed(before, now):
+    if _is_plain(before) and _is_plain(now):
+        return before != now
+    if len(before) != len(now):
+        return True
+    if isinstance(now, dict):
+        return any(key not in before or before[key] is not value for key, value in now.items())
+    return any(a is not b for a, b in zip(before, now))
+
+
+class Attributes:
+    """Those of the modules of a model and its loss, as they are now, to find what a forward pass changes and to undo it.
+
+    Tables of parameters, buffers and modules are no attributes.
     """
-    before, changes = [], []
-    for _, module in named_modules(model, loss_fn):
-        state = vars(module)
-        inside = {k: v.copy() if v else type(v)() for k, v in state.items() if type(v) in (list, set) or isinstance(v, dict)}
-        before.append((state, dict(state), inside, type(module).__name__))
-    try:
-        yield changes
-    finally:
-        for state, attributes, inside, kind in before:
+
+    def __init__(self, model, loss_fn=None):
+        self.before = []
+        for _, module in named_modules(model, loss_fn):
+            state = vars(module)
+            inside = {
+                k: v.copy() if v or type(v) is collections.deque else type(v)()
+                for k, v in state.items()
+                if type(v) in _CONTAINERS or isinstance(v, dict)
+            }
+            self.before.append((state, dict(state), inside, type(module).__name__))
+
+    def changes(self):
+        """[Change]"""
+        changes = []
+        for state, attributes, inside, kind in self.before:
             for key, old in attributes.items():
                 new = state.get(key)
                 if new is not old and (not _is_plain(old) or not _is_plain(new) or new != old):
                     changes.append(Change(kind, state, key, old, new))
             for key, content in inside.items():
                 now = state.get(key)
-                if now is attributes[key] and not key.startswith("_") and _is_plain(content) and _is_plain(now) and content != now:
+                if now is attributes[key] and not key.startswith("_") and _content_changed(content, now):
                     changes.append(Change(kind, state, key, content, now.copy()))
             for key in state.keys() - attributes.keys():
                 changes.append(Change(kind, state, key, None, state[key]))
+        return changes
+
+    def undo(self):
+        for state, attributes, inside, _ in self.before:
             state.clear()
             state.update(attributes)
             for key, content in inside.items():
                 container = state[key]
                 if type(container) is list:
                     container[:] = content
+                    continue
+                container.clear()
+                if type(container) is collections.deque:
+                    container.extend(content)
                 else:
-                    container.clear()
                     container.update(content)
+
+
+@contextlib.contextmanager
+def unchanged(model, loss_fn=None):
+    """Undoes what a forward pass does to the attributes of the modules of a model and its loss; yields the Attributes."""
+    attributes = Attributes(model, loss_fn)
+    try:
+        yield attributes
+    finally:
+        attributes.undo()
 
 
 @contextlib.contextmanager
@@ -242,6 +285,12 @@ class Step:
             raise UserError(f"[capture] the model is a {type(model).__name__}; give a torch.nn.Module")
         if loss_fn is not None and not callable(loss_fn):
             raise UserError(f"[capture] loss_fn is a {type(loss_fn).__name__}; give a function of (output, targets)")
+        for path, module in named_modules(model, loss_fn):
+            if isinstance(module, torch.jit.ScriptModule):
+                raise UserError(
+                    f"[capture] {f'module {path}' if path else 'the model'} was compiled by torch.jit, whose tensors cannot be exchanged; give "
+                    "the module that it was compiled from"
+                )
         self.model, self.loss_fn = model, loss_fn
         inputs, targets, self.has_targets = split_example(example_inputs)
         self.constants = constants_of(inputs, "inputs") + constants_of(targets, "targets")

@@ -38,19 +38,25 @@ def plain_attention():
 without_subclasses = getattr(torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
 
 
-def checkpoint_replacements():
-    """What runs functions that torch.utils.checkpoint takes without use_reentrant, and nothing else: _rewrites.active."""
+def checkpoint_replacements(note):
+    """What runs functions that torch.utils.checkpoint takes without use_reentrant, and nothing else: _rewrites.active.
+
+    `note(function, arguments, options, result)` is told of each; without a result where it is not known.
+    """
     module = torch.utils.checkpoint
     if VERSION < (2, 1):
 
         def plainly(function, preserve_rng_state=True, *arguments, **options):
             options.pop("context_fn", None)
-            return function(*arguments, **options)
+            result = function(*arguments, **options)
+            note(function, arguments, options, result)
+            return result
 
         return [(module, "_checkpoint_without_reentrant", plainly)]
 
-    def once(*_, **__):  # before the function and after it
-        yield
+    def once(function, preserve_rng_state=True, context_fn=None, determinism_check=None, debug=None, *arguments, **options):
+        yield  # before the function
+        note(function, arguments, options)  # and after it
 
     return [(module, "_checkpoint_without_reentrant_generator", once)]
 

@@ -5,6 +5,7 @@ a configuration, globals, variables of enclosing functions, flags. While a step 
 them at every later step, by identity wherever that suffices and in one call, so that a step pays some ten nanoseconds for each.
 """
 
+import collections
 import contextlib
 import os
 import sys
@@ -17,6 +18,7 @@ import torch
 from . import _motley
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
+_CODE = (type, types.ModuleType, types.BuiltinFunctionType, property, staticmethod, classmethod)
 _DEPTH, _MOST = 5, 20000  # of nested objects, of entries
 _BYTES = 1 << 15  # of constants whose numbers are compared in one step
 _MISSING = object()
@@ -88,6 +90,8 @@ class Watch:
         self._sizes, self._size_labels = [], []  # (container, length)
         self._versions, self._version_labels = [], []  # (tensor, version)
         self._arrays = []  # (numpy array, bytes, label)
+        self._copies = []  # (dict, copy, label)
+        self._classes = {}  # class: its table
         self._seen = set()
         self._ambient, self._still = _ambient(), None
         known = {id(slot.tensor) for slot in step.parameters + step.buffers}
@@ -115,20 +119,25 @@ class Watch:
             if key in state:
                 self._size(state[key], f"the hooks ({key}) of {label}")
         for table in ("_modules", "_parameters", "_buffers"):
-            self._size(state[table], f"{table} of {label}")
-        for key in state["_modules"]:
-            self._entry(state["_modules"], key, label)
+            if isinstance(state.get(table), dict):  # those of compiled modules are no dicts, and fixed
+                self._size(state[table], f"{table} of {label}")
+                for key in state[table] if table == "_modules" else ():
+                    self._entry(state[table], key, label)
         for (_, name), part in reads.attributes.items():
             if part is not module or name in _MODULE_FIELDS or (name.startswith("__") and name.endswith("__")):
                 continue
             if name in state:
                 self._field(state, name, label, 0)
                 continue
+            holders = [(state, label)]  # where it could be set, and would hide the one of a class
             for kind in type(module).__mro__:
+                if kind.__module__.split(".")[0] == "torch":
+                    break
+                holders.append((self._classes.setdefault(kind, vars(kind)), kind.__name__))
                 if name in vars(kind):
-                    if kind.__module__.split(".")[0] != "torch":
-                        self._entry(state, name, label)  # would hide the one of the class
-                        self._field(vars(kind), name, kind.__name__, 0)
+                    for holder, of in holders[:-1]:
+                        self._entry(holder, name, of)
+                    self._field(holders[-1][0], name, kind.__name__, 0)
                     break
 
     def _functions(self, reads):
@@ -148,11 +157,14 @@ class Watch:
                                 self._field(vars(value), inner, value.__name__, 0)
                 elif isinstance(value, type):
                     if _is_users(getattr(sys.modules.get(value.__module__), "__file__", None) or "<main>"):
+                        table = self._classes.setdefault(value, vars(value))
                         for inner in code.co_names:
-                            if inner in vars(value):
-                                self._field(vars(value), inner, value.__name__, 0)
+                            if inner in table:
+                                self._field(table, inner, value.__name__, 0)
                 else:
                     self._field(scope, name, scope.get("__name__", "global"), 0)
+        if any("environ" in code.co_names or "getenv" in code.co_names for code in codes):
+            self._copies.append((os.environ._data, dict(os.environ._data), "the environment (os.environ)"))
         closed = [code for code in codes if code.co_freevars]
         for function in gc.get_referrers(*closed) if closed else ():
             if isinstance(function, types.FunctionType) and function.__code__ in codes:
@@ -177,13 +189,10 @@ class Watch:
             self._value(value, label, depth + 1)
 
     def _field(self, holder, key, label, depth):
-        value = holder.get(key, _MISSING)
-        if isinstance(value, (property, types.FunctionType, staticmethod, classmethod, types.BuiltinFunctionType)) and not (
-            isinstance(value, types.FunctionType) and isinstance(holder, dict)
-        ):
-            return
         self._entry(holder, key, label)
-        self._value(value, f"{label}.{key}", depth + 1)
+        value = holder.get(key, _MISSING)
+        if isinstance(holder, dict) or not isinstance(value, types.FunctionType):  # methods run, and are known so
+            self._value(value, f"{label}.{key}", depth + 1)
 
     def _entry(self, holder, key, label):
         place = id(holder), key
@@ -213,7 +222,7 @@ class Watch:
                 self._version_labels.append(label)
         elif isinstance(value, torch.nn.Module):
             self._outside_module(value, label)
-        elif isinstance(value, (list, tuple, set, frozenset)):
+        elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
             items = list(value)
             if not isinstance(value, (tuple, frozenset)):
                 self._lists.append((value, items, all(isinstance(item, _PLAIN) for item in items)))
@@ -237,7 +246,7 @@ class Watch:
         elif type(value).__name__ == "partial" and hasattr(value, "keywords"):
             for part in (value.func, value.args, value.keywords):
                 self._value(part, label, depth + 1)
-        elif not isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
+        elif not isinstance(value, _CODE):
             for key in list(getattr(value, "__dict__", ()))[:1000]:
                 self._field(vars(value), key, label, depth)
 
@@ -254,7 +263,7 @@ class Watch:
     # ---- at every step --------------------------------------------------------------------------------------------
 
     def __len__(self):
-        return len(self._entries) + len(self._lists) + len(self._sizes) + len(self._versions) + len(self._arrays)
+        return len(self._entries) + len(self._lists) + len(self._sizes) + len(self._versions) + len(self._arrays) + len(self._copies)
 
     def changes(self):
         """What is not as it was, in words; an empty list is the usual case and cheap."""
@@ -266,6 +275,9 @@ class Watch:
                 container != type(container)(items) if plain else any(a is not b for a, b in zip(container, items))
             ):
                 found.append(f"{self._list_labels[at]} changed")
+        for table, before, label in self._copies:
+            if table != before:
+                found.append(f"{label} changed")
         for array, content, label in self._arrays:
             if array.tobytes() != content:
                 found.append(f"{label} was changed in place")

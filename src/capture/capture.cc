@@ -282,6 +282,11 @@ Capture capture(const std::string& name, const std::function<std::shared_ptr<Tra
 
 bool between_operators() { return current != nullptr && operators == 0; }
 
+bool is_fixed(const at::Tensor& tensor) {
+  MOTLEY_CHECK(current != nullptr);
+  return current->fixed(tensor);
+}
+
 std::vector<std::string> refused_ops() { return Recorder::refused(); }
 
 Capture capture(const MetaStep& step) {

@@ -73,6 +73,10 @@ Capture capture(const std::string& name, const std::function<std::shared_ptr<Tra
 // Whether this thread is in a step that is being captured, and in none of its operators.
 bool between_operators();
 
+// Whether a tensor follows from constants alone: from no parameter, buffer, input or random number
+// of the step that this thread captures.
+bool is_fixed(const at::Tensor& tensor);
+
 // The operators that capture refuses, by name: they read numbers, or change how memory is read.
 std::vector<std::string> refused_ops();
 

@@ -243,6 +243,10 @@ void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
   const bool lifts = info.handler == &Recorder::lift_fresh;
   const bool follows = phase == Phase::forward && !info.views && !info.shaped;
   c10::IValue* args = arguments(info, stack);
+  const bool averages = info.handler == &Recorder::batch_norm && args[5].toBool();
+  const auto is_written = [&](size_t i) {
+    return static_cast<int>(i) == info.written || (averages && (i == 3 || i == 4));
+  };
   for (size_t i = 0; i < info.op.args.size(); i++) {
     const ArgKind kind = info.op.args[i].kind;
     if (kind == ArgKind::device) {
@@ -251,7 +255,7 @@ void Recorder::handle(const c10::OperatorHandle& handle, Stack* stack) {
       const at::Tensor& t = args[i].toTensor();
       if (t.defined() && !t.is_meta() && !is_literal(t))
         args[i] = lifts ? adopt(t, info.name, true) : adopt_operand(info, args, i);
-      else if (t.defined() && follows && static_cast<int>(i) != info.written)
+      else if (t.defined() && follows && !is_written(i))
         args[i] = detached(t, info.name);
     } else if (recording && (kind == ArgKind::tensors || kind == ArgKind::optional_tensors) &&
                args[i].isList()) {

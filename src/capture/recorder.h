@@ -131,6 +131,8 @@ class Recorder {
   ValueId value_of(const at::Tensor& tensor, const std::string& reader);
   // Whether a defined tensor was written to since.
   bool changed(const at::Tensor& tensor);
+  // Whether it follows from constants alone.
+  bool fixed(const at::Tensor& tensor);
   static std::vector<std::string> refused();
 
  private:

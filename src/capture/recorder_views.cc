@@ -5,6 +5,7 @@
 
 #include "capture/recorder.h"
 #include "core/error.h"
+#include "graph/op.h"
 
 namespace motley::recording {
 namespace {
@@ -126,6 +127,24 @@ int Recorder::add_view(Stored* stored, int parent, Geometry geometry, ViewOp op)
 bool Recorder::changed(const at::Tensor& tensor) {
   auto it = by_storage_.find(tensor.storage().unsafeGetStorageImpl());
   return it != by_storage_.end() && it->second->version > 0;
+}
+
+bool Recorder::fixed(const at::Tensor& tensor) {
+  const Place place = find(tensor);
+  if (!place) return !tensor.is_meta();
+  std::vector<ValueId> open = {value_at(place)};
+  std::vector<bool> seen(graph().values.size());
+  while (!open.empty()) {
+    const ValueId value = open.back();
+    open.pop_back();
+    if (seen[value.index]) continue;
+    seen[value.index] = true;
+    const Node& node = graph().node(graph().value(value).producer);
+    if (is_source(node) && node.op != "motley::constant") return false;
+    if (const OpDef* op = find_op(node.op); op != nullptr && op->random) return false;
+    for (ValueId v : graph().inputs_of(node)) open.push_back(v);
+  }
+  return true;
 }
 
 ValueId Recorder::value_of(const at::Tensor& tensor, const std::string& reader) {

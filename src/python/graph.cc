@@ -48,6 +48,7 @@ CapturedGraph capture_step(const std::string& name, Named parameters, Named buff
     return hooked(parameter, gradient).cast<at::Tensor>();
   };
   CapturedGraph graph;
+  torch::PyWarningHandler warnings;  // libtorch's become Python's
   try {
     // The autograd engine takes the lock by itself where it meets Python.
     py::gil_scoped_release unlocked;
@@ -241,6 +242,7 @@ void bind_graph(py::module_& m) {
 
   m.def("forget_casts", &forget_casts, "Where a region of torch.autocast ends.");
   m.def("between_operators", &between_operators);
+  m.def("is_fixed", &is_fixed);
   m.def("refused_ops", &refused_ops);
   m.def("op_table", [] {
     py::list list;

@@ -48,7 +48,11 @@ class Corpus(unittest.TestCase):
 
     def test_pipelines_have_stages(self):
         ran = self.ran("pipeline")
-        self.assertGreater(len(ran), 0.6 * len(self.report) / 2)
+        may = [
+            result for name, result in self.report.items()
+            if name.endswith("pipeline") and result["wanted"] in ("", "either") and "inexact" not in result
+        ]  # fmt: skip
+        self.assertGreater(len(ran), 0.6 * len(may))
         # The architectures are of all sizes, and one device or one stage is often faster for them.
         least = 0.15 if self.files == ["architectures"] else 0.5
         self.assertGreater(sum(result["stages"] > 1 and result["in_parts"] for result in ran), least * len(ran))

@@ -1,0 +1,257 @@
+"""What a step reads beside its tensors and changes on the way, and what it keeps for the next: followed or refused."""
+
+import collections
+import itertools
+import os
+import types
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from corpus import case
+
+
+def refused(words, engines=("spmd", "pipeline")):
+    return {engine: words for engine in engines}
+
+
+def labels(g):
+    return torch.randn(12, 6, generator=g), torch.randint(5, (12,), generator=g)
+
+
+class Net(nn.Module):
+    """forward is function(module, x); `parts` are its attributes."""
+
+    function = staticmethod(lambda m, x: m.head(torch.tanh(m.first(x))))
+
+    def __init__(self, function=None, **parts):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 5)
+        if function is not None:
+            self.function = function
+        for name, value in parts.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def net(function=None, **parts):
+    return Net(function, **parts), F.cross_entropy, labels
+
+
+def changing(change):
+    """A loop with change(model, i) before step i."""
+
+    def train(trainer, batches):
+        losses = []
+        for i, batch in enumerate(batches):
+            change(trainer.model, i)
+            loss = trainer(*batch)
+            loss.backward()
+            trainer.step()
+            losses.append(loss.item())
+        return losses
+
+    return train
+
+
+ACTIVATIONS = [torch.tanh, torch.relu, F.gelu, torch.sigmoid]
+
+
+# ---- changed between steps ----------------------------------------------------------------------------------------------
+
+
+@case(train=changing(lambda model, i: setattr(type(model), "scale", 1.0 + i)))
+def attribute_of_a_class():
+    class Base(Net):
+        scale = 1.0
+
+        def forward(self, x):
+            return self.scale * super().forward(x)
+
+    class Derived(Base):
+        pass
+
+    return Derived(), F.cross_entropy, labels
+
+
+@case(train=changing(lambda model, i: setattr(model, "act", ACTIVATIONS[i])))
+def function_of_torch():
+    return net(lambda m, x: m.head(m.act(m.first(x))), act=torch.tanh)
+
+
+@case(train=changing(lambda model, i: setattr(type(model), "act", staticmethod(ACTIVATIONS[i]))))
+def static_method():
+    class Static(Net):
+        act = staticmethod(torch.tanh)
+
+        def forward(self, x):
+            return self.head(self.act(self.first(x)))
+
+    return Static(), F.cross_entropy, labels
+
+
+@case(train=changing(lambda model, i: setattr(type(model), "helped", lambda self, x: (1 + i) * x)))
+def method():
+    class Helped(Net):
+        def helped(self, x):
+            return x
+
+        def forward(self, x):
+            return self.helped(super().forward(x))
+
+    return Helped(), F.cross_entropy, labels
+
+
+@case(train=changing(lambda model, i: setattr(model, "forward", types.MethodType(lambda m, x: m.head(m.first(x)) * (i + 1), model))))
+def forward_pass():
+    return net()
+
+
+@case(train=changing(lambda model, i: os.environ.__setitem__("MOTLEY_TEST_SCALE", str(1 + i))))
+def environment():
+    os.environ["MOTLEY_TEST_SCALE"] = "1"
+    return net(lambda m, x: float(os.environ["MOTLEY_TEST_SCALE"]) * m.head(torch.tanh(m.first(x))))
+
+
+@case(train=changing(lambda model, i: model.scales.append(model.scales.popleft())))
+def queue_of_numbers():
+    return net(lambda m, x: m.head(torch.tanh(m.first(x))) * m.scales[0], scales=collections.deque([1.0, 2.0, 0.5]))
+
+
+# ---- kept for the next step ---------------------------------------------------------------------------------------------
+
+
+def averaged(m, x):
+    h = torch.tanh(m.first(x))
+    m.kept = h.mean(0).detach() if m.kept is None else 0.5 * m.kept + 0.5 * h.mean(0).detach()
+    return m.head(h + m.kept)
+
+
+@case(refused=refused(r"Net.kept changes from None to a tensor \[16\] .* next step fails"))
+def tensor_that_is_none_first():
+    return net(averaged, kept=None)
+
+
+def remembered(m, x):
+    h = torch.tanh(m.first(x))
+    m.kept.append(h.detach())
+    return m.head(h + sum(m.kept) / len(m.kept))
+
+
+@case(refused=refused("Net.kept changes"))
+def tensors_in_a_list():
+    return net(remembered, kept=[])
+
+
+@case(refused=refused("Net.kept changes"))
+def tensors_in_a_queue():
+    return net(remembered, kept=collections.deque(maxlen=2))
+
+
+def counted(m, x):
+    m.calls += 1
+    return m.head(torch.tanh(m.first(x))) * (2.0 if m.calls % 3 == 0 else 1.0)
+
+
+@case(refused=refused("Net.calls changes from 0 to 1 .* the step 2 later computes something else"))
+def number_that_matters_later():
+    return net(counted, calls=0)
+
+
+@case(refused=refused("forward pass changes what it reads"))
+def number_in_a_closure():
+    calls = [0]
+
+    def function(m, x):
+        calls[0] += 1
+        return m.head(torch.tanh(m.first(x))) * calls[0]
+
+    return net(function)
+
+
+@case(refused=refused("another one each time"))
+def iterator():
+    return net(lambda m, x: m.head(torch.tanh(m.first(x))) * next(m.numbers), numbers=itertools.count(1))
+
+
+@case(refused=refused("compiled by torch.jit"))
+def compiled_part():
+    return net(lambda m, x: m.head(m.part(m.first(x))), part=torch.jit.script(nn.Tanh()))
+
+
+@case()
+def mask_made_once():
+    def function(m, x):
+        if m.mask is None:
+            m.mask = torch.triu(torch.ones(16, 16)) / 4
+        if 16 not in m.tables:
+            m.tables[16] = torch.arange(16.0).cos()
+        return m.head(torch.tanh(m.first(x)) @ m.mask + m.tables[16])
+
+    return net(function, mask=None, tables={})
+
+
+@case()
+def activations_are_kept_and_not_read():
+    def function(m, x):
+        m.last = torch.tanh(m.first(x))
+        m.seen.append(m.last.detach())
+        return m.head(m.last)
+
+    return net(function, last=None, seen=[])
+
+
+@case()
+def hook_that_keeps_a_log():
+    log, latest = [], {}
+    model, loss_fn, batch = net()
+    model.first.register_forward_hook(lambda module, inputs, output: log.append(output.detach()))
+    model.head.register_forward_hook(lambda module, inputs, output: latest.update(head=output.detach()))
+    return model, loss_fn, batch
+
+
+# ---- buffers that a step changes more than once -------------------------------------------------------------------------
+
+
+def normalised():
+    return {"norm": nn.BatchNorm1d(16, momentum=0.3)}
+
+
+@case()
+def batch_normalisation_recomputed():
+    return net(lambda m, x: m.head(checkpoint(lambda y: torch.relu(m.norm(m.first(y))), x, use_reentrant=False)), **normalised())
+
+
+@case()
+def batch_normalisation_recomputed_reentrantly():
+    return net(lambda m, x: m.head(checkpoint(lambda y: torch.relu(m.norm(m.second(y))), m.first(x))), **normalised())
+
+
+@case()
+def batch_normalisation_recomputed_twice():
+    def function(m, x):
+        def part(y):
+            return torch.tanh(m.norm(m.second(y)))
+
+        return m.head(checkpoint(part, checkpoint(part, m.first(x), use_reentrant=False), use_reentrant=False))
+
+    return net(function, **normalised())
+
+
+@case()
+def batch_normalisation_called_twice():
+    return net(lambda m, x: m.head(torch.relu(m.norm(m.first(x))) + m.norm(m.first(x * 0.5 + 1))), **normalised())
+
+
+@case()
+def batch_normalisation_without_gradients_first():
+    def function(m, x):
+        with torch.no_grad():
+            m.norm(m.first(2 * x))
+        return m.head(m.norm(m.first(x)))
+
+    return net(function, **normalised())
