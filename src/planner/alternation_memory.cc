@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "cost/overlap.h"
 #include "planner/alternation_search.h"
+#include "spmd/least_memory.h"
 #include "spmd/recompute.h"
 
 namespace motley::planner {
@@ -35,6 +36,7 @@ bool AlternationSearch::holds_state() {
   const Graph& graph = theory_.graph();
   Bytes state = 0, capacity = 0;
   for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, options_.optimizer);
+  const Bytes least = options_.recompute ? state : least_memory(graph, options_.optimizer);
   for (int d = 0; d < cluster.size(); ++d) capacity += cluster.type_of(d).memory;
   if (options_.restriction == Restriction::data_parallel) {
     for (const DeviceType& t : cluster.types)
@@ -45,7 +47,14 @@ bool AlternationSearch::holds_state() {
             format_bytes(state), format_bytes(t.memory));
     return best_.reason.empty();
   }
-  if (state <= capacity) return true;
+  if (least <= capacity) return true;
+  if (state <= capacity) {
+    best_.reason = fmt::format(
+        "state and what the backward pass reads of the forward pass take {} and all devices "
+        "together have {}",
+        format_bytes(least), format_bytes(capacity));
+    return false;
+  }
   best_.reason = fmt::format(
       "parameters, gradients and optimizer state take {} and all devices together have {}; even "
       "cut in proportion to memory",

@@ -33,8 +33,8 @@ EngineResult one_program(const PlanOptions& o, const Cluster& c, const GraphOf& 
 EngineResult grid_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
   return plan_grid(o, c, g, grid::parse_fixed(o.fix));
 }
-EngineResult pipeline_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
-  return plan_pipeline(o, c, g);
+EngineResult pipeline_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds known) {
+  return plan_pipeline(o, c, g, known);
 }
 EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds known) {
   VirtualDevices wanted = o.virtual_devices;

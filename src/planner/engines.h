@@ -81,9 +81,11 @@ EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster
 // The search of pipeline/search.h over micro-batch sizes, numbers of pipelines, orders of
 // sub-clusters, stages and sub-meshes, on all sub-clusters or without some. The time of a stage on
 // a mesh is the sum over its layers, each at its share of the program that the SPMD engine finds
-// for it and its neighbours on that mesh; the best plans found are then planned stage by stage.
+// for it and its neighbours on that mesh; the best plans found are then planned stage by stage. What
+// seems to take much longer than `known`, the step of another engine's plan, is not looked for.
 EngineResult plan_pipeline(const PlanOptions& options, const Cluster& cluster,
-                           const GraphOf& graph_of);
+                           const GraphOf& graph_of,
+                           Seconds known = std::numeric_limits<Seconds>::infinity());
 
 // The devices of every kind of sub-mesh that the pipeline engine may give a stage: the first ones
 // of each sub-cluster of equal devices in equal nodes.

@@ -14,7 +14,8 @@ namespace motley::planner {
 
 namespace {
 
-constexpr int kAttempts = 4;  // to fit a stage's program into the memory that is left
+constexpr int kAttempts = 4;             // to fit a stage's program into the memory that is left
+constexpr int64_t kFittingStates = 200;  // of these searches: where bytes have a price many tie
 // Times the time of the best program.
 constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
 
@@ -91,6 +92,7 @@ Planned StagePrograms::search(const StageTask& task, const CostModel& model, boo
   AlternationOptions options = search_.options(task.micro_batches, warm);
   options.memory_limit = memory_limit;
   options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
+  if (memory_limit) options.limits.max_states = std::min(options.limits.max_states, kFittingStates);
   if (lean) options.restriction = spmd::Restriction::zero;
   return search_.find(*task.theory, model, std::move(options), memory_price);
 }

@@ -166,9 +166,7 @@ std::vector<int> layers_of_blocks(const PlanBuilder& builder, const std::vector<
 EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of,
                        const grid::Fixed& fixed_choices) {
   const auto start = std::chrono::steady_clock::now();
-  EngineResult result;
-  result.engine = "grid";
-  result.record = request.record;
+  EngineResult result{.engine = "grid", .record = request.record};
   grid::Fixed fixed = fixed_choices;
   if (!fixed.micro_batch && request.micro_batches.size() == 1)
     fixed.micro_batch = static_cast<int>(request.micro_batches[0]);

@@ -13,6 +13,7 @@
 // when planned stage by stage (bert:layers=12 on hap-64 was 12% slower with coarser layers).
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -34,6 +35,7 @@ constexpr int kComposed = 6;            // plans that are planned stage by stage
 constexpr int kUnequalComposed = 3;     // and those with stages in unequal devices
 constexpr double kUnequalWorth = 1.03;  // times the best plan's time that such a one may take
 constexpr double kWorth = 1.1;          // times the best plan's time that one may seem to take
+constexpr double kWorthKnown = 1.2;     // times the best plan's of other engines
 constexpr int kPool = 3;                // of one search
 constexpr int kMicroBatches = 128;      // most of a step that are tried
 constexpr int kOrdered = 6;             // most sub-clusters of which all orders are tried
@@ -46,8 +48,10 @@ constexpr double kGranularityGain = 0.002;  // of balance or time, for which fin
 
 class PipelineSearch {
  public:
-  PipelineSearch(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of)
+  PipelineSearch(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of,
+                 Seconds known)
       : request_(request),
+        known_(known),
         cluster_(cluster),
         step_(std::make_shared<BatchStep>(graph_of(request.batch), request.batch)),
         topology_(cluster),
@@ -355,8 +359,9 @@ class PipelineSearch {
     options.deadline = request_.limits.deadline;
     options.deadline.check();
     const double worth = unequal ? kUnequalWorth : kWorth;
+    options.worth = std::min(options.worth, kWorthKnown * known_);
     for (const Found& f : found_) options.worth = std::min(options.worth, worth * f.plan.objective);
-    if (!found_.empty() && request_.measured.empty()) {
+    if ((!found_.empty() || std::isfinite(known_)) && request_.measured.empty()) {
       options.memory_limit = false;
       options.pool = 0;
       result = pipeline::search(costs.problem(true), options);
@@ -498,6 +503,7 @@ class PipelineSearch {
   }
 
   PlanOptions request_;  // its deadline is that of what is being done
+  Seconds known_;        // the step of another engine's plan
   const Cluster& cluster_;
   std::shared_ptr<BatchStep> step_;
   net::Topology topology_;
@@ -532,8 +538,8 @@ std::vector<std::vector<int>> stage_meshes(const Cluster& cluster) {
 }
 
 EngineResult plan_pipeline(const PlanOptions& request, const Cluster& cluster,
-                           const GraphOf& graph_of) {
-  return PipelineSearch(request, cluster, graph_of).run();
+                           const GraphOf& graph_of, Seconds known) {
+  return PipelineSearch(request, cluster, graph_of, known).run();
 }
 
 }  // namespace motley::planner

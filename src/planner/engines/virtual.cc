@@ -121,9 +121,7 @@ std::vector<std::vector<int>> virtual_devices(const Cluster& cluster, int size) 
 
 EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
                           const GraphOf& graph_of, const VirtualDevices& wanted) {
-  EngineResult result;
-  result.engine = "virtual";
-  result.record = request.record;
+  EngineResult result{.engine = "virtual", .record = request.record};
   if (wanted.automatic && !slower_outside(cluster)) {
     result.reason =
         fmt::format("the machines of {} are joined as well as their devices", cluster.name);
@@ -172,8 +170,17 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
       // The least level of ZeRO at which it fits.
       std::string reason;
       std::unique_ptr<Plan> plan;
-      for (; composition.zero <= (request.memory_limit ? 2 : 0); ++composition.zero)
-        if ((plan = builder.compose(composition, "virtual", &reason))) break;
+      plan = builder.compose(composition, "virtual", &reason);
+      if (!plan && request.memory_limit) {
+        composition.zero = 2;
+        plan = builder.compose(composition, "virtual", &reason);
+        // Where most division does not help, less does not.
+        composition.zero = 1;
+        if (auto less = plan ? builder.compose(composition, "virtual", &reason) : nullptr)
+          plan = std::move(less);
+        else
+          composition.zero = 2;
+      }
       if (!plan) {
         if (result.candidates.empty()) result.reason = reason;
         continue;
