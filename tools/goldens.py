@@ -70,7 +70,8 @@ def ask(program, *words):
 def answer(program, model, cluster, batch, options):
     with tempfile.TemporaryDirectory() as folder:
         plan = pathlib.Path(folder, "plan.json")
-        words = ["plan", model, "--cluster", cluster, "--batch", str(batch), *shlex.split(options), "--json", "-o", str(plan)]
+        words = ["plan", model, "--cluster", cluster, "--batch", str(batch), "--time-limit", "600", *shlex.split(options)]
+        words += ["--json", "-o", str(plan)]
         text = ask(program, *words).replace(folder, "")
         if plan.exists():
             text += "== plan\n" + plan.read_text() + "\n== simulate\n" + ask(program, "simulate", str(plan), "--json").replace(folder, "")

@@ -443,6 +443,24 @@ const ReductionProgram& PlanBuilder::joint_reduction(const net::Groups& ranks, B
   return it->second;
 }
 
+std::unique_ptr<Plan> PlanBuilder::compose_divided(Composition* composition, int most,
+                                                   const std::string& engine, std::string* reason) {
+  const std::vector<ReplicaChoice>& replicas = composition->replicas;
+  for (const ReplicaChoice& replica : replicas)  // these cannot divide gradients
+    if (replica.micro_batches != replicas[0].micro_batches) most = std::min(most, 1);
+  const int least = composition->zero;
+  if (auto plan = compose(*composition, engine, reason); plan || most <= least) return plan;
+  // Where most division does not help, less does not.
+  composition->zero = most;
+  std::unique_ptr<Plan> plan = compose(*composition, engine, reason);
+  for (int level = least + 1; plan && level < most; ++level) {
+    composition->zero = level;
+    if (auto less = compose(*composition, engine, reason)) return less;
+  }
+  composition->zero = most;
+  return plan;
+}
+
 std::unique_ptr<Plan> PlanBuilder::compose(const Composition& composition,
                                            const std::string& engine, std::string* reason) {
   return Composer(this, composition, engine).run(reason);

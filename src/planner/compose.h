@@ -35,6 +35,11 @@ class PlanBuilder : public LayeredGraph {
   std::unique_ptr<Plan> compose(const Composition& composition, const std::string& engine,
                                 std::string* reason);
 
+  // The plan at the least level of ZeRO from the composition's own to `most` at which it fits, which
+  // the composition then has; nothing and the reason if there is none.
+  std::unique_ptr<Plan> compose_divided(Composition* composition, int most,
+                                        const std::string& engine, std::string* reason);
+
   int planned() const { return search().count(); }  // program searches
   // Whether the best program of some stage did not fit into memory.
   bool limited() const { return programs_.limited(); }

@@ -74,7 +74,8 @@ class OnePlanner(unittest.TestCase):
                 with self.subTest(words=words):
                     ours = motley.plan(graph, names[1], **options)
                     ours.save(names[3])
-                    command = [PROGRAM, "plan", names[0], "--cluster", names[1], "--batch", "16", "-o", names[2], *words.split()]
+                    command = [PROGRAM, "plan", names[0], "--cluster", names[1], "--batch", "16", "--time-limit", "600", "-o", names[2],
+                               *words.split()]
                     subprocess.run(command, check=True, capture_output=True)
                     plans = []
                     for name in names[2:]:

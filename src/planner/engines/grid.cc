@@ -278,10 +278,9 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
     const int least = s.zero == 3 ? 3 : fixed.zero.value_or(0),
               most = any && request.memory_limit ? 2 : least;
     composition.try_zero = any;
+    composition.zero = least;
     std::string reason;
-    std::unique_ptr<Plan> plan;
-    for (composition.zero = least; composition.zero <= most; ++composition.zero)
-      if ((plan = own.compose(composition, "grid", &reason))) break;
+    std::unique_ptr<Plan> plan = own.compose_divided(&composition, most, "grid", &reason);
     if (!plan) {
       if (result.candidates.empty()) result.reason = reason;
       return false;

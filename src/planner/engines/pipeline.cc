@@ -461,12 +461,9 @@ class PipelineSearch {
       note += fmt::format(" on {} of {} devices", devices, cluster_.size());
     if (!seen_.insert(note + kinds).second) return false;
     std::string reason;
-    std::unique_ptr<Plan> plan;
-    // The least level of ZeRO at which it fits.
     PlanBuilder& builder = *builders_.at(found.micro_batch);
     const int most = request_.memory_limit && found.plan.pipelines > 1 ? 2 : 0;
-    for (; composition.zero <= most; ++composition.zero)
-      if ((plan = builder.compose(composition, "pipeline", &reason))) break;
+    std::unique_ptr<Plan> plan = builder.compose_divided(&composition, most, "pipeline", &reason);
     // With room for as many micro-batches in flight as the search counted on, where that is faster.
     if (plan && builder.limited()) {
       Composition roomy = composition;

@@ -167,20 +167,9 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
         for (const std::vector<int>& d : devices) replica.stages[0].devices.push_back(d[i]);
         composition.replicas.push_back(std::move(replica));
       }
-      // The least level of ZeRO at which it fits.
       std::string reason;
-      std::unique_ptr<Plan> plan;
-      plan = builder.compose(composition, "virtual", &reason);
-      if (!plan && request.memory_limit) {
-        composition.zero = 2;
-        plan = builder.compose(composition, "virtual", &reason);
-        // Where most division does not help, less does not.
-        composition.zero = 1;
-        if (auto less = plan ? builder.compose(composition, "virtual", &reason) : nullptr)
-          plan = std::move(less);
-        else
-          composition.zero = 2;
-      }
+      std::unique_ptr<Plan> plan =
+          builder.compose_divided(&composition, request.memory_limit ? 2 : 0, "virtual", &reason);
       if (!plan) {
         if (result.candidates.empty()) result.reason = reason;
         continue;
