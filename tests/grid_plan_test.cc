@@ -12,6 +12,7 @@
 #include "graph/precision.h"
 #include "planner/engines.h"
 #include "runtime/trainer.h"
+#include "runtime/verify.h"
 #include "sim/simulate.h"
 
 namespace motley {

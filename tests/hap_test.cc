@@ -14,6 +14,7 @@
 #include "planner/program_plan.h"
 #include "reference/memory_graphs.h"
 #include "runtime/trainer.h"
+#include "runtime/verify.h"
 #include "shard/shares.h"
 
 namespace motley {

@@ -18,6 +18,7 @@
 #include "runtime/consistency.h"
 #include "runtime/derivative.h"
 #include "runtime/trainer.h"
+#include "runtime/verify.h"
 
 namespace motley {
 

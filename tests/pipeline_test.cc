@@ -25,7 +25,7 @@
 #include "runtime/eager.h"
 #include "runtime/pipeline_worker.h"
 #include "runtime/trainer.h"
-#include "sim/simulate.h"
+#include "runtime/verify.h"
 #include "spmd/recompute.h"
 #include "zoo/module.h"
 

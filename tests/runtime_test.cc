@@ -32,8 +32,8 @@
 #include "planner/program_plan.h"
 #include "runtime/data.h"
 #include "runtime/eager.h"
-#include "runtime/emulate.h"
 #include "runtime/trainer.h"
+#include "runtime/verify.h"
 
 namespace motley {
 namespace {

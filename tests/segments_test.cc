@@ -14,6 +14,7 @@
 #include "planner/program_plan.h"
 #include "reference/sample.h"
 #include "runtime/trainer.h"
+#include "runtime/verify.h"
 #include "sim/simulate.h"
 #include "soundness.h"
 #include "spmd/segments.h"

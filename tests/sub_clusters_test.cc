@@ -12,6 +12,7 @@
 #include "planner/engines.h"
 #include "planner/stage_costs.h"
 #include "runtime/trainer.h"
+#include "runtime/verify.h"
 
 namespace motley {
 namespace {

@@ -11,6 +11,7 @@
 #include "planner/engines.h"
 #include "planner/program_plan.h"
 #include "runtime/trainer.h"
+#include "runtime/verify.h"
 #include "sim/simulate.h"
 
 namespace motley {

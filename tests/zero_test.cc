@@ -11,6 +11,7 @@
 #include "graph/canonical.h"
 #include "planner/compose.h"
 #include "runtime/trainer.h"
+#include "runtime/verify.h"
 
 namespace motley {
 namespace {

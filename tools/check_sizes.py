@@ -19,7 +19,6 @@ FILES = {
     "src/grid/grid_test.cc": 758,
     "src/net/net_test.cc": 625,
     "src/runtime/pipeline_worker.cc": 927,
-    "src/runtime/trainer.cc": 705,
     "src/solver/order.cc": 621,
     "tests/pipeline_test.cc": 996,
     "tests/python/cases/blocks.py": 685,

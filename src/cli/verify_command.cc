@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "runtime/emulate.h"
 #include "runtime/trainer.h"
+#include "runtime/verify.h"
 
 namespace motley {
 

@@ -8,8 +8,8 @@
 #include <tuple>
 
 #include "cluster/part.h"
+#include "measure/device_clock.h"
 #include "measure/parts.h"
-#include "measure/watch.h"
 
 namespace motley {
 

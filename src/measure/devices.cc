@@ -6,8 +6,8 @@
 #include "capture/capture.h"
 #include "cost/cost.h"
 #include "graph/canonical.h"
+#include "measure/device_clock.h"
 #include "measure/parts.h"
-#include "measure/watch.h"
 #include "runtime/eager.h"
 #include "runtime/executor.h"
 #include "runtime/trainer.h"
@@ -52,7 +52,7 @@ std::vector<std::pair<std::string, int64_t>> reference_steps() {
 
 namespace {
 
-void measure_classes(Watch& watch, at::Device device, ProfiledDevice* result) {
+void measure_classes(DeviceClock& watch, at::Device device, ProfiledDevice* result) {
   at::NoGradGuard no_grad;
   const Seconds budget = 0.12;
   auto add = [&](const char* name, const char* dtype, const std::vector<Sample>& samples,
@@ -117,7 +117,7 @@ struct MeasuredStep {
 
 class StepRunner {
  public:
-  StepRunner(const std::string& model, int64_t batch, Watch& watch, Communicator& self,
+  StepRunner(const std::string& model, int64_t batch, DeviceClock& watch, Communicator& self,
              at::Device device)
       : watch_(watch), shares_(std::vector<double>{1.0}) {
     step_.graph = canonicalize(capture(model, batch).graph);
@@ -162,7 +162,7 @@ class StepRunner {
   const MeasuredStep& measured() const { return step_; }
 
  private:
-  Watch& watch_;
+  DeviceClock& watch_;
   Shares shares_;
   MeasuredStep step_;
   std::unique_ptr<Executor> executor_;
@@ -179,7 +179,7 @@ void measure_ops(const CalibrateOptions& options, ProfiledDevice* result) {
     const auto steps = options.steps.empty() ? reference_steps() : options.steps;
     for (const auto& [model, batch] : steps) {
       // Padding goes by the CPU clock of the thread.
-      Watch own(options.speed, options.device);
+      DeviceClock own(options.speed, options.device);
       StepRunner runner(model, batch, own, self, options.device);
       const Seconds start = wall_clock();
       runner.run(false);
@@ -228,7 +228,7 @@ void measure_ops(const CalibrateOptions& options, ProfiledDevice* result) {
 }
 
 template <typename O, typename Settings>
-void measure_optimizer(Communicator& group, Watch& watch, at::Device device, const char* name,
+void measure_optimizer(Communicator& group, DeviceClock& watch, at::Device device, const char* name,
                        Optimizer kind, const Settings& settings, ProfiledDevice* result) {
   std::vector<Sample> samples;
   struct Size {
@@ -322,7 +322,7 @@ ProfiledDevice measure_device(Communicator& group, const Cluster& cluster,
                               const std::function<void(const std::string&)>& say) {
   ProfiledDevice device;
   device.type = cluster.type_of(group.rank()).name;
-  Watch watch(options.speed, options.device);
+  DeviceClock watch(options.speed, options.device);
   group.barrier();
   say("classes of operators");
   measure_classes(watch, options.device, &device);

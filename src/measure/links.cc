@@ -1,6 +1,6 @@
 #include "cost/cost.h"
+#include "measure/device_clock.h"
 #include "measure/parts.h"
-#include "measure/watch.h"
 #include "net/collectives.h"
 
 namespace motley {

@@ -5,8 +5,8 @@
 #include "cluster/part.h"
 #include "comm/subgroup.h"
 #include "interpret/dispatch.h"
+#include "measure/device_clock.h"
 #include "measure/parts.h"
-#include "measure/watch.h"
 #include "runtime/executor.h"
 
 namespace motley {
@@ -85,7 +85,7 @@ std::vector<ProfiledStage> measure_layers(const CalibrateOptions& options,
   std::vector<ProfiledStage> result;
   run_thread_group(1, [&](Communicator& self) {
     // Padding goes by the CPU clock of the thread.
-    Watch watch(options.speed, options.device);
+    DeviceClock watch(options.speed, options.device);
     for (const StageShape& shape : options.stages) {
       if (!shape.devices.empty()) continue;
       const Graph& graph = shape.theory->graph();

@@ -25,6 +25,7 @@
 #include "interpret/interpret.h"
 #include "plan/plan.h"
 #include "runtime/emulate.h"
+#include "runtime/plan_model.h"
 
 namespace motley {
 
@@ -50,14 +51,6 @@ struct StepReport {
   Seconds seconds = 0;
 };
 
-// The canonical graph of the plan's model at the type of the plan's parameters, captured again.
-// Throws UserError if the plan is not for a model of the zoo.
-Graph captured_graph(const Plan& plan);
-// The same. Throws UserError naming both models if the plan's graph is not it, or if the plan is
-// not for a model of the zoo.
-Graph graph_of_model(const Plan& plan);
-DType dtype_of(const Plan& plan);
-
 class Trainer {
  public:
   // `plan` must be sound (check) and outlive the trainer. Goes on from the checkpoint if there is
@@ -66,7 +59,6 @@ class Trainer {
   ~Trainer();
 
   StepReport step();
-  int64_t next_step() const;
   const std::string& data_description() const;
   // Collective; rank 0 writes.
   void save();
@@ -92,29 +84,5 @@ struct RunReport {
 // worker.
 RunReport train(const Plan& plan, Communicator& group, const TrainOptions& options, int64_t steps,
                 const std::function<void(const StepReport&)>& progress = nullptr);
-
-// Loss, gradients and new buffers of one step of a plan on threads of this process against one
-// device: PyTorch by itself, or the interpreter where there are random ops or the model is not of
-// the zoo; for pipelines with batch normalisation one device that takes micro-batch by micro-batch.
-// In double precision, in f32, or in the plan's mixed precision, where one device is the graph on
-// one device.
-struct Verification {
-  DType dtype = DType::f64;
-  std::string reference;  // "PyTorch on one device" or "the graph on one device"
-  double loss_error = 0;  // relative
-  double gradient_error =
-      0;  // largest over parameters: largest difference / largest element, which
-          // counts as at least a millionth of the largest of all gradients. In 16 bits: norm of
-          // the difference / norm, which counts as at least a hundredth of that of all gradients
-  std::string worst_parameter;
-  double buffer_error = 0;  // largest over buffers that the step changes: largest difference /
-                            // largest element
-  std::string worst_buffer;
-  bool equivalent = false;  // all at most 1e-9 in double precision, 1e-4 in single; in 16 bits
-                            // the loss at most 1e-2, gradients 1e-1
-};
-Verification verify_plan(const Plan& plan, DType compute = DType::f64, uint64_t seed = 0);
-// The same on the ranks of a group, all of which call it: rank 0 judges.
-Verification verify_plan(const Plan& plan, DType compute, uint64_t seed, Communicator& group);
 
 }  // namespace motley

@@ -26,9 +26,9 @@ inline double median(std::vector<double> x) {
   return (x[(x.size() - 1) / 2] + x[x.size() / 2]) / 2;
 }
 
-class Watch {
+class DeviceClock {
  public:
-  Watch(double speed, at::Device device) : speed_(speed), device_(device) {
+  DeviceClock(double speed, at::Device device) : speed_(speed), device_(device) {
     if (speed > 0) padding_.emplace(speed);
   }
   Seconds now() const {
@@ -63,7 +63,7 @@ class Watch {
 
 // Seconds of one call, over about `budget` seconds and at least twice.
 template <typename F>
-Seconds seconds_per_call(Watch& watch, Seconds budget, F call) {
+Seconds seconds_per_call(DeviceClock& watch, Seconds budget, F call) {
   call();
   watch.begin();
   std::vector<double> times;
