@@ -102,13 +102,14 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
 
 // Plans whose bounds tell how good they are: those that are the best so far, or nearly.
 constexpr double kNearly = 1.1;
-void certify(std::vector<EngineResult>* engines, Record* record) {
+void certify(std::vector<EngineResult>* engines, const PlanOptions& options) {
   Seconds best = std::numeric_limits<Seconds>::infinity();
   for (const EngineResult& engine : *engines)
-    for (const Candidate& c : engine.candidates) best = std::min(best, c.plan->predicted_step_s);
+    for (const Candidate& c : engine.candidates)
+      if (asked(options) || exact(*c.plan)) best = std::min(best, c.plan->predicted_step_s);
   for (EngineResult& engine : *engines) {
     if (!engine.certify || engine.candidates[0].plan->predicted_step_s > kNearly * best) continue;
-    record->trying("lower bounds");
+    options.record->trying("lower bounds");
     EngineResult certified = engine.certify(kNearly * best);
     certified.engine = engine.engine;
     certified.tried = std::move(engine.tried);
@@ -206,7 +207,7 @@ PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptio
   const Cluster devices = as_measured(cluster, options, graphs);
   PlanReport report;
   report.engines = search(graphs, devices, options, &report.out_of_time);
-  certify(&report.engines, options.record.get());
+  certify(&report.engines, options);
   collect(&report, options);
   bound(&report, graphs, devices, options.batch);
   simulate_and_rank(&report.candidates);
