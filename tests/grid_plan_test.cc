@@ -65,8 +65,8 @@ const char* kModel = "mlp:layers=6,hidden=256,in=256,classes=16";
 // Of each level the memory is taken away that it needs; the next one is found, fits, and is sound.
 TEST(GridPlans, ReplicasDivideStateWhereMemoryIsShort) {
   auto on = [&](Bytes memory, const std::string& zero) {
-    return planned(kModel, devices_of(std::vector<Bytes>(4, memory)), 1024,
-                   "pp=1,dp=4,tp=1,mbs=256" + zero);
+    return planned(kModel, devices_of(std::vector<Bytes>(4, memory)), 4096,
+                   "pp=1,dp=4,tp=1,mbs=1024" + zero);
   };
   Bytes memory = 1e12;
   for (int level : {0, 1}) {
@@ -91,8 +91,8 @@ TEST(GridPlans, ReplicasDivideStateWhereMemoryIsShort) {
 // What is left without parameters is taken away: the devices of a stage divide them.
 TEST(GridPlans, StagesDivideParametersWhereMemoryIsShort) {
   auto on = [&](Bytes memory, const std::string& zero, std::string* reason = nullptr) {
-    return planned(kModel, devices_of(std::vector<Bytes>(4, memory)), 4096,
-                   "pp=1,dp=4,tp=1,mbs=256" + zero, reason);
+    return planned(kModel, devices_of(std::vector<Bytes>(4, memory)), 16384,
+                   "pp=1,dp=4,tp=1,mbs=1024" + zero, reason);
   };
   const auto ample = on(1e12, ",zero=2");
   ASSERT_TRUE(ample);

@@ -137,10 +137,11 @@ TEST(Hap, GradientsAreHiddenWithoutACertificate) {
 }
 
 TEST(Hap, MemoryPressureCutsParameters) {
-  for (const char* model : {"mlp:layers=3,hidden=64,in=12,classes=5", kModels[2], kModels[3]}) {
+  for (const auto& [model, batch] : {std::pair("mlp:layers=24,hidden=32,in=12,classes=5", 96),
+                                     std::pair(kModels[2], 12), std::pair(kModels[3], 12)}) {
     // Links so slow that whole parameters are the faster choice for few of them.
     Cluster cluster = two_speeds(4, 1e8);
-    const planner::ProgramResult roomy = planned(model, 12, cluster);
+    const planner::ProgramResult roomy = planned(model, batch, cluster);
     ASSERT_TRUE(roomy.feasible);
     const auto bytes_cut = [](const Plan& plan) {
       const std::vector<Placement> stored = stored_placements(*plan.theory, plan.program);
@@ -151,7 +152,7 @@ TEST(Hap, MemoryPressureCutsParameters) {
     };
     planner::AlternationOptions whole;
     whole.restriction = spmd::Restriction::data_parallel;
-    const planner::ProgramResult replicated = planned(model, 12, cluster, whole);
+    const planner::ProgramResult replicated = planned(model, batch, cluster, whole);
     ASSERT_TRUE(replicated.feasible);
     // Less than data parallelism takes, and than the fastest plan.
     int found = 0;
@@ -161,11 +162,11 @@ TEST(Hap, MemoryPressureCutsParameters) {
         cluster.types[t].memory =
             part * std::min(roomy.plan.peak_memory_bytes[d], replicated.plan.peak_memory_bytes[d]);
       }
-      EXPECT_FALSE(planned(model, 12, cluster, whole).feasible) << model;
-      const planner::ProgramResult tight = planned(model, 12, cluster);
+      EXPECT_FALSE(planned(model, batch, cluster, whole).feasible) << model;
+      const planner::ProgramResult tight = planned(model, batch, cluster);
       planner::AlternationOptions zero;
       zero.restriction = spmd::Restriction::zero;
-      if (planned(model, 12, cluster, zero).feasible) {
+      if (planned(model, batch, cluster, zero).feasible) {
         EXPECT_TRUE(tight.feasible) << model << " at " << part << ": " << tight.reason;
       }
       if (!tight.feasible) continue;

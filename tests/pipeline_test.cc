@@ -680,9 +680,8 @@ TEST(Pipeline, PiecesAreHeld) {
   const auto parameters = static_cast<double>(pipeline.graph(0).parameter_bytes());
   EXPECT_GT(planned[0] - planned[1], parameters);  // gathered copies, and sums of gradients
   EXPECT_NEAR(measured[0] - measured[1], planned[0] - planned[1], 0.1 * parameters);
-  // Every worker has the whole batch as well.
-  const double batch = static_cast<double>(plan.batch) * 128 * 4;
-  EXPECT_NEAR(measured[1], planned[1] + batch, 0.3 * parameters);
+  EXPECT_LE(measured[1], planned[1]);
+  EXPECT_GT(measured[1], planned[1] - 0.6 * parameters);
 }
 
 TEST(Pipeline, DivisionsAreChecked) {

@@ -241,7 +241,7 @@ device_types:
 TEST(Stages, HaveRoomForWhatTheyHold) {
   const char* model = "mlp:layers=8,hidden=128,in=128,classes=128";
   int faster = 0;
-  for (int memory = 3000; memory > 600; memory -= 100) {
+  for (int memory = 6000; memory > 1600; memory -= 100) {
     const Cluster cluster = parse_cluster(fmt::format(R"(
 name: sites
 link: {{bandwidth: 300 Mbps, latency: 10 us}}

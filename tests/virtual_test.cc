@@ -148,7 +148,7 @@ TEST(Virtual, WhatIsSlowIsNotFittedIntoMemory) {
   Cluster cluster = uneven(1);
   const planner::EngineResult ample = planned(model, cluster, 64, {.automatic = false, .size = 2});
   ASSERT_FALSE(ample.candidates.empty());
-  for (DeviceType& type : cluster.types) type.memory = 6e6;
+  for (DeviceType& type : cluster.types) type.memory = 12e6;
   auto with = [&](Seconds known) {
     return planned(model, cluster, 64, {.automatic = false, .size = 2, .known = known});
   };

@@ -293,8 +293,9 @@ class Distributed(Following, Saving):
             self._step_spec.scale = torch.tensor(scale, dtype=self._step_spec.scale.dtype)
 
     def _say_states(self, trial, memory_limit):
-        """Plans count one or two states of each parameter: a warning of more, or UserError where a device has no room for them."""
-        name, plan, beyond = type(self.optimizer).__name__, self.plan, trial.states - (1 if self.plan.optimizer == "sgd" else 2)
+        """Plans count one to three states of each parameter: a warning of more, or UserError where a device has no room for them."""
+        name, plan = type(self.optimizer).__name__, self.plan
+        beyond = trial.states - {"sgd": 1, "adamw": 2, "amsgrad": 3}[plan.optimizer]
         if beyond <= 0.01:
             return
         used = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
@@ -306,12 +307,12 @@ class Distributed(Following, Saving):
         for device, rank in enumerate(plan.devices):
             if memory_limit and plan.peak_memory_bytes[device] + more[rank] > plan.cluster.memory(device):
                 raise UserError(
-                    f"[distribute] {name} keeps {trial.states:.3g} states of each parameter, plans count two: with {more[rank] / 2**20:.1f} "
+                    f"[distribute] {name} keeps {trial.states:.3g} states of each parameter, plans count three: with {more[rank] / 2**20:.1f} "
                     f"MiB more, {plan.cluster.device(device)} has no room; use one with fewer, or memory_limit=False"
                 )
         if self._group.rank == 0:
             warnings.warn(
-                f"[distribute] {name} keeps {trial.states:.3g} states of each parameter, plans count two: up to {max(more) / 2**20:.1f} MiB "
+                f"[distribute] {name} keeps {trial.states:.3g} states of each parameter, plans count three: up to {max(more) / 2**20:.1f} MiB "
                 "more than planned on a device",
                 stacklevel=4,
             )

@@ -178,7 +178,7 @@ class Trial:
 
     def plan_name(self):
         """The name under which plans know its memory."""
-        return "sgd" if self.states <= 1.01 else "adamw"
+        return "sgd" if self.states <= 1.01 else "adamw" if self.states <= 2.01 else "amsgrad"
 
 
 def _small_shape(shape, edge):

@@ -89,9 +89,9 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     engine        'spmd': one program. 'pipeline', 'grid': stages of the model, fed with micro-batches, if loss and gradients
                   are provably sums over them; a UserError names what mixes samples otherwise. Batch normalisation sees a
                   micro-batch at a time, with a warning. 'auto': the fastest of all that computes what one device would.
-    optimizer     'adamw' or 'sgd': how much state each parameter has
+    optimizer     'adamw', 'amsgrad' or 'sgd': how much state each parameter has
     precision     'bf16' or 'fp16': computes in 16 bits, with parameters, gradients and optimizer state in the parameters' type
-    memory_limit  whether plans must fit the devices' memory, by what is planned (ARCHITECTURE.md says what is not counted)
+    memory_limit  whether plans must fit the devices' memory, by what is planned (docs/memory.md)
     recompute     whether activations may be computed again where memory is short
     time_limit    seconds that it may take; the best plan found in them is returned
     seed          of the search
@@ -113,8 +113,8 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
 
     Raises NoPlanError where nothing fits.
     """
-    if optimizer not in ("adamw", "sgd"):
-        raise UserError(f"[plan] optimizer is {optimizer!r}; give 'adamw' or 'sgd'")
+    if optimizer not in ("adamw", "amsgrad", "sgd"):
+        raise UserError(f"[plan] optimizer is {optimizer!r}; give 'adamw', 'amsgrad' or 'sgd'")
     if not isinstance(engine, str):
         raise UserError(f"[plan] engine is {engine!r}; give a name, such as 'spmd' or 'auto'")
     name = precision_of(precision)

@@ -8,6 +8,7 @@
 
 #include "bounds/rerun.h"
 #include "core/error.h"
+#include "cost/storage.h"
 #include "graph/segment.h"
 
 namespace motley::bounds {
@@ -219,7 +220,7 @@ void MemoryProblem::Assembly::find_pairs() {
 
 // Bytes that are held at the moment: by options, or besides.
 void MemoryProblem::Assembly::hold() {
-  result_.fixed_bytes_.assign(types_, 0);
+  result_.fixed_bytes_.assign(types_, held_throughout(graph_));
   held_.resize(builder_.values());
   for (int c = 0; c < builder_.values(); ++c) {
     const Rerun::Value& v = blocks_.values[c];

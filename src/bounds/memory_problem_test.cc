@@ -14,7 +14,7 @@ namespace {
 TEST(MemoryProblem, NoProgramIsBelow) {
   // Some come near it.
   EXPECT_LT(expect_no_program_below(layered_graph(4), 6, 60, 1), 0.2);
-  EXPECT_LT(expect_no_program_below(load("mlp"), 6, 60, 2), 0.05);
+  EXPECT_LT(expect_no_program_below(load("mlp"), 6, 60, 2), 0.1);
   EXPECT_LT(expect_no_program_below(load("gpt1"), 2, 30, 3), 0.5);
 }
 

@@ -121,8 +121,8 @@ void add_training_options(CLI::App* command, Args* args) {
   const std::string group = "Training";
   command
       ->add_option("--optimizer", args->optimizer,
-                   "How much state a parameter has: adamw (default) or sgd")
-      ->check(CLI::IsMember({"adamw", "sgd"}))
+                   "How much state a parameter has: adamw (default), amsgrad or sgd")
+      ->check(CLI::IsMember({"adamw", "amsgrad", "sgd"}))
       ->group(group);
   command
       ->add_option(

@@ -137,8 +137,8 @@ class Reader {
   void read_type(const YAML::Node& node, const std::string& path) {
     if (!node.IsMap()) throw error(path, "is not a map", "give name, flops, memory, ...");
     allow(node, path,
-          {"name", "like", "flops", "half_flops", "memory", "memory_bandwidth", "overhead", "speed",
-           "ops"});
+          {"name", "like", "flops", "half_flops", "memory", "reserved", "memory_bandwidth",
+           "overhead", "speed", "ops"});
     if (!node["name"]) throw error(join(path, "name"), "is missing", "give the type a name");
     DeviceType type;
     std::string name = this->name(node["name"], join(path, "name"));
@@ -161,7 +161,12 @@ class Reader {
     take("half_flops", "flops", &type.half_flops, false);
     if (!half && (!complete || node["flops"]))
       type.half_flops = std::max(type.half_flops, type.flops);
+    if (node["memory"] || node["reserved"]) type.memory += type.reserved;
     take("memory", "bytes", &type.memory, true);
+    take("reserved", "bytes", &type.reserved, false);
+    if (node["memory"] || node["reserved"]) type.memory -= type.reserved;
+    if (type.memory <= 0)
+      throw error(join(path, "reserved"), "is all of the memory", "leave some for tensors");
     take("memory_bandwidth", "bandwidth", &type.memory_bandwidth, true);
     take("overhead", "time", &type.overhead, false);
     if (node["speed"]) {
@@ -433,7 +438,8 @@ std::string to_yaml(const Cluster& cluster) {
     };
     put("flops", t.flops);
     put("half_flops", t.half_flops);
-    put("memory", t.memory);
+    put("memory", t.memory + t.reserved);
+    put("reserved", t.reserved);
     put("memory_bandwidth", t.memory_bandwidth);
     put("overhead", t.overhead);
     put("speed", t.speed);

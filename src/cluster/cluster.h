@@ -50,12 +50,13 @@ struct DeviceType {
   std::string name;
   FlopsPerSecond flops = 0;             // sustained, single precision, large matrix products
   FlopsPerSecond half_flops = 0;        // sustained, 16-bit inputs
-  Bytes memory = 0;                     // usable by the training process
+  Bytes memory = 0;                     // usable for tensors
   BytesPerSecond memory_bandwidth = 0;  // sustained
   Seconds overhead = 0;                 // per operator launch
   double speed =
       1;  // emulation: share of one core of the machine it is emulated on (0: not emulated)
   std::vector<OpRate> ops;  // measured, by name; before the numbers above where there is one
+  Bytes reserved = 0;       // besides `memory`: context, workspaces and buffers that libraries keep
   friend bool operator==(const DeviceType&, const DeviceType&) = default;
 };
 

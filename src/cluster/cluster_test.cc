@@ -50,6 +50,22 @@ TEST(Cluster, YamlRoundTrips) {
   EXPECT_EQ(a.types, b.types);
 }
 
+TEST(Cluster, ReservedMemoryIsNotUsed) {
+  const Cluster cluster = parse_cluster(
+      "name: c\nlink: {bandwidth: 1e9, latency: 1e-6}\ndevices: [{type: mine, count: "
+      "2}]\ndevice_types:\n"
+      "  - {name: mine, like: V100-16GB, memory: 16 GiB, reserved: 3 GiB}\n",
+      "c.yaml");
+  EXPECT_EQ(cluster.types[0].memory, 13 * 1024. * 1024 * 1024);
+  EXPECT_EQ(parse_cluster(to_yaml(cluster), "again").types, cluster.types);
+  EXPECT_THROW(
+      parse_cluster(
+          "name: c\nlink: {bandwidth: 1e9, latency: 1e-6}\ndevices: [{type: mine}]\ndevice_types:\n"
+          "  - {name: mine, like: T4, memory: 1 GiB, reserved: 1 GiB}\n",
+          "c.yaml"),
+      UserError);
+}
+
 TEST(Cluster, EveryShippedFileLoads) {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(MOTLEY_SOURCE_DIR "/clusters")) {

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -147,10 +148,15 @@ class Reducing final : public Communicator {
   // Programs run on one thread, in the order in which they were started: their messages have the
   // same tags.
   std::unique_ptr<Message> started(const Compiled& program, at::Tensor& tensor) {
-    std::packaged_task<void()> task([this, &program, tensor]() mutable {
-      at::NoGradGuard no_grad;
-      run(program, tensor);
-    });
+    // With the state of the thread that asks, so that profilers see what is its own.
+    std::packaged_task<void()> task(
+        [this, &program, tensor, state = at::ThreadLocalState()]() mutable {
+          const at::ThreadLocalStateGuard guard(state);
+          at::NoGradGuard no_grad;
+          // Let go of before the message has arrived: whoever waits for it frees the memory.
+          at::Tensor all = std::move(tensor);
+          run(program, all);
+        });
     auto message = std::make_unique<Running>(task.get_future());
     {
       const std::lock_guard lock(mutex_);

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <condition_variable>
 #include <deque>
@@ -77,7 +78,12 @@ class Meeting {
 };
 
 class Sent final : public Message {
-  void wait() override {}
+ public:
+  explicit Sent(at::Tensor tensor) : tensor_(std::move(tensor)) {}
+  void wait() override { tensor_.reset(); }
+
+ private:
+  at::Tensor tensor_;  // stays until then, as over sockets
 };
 
 class Awaited final : public Message {
@@ -145,8 +151,12 @@ class ThreadCommunicator final : public Communicator {
   }
   void barrier() override { meeting_.wait(); }
   std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
-    meeting_.put(rank_, to, tag, tensor.clone());
-    return std::make_unique<Sent>();
+    {
+      // The copy stands for what is in the network: no worker's memory.
+      const c10::DebugInfoGuard uncounted(c10::DebugInfoKind::PROFILER_STATE, nullptr);
+      meeting_.put(rank_, to, tag, tensor.clone());
+    }
+    return std::make_unique<Sent>(tensor);
   }
   std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
     return std::make_unique<Awaited>(meeting_, from, rank_, tag, tensor);

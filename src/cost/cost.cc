@@ -1,24 +1,32 @@
 #include "cost/cost.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
 #include <utility>
 
 #include "core/error.h"
-#include "cost/storage.h"
 
 namespace motley {
 
-const char* to_string(Optimizer optimizer) { return optimizer == Optimizer::sgd ? "sgd" : "adamw"; }
+const char* to_string(Optimizer optimizer) {
+  switch (optimizer) {
+    case Optimizer::sgd:
+      return "sgd";
+    case Optimizer::adamw:
+      return "adamw";
+    case Optimizer::amsgrad:
+      return "amsgrad";
+  }
+  return "";
+}
 
 bool parse_optimizer(const std::string& text, Optimizer* optimizer) {
   if (text == "sgd") return *optimizer = Optimizer::sgd, true;
   if (text == "adamw") return *optimizer = Optimizer::adamw, true;
+  if (text == "amsgrad") return *optimizer = Optimizer::amsgrad, true;
   return false;
 }
 
-double state_factor(Optimizer optimizer) { return optimizer == Optimizer::sgd ? 1 : 2; }
+double state_factor(Optimizer optimizer) { return 1 + static_cast<double>(optimizer); }
 
 Bytes state_bytes(const Graph& graph, const Parameter& p, Optimizer optimizer) {
   const auto bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
@@ -117,7 +125,7 @@ Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer, Seconds* l
   const Seconds reduction = replicas_.piece.empty() ? 0 : bytes * replicas_.piece[type];
   // Reads parameter, gradient and state, writes parameter and state.
   const DeviceType& t = cluster_.types[type];
-  const OpRate* rate = optimizer == Optimizer::adamw ? rates_[type].adamw : rates_[type].sgd;
+  const OpRate* rate = optimizer == Optimizer::sgd ? rates_[type].sgd : rates_[type].adamw;
   const Bytes touched = bytes * (3 + 2 * state_factor(optimizer));
   Seconds all = t.overhead + touched / t.memory_bandwidth, beyond = 0;
   if (rate != nullptr) {
@@ -193,6 +201,16 @@ const std::vector<double>& Fractions::by_type(Cut cut) const {
     }
   }
   return it->second;
+}
+
+std::vector<double> Fractions::by_type(Cut cut, double most) const {
+  std::vector<double> result(cluster_.types.size(), 0.0);
+  const auto& device = by_device(cut);
+  for (int d = 0; d < shares_.devices(); ++d) {
+    double& f = result[cluster_.devices[d].type];
+    if (device[d] <= most) f = std::max(f, device[d]);
+  }
+  return result;
 }
 
 double Fractions::exchange(int64_t size, int from, int to, const CollectiveModel& net) const {
@@ -428,143 +446,6 @@ PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const C
   }
   result.update = *std::max_element(update.begin(), update.end());
   return result;
-}
-
-MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
-                     int types, Optimizer optimizer, bool phases, const ZeroShare& kept) {
-  const Graph& graph = theory.graph();
-  MemoryCost memory;
-  memory.state.assign(types, 0);
-  memory.held.assign(types, 0);
-  memory.held_inputs.assign(types, 0);
-  memory.sums.assign(types, 0);
-  const auto segments = static_cast<size_t>(theory.segments());
-  std::vector<Bytes> state_cut(segments, 0);  // [segment]
-  Bytes state_whole = 0;
-  const std::vector<Placement> stored = stored_placements(theory, program);
-  std::vector<bool> persistent(graph.values.size());
-  auto is_half = [](const TensorSpec& spec) {
-    return spec.dtype == DType::bf16 || spec.dtype == DType::f16;
-  };
-  const bool every_pass = !kept.gradient.empty();
-  for (size_t i = 0; i < graph.parameters.size(); ++i) {
-    const Parameter& p = graph.parameters[i];
-    persistent[p.value.index] = true;
-    Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
-    if (p.gradient.valid()) {
-      const TensorSpec& gradient = graph.spec(p.gradient);
-      // A divided gradient is there whole from where the backward pass makes it; its sum has 32
-      // bits.
-      const bool divided = kept.of_gradient(i) < 1;
-      persistent[p.gradient.index] = !divided;
-      bytes *= 1 + state_factor(optimizer) * kept.of_optimizer(i);
-      bytes += static_cast<Bytes>(gradient.bytes()) * kept.of_gradient(i) *
-               (divided && is_half(gradient) ? 2 : 1);
-    }
-    Placement placement = stored[p.value.index];
-    (placement.is_shard() ? state_cut[theory.segment(p.value)] : state_whole) += bytes;
-    const auto& f = fractions.by_type(theory.cut(p.value, placement));
-    for (int t = 0; t < types; ++t) memory.state[t] += bytes * f[t];
-  }
-  // Gradients that the optimizer has in the type of their parameters, beside their own.
-  std::vector<Bytes> converted(types, 0);
-  std::vector<Bytes> converted_cut(segments, 0);
-  Bytes converted_whole = 0;
-  for (size_t i = 0; i < graph.parameters.size(); ++i) {
-    const Parameter& p = graph.parameters[i];
-    if (!p.gradient.valid() || graph.spec(p.gradient).dtype == graph.spec(p.value).dtype) continue;
-    const Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes()) * kept.of_optimizer(i);
-    const Placement placement = stored[p.value.index];
-    (placement.is_shard() ? converted_cut[theory.segment(p.value)] : converted_whole) += bytes;
-    const auto& f = fractions.by_type(theory.cut(p.value, placement));
-    for (int t = 0; t < types; ++t) converted[t] += bytes * f[t];
-  }
-  const int end = static_cast<int>(program.steps.size());
-  // What is made (positive) and freed (negative) before each step: local bytes by type, and whole
-  // sizes cut and uncut.
-  std::vector<Bytes> local(static_cast<size_t>(end + 2) * static_cast<size_t>(types)),
-      cut_bytes(static_cast<size_t>(end + 2) * segments), whole_bytes(end + 2);
-  const int boundary = phases ? phases_of(theory, program).backward : -1;
-  std::vector<bool> input(graph.values.size());
-  for (const Input& i : graph.inputs) input[i.value.index] = true;
-  // Sums of 16-bit gradients have 32 bits.
-  auto add_sum = [&](ValueId v, Placement p, Bytes bytes) {
-    const auto& f = fractions.by_type(theory.cut(v, p));
-    for (int t = 0; t < types; ++t) memory.sums[t] += bytes * f[t];
-  };
-  // A gradient is there as a sum first, then as its parameter is placed, which is counted as state.
-  std::set<std::pair<ValueId, Placement>> summed;
-  std::map<ValueId, ValueId> parameter_of;
-  for (const Parameter& p : graph.parameters)
-    if (p.gradient.valid() && persistent[p.gradient.index]) parameter_of[p.gradient] = p.value;
-  if (phases && !every_pass)
-    for (const auto& [v, p] : accumulated(theory, program)) {
-      const TensorSpec& spec = graph.spec(v);
-      const auto bytes = static_cast<Bytes>(spec.bytes());
-      summed.insert({v, p});
-      add_sum(v, p, bytes * (is_half(spec) ? 2 : 1));
-      if (const auto of = parameter_of.find(v); of != parameter_of.end())
-        add_sum(of->second, stored[of->second.index], -bytes);
-    }
-  // Reduced in every pass, they are summed in the placement of their parameters.
-  for (size_t i = 0; phases && every_pass && i < graph.parameters.size(); ++i) {
-    const Parameter& p = graph.parameters[i];
-    if (p.gradient.valid() && kept.of_gradient(i) == 1)
-      add_sum(p.value, stored[p.value.index],
-              static_cast<Bytes>(graph.spec(p.gradient).bytes()) *
-                  (is_half(graph.spec(p.gradient)) ? 2 : 1));
-  }
-  for (const Held& x : storages(theory, program, fractions)) {
-    if (x.last == end && persistent[x.value.index]) continue;  // counted as state
-    Bytes bytes = static_cast<Bytes>(graph.spec(x.value).bytes());
-    const auto& f = fractions.by_type(theory.cut(x.value, x.placement));
-    if (x.made < boundary && x.last >= boundary)
-      for (int t = 0; t < types; ++t) memory.held[t] += bytes * f[t];
-    if (x.made < boundary && input[x.value.index])
-      for (int t = 0; t < types; ++t) memory.held_inputs[t] += bytes * f[t];
-    auto add = [&](int at, double sign) {
-      for (int t = 0; t < types; ++t)
-        local[static_cast<size_t>(at) * types + t] += sign * bytes * f[t];
-      if (x.placement.is_shard())
-        cut_bytes[static_cast<size_t>(at) * segments + theory.segment(x.value)] += sign * bytes;
-      else
-        whole_bytes[at] += sign * bytes;
-    };
-    add(x.made, 1);
-    // Added to its sum when it is there.
-    add((summed.count({x.value, x.placement}) ? x.made : x.last) + 1, -1);
-  }
-  for (int t = 0; t < types; ++t) {
-    local[static_cast<size_t>(end) * types + t] += converted[t];
-    local[static_cast<size_t>(end + 1) * types + t] -= converted[t];
-  }
-  for (size_t s = 0; s < segments; ++s) {
-    cut_bytes[static_cast<size_t>(end) * segments + s] += converted_cut[s];
-    cut_bytes[static_cast<size_t>(end + 1) * segments + s] -= converted_cut[s];
-  }
-  whole_bytes[end] += converted_whole, whole_bytes[end + 1] -= converted_whole;
-  memory.peak.assign(types, 0);
-  memory.cut.assign(segments * types, 0);
-  for (size_t s = 0; s < segments; ++s)
-    for (int t = 0; t < types; ++t) memory.cut[s * types + t] = state_cut[s];
-  memory.whole.assign(types, state_whole);
-  std::vector<Bytes> now(types, 0);
-  std::vector<Bytes> cut = state_cut;
-  Bytes whole = 0;
-  for (int at = 0; at < end + 2; ++at) {
-    for (size_t s = 0; s < segments; ++s)
-      cut[s] += cut_bytes[static_cast<size_t>(at) * segments + s];
-    whole += whole_bytes[at];
-    for (int t = 0; t < types; ++t) {
-      now[t] += local[static_cast<size_t>(at) * types + t];
-      if (now[t] <= memory.peak[t]) continue;
-      memory.peak[t] = now[t];
-      for (size_t s = 0; s < segments; ++s) memory.cut[s * types + t] = cut[s];
-      memory.whole[t] = state_whole + whole;
-    }
-  }
-  for (int t = 0; t < types; ++t) memory.peak[t] += memory.state[t];
-  return memory;
 }
 
 }  // namespace motley

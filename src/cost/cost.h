@@ -26,7 +26,8 @@
 
 namespace motley {
 
-enum class Optimizer { sgd, adamw };
+// By how much state they keep of a parameter: one, two and three times its bytes.
+enum class Optimizer { sgd, adamw, amsgrad };
 const char* to_string(Optimizer optimizer);
 bool parse_optimizer(const std::string& text, Optimizer* optimizer);
 // Bytes of state the optimizer keeps per byte of parameter.
@@ -113,6 +114,8 @@ class Fractions {
   // Of nothing cut: everything (1 for every type).
   const std::vector<double>& by_type(Cut cut) const;
   const std::vector<double>& by_device(Cut cut) const;
+  // Of pieces that are no larger than `most`.
+  std::vector<double> by_type(Cut cut, double most) const;
   // Of by_device(cut), for the collectives of one network (always the same one).
   const CollectiveModel::ShareProfile& profile(Cut cut, const CollectiveModel& net) const;
   // Seconds per byte of an exchange between the shares of two segments, likewise.
@@ -160,6 +163,15 @@ struct MemoryCost {
   // forward and its backward pass; of it what came in from outside (inputs); and gradients summed
   // in another placement than their parameter's, there for the whole step like `state`.
   std::vector<Bytes> held, held_inputs, sums;
+  // [type] Of such a program: what it hands on, which is there until it has arrived; of that what
+  // its backward pass hands on.
+  std::vector<Bytes> sent, sent_back;
+
+  // Of such a program, what another micro-batch in flight holds, computed again in its backward
+  // pass or not.
+  Bytes another(int type, bool recompute) const {
+    return (recompute ? held_inputs : held)[type] + sent[type];
+  }
 };
 
 struct ProgramCost {
@@ -206,10 +218,11 @@ struct ZeroShare {
   }
 };
 
-// Bytes that each device type holds at its peak: parameters, gradients and optimizer state for the
-// whole step, and activations by liveness; aliases of one tensor count once. While the optimizer
-// runs, gradients of another type than their parameter (mixed precision) are there in both. With
-// `phases` also what a micro-batch holds between its passes.
+// Bytes that each device type holds at its peak, never less than workers do: parameters, gradients
+// and optimizer state for the whole step, activations by liveness, aliases of one tensor once, and
+// what steps and the optimizer take while they run (storage.h). Workers on the CPU have the whole
+// batch, too. While the optimizer runs, gradients of another type than their parameter (mixed
+// precision) are there in both. With `phases` also what a micro-batch holds between its passes.
 MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
                      int types, Optimizer optimizer, bool phases = false,
                      const ZeroShare& kept = {});

@@ -173,8 +173,10 @@ class Parts {
       summed.insert({v, p});
     }
     std::vector<Bytes> change(static_cast<size_t>(end_) + 2);  // [step]
-    for (const Held& x : storages(theory_, program_, fractions_)) {
-      if (x.last == end_ && persistent[x.value.index]) continue;  // state
+    for (const Storage& x : storages(theory_, program_, fractions_, true)) {
+      if (std::any_of(x.to_end.begin(), x.to_end.end(),
+                      [&](const auto& what) { return persistent[what.first.index]; }))
+        continue;  // state
       const Bytes bytes = bytes_of(x.value) * fraction(x.value, x.placement);
       PartCost& cost = result_[part_of(x.value)];
       if (x.made < phases_.backward && x.last >= phases_.backward) {
@@ -193,7 +195,14 @@ class Parts {
     for (int s = 0; s < end_; ++s) {
       now += change[s];
       PartCost& cost = result_[part_of(program_.steps[s])];
-      cost.workspace = std::max(cost.workspace, now);
+      Bytes besides = 0;
+      for (const Amount& amount : workspace_of(theory_, program_.steps[s], fractions_)) {
+        Bytes most = 0;
+        const std::vector<Bytes> local = local_bytes(amount, fractions_);
+        for (size_t t = 0; t < local.size(); ++t) most = std::max(most, local[t] * fullness_[t]);
+        besides += most;
+      }
+      cost.workspace = std::max(cost.workspace, now + besides);
     }
   }
 

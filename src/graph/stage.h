@@ -28,6 +28,10 @@ struct StageGraph {
 };
 
 // One value on its way; forward ones go to later stages, backward ones to any other.
+// Whether an input of a stage's graph comes from another stage; of those the name is that of the
+// value, "%12".
+inline bool is_received(const Input& input) { return input.name.starts_with('%'); }
+
 struct Transfer {
   int from = 0, to = 0;
   bool backward = false;

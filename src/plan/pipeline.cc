@@ -7,6 +7,7 @@
 
 #include "cluster/part.h"
 #include "core/error.h"
+#include "cost/storage.h"
 
 namespace motley {
 
@@ -306,18 +307,77 @@ int in_flight(const ReplicaPlan& replica, int stage) {
   return std::min(replica.stages[stage].warm_up, replica.micro_batches);
 }
 
+namespace {
+
+// Micro-batches whose gradients may be on their way back from a stage: those that an earlier stage
+// takes in before its next forward pass tells that they have arrived.
+int on_the_way_back(const PipelinePlan& plan, int replica, int stage) {
+  const ReplicaPlan& of = plan.replicas[replica];
+  int most = 0;
+  for (const Transfer& t : plan.parts().transfers) {
+    const Graph& from = plan.graph(t.from);
+    if (t.from != stage || from.node(from.value(t.made).producer).phase != Phase::backward)
+      continue;
+    most = std::max(most, t.to < stage ? in_flight(of, t.to) : of.micro_batches);
+  }
+  return most;
+}
+
+}  // namespace
+
+Bytes whole_batch(const PipelinePlan& plan) {
+  const MicroBatch& micro = plan.part();
+  Bytes bytes = 0;
+  for (size_t i = 0; i < micro.graph.inputs.size(); ++i)
+    bytes += static_cast<Bytes>(micro.graph.spec(micro.graph.inputs[i].value).bytes()) *
+             (micro.inputs[i].is_whole() ? 1 : micro.parts);
+  return bytes;
+}
+
+int reduced_over(const PipelinePlan& plan, int stage) {
+  size_t groups = plan.replicas.size();
+  for (const Tied& tied : plan.parts().tied)
+    if (std::count(tied.stages.begin(), tied.stages.end(), stage) > 0)
+      groups = std::max(groups, tied.stages.size());
+  return static_cast<int>(groups);
+}
+
+std::vector<Bytes> reduction_workspace(const Theory& theory, const Program& program, int groups,
+                                       const Fractions& fractions, int types) {
+  const Graph& graph = theory.graph();
+  const std::vector<Placement> stored = stored_placements(theory, program);
+  std::vector<Bytes> all(types, 0), largest(types, 0), result(types, 0);
+  Bytes whole = 0;
+  for (const Parameter& p : graph.parameters) {
+    if (!p.gradient.valid() || groups == 1) continue;
+    const auto bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
+    const auto& f = fractions.by_type(theory.cut(p.value, stored[p.value.index]));
+    whole = std::max(whole, bytes);
+    for (int t = 0; t < types; ++t) {
+      all[t] += bytes * f[t];
+      largest[t] = std::max(largest[t], bytes * f[t]);
+    }
+  }
+  for (int t = 0; t < types; ++t)
+    result[t] = std::max(bucket_workspace(all[t], largest[t]),
+                         static_cast<Bytes>(groups + 2) * std::min(whole, 2 * largest[t]));
+  return result;
+}
+
 std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
                                 const std::vector<int>& group, const Cluster& sub_cluster,
                                 Optimizer optimizer, const std::vector<DividedState>& divided) {
   const ReplicaPlan& of = plan.replicas[replica];
   const int types = static_cast<int>(sub_cluster.types.size());
   std::map<int, MemoryCost> memory;  // [stage]
+  std::map<int, int> back;           // [stage]
   std::vector<Bytes> bytes(types, 0);
   for (int s : group) {
     const Shares shares(of.stages[s].ratios);
     const Fractions fractions(sub_cluster, shares);
     memory[s] = memory_of(plan.theory(s), of.stages[s].program, fractions, types, optimizer, true,
                           divided[s].kept(replica));
+    back[s] = on_the_way_back(plan, replica, s);
     for (int t = 0; t < types; ++t) bytes[t] += memory[s].state[t] + memory[s].sums[t];
   }
   // Beside what stays, a stage's pass needs what is above it at the stage's peak, and what other
@@ -327,8 +387,8 @@ std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
     for (int t = 0; t < types; ++t) {
       Bytes b = memory.at(stage).peak[t] - memory.at(stage).state[t];
       for (const auto& [s, n] : held)
-        b += (n - (s == stage)) *
-             (of.stages[s].recompute ? memory.at(s).held_inputs[t] : memory.at(s).held[t]);
+        b += (n - (s == stage)) * memory.at(s).another(t, of.stages[s].recompute) +
+             std::max(0, back.at(s) - n) * memory.at(s).sent_back[t];
       most[t] = std::max(most[t], b);
     }
   };
@@ -338,7 +398,16 @@ std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
     follow(of, group, static_cast<int>(stage_groups(of).size()),
            [&](const Pass& pass, std::map<int, int>& held) { take(pass.stage, held); });
   }
-  for (int t = 0; t < types; ++t) bytes[t] += most[t];
+  const Bytes batch = whole_batch(plan);
+  std::vector<Bytes> once(types, 0);  // at the end of the step
+  for (int s : group) {
+    const Shares shares(of.stages[s].ratios);
+    const std::vector<Bytes> more =
+        reduction_workspace(plan.theory(s), of.stages[s].program, reduced_over(plan, s),
+                            Fractions(sub_cluster, shares), types);
+    for (int t = 0; t < types; ++t) once[t] = std::max(once[t], more[t]);
+  }
+  for (int t = 0; t < types; ++t) bytes[t] += batch + std::max(most[t], once[t]);
   return bytes;
 }
 

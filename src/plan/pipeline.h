@@ -149,6 +149,17 @@ Ticks ticks_of(const ReplicaPlan& replica);
 // there are that many.
 int in_flight(const ReplicaPlan& replica, int stage);
 
+// What every worker holds of the whole batch: inputs, and what is computed from them before the
+// first micro-batch.
+Bytes whole_batch(const PipelinePlan& plan);
+// Replicas over which a stage's gradients are summed, or stages that share a parameter with it,
+// whichever are more.
+int reduced_over(const PipelinePlan& plan, int stage);
+// [type] What summing a stage's gradients over so many groups takes at the end of a step. Pieces
+// that are cut otherwise elsewhere are put together from those of all groups.
+std::vector<Bytes> reduction_workspace(const Theory& theory, const Program& program, int groups,
+                                       const Fractions& fractions, int types);
+
 // Bytes on the fullest device of every type of the sub-cluster of a group of stages: parameters,
 // gradients, optimizer, sums of gradients, and the micro-batches in flight. `divided`: of every
 // stage.

@@ -199,7 +199,9 @@ class PlanBuilder::Composer {
              .recompute = replica.stages[s].recompute,
              .thorough = composition_.thorough,
              .worth = stages_ == 1 ? composition_.worth : std::numeric_limits<double>::infinity(),
-             .divided = divided_of(s)});
+             .divided = divided_of(s),
+             .besides = whole_batch(result_),
+             .reduced_over = reduced_over(result_, s)});
       }
     }
     std::vector<const Planned*> found;
@@ -285,8 +287,8 @@ class PlanBuilder::Composer {
                     state_[s].kept(static_cast<int>(r)));
       for (int t = 0; t < model.types(); ++t) {
         const Bytes one = memory.peak[t] + memory.sums[t],
-                    more = stage.recompute ? memory.held_inputs[t] : memory.held[t],
-                    room = model.cluster().types[t].memory - one;
+                    more = memory.another(t, stage.recompute),
+                    room = model.cluster().types[t].memory - one - whole_batch(result_);
         if (room < 0) {
           reason_ = fmt::format("stage {}: {} lacks {}", s, model.cluster().types[t].name,
                                 format_bytes(-room));

@@ -74,7 +74,7 @@ groups:
 // search at the same time, with and without enough memory.
 TEST(Engines, PlansDoNotDependOnThreads) {
   const auto graph_of = [](int64_t samples) { return layers(8, samples); };
-  for (const Bytes memory : {16e9, 8e6, 4e6}) {
+  for (const Bytes memory : {16e9, 12e6, 9e6}) {
     const Cluster cluster = machines(memory);
     const auto all = [&](int threads) {
       PlanOptions request;
@@ -91,7 +91,8 @@ TEST(Engines, PlansDoNotDependOnThreads) {
     };
     const std::vector<EngineResult> one = all(1), more = all(4);
     for (size_t e = 0; e < one.size(); ++e) {
-      EXPECT_FALSE(one[e].candidates.empty()) << one[e].engine << ": " << one[e].reason;
+      EXPECT_FALSE(one[e].candidates.empty())
+          << memory << " " << one[e].engine << ": " << one[e].reason;
       EXPECT_EQ(more[e].reason, one[e].reason);
       EXPECT_EQ(more[e].planned, one[e].planned);
       ASSERT_EQ(more[e].candidates.size(), one[e].candidates.size());

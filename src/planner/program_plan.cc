@@ -127,6 +127,7 @@ class ProgramPlanner::Work {
     whole_ = best_ = attempt_on(cluster_, all, reductions_of(cluster_));
     find_baselines();
     search(best_.get());
+    if (free && !best_->found.feasible && options_.memory_limit) search_cut(best_.get());
     if (request_.parts && free) search_parts();
     if (free && rival_.feasible &&
         !(best_->found.feasible && best_->found.step() <= rival_.step())) {
@@ -225,6 +226,15 @@ class ProgramPlanner::Work {
           {known.name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});
       if (better(s, rival_)) rival_ = std::move(s);
     }
+  }
+
+  // Nothing was found that fits: with all parameters cut, something may.
+  void search_cut(Attempt* attempt) {
+    Alternation found = attempt->found;
+    AlternationOptions options = options_;
+    options.restriction = Restriction::zero;
+    search(attempt, options);
+    if (!attempt->found.feasible) attempt->found = std::move(found);
   }
 
   void search_parts() {

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "plan/pipeline.h"
 #include "planner/shape.h"
 #include "spmd/recompute.h"
 
@@ -121,14 +122,19 @@ std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(const StageTask&
     return memory_of(*task.theory, program, fractions, task.group->model.types(),
                      request_.optimizer, true, what);
   };
-  const MemoryCost memory = memory_with(as_run(task, p).program, kept);
+  const Program program = as_run(task, p).program;
+  const MemoryCost memory = memory_with(program, kept);
+  const int types = task.group->model.types();
+  const std::vector<Bytes> at_the_end =
+      reduction_workspace(*task.theory, program, task.reduced_over, fractions, types);
   std::vector<Shortage> shortages;
-  for (size_t t = 0; t < cluster.types.size(); ++t) {
-    const Bytes others =
-        memory.sums[t] +
-        (task.in_flight - 1) * (task.recompute ? memory.held_inputs[t] : memory.held[t]);
-    shortages.push_back(
-        {memory.peak[t] + others - cluster.types[t].memory / task.stages_per_device, others, 0});
+  for (int t = 0; t < types; ++t) {
+    const Bytes others = memory.sums[t] + task.besides / task.stages_per_device,
+                flying = (task.in_flight - 1) * memory.another(t, task.recompute),
+                // Beside the state: in a pass, or when gradients are summed.
+        peak = std::max(memory.peak[t] + flying, memory.state[t] + at_the_end[t]);
+    shortages.push_back({peak + others - cluster.types[t].memory / task.stages_per_device,
+                         peak + others - memory.peak[t], 0});
   }
   if (divided.level == 0) return shortages;
   const MemoryCost whole = memory_with(p.program, {});
@@ -216,7 +222,7 @@ Planned StagePrograms::plan(const StageTask& task) {
     const std::vector<Shortage> shortages = shortage_of(task, planned);
     for (size_t t = 0; t < left.types.size(); ++t) {
       const DeviceType& type = group.cluster.types[t];
-      const Bytes most = type.memory / task.stages_per_device + shortages[t].divided;
+      const Bytes most = std::max(0.0, type.memory / task.stages_per_device + shortages[t].divided);
       if (attempt == 1) left.types[t].memory = most;
       if (shortages[t].lack <= 0) continue;
       planned.reason = fmt::format("{} lacks {}", type.name, format_bytes(shortages[t].lack));

@@ -14,6 +14,7 @@
 #include "comm/reshard.h"
 #include "comm/subgroup.h"
 #include "core/error.h"
+#include "cost/storage.h"
 #include "interpret/dispatch.h"
 #include "interpret/interpret.h"
 
@@ -30,8 +31,6 @@ enum Tag : int {
   kJointTag,
   kFirstTransferTag
 };
-
-constexpr int64_t kBucketBytes = int64_t{64} << 20;
 
 class PipelineWorker final : public Worker {
  public:
@@ -355,10 +354,10 @@ class PipelineWorker final : public Worker {
                          F visit) {
     for (size_t i = 0; i < which.size();) {
       size_t end = i;
-      int64_t bytes = 0;
+      Bytes bytes = 0;
       for (; end < which.size(); ++end) {
         const at::Tensor& tensor = tensors[which[end]];
-        const auto more = static_cast<int64_t>(tensor.nbytes());
+        const auto more = static_cast<Bytes>(tensor.nbytes());
         if (end > i && (bytes + more > kBucketBytes || tensor.dtype() != tensors[which[i]].dtype()))
           break;
         bytes += more;
@@ -408,10 +407,13 @@ class PipelineWorker final : public Worker {
       }
       std::vector<at::Tensor> pieces;
       for (const auto& list : parts) pieces.push_back(at::cat(list));
+      std::vector<int64_t> sizes;
+      for (const at::Tensor& part : parts[replica_]) sizes.push_back(part.numel());
+      parts.clear();  // copies, of gradients that are not in one run
       const at::Tensor sum = ring->reduce_scatter(pieces);
       int64_t at = 0;
       for (size_t k = first; k < end; ++k) {
-        const int64_t n = parts[replica_][k - first].numel();
+        const int64_t n = sizes[k - first];
         gradients[which[k]] = sum.narrow(0, at, n);
         at += n;
       }

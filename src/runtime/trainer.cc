@@ -38,13 +38,16 @@ std::map<std::string, at::Tensor> state_of(torch::optim::Optimizer& optimizer,
   auto it = state.find(c10::guts::to_string(parameter.unsafeGetTensorImpl()));
   if (it == state.end()) return {};
   if (auto* adam = dynamic_cast<torch::optim::AdamWParamState*>(it->second.get()))
-    return {{"exp_avg", adam->exp_avg()}, {"exp_avg_sq", adam->exp_avg_sq()}};
+    return {{"exp_avg", adam->exp_avg()},
+            {"exp_avg_sq", adam->exp_avg_sq()},
+            {"max_exp_avg_sq", adam->max_exp_avg_sq()}};
   auto& sgd = dynamic_cast<torch::optim::SGDParamState&>(*it->second);
   return {{"momentum", sgd.momentum_buffer()}};
 }
 
 std::vector<std::string> state_names(Optimizer optimizer) {
   if (optimizer == Optimizer::adamw) return {"exp_avg", "exp_avg_sq"};
+  if (optimizer == Optimizer::amsgrad) return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   return {"momentum"};
 }
 
@@ -128,8 +131,9 @@ struct Trainer::Impl {
   std::string path() const { return options.checkpoint + "/checkpoint.pt"; }
 
   void make_optimizer() {
-    if (plan.optimizer == Optimizer::adamw) {
+    if (plan.optimizer != Optimizer::sgd) {
       torch::optim::AdamWOptions settings(options.learning_rate > 0 ? options.learning_rate : 1e-3);
+      settings.amsgrad(plan.optimizer == Optimizer::amsgrad);
       optimizer = std::make_unique<torch::optim::AdamW>(parameters, settings);
     } else {
       torch::optim::SGDOptions settings(options.learning_rate > 0 ? options.learning_rate : 1e-2);
@@ -264,9 +268,10 @@ struct Trainer::Impl {
           states.push_back(own(
               worker->parameter_piece(i, stored(file.at(name).toGenericDict(), p.name, p.value))));
         auto& slot = optimizer->state()[c10::guts::to_string(parameters[i].unsafeGetTensorImpl())];
-        if (plan.optimizer == Optimizer::adamw) {
+        if (plan.optimizer != Optimizer::sgd) {
           auto state = std::make_unique<torch::optim::AdamWParamState>();
           state->step(next).exp_avg(states[0]).exp_avg_sq(states[1]);
+          if (states.size() > 2) state->max_exp_avg_sq(states[2]);
           slot = std::move(state);
         } else {
           auto state = std::make_unique<torch::optim::SGDParamState>();

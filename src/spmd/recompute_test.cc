@@ -9,6 +9,7 @@
 
 #include "core/rng.h"
 #include "planner/program_plan.h"
+#include "reference/memory_graphs.h"
 #include "reference/sample.h"
 #include "reference/spmd_graphs.h"
 
@@ -354,7 +355,7 @@ TEST(Recompute, IsWhatItsDefinitionSays) {
 // Where nothing fits otherwise, blocks are computed again, and the step takes longer by no more
 // than its forward pass.
 TEST(Recompute, MakesPlansFit) {
-  const Graph graph = load("mlp");
+  const Graph graph = bounds::layered_graph(6, 4096);
   const Theory theory(graph);
   AlternationOptions options;
   auto synthesis_with = [&](double memory, bool recompute) {

@@ -126,27 +126,46 @@ def not_possible():
     refused("make a new one", distributed, model, optimizer)
 
 
+class FourStates(torch.optim.Optimizer):
+    """Gradient descent that keeps four tensors for each parameter."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                for name in "abcd":
+                    self.state[p].setdefault(name, torch.zeros_like(p)).add_(p.grad)
+                p.add_(p.grad, alpha=-group["lr"])
+
+
 def more_states():
     """Of states beyond those that plans count there is a warning, or no room."""
     model = Net()
     graph = motley.capture(model, data(1)[0], F.cross_entropy)
-    most = max(motley.plan(graph, support.CLUSTER, all_devices=True).peak_memory_bytes)
+    most = max(motley.plan(graph, support.CLUSTER, optimizer="amsgrad", all_devices=True).peak_memory_bytes)
     with open(support.CLUSTER) as file:
         small = file.read().replace("1 GiB", f"{int(most * 1.02)} B")
     for cluster, fits in ((support.CLUSTER, True), (small, False)):
-        for make in (lambda p: torch.optim.AdamW(p), lambda p: torch.optim.AdamW(p, amsgrad=True)):
+        for kind, make in (
+            ("adamw", torch.optim.AdamW), ("amsgrad", lambda p: torch.optim.AdamW(p, amsgrad=True)), ("more", FourStates)
+        ):  # fmt: skip
             model = Net()
             optimizer = make(model.parameters())
-            train = lambda: motley.distribute(  # noqa: E731
-                model, data(1)[0], F.cross_entropy, cluster, optimizer, all_devices=True, verify=False).train_step(*data(1)[0])
-            if not fits and optimizer.defaults["amsgrad"]:
-                refused("3 states", train)
+            prepared = lambda: motley.distribute(  # noqa: E731
+                model, data(1)[0], F.cross_entropy, cluster, optimizer, all_devices=True, verify=False)
+            if not fits and kind == "more":
+                refused("4 states", prepared)
                 continue
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                train()
-            told = any("3 states" in str(w.message) for w in said)
-            assert told == (RANK == 0 and optimizer.defaults["amsgrad"]), said
+                dist = prepared()
+                dist.train_step(*data(1)[0])
+            assert dist.plan.optimizer == ("adamw" if kind == "adamw" else "amsgrad")
+            told = any("4 states" in str(w.message) for w in said)
+            assert told == (RANK == 0 and kind == "more"), said
 
 
 def groups():

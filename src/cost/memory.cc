@@ -1,0 +1,261 @@
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "cost/overlap.h"
+#include "cost/storage.h"
+#include "graph/stage.h"
+
+namespace motley {
+
+namespace {
+
+// What comes in: two messages are posted ahead each way, are put together from several senders, and
+// stay until the end of the pass.
+constexpr double kComing = 4;
+
+bool is_half(const TensorSpec& spec) {
+  return spec.dtype == DType::bf16 || spec.dtype == DType::f16;
+}
+
+// Adds up what a program holds at every step, and after the last one, where the optimizer is.
+class Account {
+ public:
+  Account(const Theory& theory, const Program& program, const Fractions& fractions, int types,
+          Optimizer optimizer, bool phased, const ZeroShare& kept)
+      : theory_(theory),
+        graph_(theory.graph()),
+        program_(program),
+        fractions_(fractions),
+        types_(types),
+        optimizer_(optimizer),
+        phased_(phased),
+        kept_(kept),
+        stored_(stored_placements(theory, program)),
+        segments_(theory.segments()),
+        end_(static_cast<int>(program.steps.size())),
+        local_(static_cast<size_t>(end_ + 2) * static_cast<size_t>(types)),
+        cut_(static_cast<size_t>(end_ + 2) * segments_),
+        whole_(end_ + 2),
+        state_cut_(segments_, 0) {
+    memory_.state.assign(types, 0);
+    memory_.held.assign(types, 0);
+    memory_.held_inputs.assign(types, 0);
+    memory_.sums.assign(types, 0);
+    memory_.sent.assign(types, 0);
+    memory_.sent_back.assign(types, 0);
+  }
+
+  MemoryCost run() {
+    add_state();
+    add_update();
+    hold({phased_ ? kSmallChange : held_throughout(graph_), {}}, 0, end_);
+    if (phased_) add_sums();
+    if (phased_) add_messages();
+    add_storages();
+    add_workspace();
+    find_peaks();
+    return std::move(memory_);
+  }
+
+ private:
+  Amount amount(ValueId v, Placement p, double factor = 1) const {
+    return {factor * static_cast<Bytes>(graph_.spec(v).bytes()), theory_.cut(v, p)};
+  }
+  // Of what is placed as a parameter.
+  Amount as_parameter(const Parameter& p, Bytes bytes) const {
+    return {bytes, theory_.cut(p.value, stored_[p.value.index])};
+  }
+  void add(const Amount& a, std::vector<Bytes>* bytes) const {
+    const std::vector<Bytes> local = local_bytes(a, fractions_);
+    for (int t = 0; t < types_; ++t) (*bytes)[t] += local[t];
+  }
+  // From before the first step to behind the last.
+  void hold(const Amount& a, int first, int last, double sign = 1) {
+    const std::vector<Bytes> local = local_bytes(a, fractions_);
+    for (const auto& [at, change] : {std::pair(first, sign), {last + 1, -sign}}) {
+      for (int t = 0; t < types_; ++t)
+        local_[static_cast<size_t>(at) * types_ + t] += change * local[t];
+      (a.cut.size > 0 ? cut_[static_cast<size_t>(at) * segments_ + a.cut.segment] : whole_[at]) +=
+          change * a.bytes;
+    }
+  }
+
+  void add_state() {
+    persistent_.resize(graph_.values.size());
+    auto keep = [&](const Amount& a) {
+      add(a, &memory_.state);
+      (a.cut.size > 0 ? state_cut_[a.cut.segment] : state_whole_) += a.bytes;
+    };
+    for (size_t i = 0; i < graph_.parameters.size(); ++i) {
+      const Parameter& p = graph_.parameters[i];
+      auto bytes = static_cast<Bytes>(graph_.spec(p.value).bytes());
+      if (p.gradient.valid()) {
+        const TensorSpec& gradient = graph_.spec(p.gradient);
+        // A divided gradient is there whole from where the backward pass makes it; its sum has 32
+        // bits.
+        const bool divided = kept_.of_gradient(i) < 1;
+        if (!divided) persistent_[p.gradient.index] = &p;
+        bytes *= 1 + state_factor(optimizer_) * kept_.of_optimizer(i);
+        bytes += static_cast<Bytes>(gradient.bytes()) * kept_.of_gradient(i) *
+                 (divided && is_half(gradient) ? 2 : 1);
+      }
+      keep(as_parameter(p, bytes));
+    }
+  }
+
+  // Gradients that the optimizer has in the type of their parameters, beside their own, and its
+  // temporaries, of one parameter at a time.
+  void add_update() {
+    Amount most;
+    Bytes most_bytes = 0, scattered = 0;
+    for (size_t i = 0; i < graph_.parameters.size(); ++i) {
+      const Parameter& p = graph_.parameters[i];
+      if (!p.gradient.valid()) continue;
+      const Amount piece =
+          as_parameter(p, static_cast<Bytes>(graph_.spec(p.value).bytes()) * kept_.of_optimizer(i));
+      if (graph_.spec(p.gradient).dtype != graph_.spec(p.value).dtype) hold(piece, end_, end_);
+      if (kept_.of_gradient(i) < 1)
+        scattered += static_cast<Bytes>(graph_.spec(p.gradient).bytes());
+      const auto& f = fractions_.by_type(piece.cut);
+      const Bytes largest = piece.bytes * *std::max_element(f.begin(), f.end());
+      if (largest > most_bytes) most = piece, most_bytes = largest;
+    }
+    most.bytes *= update_workspace(optimizer_);
+    hold(most, end_, end_);
+    // What replicas reduce in a pass travels in buckets.
+    hold({bucket_workspace(scattered, most.bytes), {}}, end_, end_);
+  }
+
+  // Sums over micro-batches; those of 16-bit gradients have 32 bits.
+  void add_sums() {
+    auto wide = [&](ValueId v) { return is_half(graph_.spec(v)) ? 2 : 1; };
+    if (!kept_.gradient.empty()) {
+      // Reduced in every pass, they are summed in the placement of their parameters.
+      for (size_t i = 0; i < graph_.parameters.size(); ++i) {
+        const Parameter& p = graph_.parameters[i];
+        if (p.gradient.valid() && kept_.of_gradient(i) == 1)
+          add(as_parameter(p,
+                           wide(p.gradient) * static_cast<Bytes>(graph_.spec(p.gradient).bytes())),
+              &memory_.sums);
+      }
+      return;
+    }
+    // A gradient is there as a sum first, then as its parameter is placed, which is counted as
+    // state.
+    for (const auto& [v, p] : accumulated(theory_, program_)) {
+      summed_.insert({v, p});
+      add(amount(v, p, wide(v)), &memory_.sums);
+      if (const Parameter* of = persistent_[v.index])
+        add(as_parameter(*of, -static_cast<Bytes>(graph_.spec(v).bytes())), &memory_.sums);
+    }
+  }
+
+  // Of sums of gradients where they start.
+  void add_workspace() {
+    std::vector<int> start(end_);
+    std::iota(start.begin(), start.end(), 0);
+    for (const GradientMessage& m : gradient_messages(theory_, program_, fractions_.shares()))
+      for (int s : m.steps) {
+        start[s] = phased_ ? m.steps[0] : m.ready;
+        // A message of several beside their sums over micro-batches.
+        const Step& step = program_.steps[s];
+        if (phased_ && m.steps.size() > 1) hold(amount(step.value, step.to), start[s], start[s]);
+      }
+    for (int s = 0; s < end_; ++s)
+      for (const Amount& a : workspace_of(theory_, program_.steps[s], fractions_))
+        hold(a, start[s], start[s]);
+  }
+
+  // What comes in for the passes to come, and what is on its way out.
+  void add_messages() {
+    for (const Input& i : graph_.inputs)
+      hold(amount(i.value, stored_[i.value.index], is_received(i) ? kComing : 1), 0, end_);
+    for (ValueId v : graph_.outputs) {
+      const Amount a = amount(v, output_placement(theory_, program_, v));
+      add(a, &memory_.sent);
+      if (graph_.node(graph_.value(v).producer).phase == Phase::backward)
+        add(a, &memory_.sent_back);
+      hold(a, 0, end_);
+    }
+  }
+
+  void add_storages() {
+    const Phases phases = phased_ ? phases_of(theory_, program_) : Phases{};
+    const int boundary = phased_ ? phases.backward : -1;
+    std::set<ValueId> inputs;
+    for (const Input& i : graph_.inputs)
+      if (is_received(i)) inputs.insert(i.value);
+    std::set<ValueId> parameters;
+    for (const Parameter& p : graph_.parameters) parameters.insert(p.value);
+    for (const Storage& x : storages(theory_, program_, fractions_, phased_)) {
+      const auto state = [&](const auto& what) { return parameters.count(what.first) > 0; };
+      if (std::any_of(x.to_end.begin(), x.to_end.end(), state)) continue;
+      const Amount a = amount(x.value, x.placement);
+      if (x.made < boundary && x.last >= boundary) add(a, &memory_.held);
+      if (x.made < boundary && inputs.count(x.value) > 0) add(a, &memory_.held_inputs);
+      // Added to its sum when it is there.
+      const bool is_summed = summed_.count({x.value, x.placement}) > 0;
+      hold(a, x.made, is_summed ? x.made : x.last);
+      // Gradients are counted as state.
+      for (const auto& [v, p] : x.to_end)
+        if (const Parameter* of = persistent_[v.index];
+            of != nullptr && p == stored_[of->value.index] && !is_summed)
+          hold(as_parameter(*of, static_cast<Bytes>(graph_.spec(v).bytes())), x.made, end_, -1);
+    }
+  }
+
+  void find_peaks() {
+    memory_.peak.assign(types_, 0);
+    memory_.cut.assign(segments_ * types_, 0);
+    for (size_t s = 0; s < segments_; ++s)
+      for (int t = 0; t < types_; ++t) memory_.cut[s * types_ + t] = state_cut_[s];
+    memory_.whole.assign(types_, state_whole_);
+    std::vector<Bytes> now(types_, 0);
+    std::vector<Bytes> cut = state_cut_;
+    Bytes whole = 0;
+    for (int at = 0; at < end_ + 2; ++at) {
+      for (size_t s = 0; s < segments_; ++s)
+        cut[s] += cut_[static_cast<size_t>(at) * segments_ + s];
+      whole += whole_[at];
+      for (int t = 0; t < types_; ++t) {
+        now[t] += local_[static_cast<size_t>(at) * types_ + t];
+        if (now[t] <= memory_.peak[t]) continue;
+        memory_.peak[t] = now[t];
+        for (size_t s = 0; s < segments_; ++s) memory_.cut[s * types_ + t] = cut[s];
+        memory_.whole[t] = state_whole_ + whole;
+      }
+    }
+    for (int t = 0; t < types_; ++t) memory_.peak[t] += memory_.state[t];
+  }
+
+  const Theory& theory_;
+  const Graph& graph_;
+  const Program& program_;
+  const Fractions& fractions_;
+  const int types_;
+  const Optimizer optimizer_;
+  const bool phased_;
+  const ZeroShare& kept_;
+  const std::vector<Placement> stored_;
+  const size_t segments_;
+  const int end_;
+  // What is made (positive) and freed (negative) before each step: local bytes, [step][type], and
+  // whole sizes cut, [step][segment], and uncut.
+  std::vector<Bytes> local_, cut_, whole_;
+  std::vector<Bytes> state_cut_;  // [segment]
+  Bytes state_whole_ = 0;
+  std::vector<const Parameter*> persistent_;  // [value] whose gradient it is, counted as state
+  std::set<std::pair<ValueId, Placement>> summed_;
+  MemoryCost memory_;
+};
+
+}  // namespace
+
+MemoryCost memory_of(const Theory& theory, const Program& program, const Fractions& fractions,
+                     int types, Optimizer optimizer, bool phases, const ZeroShare& kept) {
+  return Account(theory, program, fractions, types, optimizer, phases, kept).run();
+}
+
+}  // namespace motley

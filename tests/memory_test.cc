@@ -1,0 +1,134 @@
+// What workers hold is never more than what was planned, and not much less: counted by libtorch's
+// allocator, which sees temporaries of kernels too, over one step of training.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "capture/capture.h"
+#include "core/error.h"
+#include "counted.h"
+#include "graph/canonical.h"
+#include "graph/precision.h"
+#include "planner/engines.h"
+#include "planner/program_plan.h"
+
+namespace motley {
+namespace {
+
+constexpr const char* kModels[] = {
+    "mlp:layers=4,hidden=64,in=64,classes=16",
+    "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=128,dropout=0.1",
+    "bert:layers=2,hidden=64,heads=4,seq=32,vocab=128",
+    "llama:layers=2,hidden=64,heads=4,kv_heads=2,ffn=96,seq=32,vocab=128",
+    "moe:layers=2,hidden=64,heads=4,kv_heads=2,ffn=96,experts=4,seq=32,vocab=128",
+    "vit:layers=2,hidden=64,heads=4,image=32,patch=8",
+    "vgg19:width=8,image=32",
+    "convnet",
+    "resnet50:width=4,image=32"};
+
+// Measured over planned bytes of every device that takes part; no more than 1.
+std::vector<double> shares_of(const Plan& plan, const std::string& what) {
+  const std::vector<HeldBytes> held = held_by_workers(plan);
+  std::vector<double> shares;
+  for (int d = 0; d < plan.cluster.size(); ++d) {
+    const double planned = plan.peak_memory_bytes[d];
+    if (planned == 0) continue;  // without a stage: it has the batch alone
+    EXPECT_LE(held[d].most, planned) << what << " device " << d;
+    shares.push_back(held[d].most / planned);
+  }
+  return shares;
+}
+
+Plan spmd_plan(Graph graph, const std::string& model, int64_t batch, const std::string& strategy,
+               Optimizer optimizer, DType precision = DType::f32) {
+  planner::ProgramRequest request;
+  request.model = model;
+  request.batch = batch;
+  request.baselines = false;
+  request.strategy = strategy;
+  request.synthesis.optimizer = optimizer;
+  request.synthesis.certify = false;
+  if (precision != DType::f32) graph = with_precision(graph, precision);
+  planner::ProgramResult result = planner::plan_program(std::move(graph), load_cluster("local-mixed-4"), request);
+  MOTLEY_CHECK(result.feasible, "{}", result.reason);
+  result.plan.precision = precision;
+  return std::move(result.plan);
+}
+
+TEST(Memory, ProgramsHoldNoMoreThanPlanned) {
+  for (const char* model : kModels) {
+    const Graph graph = canonicalize(capture(model, 16).graph);
+    std::vector<std::string> strategies = planner::strategies();
+    strategies.emplace_back();  // the search's own
+    for (const std::string& strategy : strategies)
+      for (const Optimizer optimizer : {Optimizer::sgd, Optimizer::adamw}) {
+        if (optimizer == Optimizer::sgd && strategy.starts_with("dp-")) continue;
+        const Plan plan = spmd_plan(graph, model, 16, strategy, optimizer);
+        const std::string what = fmt::format(
+            "{} {} {}", model, strategy.empty() ? "search" : strategy, to_string(optimizer));
+        const std::vector<double> shares = shares_of(plan, what);
+        // The fullest device; one that idles holds less than others of its type.
+        EXPECT_GT(*std::max_element(shares.begin(), shares.end()), 0.55) << what;
+      }
+  }
+}
+
+// Larger than the models above: no more than 1.3 times what is held is planned.
+TEST(Memory, PlannedIsNotMuchMoreThanHeld) {
+  for (const char* model :
+       {"mlp:layers=4,hidden=1024", "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=2048",
+        "vgg19:width=32,image=32"}) {
+    const Graph graph = canonicalize(capture(model, 32).graph);
+    for (const char* strategy : {"dp-cp", "zero", "tensor-parallel"}) {
+      const Plan plan = spmd_plan(graph, model, 32, strategy, Optimizer::adamw);
+      const std::string what = fmt::format("{} {}", model, strategy);
+      const std::vector<double> shares = shares_of(plan, what);
+      const double most = *std::max_element(shares.begin(), shares.end());
+      EXPECT_GT(most, 1 / 1.3) << what;
+      RecordProperty(what, fmt::format("{:.3f}", most));
+    }
+  }
+}
+
+TEST(Memory, SixteenBitProgramsHoldNoMoreThanPlanned) {
+  for (const char* model : {kModels[0], kModels[1], kModels[5]}) {
+    const Graph graph = canonicalize(capture(model, 16).graph);
+    for (const char* strategy : {"dp-cp", "zero", "tensor-parallel"})
+      shares_of(spmd_plan(graph, model, 16, strategy, Optimizer::adamw, DType::bf16),
+                fmt::format("{} {} in bf16", model, strategy));
+  }
+}
+
+// Pipelines, replicas, tensor parallelism and divided state, alone and together.
+TEST(Memory, GridsHoldNoMoreThanPlanned) {
+  int planned = 0;
+  for (const char* model : {"mlp:layers=8,hidden=64,in=64,classes=16",
+                            "gpt:layers=4,hidden=64,heads=4,seq=32,vocab=128,dropout=0.1",
+                            "llama:layers=4,hidden=64,heads=4,kv_heads=4,ffn=96,seq=32,vocab=128",
+                            "vit:layers=4,hidden=64,heads=4,image=32,patch=8"})
+    for (const char* fix :
+         {"pp=4,dp=1,tp=1", "pp=2,dp=2,tp=1", "pp=2,dp=1,tp=2", "pp=2,dp=2,tp=1,zero=1",
+          "pp=2,dp=1,tp=1,interleave=2", "pp=1,dp=2,tp=2,zero=1", "pp=1,dp=4,tp=1,zero=1",
+          "pp=1,dp=4,tp=1,zero=2", "pp=1,dp=4,tp=1,zero=3", "pp=2,dp=2,tp=1,zero=3",
+          "pp=1,dp=1,tp=4", "pp=1,dp=4,tp=1"}) {
+      planner::PlanOptions request;
+      request.model = model;
+      request.batch = 32;
+      request.micro_batches = {2, 4};
+      const auto graph_of = [&](int64_t n) { return canonicalize(capture(model, n).graph); };
+      const planner::EngineResult result = planner::plan_grid(
+          request, load_cluster("local-mixed-4"), graph_of, grid::parse_fixed(fix));
+      if (result.candidates.empty()) continue;
+      ++planned;
+      const std::string what = fmt::format("{} {}", model, fix);
+      const std::vector<double> shares = shares_of(*result.candidates[0].plan, what);
+      EXPECT_GT(*std::max_element(shares.begin(), shares.end()), 0.4) << what;
+      RecordProperty(what, fmt::format("{:.3f}", *std::max_element(shares.begin(), shares.end())));
+    }
+  EXPECT_GT(planned, 30);
+}
+
+}  // namespace
+}  // namespace motley
