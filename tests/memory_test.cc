@@ -51,7 +51,8 @@ Plan spmd_plan(Graph graph, const std::string& model, int64_t batch, const std::
   request.synthesis.optimizer = optimizer;
   request.synthesis.certify = false;
   if (precision != DType::f32) graph = with_precision(graph, precision);
-  planner::ProgramResult result = planner::plan_program(std::move(graph), load_cluster("local-mixed-4"), request);
+  planner::ProgramResult result =
+      planner::plan_program(std::move(graph), load_cluster("local-mixed-4"), request);
   MOTLEY_CHECK(result.feasible, "{}", result.reason);
   result.plan.precision = precision;
   return std::move(result.plan);

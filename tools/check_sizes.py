@@ -18,7 +18,7 @@ FILES = {
     "bench/hapt_bench.cc": 718,
     "src/grid/grid_test.cc": 758,
     "src/net/net_test.cc": 625,
-    "src/runtime/pipeline_worker.cc": 927,
+    "src/runtime/pipeline_worker.cc": 924,
     "src/solver/order.cc": 621,
     "tests/pipeline_test.cc": 996,
     "tests/python/cases/blocks.py": 685,
@@ -29,7 +29,6 @@ FILES = {
 FUNCTIONS = {
     "src/cli/reduce_command.cc one_reduction": 110,
     "src/cost/cost.cc price_steps": 105,
-    "src/cost/cost.cc memory_of": 136,
     "src/pipeline/layers.cc assign": 133,
     "src/planner/engines/grid.cc plan_grid": 170,
     "src/shard/theory.cc Theory::refine": 123,

@@ -56,7 +56,8 @@ Json baselines_json(const PlanReport& report) {
       baselines.push_back({{"name", b.name},
                            {"predicted_step_s", b.feasible ? Json(b.predicted_step_s) : Json()},
                            {"feasible", b.feasible},
-                           {"reason", b.reason}});
+                           {"reason", b.reason},
+                           {"knobs", b.knobs}});
   return baselines;
 }
 
@@ -144,11 +145,15 @@ Json no_plan_json(const PlanReport& report, const planner::PlanOptions& options)
           {"search_s", spmd ? spmd->search_s : 0}};
 }
 
+static const char* label(const EngineResult& engine) {
+  return engine.engine == "opponents" ? "opponent" : "strategy";
+}
+
 std::string describe_search(const PlanReport& report, const Cluster& cluster) {
   const Candidate& best = report.best();
   const Plan& plan = *best.plan;
   std::string text = describe(plan);
-  if (plan.pipeline)
+  if (plan.pipeline || plan.engine != "spmd")
     text +=
         fmt::format("  certificate computation alone takes any plan at least {} (gap {:.1f}%)\n",
                     format_seconds(plan.lower_bound_s), 100 * gap_of(plan));
@@ -166,11 +171,14 @@ std::string describe_search(const PlanReport& report, const Cluster& cluster) {
                           s.feasible        ? format_seconds(s.simulated_s) + " simulated"
                           : s.segments == 1 ? "is one segment"
                                             : "does not fit");
+    // The strategies of one program have no knobs: beside opponents, which have, they say little.
+    if (engine.engine == "spmd" && report.of("opponents") != nullptr) continue;
     for (const planner::StrategyTime& b : engine.baselines)
-      text += b.feasible ? fmt::format("  strategy    {:<16} {} ({:.2f}x)\n", b.name,
+      text += b.feasible ? fmt::format("  {:<11} {:<16} {} ({:.2f}x)  {}\n", label(engine), b.name,
                                        format_seconds(b.predicted_step_s),
-                                       b.predicted_step_s / plan.predicted_step_s)
-                         : fmt::format("  strategy    {:<16} infeasible: {}\n", b.name, b.reason);
+                                       b.predicted_step_s / plan.predicted_step_s, b.knobs)
+                         : fmt::format("  {:<11} {:<16} infeasible: {}\n", label(engine), b.name,
+                                       b.reason);
   }
   return text;
 }

@@ -8,6 +8,7 @@ BatchStep::BatchStep(Graph graph, int64_t batch)
     : graph_(std::move(graph)), theory_(graph_), batch_(batch) {}
 
 std::shared_ptr<const MicroBatch> BatchStep::of(int64_t samples) {
+  const std::lock_guard lock(mutex_);
   if (const auto known = parts_.find(samples); known != parts_.end()) return known->second;
   MOTLEY_CHECK(samples > 0 && batch_ % samples == 0);
   try {
@@ -17,6 +18,11 @@ std::shared_ptr<const MicroBatch> BatchStep::of(int64_t samples) {
     why_not_ = error.what();
     return nullptr;
   }
+}
+
+std::string BatchStep::why_not() const {
+  const std::lock_guard lock(mutex_);
+  return why_not_;
 }
 
 }  // namespace motley::planner

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "shard/micro_batch.h"
@@ -19,14 +20,15 @@ class BatchStep {
   int64_t batch() const { return batch_; }
 
   // At micro-batches of so many samples, which divide the batch; null where the model does not
-  // allow it, for the reason why_not(). Not for several threads at a time.
+  // allow it, for the reason why_not(). For several threads.
   std::shared_ptr<const MicroBatch> of(int64_t samples);
-  const std::string& why_not() const { return why_not_; }  // of the last that was null
+  std::string why_not() const;  // of the last that was null
 
  private:
   Graph graph_;
   Theory theory_;
   int64_t batch_;
+  mutable std::mutex mutex_;  // of what follows
   std::map<int64_t, std::shared_ptr<const MicroBatch>> parts_;
   std::string why_not_;
 };

@@ -235,7 +235,7 @@ class PlanBuilder::Composer {
   }
 
   void find_reductions() {
-    add_reductions(kinds_, plan_.get());
+    if (builder_.groups().planned()) add_reductions(kinds_, plan_.get());
     separate_ = plan_->reductions.size();
     if (composition_.joint)
       for (int s = 0; s < stages_; ++s) add_joint(s, &plan_->reductions);

@@ -26,6 +26,10 @@ bool wants_virtual(const PlanOptions& o) {
          (everything(o) && !o.virtual_devices.off);
 }
 
+bool wants_opponents(const PlanOptions& o) {
+  return o.engine == "opponents" || (everything(o) && o.baselines);
+}
+
 // Of one program there is nothing to be gained by knowing the step of other plans.
 EngineResult one_program(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
   return plan_one_program(o, c, g);
@@ -35,6 +39,9 @@ EngineResult grid_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, S
 }
 EngineResult pipeline_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds known) {
   return plan_pipeline(o, c, g, known);
+}
+EngineResult opponents_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+  return plan_opponents(o, c, g);
 }
 EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds known) {
   VirtualDevices wanted = o.virtual_devices;
@@ -50,6 +57,7 @@ const std::vector<Engine>& engines() {
       {"pipeline", 1, wants_pipeline, pipeline_of},
       {"grid", 0, wants_grid, grid_of},
       {"virtual", 1, wants_virtual, virtual_of},
+      {"opponents", 0, wants_opponents, opponents_of},
   };
   return table;
 }

@@ -103,6 +103,11 @@ EngineResult plan_grid(const PlanOptions& options, const Cluster& cluster, const
 EngineResult plan_virtual(const PlanOptions& options, const Cluster& cluster,
                           const GraphOf& graph_of, const VirtualDevices& wanted);
 
+// The fastest of what users would run otherwise (DDP, FSDP, Megatron, each with the best of its
+// knobs); all of them are in `baselines`.
+EngineResult plan_opponents(const PlanOptions& options, const Cluster& cluster,
+                            const GraphOf& graph_of);
+
 // Virtual devices of `size` devices of one type, each a part of a machine (a group without groups
 // below); empty if some machine cannot be divided so.
 std::vector<std::vector<int>> virtual_devices(const Cluster& cluster, int size);

@@ -1,7 +1,9 @@
 #include "planner/engines.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -15,6 +17,10 @@
 
 namespace motley::planner {
 namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
 
 // Products and activations, and their gradients, for any number of samples.
 Graph layers(int count, int64_t samples) {
@@ -197,6 +203,65 @@ TEST(Planner, IsInterrupted) {
   EXPECT_TRUE(check(*report.best().plan).empty());
   EXPECT_LE(request.record->first_s(), request.record->now().seconds);
   EXPECT_LE(report.best().plan->predicted_step_s, request.record->now().best * (1 + 1e-9));
+}
+
+const StrategyTime& of(const EngineResult& result, const std::string& name) {
+  for (const StrategyTime& b : result.baselines)
+    if (b.name == name) return b;
+  ADD_FAILURE() << "no " << name;
+  return result.baselines.at(0);
+}
+
+// The knobs of opponents: in less than one pass takes they add up gradients of micro-batches;
+// the fastest devices alone are slower here; less memory never makes them faster; and the best of
+// them is a sound plan.
+TEST(Opponents, TurnTheirKnobs) {
+  const auto graph_of = [](int64_t samples) { return layers(8, samples); };
+  PlanOptions options;
+  options.model = "toy";
+  options.batch = 4096;
+  const EngineResult ample = plan_opponents(options, machines(16e9), graph_of);
+  ASSERT_EQ(ample.baselines.size(), 8u);
+  for (const StrategyTime& b : ample.baselines) EXPECT_TRUE(b.feasible) << b.name << b.reason;
+  EXPECT_THAT(of(ample, "ddp").knobs, HasSubstr("1 micro-batch of 4096"));
+  EXPECT_LT(of(ample, "ddp-by-speed").predicted_step_s, of(ample, "ddp").predicted_step_s);
+  ASSERT_EQ(ample.candidates.size(), 1u);
+  for (const StrategyTime& b : ample.baselines)
+    EXPECT_GE(b.predicted_step_s, (1 - 1e-9) * ample.candidates[0].plan->predicted_step_s)
+        << b.name;
+  EXPECT_THAT(motley::check(*ample.candidates[0].plan), IsEmpty());
+
+  const std::vector<Bytes>& peaks = ample.candidates[0].plan->peak_memory_bytes;
+  const Bytes most = *std::max_element(peaks.begin(), peaks.end());
+  const EngineResult tight = plan_opponents(options, machines(0.6 * most), graph_of);
+  EXPECT_TRUE(of(tight, "ddp").feasible) << of(tight, "ddp").reason;
+  EXPECT_THAT(of(tight, "ddp").knobs, Not(HasSubstr("1 micro-batch of")));
+  for (const StrategyTime& b : tight.baselines) {
+    if (!b.feasible) continue;
+    EXPECT_GE(b.predicted_step_s, (1 - 1e-9) * of(ample, b.name).predicted_step_s) << b.name;
+  }
+  for (const Candidate& c : tight.candidates) EXPECT_THAT(motley::check(*c.plan), IsEmpty());
+  // No knob makes the parameters fit.
+  const EngineResult none = plan_opponents(options, machines(1e6), graph_of);
+  EXPECT_TRUE(none.candidates.empty());
+  EXPECT_THAT(of(none, "ddp").reason, HasSubstr("lacks"));
+}
+
+// What plan() returns is no slower than any of them.
+TEST(Opponents, AreNoFasterThanThePlan) {
+  const auto graph_of = [](int64_t samples) { return layers(6, samples); };
+  for (const Bytes memory : {16e9, 20e6}) {
+    PlanOptions options;
+    options.model = "toy";
+    options.batch = 512;
+    const PlanReport report = plan(graph_of, machines(memory), options);
+    const EngineResult* opponents = report.of("opponents");
+    ASSERT_NE(opponents, nullptr);
+    for (const StrategyTime& b : opponents->baselines) {
+      if (!b.feasible) continue;
+      EXPECT_LE(report.best().simulated_s, b.predicted_step_s * (1 + 1e-9)) << b.name;
+    }
+  }
 }
 
 }  // namespace

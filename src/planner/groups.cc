@@ -11,10 +11,10 @@
 
 namespace motley::planner {
 
-DeviceGroups::Kind::Kind(int n, Cluster c, OverReplicas r)
+DeviceGroups::Kind::Kind(int n, Cluster c, OverReplicas r, bool planned)
     : number(n),
       cluster(std::move(c)),
-      reductions(reduce::reductions_of_all(cluster)),
+      reductions(planned ? reduce::reductions_of_all(cluster) : std::vector<ReductionProgram>()),
       replicas(std::move(r)),
       model(cluster, reductions, replicas) {}
 
@@ -26,7 +26,7 @@ const DeviceGroups::Kind& DeviceGroups::kind_of(Cluster part, OverReplicas repli
   std::unique_ptr<Kind>& known = kinds_[text];
   if (!known)
     known = std::make_unique<Kind>(static_cast<int>(kinds_.size()), std::move(part),
-                                   std::move(replicas));
+                                   std::move(replicas), planned_);
   return *known;
 }
 

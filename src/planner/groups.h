@@ -23,11 +23,14 @@ class DeviceGroups {
     std::vector<ReductionProgram> reductions;  // of all its devices
     OverReplicas replicas;
     CostModel model;
-    Kind(int n, Cluster c, OverReplicas r);
+    Kind(int n, Cluster c, OverReplicas r, bool planned);
   };
 
-  explicit DeviceGroups(const Cluster& cluster) : cluster_(cluster) {}
+  // `planned`: large all-reduces are planned reductions, else the plain collective.
+  explicit DeviceGroups(const Cluster& cluster, bool planned = true)
+      : cluster_(cluster), planned_(planned) {}
   const Cluster& whole() const { return cluster_; }
+  bool planned() const { return planned_; }
   // REQUIRES: devices ascending. The reference stays valid.
   const Kind& of(const std::vector<int>& devices);
   // The k-th of groups that communicate at the same time, a stage's in all replicas: what they
@@ -38,6 +41,7 @@ class DeviceGroups {
   const Kind& kind_of(Cluster part, OverReplicas replicas);
 
   const Cluster& cluster_;
+  const bool planned_;
   std::map<std::vector<int>, const Kind*> by_devices_;
   std::map<std::tuple<net::Groups, size_t, bool>, const Kind*> by_groups_;
   std::map<std::string, std::unique_ptr<Kind>> kinds_;  // by text

@@ -48,13 +48,7 @@ const Known kKnown[] = {{"dp-ev", Restriction::data_parallel, even_ratios},
                         {"expert-parallel", Restriction::expert_parallel, even_ratios},
                         {"tensor-parallel", Restriction::tensor_parallel, even_ratios}};
 
-AlternationOptions restricted(const Known& known, const Cluster& cluster,
-                              AlternationOptions options) {
-  options.restriction = known.restriction;
-  options.recompute = false;
-  options.ratios = known.ratios(cluster);
-  return options;
-}
+const Known kZeroBySpeed = {"zero-cp", Restriction::zero, proportional_ratios};
 
 // Parts of a cluster that might be faster than all of it, each a list of devices.
 std::vector<std::vector<int>> parts_of(const Cluster& cluster) {
@@ -92,6 +86,20 @@ std::vector<std::string> strategies() {
   return names;
 }
 
+AlternationOptions restricted(const std::string& strategy, const Cluster& cluster,
+                              AlternationOptions options) {
+  const Known* known = std::find_if(std::begin(kKnown), std::end(kKnown),
+                                    [&](const Known& k) { return strategy == k.name; });
+  if (strategy == kZeroBySpeed.name) known = &kZeroBySpeed;
+  if (known == std::end(kKnown))
+    throw user_error("plan", "there is no strategy '{}'; give one of {}", strategy,
+                     fmt::join(strategies(), ", "));
+  options.restriction = known->restriction;
+  options.recompute = false;
+  options.ratios = known->ratios(cluster);
+  return options;
+}
+
 std::string part_in_words(const std::vector<int>& devices, int of, const std::string& cluster) {
   return fmt::format(
       "{} of the {} of {} ({}): with the others it would communicate longer than they save",
@@ -107,15 +115,7 @@ class ProgramPlanner::Work {
         request_(std::move(request)),
         options_(request_.synthesis),
         deadline_(options_.limits.deadline) {
-    if (!request_.strategy.empty()) {
-      const Known* known = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const Known& k) {
-        return request_.strategy == k.name;
-      });
-      if (known == std::end(kKnown))
-        throw user_error("plan", "there is no strategy '{}'; give one of {}", request_.strategy,
-                         fmt::join(strategies(), ", "));
-      options_ = restricted(*known, cluster, options_);
-    }
+    if (!request_.strategy.empty()) options_ = restricted(request_.strategy, cluster, options_);
     options_.overlap = true;
     options_.certify = false;
   }
@@ -212,7 +212,7 @@ class ProgramPlanner::Work {
     if (!request_.baselines) return;
     const CostModel plain(cluster_);
     for (const Known& known : kKnown) {
-      AlternationOptions options = restricted(known, cluster_, request_.synthesis);
+      AlternationOptions options = restricted(known.name, cluster_, request_.synthesis);
       options.overlap = true;
       options.certify = false;
       Alternation s;

@@ -25,12 +25,17 @@ struct ProgramRequest {
 
 // The names of the baselines, in order.
 std::vector<std::string> strategies();
+// Options of a search that is restricted to a strategy's programs, at its shares. Besides those of
+// strategies() "zero-cp": ZeRO with batches by speed. Throws UserError if there is none of the name.
+AlternationOptions restricted(const std::string& strategy, const Cluster& cluster,
+                              AlternationOptions options);
 
 struct StrategyTime {
-  std::string name;  // dp-ev, dp-cp, zero, tensor-parallel
+  std::string name;  // of strategies(), or an opponent
   bool feasible = false;
   Seconds predicted_step_s = 0;
   std::string reason;
+  std::string knobs;  // of an opponent (engines/opponents.cc): what makes it fastest
 };
 
 struct ProgramResult {

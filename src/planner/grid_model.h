@@ -1,0 +1,26 @@
+// Between the grid's strategies (grid/strategy.h) and compositions of a graph's layers.
+#pragma once
+
+#include <cstdint>
+
+#include "grid/model.h"
+#include "grid/strategy.h"
+#include "planner/composition.h"
+#include "planner/layered_graph.h"
+
+namespace motley::planner {
+
+// The layers of a graph of `samples` as the grid sees them.
+grid::Model grid_model(const LayeredGraph& graph, int64_t samples);
+
+// A stage's program is searched on all devices of its replica: on those of context parallelism it
+// may cut the sequence, on those of expert parallelism the experts, or whatever costs less.
+// Replicas that divide experts are one, with micro-batches as large as theirs together; so are
+// those that divide parameters (ZeRO stage 3). Of how many replicas one is made.
+int merged_replicas(const grid::Strategy& strategy);
+// Micro-batches of the strategy that `merged` replicas from `first` on take.
+int taken_by(const grid::Strategy& strategy, int first, int merged);
+
+Composition composition_of(const grid::Strategy& strategy);
+
+}  // namespace motley::planner
