@@ -298,6 +298,11 @@ void run(const Args& args) {
   if (interrupted)
     std::fprintf(stderr, "motley: [plan] interrupted: this is the best plan found in %.1f s\n",
                  options.record->now().seconds);
+  else if (report.out_of_time)
+    std::fprintf(stderr,
+                 "motley: [plan] this is the best plan found in %s; a longer limit may find a "
+                 "better one\n",
+                 limit_of(args).c_str());
   if (!args.output.empty()) save_plan(*report.best().plan, args.output);
   if (args.json) {
     print_json(plan_json(report, cluster, graphs.capture_s(), *options.record));

@@ -405,7 +405,7 @@ class DevicesLeftOut(unittest.TestCase):
         self.assertEqual(plan.devices, [0, 1])
         done = subprocess.run(
             [os.path.join(os.environ["MOTLEY_BINARY_DIR"], "motley"), "plan", model, "--cluster", cluster, "--batch", "48",
-             "--engine", "spmd", "--json"], capture_output=True, text=True, check=True,
+             "--engine", "spmd", "--time-limit", "600", "--json"], capture_output=True, text=True, check=True,
         )  # fmt: skip
         other = json.loads(done.stdout)
         self.assertAlmostEqual(plan.predicted_step_s, other["predicted_step_s"], delta=1e-6 * plan.predicted_step_s)
