@@ -255,3 +255,54 @@ def batch_normalisation_without_gradients_first():
         return m.head(m.norm(m.first(x)))
 
     return net(function, **normalised())
+
+
+# ---- the model itself, of which distribute() trains pieces --------------------------------------------------------------
+
+
+def between(after_backward=lambda trainer: None, after_step=lambda trainer: None):
+    def train(trainer, batches):
+        losses = []
+        for batch in batches:
+            loss = trainer(*batch)
+            loss.backward()
+            after_backward(trainer)
+            trainer.step()
+            after_step(trainer)
+            losses.append(loss.item())
+        return losses
+
+    return train
+
+
+def clamped(trainer):
+    for parameter in trainer.model.parameters():
+        parameter.data.clamp_(-0.05, 0.05)
+
+
+def other_memory(trainer):
+    trainer.model.head.weight.data = torch.full((5, 16), 0.1)
+
+
+def scaled_by_numpy(trainer):
+    for _, parameter in trainer.named_parameters():
+        if parameter.grad is not None:  # of another stage
+            parameter.grad.mul_(1 / (1 + abs(float(parameter.grad.numpy().sum()))))
+
+
+CHANGED = refused("of the model was changed, but training goes on with the pieces")
+
+
+@case(train=between(after_step=clamped), refused=CHANGED)
+def weights_clamped_in_the_model():
+    return net()
+
+
+@case(train=between(after_step=other_memory), refused=CHANGED)
+def weight_replaced_in_the_model():
+    return net()
+
+
+@case(train=between(scaled_by_numpy), refused=refused("numpy of a piece of a parameter"))
+def gradients_read_by_numpy():
+    return net()
