@@ -22,7 +22,6 @@ _REFUSED = {
     "inverse", "pinverse", "cholesky", "qr", "svd", "einsum", "tensordot", "normalize", "layer_norm", "renorm", "triu", "tril",
     "equal", "allclose", "cov", "corrcoef", "is_nonzero", "__bool__", "__contains__", "transpose", "t", "permute", "gather", "scatter",
     "index_select", "_amp_foreach_non_finite_check_and_unscale_", "__getitem__", "__setitem__",
-    "numpy", "tolist", "__array__",
 }  # fmt: skip
 
 

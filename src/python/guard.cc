@@ -97,31 +97,6 @@ py::bytes flags(const py::list& tensors) {
   return found;
 }
 
-// [tensor] Its address, and on the CPU eight of its elements at equal distances; 72 bytes.
-py::bytes samples(const std::vector<at::Tensor>& tensors) {
-  constexpr int64_t kPicked = 8;
-  std::string found;
-  found.reserve(tensors.size() * sizeof(uint64_t) * (kPicked + 1));
-  for (const at::Tensor& t : tensors) {
-    const bool readable = t.layout() == at::kStrided && t.is_cpu() && t.numel() > 0;
-    const char* data =
-        t.layout() == at::kStrided ? static_cast<const char*>(t.data_ptr()) : nullptr;
-    found.append(reinterpret_cast<const char*>(&data), sizeof(data));
-    const int64_t item = static_cast<int64_t>(t.element_size());
-    for (int64_t k = 0; k < kPicked; ++k) {
-      uint64_t word = 0;
-      if (readable) {
-        int64_t left = k * (t.numel() - 1) / (kPicked - 1), offset = 0;
-        for (int64_t d = t.dim(); d-- > 0; left /= t.size(d))
-          offset += left % t.size(d) * t.stride(d);
-        std::memcpy(&word, data + offset * item, std::min<size_t>(sizeof(word), item));
-      }
-      found.append(reinterpret_cast<const char*>(&word), sizeof(word));
-    }
-  }
-  return found;
-}
-
 // Whether entries of dictionaries are still the same objects, containers as long, and tensors of
 // the same version.
 class Still {
@@ -185,8 +160,6 @@ void bind_guard(py::module_& m) {
   m.def("checksum", &checksum, py::arg("tensors"), py::arg("start") = 0, py::arg("step") = 0,
         "32 bits of tensors' shapes and elements; of large ones samples, others at every step.");
   m.def("flags", &flags, "A byte for each tensor: whether it takes a gradient, how many hooks.");
-  m.def("samples", &samples,
-        "72 bytes of each tensor that change where its memory or most of its elements do.");
   py::class_<Still>(m, "Still")
       .def(py::init<py::list, py::list, py::list, py::object>())
       .def("holds", &Still::holds);
