@@ -23,7 +23,7 @@ namespace motley {
 
 namespace {
 
-constexpr int64_t kFitBatch = 8;  // of the step that the measurement is fitted to
+constexpr int64_t kFitBatch = 8;  // of the larger step that the measurement is fitted to
 
 struct DemoOptions {
   std::string cluster = "local-mixed-4";

@@ -232,25 +232,40 @@ Measured measure(Communicator& group, double speed) {
   return result;
 }
 
-double fit_to_model(Communicator& group, double speed, const std::string& model, int64_t batch,
-                    Measured* mine) {
+namespace {
+
+// A step of a model on one emulated device: the launches of its operators and the rest as the cost
+// model prices them, and its time as measured.
+struct PricedStep {
+  Seconds launches = 0, rest = 0, measured = 0;
+};
+
+Seconds priced(const Theory& theory, const DeviceType& type) {
+  const CostModel cost(flat_cluster({type}, {1}, {LinkKind::switched, 1, 0}));
+  Seconds sum = 0;
+  for (size_t n = 0; n < theory.graph().nodes.size(); ++n)
+    for (const Triple& triple : theory.triples(NodeId(n)))
+      if (triple.cut == 0 && std::all_of(triple.in.begin(), triple.in.end(),
+                                         [](Placement p) { return p.is_replicated(); })) {
+        sum += cost.compute(0, work_of(theory, NodeId(n), triple), 1);
+        break;
+      }
+  return sum;
+}
+
+PricedStep priced_step(Communicator& group, double speed, const std::string& model, int64_t batch,
+                       const Measured& device) {
   const Graph graph = canonicalize(capture(model, batch).graph);
   const Theory theory(graph);
   DeviceType type;
   type.name = "this";
-  type.flops = type.half_flops = mine->flops;
-  type.memory_bandwidth = mine->memory_bandwidth;
-  type.overhead = mine->overhead;
+  type.flops = type.half_flops = device.flops;
+  type.memory_bandwidth = device.memory_bandwidth;
   type.memory = 1;
-  const CostModel cost(flat_cluster({type}, {1}, {LinkKind::switched, 1, 0}));
-  Seconds priced = 0;
-  for (size_t n = 0; n < graph.nodes.size(); ++n)
-    for (const Triple& triple : theory.triples(NodeId(n)))
-      if (triple.cut == 0 && std::all_of(triple.in.begin(), triple.in.end(),
-                                         [](Placement p) { return p.is_replicated(); })) {
-        priced += cost.compute(0, work_of(theory, NodeId(n), triple), 1);
-        break;
-      }
+  PricedStep step;
+  step.rest = priced(theory, type);
+  type.overhead = device.overhead;
+  step.launches = priced(theory, type) - step.rest;
 
   const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0);
   Feeds feeds{{}, buffers_of(*module), random_inputs(*module, batch, 1)};
@@ -271,11 +286,23 @@ double fit_to_model(Communicator& group, double speed, const std::string& model,
   }
   // The first step warms up.
   std::sort(times.begin() + 1, times.end());
-  const double ratio = times[2] / priced;
-  mine->flops /= ratio;
-  mine->memory_bandwidth /= ratio;
-  mine->overhead *= ratio;
-  return ratio;
+  step.measured = times[2];
+  return step;
+}
+
+}  // namespace
+
+void fit_to_model(Communicator& group, double speed, const std::string& model, int64_t batch,
+                  Measured* mine) {
+  const PricedStep small = priced_step(group, speed, model, 1, *mine),
+                   large = priced_step(group, speed, model, batch, *mine);
+  // Both steps launch the same operators.
+  double work = (large.measured - small.measured) / (large.rest - small.rest),
+         launch = (small.measured - work * small.rest) / small.launches;
+  if (!(work > 0 && launch > 0)) work = launch = large.measured / (large.launches + large.rest);
+  mine->flops /= work;
+  mine->memory_bandwidth /= work;
+  mine->overhead *= launch;
 }
 
 Cluster calibrated(Communicator& group, const Cluster& cluster, const Measured& mine) {

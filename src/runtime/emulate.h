@@ -77,11 +77,11 @@ struct Measured {
 };
 Measured measure(Communicator& group, double speed);
 
-// Runs one step of a model of the zoo at `batch` on every device, padded, and scales the device's
-// numbers so that the cost model prices this step as it was measured. Collective. Returns measured
-// / priced before.
-double fit_to_model(Communicator& group, double speed, const std::string& model, int64_t batch,
-                    Measured* mine);
+// Runs steps of a model of the zoo on every device, padded, with one sample and with `batch` of them,
+// and scales the device's numbers so that the cost model prices both as they were measured: what
+// launches take shows in the one, what the work takes in the other. Collective. REQUIRES: batch > 1.
+void fit_to_model(Communicator& group, double speed, const std::string& model, int64_t batch,
+                  Measured* mine);
 
 // Every device type as its slowest member measured, and the links of the whole cluster scaled so
 // that the ring has the measured bandwidth and latency. Collective; the same on every worker.
