@@ -28,10 +28,10 @@ endif()
 file(WRITE ${CMAKE_BINARY_DIR}/torch_headers.cc "")
 add_library(motley_torch_headers OBJECT ${CMAKE_BINARY_DIR}/torch_headers.cc)
 target_compile_options(motley_torch_headers PRIVATE ${MOTLEY_WARNINGS} ${MOTLEY_SHARED})
-target_link_libraries(motley_torch_headers PRIVATE motley_libtorch fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json)
+target_link_libraries(motley_torch_headers PRIVATE motley_libtorch fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json CLI11::CLI11)
 target_precompile_headers(
   motley_torch_headers PRIVATE <ATen/ATen.h> <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp> <torch/library.h>
-  <torch/nn/modules/conv.h> <torch/nn/modules/linear.h> <torch/optim/adamw.h> <fmt/format.h> <nlohmann/json.hpp>)
+  <torch/nn/modules/conv.h> <torch/nn/modules/linear.h> <torch/optim/adamw.h> <CLI/CLI.hpp> <fmt/format.h> <nlohmann/json.hpp>)
 
 # REQUIRES: libraries and definitions as those of modules. -fpch-preprocess is for ccache.
 function(motley_use_torch_headers target)
