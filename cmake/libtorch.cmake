@@ -22,19 +22,3 @@ if(TORCH_CUDA_LIBRARY AND C10_CUDA_LIBRARY AND CUDART_LIBRARY AND C10D_NCCL_INCL
   target_include_directories(motley_libtorch SYSTEM INTERFACE ${C10D_NCCL_INCLUDE} ${NCCL_INCLUDE} ${CUDA_INCLUDE})
   target_link_libraries(motley_libtorch INTERFACE ${TORCH_CUDA_LIBRARY} ${C10_CUDA_LIBRARY} ${CUDART_LIBRARY})
 endif()
-
-# Most of what a file that includes libtorch takes to compile is its headers: these are compiled once, for all targets that
-# motley_use_torch_headers() names.
-file(WRITE ${CMAKE_BINARY_DIR}/torch_headers.cc "")
-add_library(motley_torch_headers OBJECT ${CMAKE_BINARY_DIR}/torch_headers.cc)
-target_compile_options(motley_torch_headers PRIVATE ${MOTLEY_WARNINGS} ${MOTLEY_SHARED})
-target_link_libraries(motley_torch_headers PRIVATE motley_libtorch fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json CLI11::CLI11)
-target_precompile_headers(
-  motley_torch_headers PRIVATE <ATen/ATen.h> <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp> <torch/library.h>
-  <torch/nn/modules/conv.h> <torch/nn/modules/linear.h> <torch/optim/adamw.h> <CLI/CLI.hpp> <fmt/format.h> <nlohmann/json.hpp>)
-
-# REQUIRES: libraries and definitions as those of modules. -fpch-preprocess is for ccache.
-function(motley_use_torch_headers target)
-  target_compile_options(${target} PRIVATE ${MOTLEY_SHARED} -fpch-preprocess)
-  target_precompile_headers(${target} REUSE_FROM motley_torch_headers)
-endfunction()
