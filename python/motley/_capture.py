@@ -13,7 +13,7 @@ import warnings
 import torch
 
 from . import _motley, _rewrites, _torch
-from ._errors import CaptureError, UserError
+from ._errors import CaptureError, UserError, warn
 from ._hooks import Hooks
 from ._step import Step, replaced, unchanged
 
@@ -316,8 +316,8 @@ def capture_step(step, name, samples=None, reads=None):
         _check_next_steps(graph, changes, lambda: captured(run))
     for change in changes:
         if change.plain:
-            warnings.warn(
-                f"[capture] {change}; a graph does not repeat this, so make it a buffer if later steps depend on it", stacklevel=3
+            warn(
+                f"[capture] {change}; a graph does not repeat this, so make it a buffer if later steps depend on it"
             )
     graph.at = lambda samples: capture_step(step, name, samples)  # for engines that plan micro-batches
     return graph

@@ -7,17 +7,17 @@ a step is for them a message that they have come to it, without which it does no
 
 import inspect
 import os
-import warnings
 import weakref
 
 import torch
 
 from . import _gradients, _motley, _optim, _scaler, _torch
 from ._agree import agreed_plan, replanner, send_text
-from ._errors import UserError
+from ._errors import UserError, warn
 from ._following import Following
 from ._gradients import Wholes
 from ._guard import wanted
+from ._mirror import Mirror, brought_up_to_date, inside, ours
 from ._pieces import Piece, guarded, plain
 from ._plan import cluster_of, precision_of
 from ._saving import Saving
@@ -130,7 +130,7 @@ class Distributed(Following, Saving):
                 local = self._own("buffer", slot.name, self._rank_0(slot.tensor))
                 if self._worker.holds("buffer", slot.name):
                     self._worker.set("buffer", slot.name, local)
-            self._kept = self._held_by_nobody(step)
+            self._held.nobodys = self._held_by_nobody(step)
         self._worker.publish()
         self.optimizer, self._wholes, self._by_element = optimizer, None, trial is None or trial.by_element
         self._held.optimizer, self._held.own_steps = self.optimizer, self.optimizer is None
@@ -140,9 +140,11 @@ class Distributed(Following, Saving):
             self._held.mark = self._held.versions()
         self.pacing = group.limit_bandwidth(plan.cluster, plan.devices) if emulate else "off"
         self._anchor = torch.zeros((), requires_grad=True)
+        self._mirror = Mirror(self)
 
     # ---- training -------------------------------------------------------------------------------------------------
 
+    @inside
     def __call__(self, inputs, *targets):
         """Training: the loss of the batch. eval(): the model's output, or with targets its loss."""
         if len(targets) > 1:
@@ -258,7 +260,6 @@ class Distributed(Following, Saving):
                 former()
                 if dist._wholes is not None:
                     dist._wholes.scatter()
-            dist._show_loss()
             return loss
 
         def zero_grad(former, set_to_none=inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default):
@@ -311,10 +312,9 @@ class Distributed(Following, Saving):
                     f"MiB more, {plan.cluster.device(device)} has no room; use one with fewer, or memory_limit=False"
                 )
         if self._group.rank == 0:
-            warnings.warn(
+            warn(
                 f"[distribute] {name} keeps {trial.states:.3g} states of each parameter, plans count three: up to {max(more) / 2**20:.1f} MiB "
                 "more than planned on a device",
-                stacklevel=4,
             )
 
     def _say_whole(self, trial, memory_limit):
@@ -328,10 +328,9 @@ class Distributed(Following, Saving):
                         f"MiB more, {plan.cluster.device(device)} has no room; use one that does, or memory_limit=False"
                     )
         if self._group.rank == 0:
-            warnings.warn(
+            warn(
                 f"[distribute] {name} does not treat every element by itself: every worker runs it on whole parameters, for which it "
                 f"needs {more / 2**20:.1f} MiB more than planned, and parameters and gradients are put together for every step",
-                stacklevel=4,
             )
 
     # ---- evaluation -----------------------------------------------------------------------------------------------
@@ -447,10 +446,9 @@ def _say_of_loss(step):
     names = [name for name, _ in step.loss_fn.named_parameters()] if isinstance(step.loss_fn, torch.nn.Module) else []
     if names:
         prefix = prefix_of_loss(step.model)
-        warnings.warn(
+        warn(
             f"[distribute] parameters of loss_fn are parameters of the step, {prefix}.{names[0]}{', ...' if names[1:] else ''}: they "
             "are trained as the optimizer says, and dist.state_dict() has their values, as it has those of the model",
-            stacklevel=3,
         )
 
 
@@ -475,6 +473,7 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     if cluster is not None and precision == "f16":
         _check_fp16()
     step = (ScaledStep if precision in _scaler.SCALED else Step)(model, example_inputs, loss_fn)
+    brought_up_to_date(step.parameters + step.buffers)
     parameters = [slot.tensor for slot in step.parameters]
     optimizer = _optim.made(optimizer, parameters)
     _optim.check_parameters(optimizer, parameters)
@@ -484,8 +483,9 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     _same_everywhere(workers, _optim.signature(optimizer, step.parameters), "the optimizer")
     if workers.rank == 0:
         _say_of_loss(step)
-    agreed = agreed_plan(step, workers, cluster, optimizer, plan, options)
-    replan = replanner(cluster, agreed.plan, options)
-    return Distributed(
-        step, agreed, workers, optimizer, seed, emulate, wanted(verify), replan, options.get("memory_limit", True)
-    )
+    with ours():
+        agreed = agreed_plan(step, workers, cluster, optimizer, plan, options)
+        replan = replanner(cluster, agreed.plan, options)
+        return Distributed(
+            step, agreed, workers, optimizer, seed, emulate, wanted(verify), replan, options.get("memory_limit", True)
+        )

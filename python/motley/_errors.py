@@ -1,6 +1,12 @@
 """Mistakes of the user. A message is one line: where, what, and how to fix it."""
 
+import os
+import sys
+import warnings
+
 from ._motley import PeerLost, UserError  # noqa: F401
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class CaptureError(UserError):
@@ -13,3 +19,11 @@ class NoPlanError(UserError):
 
 class MismatchError(UserError):
     """A step of the plan is not that of the plain model; the message names the first tensor that differs."""
+
+
+def warn(text):
+    """A warning at the line of the user's code that called the package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and os.path.dirname(os.path.abspath(frame.f_code.co_filename)) == _HERE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

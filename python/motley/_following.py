@@ -10,6 +10,7 @@ from . import _motley, _torch
 from ._agreement import differs, digest
 from ._errors import MismatchError, UserError
 from ._guard import FIRST_STEPS, FURTHER_PLANS, Check, compare_slice, rows_with_room
+from ._mirror import inside
 from ._pieces import Piece
 from ._runs import Run, Runs, Untouched, claims
 
@@ -18,7 +19,7 @@ class Following:
     """Mixed into Distributed, whose state it uses."""
 
     def _begin(self, step, agreed, replan, emulate, verify):
-        group = self._group
+        group, self._mirror = self._group, None
         self._runs = Runs(group, replan, lambda *form: Run(*form, group, self._seed, emulate))
         self._runs.add(self._runs.make_run(step, agreed))
         self._take(self._runs.known[0])
@@ -33,6 +34,8 @@ class Following:
         if scale is not None:
             run.step.scale = scale
         self._run, self._worker, self.plan, self._step_spec, self._leaves = run, run.worker, run.plan, run.step, run.leaves
+        if self._mirror is not None:
+            self._mirror.show_buffers(run)
 
     def _ready(self, inputs, targets):
         """The tensors of a batch, after a plan was taken that suits it; collective where none is known yet."""
@@ -168,7 +171,7 @@ class Following:
         self._group.barrier()  # nobody asks for the old pieces any more
         held = self._held
         self._take(run)
-        self._kept = {name: whole[name] for name in self._held_by_nobody(run.step)}
+        held.nobodys = {name: whole[name] for name in self._held_by_nobody(run.step)}
         with self._group.peers.change(held), torch.no_grad():
             held.lay_out(run.worker, [slot.name for slot in run.step.parameters], [slot.name for slot in run.step.buffers])
             self._group.peers.forget_layouts(held)
@@ -224,6 +227,7 @@ class Following:
         held = self._held
         return held.count == 1 and bool(held.pieces) and held.versions() == held.mark
 
+    @inside
     def verify(self, inputs, *targets):
         """Runs a step on a batch and compares loss, gradients and buffers with the plain model's; collective.
 

@@ -10,13 +10,12 @@ are moved by one rounding error each: what that changes, times _SLACK, is what r
 """
 
 import os
-import warnings
 
 import torch
 
 from ._agree import captured, send_text
 from ._eager import Draws, plain_step
-from ._errors import MismatchError, UserError
+from ._errors import MismatchError, UserError, warn
 
 _LIMIT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 _SLACK = 50
@@ -369,7 +368,7 @@ def said(model, report, number):
 
 
 def warn_of(skipped, number):
-    warnings.warn(f"[verify] step {number} was not wholly compared with the plain model: {skipped}", stacklevel=4)
+    warn(f"[verify] step {number} was not wholly compared with the plain model: {skipped}")
 
 
 def wanted(verify):

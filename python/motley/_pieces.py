@@ -11,9 +11,9 @@ from ._errors import UserError
 
 # These change the shape of a piece, or hand it out, and nothing else.
 _ALLOWED = {
-    "view", "reshape", "flatten", "view_as", "reshape_as", "unsqueeze", "size", "stride", "numel", "nelement", "dim", "numpy",
-    "tolist", "item", "__repr__", "__format__", "__str__", "__deepcopy__", "__reduce_ex__", "__hash__", "__array__", "__len__",
-    "__dlpack__", "backward", "storage", "_storage", "untyped_storage", "data_ptr", "set_", "__set__",
+    "view", "reshape", "flatten", "view_as", "reshape_as", "unsqueeze", "size", "stride", "numel", "nelement", "dim",
+    "item", "__repr__", "__format__", "__str__", "__deepcopy__", "__reduce_ex__", "__hash__", "__len__",
+    "backward", "storage", "_storage", "untyped_storage", "data_ptr", "set_", "__set__",
 }  # fmt: skip
 # These keep the shape, but let elements see one another; or compare all of them.
 _REFUSED = {
@@ -21,7 +21,7 @@ _REFUSED = {
     "fliplr", "flipud", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "chain_matmul", "matrix_power", "matrix_exp",
     "inverse", "pinverse", "cholesky", "qr", "svd", "einsum", "tensordot", "normalize", "layer_norm", "renorm", "triu", "tril",
     "equal", "allclose", "cov", "corrcoef", "is_nonzero", "__bool__", "__contains__", "transpose", "t", "permute", "gather", "scatter",
-    "index_select", "_amp_foreach_non_finite_check_and_unscale_", "__getitem__", "__setitem__",
+    "index_select", "numpy", "tolist", "__array__", "__dlpack__", "_amp_foreach_non_finite_check_and_unscale_", "__getitem__", "__setitem__",
 }  # fmt: skip
 
 

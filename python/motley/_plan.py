@@ -3,12 +3,11 @@
 import json
 import math
 import os
-import warnings
 
 import torch
 
 from . import _motley
-from ._errors import NoPlanError, UserError
+from ._errors import NoPlanError, UserError, warn
 
 _CLUSTERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "clusters")
 
@@ -142,9 +141,7 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     details = found.baselines, found.search_s, found.reason, found.devices or None, (devices.name, len(devices))
     best = Plan(found.take_best(), *details)
     if best.inexact:
-        warnings.warn(
-            f"[plan] {best.inexact}, unlike on one device; engine='spmd' computes the same as one device", stacklevel=2
-        )
+        warn(f"[plan] {best.inexact}, unlike on one device; engine='spmd' computes the same as one device")
     return best
 
 
@@ -168,7 +165,7 @@ def save(thing, path):
         return
     alone, differs = thing.save(os.fspath(path), getattr(thing, "at", None))
     if differs:
-        warnings.warn(f"[save] {path} has the graph at batch {thing.batch} alone: {alone}", stacklevel=2)
+        warn(f"[save] {path} has the graph at batch {thing.batch} alone: {alone}")
 
 
 def load(path):

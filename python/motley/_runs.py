@@ -7,14 +7,13 @@ pieces stay where they are, and is searched otherwise, and the state moves. Plan
 
 import gc
 import re
-import warnings
 import weakref
 
 import torch
 
 from . import _motley
 from ._agree import followed_plan
-from ._errors import UserError
+from ._errors import UserError, warn
 
 _MOST = 16  # plans kept
 _MANY = 8  # that are worth a warning
@@ -96,10 +95,9 @@ class Runs:
             self.known.pop()
         if len(self.known) > _MANY and not self.warned:
             self.warned = True
-            warnings.warn(
+            warn(
                 f"[distribute] the step has been captured in {len(self.known)} forms; each costs a capture and memory: pad batches "
                 "to a few sizes, and make numbers that change at every step an input or a buffer",
-                stacklevel=5,
             )
 
     def fitting(self, step, shapes, constants):
@@ -156,25 +154,39 @@ class Untouched:
         self.slots = [("parameter", slot) for slot in step.parameters] + [("buffer", slot) for slot in step.buffers]
         self.accept()
 
-    def accept(self):
-        self.versions = [slot.tensor._version for _, slot in self.slots]
+    def accept(self, slots=None):
+        """All as they are now, or some."""
+        now = self._now()
+        if slots is None:
+            self.versions = now
+            return
+        chosen = {id(slot) for slot in slots}
+        self.versions = [b if id(slot) in chosen else a for (_, slot), a, b in zip(self.slots, self.versions, now)]
+
+    def touched(self, slots):
+        """Those of `slots` that were changed in place."""
+        chosen = {id(slot) for slot in slots}
+        return [slot for (_, slot), a, b in zip(self.slots, self.versions, self._now()) if id(slot) in chosen and a != b]
+
+    def _now(self):
+        return _motley.versions([slot.tensor for _, slot in self.slots])
 
     def changed(self):
         """[(kind, slot)] that were changed in place; UserError where a tensor is another one."""
         found = []
-        for (kind, slot), version in zip(self.slots, self.versions):
+        for (kind, slot), version, now in zip(self.slots, self.versions, self._now()):
             tensor = slot.tensor
             for holder, key in slot.places:
-                now = holder[key] if isinstance(holder, list) else holder.get(key)
-                if now is not tensor:
-                    if kind == "buffer" and isinstance(now, torch.Tensor) and now.shape == tensor.shape and now.dtype == tensor.dtype:
-                        slot.tensor = tensor = now
+                held = holder[key] if isinstance(holder, list) else holder.get(key)
+                if held is not tensor:
+                    if kind == "buffer" and isinstance(held, torch.Tensor) and held.shape == tensor.shape and held.dtype == tensor.dtype:
+                        slot.tensor = tensor = held
                         version = -1
                     else:
                         raise UserError(
                             f"[distribute] {kind} {slot.name} of the model was replaced after distribute(); call distribute() again"
                         )
-            if tensor._version != version:
+            if now != version:
                 found.append((kind, slot))
         return found
 

@@ -8,6 +8,7 @@ import torch
 from . import _gradients, _torch
 from ._agree import send_text
 from ._errors import UserError
+from ._mirror import current, inside
 from ._pieces import plain
 from ._step import prefix_of_loss
 
@@ -32,12 +33,8 @@ class Saving:
 
     def _whole_tensors(self):
         """{name: tensor} of parameters and buffers, from whoever holds them; they may be this worker's own."""
-        step, peers = self._step_spec, self._group.peers
-        if self._held.own_steps:
-            peers.settle(self._held, True)
-        wanted = [("parameter", slot) for slot in step.parameters] + [("buffer", slot) for slot in step.buffers]
-        found = peers.whole(self._held, [(kind, slot.name, slot.tensor.shape) for kind, slot in wanted])
-        return {slot.name: found[kind, slot.name] if (kind, slot.name) in found else self._kept[slot.name] for kind, slot in wanted}
+        step = self._step_spec
+        return self._group.peers.all_of(self._held, step.parameters, step.buffers)
 
     def _held_by_nobody(self, step):
         """{name: whole tensor} of what no stage of a pipeline reads; it does not change."""
@@ -56,13 +53,7 @@ class Saving:
         own = prefix_of_loss(self.module) + "."
         return any(True for _ in loss_fn.parameters()) or any(name.startswith(own) for name in self.plan.graph().updated_buffers)
 
-    def _show_loss(self):
-        """The parameters of a loss that is a module, as they are now, to whoever looks at them there; not those that are cut."""
-        own = prefix_of_loss(self.module) + "."
-        for slot, piece in zip(self._step_spec.parameters, self._pieces):
-            if slot.name.startswith(own) and piece.shape == slot.tensor.shape:
-                slot.tensor.data.copy_(plain(piece.detach()))
-
+    @inside
     def _names(self):
         """[(key of the model's state_dict, name of its slot)]; tied parameters have several keys."""
         slots = self._step_spec.parameters + self._step_spec.buffers
@@ -72,6 +63,7 @@ class Saving:
             self._step_spec.loss_fn.state_dict(destination=held, prefix=prefix_of_loss(self.module) + ".", keep_vars=True)
         return [(key, name_of.get(id(value))) for key, value in held.items()], held
 
+    @inside
     def state_dict(self):
         """Parameters and buffers, whole, under the model's own names and on the CPU.
 
@@ -86,6 +78,7 @@ class Saving:
 
     def load_state_dict(self, state, strict=True):
         """Takes a state_dict of the model; every worker passes the same."""
+        state = {key: current(value) if isinstance(value, torch.Tensor) else value for key, value in state.items()}
         names, _ = self._names()
         missing = [key for key, name in names if name is not None and key not in state]
         unexpected = [key for key in state if key not in dict(names)]
@@ -108,8 +101,8 @@ class Saving:
                 value = state[key].detach().to(slots[name].tensor.dtype)
                 kind = "parameter" if name in parameters else "buffer"
                 if not self._worker.holds(kind, name):
-                    if name in self._kept:
-                        self._kept[name].copy_(value)
+                    if name in self._held.nobodys:
+                        self._held.nobodys[name].copy_(value)
                 elif kind == "parameter":
                     plain(self._held.pieces[name]).copy_(self._own(kind, name, value))
                 else:
@@ -123,6 +116,7 @@ class Saving:
         slot_of = {id(tensor): slot for slot, tensor in zip(self._step_spec.parameters, mine) if tensor is not None}
         return [slot_of[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
+    @inside
     def optimizer_state_dict(self):
         """The optimizer's state for whole parameters, as the same optimizer on the plain model has it; of any worker alone."""
         state = type(self.optimizer).state_dict(self.optimizer)
@@ -139,6 +133,7 @@ class Saving:
                 }
         return state
 
+    @inside
     def load_optimizer_state_dict(self, state):
         """Takes the state of the same optimizer on the plain model; every worker passes the same."""
         load = type(self.optimizer).load_state_dict

@@ -25,6 +25,7 @@ from multiprocessing import util
 
 import torch
 
+from . import _motley
 from ._errors import PeerLost, UserError
 from ._pieces import plain
 
@@ -110,6 +111,8 @@ class Held:
     def __init__(self, worker, parameters, buffers):
         self.pieces, self.optimizer, self.count, self.settled = {}, None, 0, True
         self.dropped, self.own_steps, self.mark = False, False, 0
+        self.nobodys = {}  # {name: whole tensor} of what no stage of a pipeline reads; it does not change
+        self.mirror = None  # a weak reference to the Mirror of the model
         self.asked_at, self.stepping = -1, False
         self.lay_out(worker, parameters, buffers)
 
@@ -132,7 +135,11 @@ class Held:
 
     def versions(self):
         """How often the pieces were changed in place: who steps them himself does not tell."""
-        return sum(piece._version for piece in self.pieces.values())
+        return sum(_motley.versions(list(self.pieces.values())))
+
+    def wanted(self):
+        """Whether somebody may still ask for it here."""
+        return not self.dropped or (self.mirror is not None and self.mirror() is not None)
 
     def moved(self):
         """Whether they were since the last forward pass, where that is not known from the optimizer.
@@ -219,8 +226,9 @@ class Peers:
         with self.changed:
             numbers = sorted(self.held)
         if numbers:
-            gc.collect()  # an owner that only a cycle keeps is gone
-            kept = torch.tensor([not self.held[n].dropped for n in numbers], dtype=torch.int32, device=self.group.device)
+            for _ in range(2):  # an owner that only a cycle keeps is gone, and then the model that it kept
+                gc.collect()
+            kept = torch.tensor([self.held[n].wanted() for n in numbers], dtype=torch.int32, device=self.group.device)
             with self.collective():
                 self.group.all_reduce(kept)
             for n, count in zip(numbers, kept.tolist()):
@@ -462,6 +470,15 @@ class Peers:
                     raise self._apart(rank, held, answer["count"])
                 moved = answer["moved"] if moved is None else moved
             return result
+
+    def all_of(self, held, parameters, buffers):
+        """{name: whole tensor} of slots, from whoever holds them; they may be this worker's own."""
+        if held.own_steps:
+            self.settle(held, True)
+        wanted = [("parameter", slot.name, slot.tensor.shape) for slot in parameters]
+        wanted += [("buffer", slot.name, slot.tensor.shape) for slot in buffers]
+        found = self.whole(held, wanted)
+        return {name: found[kind, name] if (kind, name) in found else held.nobodys[name] for kind, name, _ in wanted}
 
     @staticmethod
     def _put(result, covers, rank, kind, name, shape, values):

@@ -97,6 +97,13 @@ py::bytes flags(const py::list& tensors) {
   return found;
 }
 
+// [tensor] How often it was changed in place.
+std::vector<int64_t> versions(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> found;
+  for (const at::Tensor& t : tensors) found.push_back(static_cast<int64_t>(t._version()));
+  return found;
+}
+
 // Whether entries of dictionaries are still the same objects, containers as long, and tensors of
 // the same version.
 class Still {
@@ -160,6 +167,7 @@ void bind_guard(py::module_& m) {
   m.def("checksum", &checksum, py::arg("tensors"), py::arg("start") = 0, py::arg("step") = 0,
         "32 bits of tensors' shapes and elements; of large ones samples, others at every step.");
   m.def("flags", &flags, "A byte for each tensor: whether it takes a gradient, how many hooks.");
+  m.def("versions", &versions, "[tensor] How often each was changed in place.");
   py::class_<Still>(m, "Still")
       .def(py::init<py::list, py::list, py::list, py::object>())
       .def("holds", &Still::holds);

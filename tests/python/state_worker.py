@@ -169,10 +169,40 @@ def dropped():
         time.sleep(0.05)
         same(dist.state_dict(), plain.model.state_dict())
     group = dist._group
-    del dist
+    del dist, mine
     again = distributed(net(), "sgd")
     assert len(group.peers.held) <= held, "models that nobody has any more are kept"
     again.train_step(*batches(1)[0])
+
+
+def by_the_model():
+    """The user's own model has the state of the last step, on one worker alone and on all, also when only it is left; and is
+    trained on from there by another call."""
+    plain, mine = Plain(), net(RANK)
+    dist = distributed(mine, adam(mine))
+    same(mine.state_dict(), plain.model.state_dict(), 0)
+    for i, batch in enumerate(batches(5)):
+        dist.train_step(*batch)
+        plain.step(batch)
+        if RANK == i % 3:
+            same(mine.state_dict(), plain.model.state_dict())
+            time.sleep(0.03)
+        else:
+            array = mine.inside.weight.detach().numpy() if i == 3 else None
+            assert array is None or not array.flags.writeable
+    del dist
+    same(mine.state_dict(), plain.model.state_dict())
+    if RANK == 2:
+        time.sleep(0.1)
+        assert (mine.inside(torch.ones(1, 8)) - plain.model.inside(torch.ones(1, 8))).abs().max() < 1e-9
+    plain.optimizer = adam(plain.model)
+    again = distributed(mine, adam(mine))
+    for batch in batches(2):
+        again.train_step(*batch)
+        plain.step(batch)
+    same(mine.state_dict(), plain.model.state_dict())
+    again.load_state_dict(mine.state_dict())
+    same(again.state_dict(), plain.model.state_dict())
 
 
 def at_the_end():
@@ -218,7 +248,7 @@ if len(sys.argv) > 1:
 else:
     torch.distributed.init_process_group("gloo")
     for case in (one_alone, ordinary_optimizer_calls, own_steps, between_forward_and_step, evaluation, load_after_state,
-                 dropped, at_the_end):  # fmt: skip
+                 dropped, by_the_model, at_the_end):  # fmt: skip
         case()
         if RANK == 0 and case is not at_the_end:
             print("done", case.__name__, flush=True)
