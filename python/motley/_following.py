@@ -12,14 +12,14 @@ from ._errors import MismatchError, UserError
 from ._guard import FIRST_STEPS, FURTHER_PLANS, Check, compare_slice, rows_with_room
 from ._mirror import inside
 from ._pieces import Piece
-from ._runs import Run, Runs, Untouched, claims
+from ._runs import Run, Runs, Untouched, claims, flags_of
 
 
 class Following:
     """Mixed into Distributed, whose state it uses."""
 
     def _begin(self, step, agreed, replan, emulate, verify):
-        group, self._mirror = self._group, None
+        group, self._mirror, self._flags = self._group, None, None
         self._runs = Runs(group, replan, lambda *form: Run(*form, group, self._seed, emulate))
         self._runs.add(self._runs.make_run(step, agreed))
         self._take(self._runs.known[0])
@@ -79,10 +79,14 @@ class Following:
         with group.peers.collective():  # whoever raises here has not met the others in the step
             what, rank = differs(group.compared, group.native.end_exchange()), (group.rank - 1) % group.size
             if what:
+                group.peers.cut_off()  # the others wait for this one in the step, whatever becomes of the error
                 raise UserError(f"[distribute] rank {group.rank} and rank {rank} differ in step {self._steps}: {what}")
 
     def _follow_flags(self):
         """requires_grad, which may be changed on the model or on the pieces."""
+        flags = self._run.flags, flags_of(self._step_spec), _motley.flags(self._pieces)
+        if flags == self._flags:
+            return
         for slot, piece, before in zip(self._step_spec.parameters, self._pieces, self._run.trained):
             if piece._backward_hooks:
                 raise UserError(
@@ -94,6 +98,7 @@ class Following:
                     piece.requires_grad_(slot.tensor.requires_grad)
                 elif piece.requires_grad:
                     slot.tensor.requires_grad_(True)
+        self._flags = self._run.flags, flags_of(self._step_spec), _motley.flags(self._pieces)
 
     def _follow_tensors(self):
         """Tensors of the model that were changed since: buffers that no step changes are taken anew, others are refused.

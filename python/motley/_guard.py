@@ -13,6 +13,7 @@ import os
 
 import torch
 
+from . import _motley
 from ._agree import captured, send_text
 from ._eager import Draws, plain_step
 from ._errors import MismatchError, UserError, warn
@@ -91,16 +92,6 @@ def _coarsest(run):
     """The floating-point type in which the plan computes that has the fewest digits."""
     used = run.float_types
     return max(used, key=lambda kind: torch.finfo(kind).eps, default=torch.float64)
-
-
-def _distance(got, wanted):
-    """(squared norm of the difference, squared norm wanted); equal infinities and NaNs do not differ."""
-    got, wanted = got.detach().double(), wanted.detach().double()
-    same = (got == wanted) | (got.isnan() & wanted.isnan())
-    difference = torch.where(same, torch.zeros_like(got), got - wanted)
-    finite = torch.where(wanted.isfinite(), wanted, torch.zeros_like(wanted))
-    square = difference.square().sum().item() if difference.numel() else 0.0
-    return (square if square == square else float("inf")), (finite.square().sum().item() if finite.numel() else 0.0)
 
 
 class Check:
@@ -215,7 +206,7 @@ class Check:
 
     def _compared(self, kind, slots, wanted, got):
         """[(squared difference, squared norm)] of tensors over all workers; wanted on rank 0, got where held."""
-        dist, rows = self.dist, []
+        dist, held, rows = self.dist, self.run.worker, []
         for slot in slots:
             whole = None
             if self.group.rank == 0:
@@ -223,13 +214,13 @@ class Check:
                 whole = torch.zeros_like(self._empty(slot)) if whole is None else whole
             else:
                 whole = self._empty(slot)
-            whole = dist._rank_0(whole)
-            if not self.run.worker.holds(kind, slot.name):
+            whole = dist._rank_0(whole) if self.group.size > 1 else whole
+            if not held.holds(kind, slot.name):
                 rows.append((0.0, 0.0))
                 continue
-            piece = dist._own(kind, slot.name, whole)
+            piece = held.piece(kind, slot.name, whole).to(self.group.device)
             mine = got.get(slot.name)
-            rows.append(_distance(torch.zeros_like(piece) if mine is None else mine, piece))
+            rows.append(_motley.distance(torch.zeros_like(piece) if mine is None else mine, piece))
         flat = self._sum([number for row in rows for number in row])
         return [(flat[2 * i], flat[2 * i + 1]) for i in range(len(slots))]
 
@@ -329,7 +320,7 @@ class Check:
                     for slot in names:
                         pair = a.get(slot.name), b.get(slot.name)
                         values.append(0.0 if None in map(type, pair) or pair[0] is None or pair[1] is None
-                                      else _distance(*pair)[0] ** 0.5)  # fmt: skip
+                                      else _motley.distance(*pair)[0] ** 0.5)  # fmt: skip
             except (RuntimeError, MemoryError):
                 values = [1.0] + [0.0] * (count - 1)
         return self._from_rank_0([value if value == value else 0.0 for value in values], count)

@@ -38,7 +38,7 @@ class Run:
         """What the step was captured with last."""
         self.step, self.watch = step, watch
         self.trained = [slot.tensor.requires_grad for slot in step.parameters]
-        self.flags = _flags(step)
+        self.flags = flags_of(step)
 
     @property
     def graph(self):
@@ -63,7 +63,7 @@ class Run:
         return all(whole == shape for (_, whole, _), shape in zip(self.leaves, shapes)) and _same(self.step.constants, constants)
 
 
-def _flags(step):
+def flags_of(step):
     """A byte for each parameter: whether it takes a gradient, and how many hooks it has."""
     return _motley.flags([slot.tensor for slot in step.parameters])
 
@@ -102,7 +102,7 @@ class Runs:
 
     def fitting(self, step, shapes, constants):
         """(a known run for a batch of these shapes and constants, None), or (None, why there is none in words)."""
-        flags = _flags(step)
+        flags = flags_of(step)
         why = ""
         for at, run in enumerate(self.known):
             if not run.takes(shapes, constants):

@@ -17,7 +17,7 @@ class Saving:
     """The part of Distributed that puts its state together, takes it apart, and reads and writes it."""
 
     def _rank_0(self, tensor):
-        """Rank 0's tensor on every rank."""
+        """Rank 0's tensor on every rank, in memory of its own."""
         mine = tensor.detach().to(self._group.device, copy=True).contiguous()
         if self._group.size > 1 and mine.numel() > 0:
             if self._group.rank != 0:

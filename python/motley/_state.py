@@ -188,16 +188,16 @@ class Peers:
 
         def main_failed(*error):
             of_main(*error)
-            self._cut_off()
+            self.cut_off()
 
         def thread_failed(error):
             of_threads(error)
             if error.thread is not None and error.thread.ident in self.callers:
-                self._cut_off()
+                self.cut_off()
 
         sys.excepthook, threading.excepthook = main_failed, thread_failed
 
-    def _cut_off(self):
+    def cut_off(self):
         """Ends the connections to the other workers: whatever they wait for from this one fails there."""
         for number in self.group.sockets:
             if number >= 0:

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""What the guard of motley.distribute costs, on one worker. At most two eager steps at the start, and 1% of a step after, are wanted.
+
+    ./dev bench guard [steps of each, default 6]
+
+For GPT-2 (124M parameters, sequence 256, batch 1) and ResNet-50 (batch 8 of 3x128x128): the time of what is looked at before each
+step as a share of the step, and what the first two steps take more than later ones, in eager steps. The table is written to
+bench/results/.
+"""
+
+import datetime
+import os
+import pathlib
+import statistics
+import sys
+import time
+import warnings
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = pathlib.Path(os.environ.get("MOTLEY_BUILD", ROOT / "build"))
+sys.path.insert(0, str(BUILD / "python"))
+
+import motley  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+ONE = "name: one\nlink: {bandwidth: 1 Gbps, latency: 1 us}\ndevices: [{type: cpu}]\ndevice_types:\n" \
+      "  - {name: cpu, flops: 50 GFLOPS, memory: 64 GiB, memory_bandwidth: 10 GB/s}\n"  # fmt: skip
+
+
+class GPT2(nn.Module):
+    def __init__(self, layers=12, hidden=768, heads=12, vocabulary=50257, length=256):
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocabulary, hidden), nn.Parameter(torch.zeros(length, hidden))
+        layer = nn.TransformerEncoderLayer(hidden, heads, 4 * hidden, 0.0, F.gelu, batch_first=True, norm_first=True)
+        self.blocks, self.norm = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), nn.LayerNorm(hidden)
+        self.register_buffer("mask", torch.triu(torch.full((length, length), float("-inf")), 1), persistent=False)
+
+    def forward(self, tokens):
+        h = self.norm(self.blocks(self.token(tokens) + self.position, self.mask))
+        return (h @ self.token.weight.t()).transpose(1, 2)
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inside, width, stride):
+        super().__init__()
+        def unit(a, b, size, s=1):
+            return nn.Sequential(nn.Conv2d(a, b, size, s, size // 2, bias=False), nn.BatchNorm2d(b))
+
+        self.one, self.two, self.three = unit(inside, width, 1), unit(width, width, 3, stride), unit(width, 4 * width, 1)
+        self.short = unit(inside, 4 * width, 1, stride) if stride > 1 or inside != 4 * width else nn.Identity()
+
+    def forward(self, x):
+        return F.relu(self.three(F.relu(self.two(F.relu(self.one(x))))) + self.short(x))
+
+
+def resnet50():
+    layers, inside = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for i in range(count):
+            layers.append(Bottleneck(inside, width, stride if i == 0 else 1))
+            inside = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 1000))
+
+
+MODELS = {
+    "gpt2-124m": (GPT2, lambda: (torch.randint(50257, (1, 256)), torch.randint(50257, (1, 256)))),
+    "resnet-50": (resnet50, lambda: (torch.randn(8, 3, 128, 128), torch.randint(1000, (8,)))),
+}
+
+
+def measured(build, draw, steps):
+    """(parameters, seconds of an eager step, of the first two steps by a plan, of a later one, before each of these)"""
+    torch.manual_seed(0)
+    model, batch = build(), draw()
+    eager = []
+    for _ in range(3):
+        start = time.perf_counter()
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+        eager.append(time.perf_counter() - start)
+        model.zero_grad()
+    dist = motley.distribute(model, batch, F.cross_entropy, ONE_FILE, torch.optim.SGD(model.parameters(), lr=1e-4))
+    inside, ready = [], type(dist)._ready
+
+    def timed(*arguments):
+        start = time.perf_counter()
+        result = ready(*arguments)
+        inside.append(time.perf_counter() - start)
+        return result
+
+    type(dist)._ready = timed
+    took = []
+    for _ in range(2 + steps):
+        start = time.perf_counter()
+        dist.train_step(*batch)
+        took.append(time.perf_counter() - start)
+    type(dist)._ready = ready
+    count = sum(1 for _ in model.parameters())
+    return count, min(eager), sum(took[:2]), statistics.median(took[2:]), statistics.median(inside[2:])
+
+
+folder = ROOT / "bench" / "results" / datetime.date.today().isoformat()
+folder.mkdir(parents=True, exist_ok=True)
+ONE_FILE = str(BUILD / "one.yaml")
+pathlib.Path(ONE_FILE).write_text(ONE)
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+lines = ["model      parameters  eager step  step by plan  looked at before it  first two steps take more"]
+for name, (build, draw) in MODELS.items():
+    count, eager, first, later, looked = measured(build, draw, steps)
+    lines.append(
+        f"{name:10} {count:10}  {eager:8.3f} s  {later:10.3f} s  {1e6 * looked:6.0f} us = {looked / later:.3%}  "
+        f"{first - 2 * later:.3f} s = {(first - 2 * later) / eager:.2f} eager steps"
+    )
+print("\n".join(lines))
+(folder / "guard.txt").write_text("\n".join(lines) + "\n")
