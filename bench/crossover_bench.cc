@@ -74,7 +74,7 @@ void work() {
       std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
       row.measured[form] = times[kRuns / 2];
       row.predicted[form] =
-          model.collective(CollectiveKind::all_gather, 4. * kNumel, model.net().profile(shares),
+          model.collective(Collective::all_gather, 4. * kNumel, model.net().profile(shares),
                            form == 1 ? PieceForm::grouped : PieceForm::padded);
     }
     text += fmt::format("{} {} {} {} {}\n", share, row.measured[0], row.measured[1],

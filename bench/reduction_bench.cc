@@ -93,7 +93,7 @@ int work(const Shape& shape) {
   const net::Topology network(cluster);
   std::vector<int> all;
   for (int d = 0; d < cluster.size(); ++d) all.push_back(d);
-  const std::vector<ReductionStep> plain_steps = {{net::Collective::all_reduce, {all}}};
+  const std::vector<ReductionStep> plain_steps = {{Collective::all_reduce, {all}}};
   const double from = programs[0].from;
   programs[0].from = 0;  // every size is measured
   const auto program = reducing(*group, programs);

@@ -281,7 +281,7 @@ Profile measured(const Cluster& cluster) {
     profile.devices.push_back(device);
     profile.stages.push_back({"0123", "mlp", type.name, 4, 1e-3, 2e-3, 1e4});
   }
-  profile.groups = {{{}, {"fast", "slow"}, {{CollectiveForm::all_gather, 1e-3, 5e6}}, {fit}}};
+  profile.groups = {{{}, {"fast", "slow"}, {{Collective::all_gather, 1e-3, 5e6}}, {fit}}};
   return profile;
 }
 

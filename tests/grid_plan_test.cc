@@ -109,8 +109,8 @@ TEST(GridPlans, StagesDivideParametersWhereMemoryIsShort) {
   const Program& program = plan->pipeline->replicas[0].stages[0].program;
   int gathers = 0, scatters = 0;
   for (const Step& step : program.steps) {
-    gathers += step.again && step.kind == CollectiveKind::all_gather;
-    scatters += step.each && step.kind == CollectiveKind::reduce_scatter;
+    gathers += step.again && step.kind == Collective::all_gather;
+    scatters += step.each && step.kind == Collective::reduce_scatter;
   }
   EXPECT_GE(gathers, 5);
   EXPECT_GE(scatters, 6);

@@ -449,7 +449,7 @@ TEST(Pipeline, PiecesEqualOneDevice) {
               EXPECT_LT(static_cast<int>(i), phases.reduction);
             }
             gathered += step.again && !step.is_compute();
-            scattered += step.each && step.kind == CollectiveKind::reduce_scatter;
+            scattered += step.each && step.kind == Collective::reduce_scatter;
             if (!step.each) continue;
             divided += pipeline.level(s) > 0;
             shared += stage_groups(replica).size() < replica.stages.size();

@@ -15,7 +15,6 @@
 namespace motley {
 
 std::vector<ReductionStep> random_reduction(int devices, Rng* rng) {
-  using net::Collective;
   std::vector<int> all(devices);
   std::iota(all.begin(), all.end(), 0);
   switch (rng->below(3)) {

@@ -62,7 +62,6 @@ TEST(Reducing, SynthesisedProgramsEqualTheAllReduce) {
 }
 
 TEST(Reducing, UnequalGroupsToo) {
-  using net::Collective;
   expect_sums({{Collective::reduce, {{0, 1, 2}, {4, 5}}},
                {Collective::all_reduce, {{0, 3, 4}}},
                {Collective::broadcast, {{0, 1, 2}, {4, 5}}}},
@@ -70,14 +69,13 @@ TEST(Reducing, UnequalGroupsToo) {
 }
 
 TEST(Reducing, StartedSumsGoOnBesideOtherCollectives) {
-  const std::vector<ReductionProgram> programs = {
-      {{},
-       {{net::Collective::reduce_scatter, {{0, 1}, {2, 3}}},
-        {net::Collective::all_reduce, {{0, 2}, {1, 3}}},
-        {net::Collective::all_gather, {{0, 1}, {2, 3}}}},
-       1000,
-       0,
-       0}};
+  const std::vector<ReductionProgram> programs = {{{},
+                                                   {{Collective::reduce_scatter, {{0, 1}, {2, 3}}},
+                                                    {Collective::all_reduce, {{0, 2}, {1, 3}}},
+                                                    {Collective::all_gather, {{0, 1}, {2, 3}}}},
+                                                   1000,
+                                                   0,
+                                                   0}};
   run_thread_group(4, [&](Communicator& group) {
     const auto communicator = reducing(group, programs);
     std::vector<at::Tensor> sums;
@@ -104,8 +102,7 @@ TEST(Reducing, SmallTensorsAndMaximaTakeThePlainCollective) {
   // A program that would be wrong for maxima.
   const std::vector<ReductionProgram> programs = {
       {{},
-       {{net::Collective::all_reduce, {{0, 1}, {2, 3}}},
-        {net::Collective::all_reduce, {{0, 2}, {1, 3}}}},
+       {{Collective::all_reduce, {{0, 1}, {2, 3}}}, {Collective::all_reduce, {{0, 2}, {1, 3}}}},
        1000,
        0,
        0}};

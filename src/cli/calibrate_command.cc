@@ -93,13 +93,13 @@ void report(const Profile& profile, const CalibrateArgs& args) {
       least = std::min(least, g.fits[i].r2);
       collectives.push_back({{"group", g.path},
                              {"devices", g.types.size()},
-                             {"form", to_string(r.form)},
+                             {"form", to_string(r.collective)},
                              {"latency_s", r.latency},
                              {"bandwidth", r.bandwidth},
                              {"r2", g.fits[i].r2}});
       if (!args.json)
         std::printf("%-10s %-15s %s/s, %s a round, R2 %.4f\n",
-                    fmt::format("[{}]", fmt::join(g.path, ",")).c_str(), to_string(r.form),
+                    fmt::format("[{}]", fmt::join(g.path, ",")).c_str(), to_string(r.collective),
                     format_bytes(r.bandwidth).c_str(), format_seconds(r.latency).c_str(),
                     g.fits[i].r2);
     }

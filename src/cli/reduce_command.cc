@@ -88,7 +88,7 @@ Json to_json(const Matrix& matrix) {
 Json to_json(const Program& program, const PlacementCost& cost, const Hierarchy& hierarchy) {
   Json steps = Json::array();
   for (const Step& step : program)
-    steps.push_back(Json{{"collective", net::to_string(step.collective)},
+    steps.push_back(Json{{"collective", to_string(step.collective)},
                          {"form", to_string(step, level_names(cost.hierarchy(), hierarchy))},
                          {"groups", lower(step.form, cost.hierarchy())}});
   return steps;

@@ -28,12 +28,6 @@ const char* to_string(LinkKind kind) {
   return "?";
 }
 
-const char* to_string(CollectiveForm form) {
-  constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
-                                    "broadcast"};
-  return kNames[static_cast<int>(form)];
-}
-
 std::vector<int> Cluster::count_by_type() const {
   std::vector<int> counts(types.size());
   for (const Device& d : devices) ++counts[d.type];
@@ -220,16 +214,14 @@ class Reader {
                     "give {form: all_reduce, latency: ..., bandwidth: ...}");
       allow(list[i], field, {"form", "latency", "bandwidth"});
       const std::string name = scalar(list[i]["form"], join(field, "form"));
-      CollectiveRate rate;
-      int form = 0;
-      while (form < kCollectiveForms && name != to_string(static_cast<CollectiveForm>(form)))
-        ++form;
-      if (form == kCollectiveForms)
+      const auto collective = parse_collective(name, kMeasuredCollectives);
+      if (!collective)
         throw error(join(field, "form"), "is '" + name + "'",
                     "give all_reduce, all_gather, reduce_scatter, all_to_all or broadcast");
-      rate.form = static_cast<CollectiveForm>(form);
+      CollectiveRate rate;
+      rate.collective = *collective;
       for (const CollectiveRate& other : rates)
-        if (other.form == rate.form)
+        if (other.collective == rate.collective)
           throw error(join(field, "form"), "is '" + name + "' again", "give each form once");
       rate.bandwidth = positive(list[i]["bandwidth"], "bandwidth", join(field, "bandwidth"));
       if (const YAML::Node x = list[i]["latency"])
@@ -346,7 +338,7 @@ void write_group(const Cluster& cluster, GroupId id, YAML::Emitter& out) {
     out << YAML::Key << "collectives" << YAML::Value << YAML::BeginSeq;
     for (const CollectiveRate& rate : g.measured)
       out << YAML::Flow << YAML::BeginMap << YAML::Key << "form" << YAML::Value
-          << to_string(rate.form) << YAML::Key << "latency" << YAML::Value
+          << to_string(rate.collective) << YAML::Key << "latency" << YAML::Value
           << fmt::format("{}", rate.latency) << YAML::Key << "bandwidth" << YAML::Value
           << fmt::format("{}", rate.bandwidth) << YAML::EndMap;
     out << YAML::EndSeq;

@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "core/collective.h"
 #include "core/id.h"
 #include "core/units.h"
 
@@ -82,18 +83,12 @@ struct Link {
 //   all_to_all                   p-1 rounds; in all as many bytes through the slowest port as there
 //                                are behind it for others
 //   broadcast                    p-1 rounds of S
-enum class CollectiveForm : uint8_t {
-  all_reduce,
-  all_gather,
-  reduce_scatter,
-  all_to_all,
-  broadcast
-};
-constexpr int kCollectiveForms = 5;
-const char* to_string(CollectiveForm form);
+inline constexpr Collective kMeasuredCollectives[] = {
+    Collective::all_reduce, Collective::all_gather, Collective::reduce_scatter,
+    Collective::all_to_all, Collective::broadcast};
 
 struct CollectiveRate {
-  CollectiveForm form = CollectiveForm::all_reduce;
+  Collective collective = Collective::all_reduce;
   Seconds latency = 0;  // of a round
   BytesPerSecond bandwidth = 0;
   friend bool operator==(const CollectiveRate&, const CollectiveRate&) = default;

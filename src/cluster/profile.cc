@@ -133,7 +133,7 @@ Json to_json(const Profile& profile) {
   for (const ProfiledGroup& g : profile.groups) {
     Json collectives = Json::array();
     for (size_t i = 0; i < g.collectives.size(); ++i)
-      collectives.push_back({{"form", to_string(g.collectives[i].form)},
+      collectives.push_back({{"form", to_string(g.collectives[i].collective)},
                              {"latency", g.collectives[i].latency},
                              {"bandwidth", g.collectives[i].bandwidth},
                              {"fit", to_json(g.fits[i])}});
@@ -190,17 +190,15 @@ Profile parse_profile(const std::string& text, const std::string& name) {
     }
     each(group, "collectives", [&](const Fields& c) {
       const std::string form = c.text("form");
-      int i = 0;
-      while (i < kCollectiveForms && form != to_string(static_cast<CollectiveForm>(i))) ++i;
-      if (i == kCollectiveForms)
+      const auto collective = parse_collective(form, kMeasuredCollectives);
+      if (!collective)
         throw c.bad("form", fmt::format("is '{}'; give all_reduce, all_gather, reduce_scatter, "
                                         "all_to_all or broadcast",
                                         form));
       for (const CollectiveRate& other : g.collectives)
-        if (other.form == static_cast<CollectiveForm>(i))
+        if (other.collective == *collective)
           throw c.bad("form", fmt::format("is '{}' again; give each form once", form));
-      g.collectives.push_back(
-          {static_cast<CollectiveForm>(i), not_negative(c, "latency"), positive(c, "bandwidth")});
+      g.collectives.push_back({*collective, not_negative(c, "latency"), positive(c, "bandwidth")});
       g.fits.push_back(fit_of(c));
     });
     profile.groups.push_back(std::move(g));

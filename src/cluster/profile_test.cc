@@ -28,7 +28,7 @@ Profile example() {
   p.stages = {{"0123", "mlp", "fast", 4, 1e-3, 2e-3, 1e4},
               {"0123", "mlp", "slow", 4, 2e-3, 4e-3, 1e4},
               {"0123", "mlp", "slow", 4, 1e-3, 2e-3, 1e4, 4, 2}};
-  p.groups = {{{}, {"fast", "slow"}, {{CollectiveForm::all_gather, 1e-3, 5e6}}, {fit}}};
+  p.groups = {{{}, {"fast", "slow"}, {{Collective::all_gather, 1e-3, 5e6}}, {fit}}};
   return p;
 }
 

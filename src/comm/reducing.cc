@@ -18,7 +18,6 @@ namespace motley {
 
 namespace {
 
-using net::Collective;
 using Chunks = std::vector<std::pair<int, int>>;  // [first, first + count), ascending
 
 constexpr int kFirstTag = 1 << 20;              // away from those of pipelines
@@ -226,6 +225,8 @@ class Reducing final : public Communicator {
           put(flat, step.held[0], all);
           break;
         }
+        default:
+          MOTLEY_CHECK(false, "{}", to_string(step.collective));
       }
     }
     if (!flat.is_alias_of(tensor)) tensor.copy_(flat.reshape(tensor.sizes()));

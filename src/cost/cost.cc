@@ -146,30 +146,29 @@ Seconds CostModel::per_step(int type, const Graph& graph) const {
   return rate->overhead + (rate->memory_bandwidth > 0 ? inputs / rate->memory_bandwidth : 0);
 }
 
-Seconds CostModel::collective(CollectiveKind kind, Bytes bytes,
+Seconds CostModel::collective(Collective kind, Bytes bytes,
                               const CollectiveModel::ShareProfile& shares) const {
   return std::min(collective(kind, bytes, shares, PieceForm::padded),
                   collective(kind, bytes, shares, PieceForm::grouped));
 }
 
-Seconds CostModel::collective(CollectiveKind kind, Bytes bytes,
+Seconds CostModel::collective(Collective kind, Bytes bytes,
                               const CollectiveModel::ShareProfile& shares, PieceForm form) const {
   const bool grouped = form == PieceForm::grouped;
   switch (kind) {
-    case CollectiveKind::all_reduce:
+    case Collective::all_reduce:
       return net_.all_reduce(bytes);
-    case CollectiveKind::reduce_scatter:
+    case Collective::reduce_scatter:
       return grouped ? net_.reduce_scatter_grouped(bytes, shares)
                      : net_.reduce_scatter(bytes, shares);
-    case CollectiveKind::all_gather:
+    case Collective::all_gather:
       return grouped ? net_.all_gather_grouped(bytes, shares) : net_.all_gather(bytes, shares);
-    case CollectiveKind::all_to_all:
+    case Collective::all_to_all:
       return net_.all_to_all(bytes, shares);
-    case CollectiveKind::slice:
-    case CollectiveKind::mask:
+    default:
+      MOTLEY_CHECK(moves_nothing(kind));
       return 0;
   }
-  return 0;
 }
 
 const std::vector<double>& Fractions::by_device(Cut cut) const {
@@ -231,7 +230,7 @@ Seconds inner_seconds(const Theory& theory, NodeId id, const Triple& triple, con
   Seconds seconds = 0;
   for (const InnerCollective& c : triple.collectives) {
     const auto bytes = static_cast<Bytes>(c.bytes);
-    if (c.kind == InnerCollective::Kind::all_reduce) {
+    if (c.kind == Collective::all_reduce) {
       seconds += model.net().all_reduce(bytes);
       continue;
     }
@@ -346,14 +345,14 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
       }
       continue;
     }
-    if (step.kind == CollectiveKind::slice || step.kind == CollectiveKind::mask) continue;
+    if (moves_nothing(step.kind)) continue;
     Bytes bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
     // For all-to-all both cuts matter; they are close, and the one it starts from is used.
     const auto& shares = fractions.profile(
         theory.cut(step.value, step.from.is_shard() ? step.from : step.to), model.net());
     const bool pads = step.form == PieceForm::padded && has_forms(step.kind);
     double largest = shares.largest;
-    const bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
+    const bool gradient = step.kind == Collective::all_reduce && pure[step.value.index];
     Seconds seconds = gradient ? model.gradient_all_reduce(bytes)
                                : model.collective(step.kind, bytes, shares, step.form);
     communicate(seconds,

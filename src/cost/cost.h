@@ -83,9 +83,9 @@ class CostModel {
                  Seconds* linear = nullptr) const;
   // Seconds of one collective on a tensor of `bytes` whose cut factor has the given shares. 0 for
   // slice and mask. Without a form: of the faster one.
-  Seconds collective(CollectiveKind kind, Bytes bytes, const CollectiveModel::ShareProfile& shares,
+  Seconds collective(Collective kind, Bytes bytes, const CollectiveModel::ShareProfile& shares,
                      PieceForm form) const;
-  Seconds collective(CollectiveKind kind, Bytes bytes,
+  Seconds collective(Collective kind, Bytes bytes,
                      const CollectiveModel::ShareProfile& shares) const;
   Seconds latency() const { return net_.latency_of_ring(); }
   // What every step takes beyond its operators, collectives and updates on a device type: every

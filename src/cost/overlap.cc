@@ -15,8 +15,8 @@ bool is_barrier(const Theory& theory, const std::vector<bool>& pure, const Step&
     return !triple.collectives.empty() && !(is_boundary(theory.graph().node(step.node)) &&
                                             moves_nothing(theory, step.node, triple, shares));
   }
-  if (step.kind == CollectiveKind::all_reduce) return !pure[step.value.index];
-  return step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask;
+  if (step.kind == Collective::all_reduce) return !pure[step.value.index];
+  return !moves_nothing(step.kind);
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
   int barrier = -1;
   for (int s = 0; s < static_cast<int>(program.steps.size()); ++s) {
     const Step& step = program.steps[s];
-    if (!step.is_compute() && step.kind == CollectiveKind::all_reduce && pure[step.value.index]) {
+    if (!step.is_compute() && step.kind == Collective::all_reduce && pure[step.value.index]) {
       const int from = made.at({step.value, step.from});
       gradients.push_back({std::max(from, barrier), s, barrier});
       made[{step.value, step.to}] = s;

@@ -111,9 +111,9 @@ class Parts {
           seconds += price.seconds;
           after_gradient = false;
         }
-      } else if (step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask) {
+      } else if (!moves_nothing(step.kind)) {
         const Bytes bytes = bytes_of(step.value);
-        const bool gradient = step.kind == CollectiveKind::all_reduce && pure_[step.value.index];
+        const bool gradient = step.kind == Collective::all_reduce && pure_[step.value.index];
         if (gradient) {
           seconds = model_.gradient_all_reduce(bytes);
           if (after_gradient) seconds = std::max(0.0, seconds - model_.gradient_all_reduce(0));

@@ -86,9 +86,9 @@ class Storages {
 
   void place_conversion(int h, const Step& step, std::vector<Storage>* all) {
     const int s = held_[h].made, other = index_.find(step.value, step.from);
-    if (step.kind == CollectiveKind::slice && is_one_run(theory_, step.value, step.to))
+    if (step.kind == Collective::slice && is_one_run(theory_, step.value, step.to))
       share(h, step.value, step.from);
-    if (step.kind != CollectiveKind::all_reduce || other < 0) return;
+    if (step.kind != Collective::all_reduce || other < 0) return;
     Storage& operand = (*all)[root_[other]];
     const bool dies = root_[other] == other && operand.last == s && !is_source_(operand.made) &&
                       !(phased_ && operand.made < phases_.reduction && s >= phases_.reduction);

@@ -80,24 +80,23 @@ class Workspace {
     const auto bytes = static_cast<Bytes>(spec.bytes());
     const double wide = is_half(spec) ? 2 : 1;  // sums of 16-bit numbers have 32 bits
     switch (step_.kind) {
-      case CollectiveKind::all_reduce:
+      case Collective::all_reduce:
         // A chain of a planned reduction has all of it once more, a ring less.
         add(wide * bytes);
         if (wide > 1) add(wide * bytes);
         break;
-      case CollectiveKind::all_gather:
+      case Collective::all_gather:
         if (!is_one_run(theory_, v, step_.from)) add(bytes);
         break;
-      case CollectiveKind::reduce_scatter:
+      case Collective::reduce_scatter:
         if (!is_one_run(theory_, v, step_.to)) add(bytes);
         add(2 * wide * bytes * largest(v, step_.to));
         break;
-      case CollectiveKind::all_to_all:
+      case Collective::all_to_all:
         if (!is_one_run(theory_, v, step_.to)) add(v, step_.from);
         if (!is_one_run(theory_, v, step_.from)) add(v, step_.to);
         break;
-      case CollectiveKind::slice:
-      case CollectiveKind::mask:
+      default:
         break;
     }
   }

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "core/collective.h"
 #include "graph/graph.h"
 #include "graph/placement.h"
 
@@ -54,11 +55,7 @@ struct Signature {
 
 // A collective inside an operator.
 struct InnerCollective {
-  enum class Kind : uint8_t {
-    all_reduce,
-    // Of a boundary (segment.h): pieces in the shares of one segment become those of another.
-    exchange,
-  } kind = Kind::all_reduce;
+  Collective kind = Collective::all_reduce;  // or exchange, of a boundary (segment.h)
   int64_t bytes = 0;
 };
 

@@ -343,8 +343,8 @@ TEST(Estimate, RingsAgreeWithTheFluidSimulator) {
       for (int r = 0; r < s.dp; ++r) groups.back().push_back(s.device(0, r, 0, t));
     }
     const Bytes bytes = 1e9;
-    const Seconds fluid = net::collective_time(topology, net::Collective::all_reduce,
-                                               net::Algorithm::ring, groups, bytes);
+    const Seconds fluid =
+        net::collective_time(topology, Collective::all_reduce, net::Algorithm::ring, groups, bytes);
     EXPECT_NEAR(e.mesh(s).data[0].seconds_per_byte * bytes, fluid, 0.01 * fluid) << fixed;
   }
 }

@@ -1,3 +1,4 @@
+#include "core/error.h"
 #include "cost/cost.h"
 #include "measure/device_clock.h"
 #include "measure/parts.h"
@@ -36,13 +37,12 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device
   const double exchange = nominal.profile(std::vector<double>(p, 1. / p)).exchange *
                           CollectiveModel(part).ring_bandwidth();
   const double n = p;
-  for (int f = 0; f < kCollectiveForms; ++f) {
-    const auto form = static_cast<CollectiveForm>(f);
-    const double rounds = form == CollectiveForm::all_reduce ? 2 * (n - 1) : n - 1;
-    const double traffic = form == CollectiveForm::all_reduce   ? 2 * (n - 1) / n
-                           : form == CollectiveForm::broadcast  ? n - 1
-                           : form == CollectiveForm::all_to_all ? exchange
-                                                                : (n - 1) / n;
+  for (const Collective collective : kMeasuredCollectives) {
+    const double rounds = collective == Collective::all_reduce ? 2 * (n - 1) : n - 1;
+    const double traffic = collective == Collective::all_reduce   ? 2 * (n - 1) / n
+                           : collective == Collective::broadcast  ? n - 1
+                           : collective == Collective::all_to_all ? exchange
+                                                                  : (n - 1) / n;
     std::vector<std::pair<double, Seconds>> points;
     std::vector<Features> features;
     std::vector<double> seconds;
@@ -53,27 +53,29 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device
       at::Tensor whole = at::ones({numel}, f32);
       std::vector<at::Tensor> pieces, parts;
       for (int r = 0; r < p; ++r) {
-        const int64_t size = form != CollectiveForm::broadcast ? piece : r == 0 ? numel : 0;
+        const int64_t size = collective != Collective::broadcast ? piece : r == 0 ? numel : 0;
         pieces.push_back(at::ones({size}, f32));
         parts.push_back(at::ones({std::max<int64_t>(piece / p, 1)}, f32));
       }
       std::vector<at::Tensor> received;
       for (int r = 0; r < p; ++r) received.push_back(at::empty_like(parts[r]));
       auto call = [&] {
-        switch (form) {
-          case CollectiveForm::all_reduce:
+        switch (collective) {
+          case Collective::all_reduce:
             group.all_reduce(whole);
             break;
-          case CollectiveForm::all_gather:
-          case CollectiveForm::broadcast:
+          case Collective::all_gather:
+          case Collective::broadcast:
             group.all_gather(pieces);
             break;
-          case CollectiveForm::reduce_scatter:
+          case Collective::reduce_scatter:
             group.reduce_scatter(pieces);
             break;
-          case CollectiveForm::all_to_all:
+          case Collective::all_to_all:
             group.all_to_all(parts, received);
             break;
+          default:
+            MOTLEY_CHECK(false, "{}", to_string(collective));
         }
       };
       call();
@@ -87,7 +89,7 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device
     for (const auto& row : features) predicted.push_back(x[0] * row[0] + x[1] * row[1]);
     // Where no size took time that grows, the largest size is a bound.
     const double per_byte = x[1] > 0 ? x[1] : seconds.back() / features.back()[1];
-    result.collectives.push_back({form, x[0], 1 / per_byte});
+    result.collectives.push_back({collective, x[0], 1 / per_byte});
     result.fits.push_back(quality_of(points, predicted));
   }
   return result;

@@ -20,7 +20,7 @@ CollectiveModel::CollectiveModel(const Cluster& cluster,
     reductions_.push_back({r.from, r.fixed, r.seconds_per_byte});
   bandwidth_ = std::numeric_limits<double>::infinity();
   if (devices_ == 1) {
-    rates_.fill({CollectiveForm::all_reduce, 0, bandwidth_});
+    rates_.fill({Collective::all_reduce, 0, bandwidth_});
     return;
   }
   for (const Group& group : cluster.groups)
@@ -28,10 +28,10 @@ CollectiveModel::CollectiveModel(const Cluster& cluster,
       latency_ = std::max(latency_, group.link.latency);
   ports_ = ports_of(cluster, GroupId(0));
   for (const Port& port : ports_) bandwidth_ = std::min(bandwidth_, port.bandwidth);
-  rates_.fill({CollectiveForm::all_reduce, latency_, bandwidth_});
+  rates_.fill({Collective::all_reduce, latency_, bandwidth_});
   for (const CollectiveRate& rate : cluster.groups[0].measured) {
-    rates_[static_cast<size_t>(rate.form)] = rate;
-    measured_[static_cast<size_t>(rate.form)] = true;
+    rates_[static_cast<size_t>(rate.collective)] = rate;
+    measured_[static_cast<size_t>(rate.collective)] = true;
   }
   if (cluster.groups[0].measured.empty() || devices_ > kMaxHops) return;
   slowness_.assign(devices_, 0);
@@ -53,8 +53,8 @@ Seconds CollectiveModel::all_reduce(Bytes bytes) const {
 Seconds CollectiveModel::plain_all_reduce(Bytes bytes) const {
   if (devices_ == 1) return 0;
   double p = devices_, steps = std::ceil(std::log2(p));
-  if (measured_[static_cast<size_t>(CollectiveForm::all_reduce)]) {
-    const CollectiveRate& r = rate(CollectiveForm::all_reduce);
+  if (measured_[static_cast<size_t>(Collective::all_reduce)]) {
+    const CollectiveRate& r = rate(Collective::all_reduce);
     return 2 * (p - 1) * (bytes / p / r.bandwidth + r.latency);
   }
   return std::min(2 * (p - 1) / p * bytes / bandwidth_ + 2 * (p - 1) * latency_,
@@ -88,56 +88,57 @@ CollectiveModel::ShareProfile CollectiveModel::profile(const std::vector<double>
   return result;
 }
 
-Seconds CollectiveModel::rounds(CollectiveForm form, Bytes bytes,
+Seconds CollectiveModel::rounds(Collective collective, Bytes bytes,
                                 const ShareProfile& shares) const {
   if (devices_ == 1) return 0;
-  const CollectiveRate& r = rate(form);
+  const CollectiveRate& r = rate(collective);
   const double p = devices_;
-  const double latencies = measured_[static_cast<size_t>(form)] ? p - 1 : std::ceil(std::log2(p));
+  const double latencies =
+      measured_[static_cast<size_t>(collective)] ? p - 1 : std::ceil(std::log2(p));
   return shares.rounds * bytes / r.bandwidth + latencies * r.latency;
 }
 
-Seconds CollectiveModel::chains(CollectiveForm form, Bytes bytes,
+Seconds CollectiveModel::chains(Collective collective, Bytes bytes,
                                 const ShareProfile& shares) const {
   if (devices_ == 1) return 0;
-  const CollectiveRate& r = rate(form);
+  const CollectiveRate& r = rate(collective);
   const double p = devices_;
   return (shares.chain * bytes + (p - 2) * chunk_bytes(shares.largest * bytes)) / r.bandwidth +
          2 * (p - 1) * r.latency;
 }
 
 Seconds CollectiveModel::all_gather_grouped(Bytes bytes, const ShareProfile& shares) const {
-  return chains(CollectiveForm::all_gather, bytes, shares);
+  return chains(Collective::all_gather, bytes, shares);
 }
 
 Seconds CollectiveModel::reduce_scatter_grouped(Bytes bytes, const ShareProfile& shares) const {
-  return chains(CollectiveForm::reduce_scatter, bytes, shares);
+  return chains(Collective::reduce_scatter, bytes, shares);
 }
 
 Seconds CollectiveModel::all_gather(Bytes bytes, const ShareProfile& shares) const {
-  return rounds(CollectiveForm::all_gather, bytes, shares);
+  return rounds(Collective::all_gather, bytes, shares);
 }
 
 Seconds CollectiveModel::reduce_scatter(Bytes bytes, const ShareProfile& shares) const {
-  return rounds(CollectiveForm::reduce_scatter, bytes, shares);
+  return rounds(Collective::reduce_scatter, bytes, shares);
 }
 
 Seconds CollectiveModel::all_to_all(Bytes bytes, const ShareProfile& shares) const {
   if (devices_ == 1) return 0;
-  const CollectiveRate& r = rate(CollectiveForm::all_to_all);
+  const CollectiveRate& r = rate(Collective::all_to_all);
   return shares.exchange * bytes * (bandwidth_ / r.bandwidth) + exchange_latency();
 }
 
 Seconds CollectiveModel::exchange_latency() const {
   const double p = devices_;
   const double latencies =
-      measured_[static_cast<size_t>(CollectiveForm::all_to_all)] ? p - 1 : std::ceil(std::log2(p));
-  return latencies * rate(CollectiveForm::all_to_all).latency;
+      measured_[static_cast<size_t>(Collective::all_to_all)] ? p - 1 : std::ceil(std::log2(p));
+  return latencies * rate(Collective::all_to_all).latency;
 }
 
 std::vector<CollectiveModel::ExchangePort> CollectiveModel::exchange_ports() const {
   std::vector<ExchangePort> result;
-  const double slowness = bandwidth_ / rate(CollectiveForm::all_to_all).bandwidth;
+  const double slowness = bandwidth_ / rate(Collective::all_to_all).bandwidth;
   for (const Port& port : ports_)
     result.push_back({port.first, port.count, slowness / port.bandwidth});
   return result;

@@ -88,19 +88,19 @@ class CollectiveModel {
 
   // all_gather = fixed + slope * largest share, for the load-balancing LP; the same for
   // reduce_scatter.
-  Seconds latency_of_ring() const { return rate(CollectiveForm::all_reduce).latency; }
-  BytesPerSecond ring_bandwidth() const { return rate(CollectiveForm::all_reduce).bandwidth; }
+  Seconds latency_of_ring() const { return rate(Collective::all_reduce).latency; }
+  BytesPerSecond ring_bandwidth() const { return rate(Collective::all_reduce).bandwidth; }
   int devices() const { return devices_; }
 
  private:
-  const CollectiveRate& rate(CollectiveForm form) const {
-    return rates_[static_cast<size_t>(form)];
+  const CollectiveRate& rate(Collective collective) const {
+    return rates_[static_cast<size_t>(collective)];
   }
   Seconds exchange_latency() const;
   // p-1 rounds of the largest share.
-  Seconds rounds(CollectiveForm form, Bytes bytes, const ShareProfile& shares) const;
+  Seconds rounds(Collective collective, Bytes bytes, const ShareProfile& shares) const;
   // A chain per share.
-  Seconds chains(CollectiveForm form, Bytes bytes, const ShareProfile& shares) const;
+  Seconds chains(Collective collective, Bytes bytes, const ShareProfile& shares) const;
 
   struct Line {
     Bytes from;
@@ -116,9 +116,9 @@ class CollectiveModel {
   std::vector<double>
       slowness_;  // [device] of the hop to the next one: 1 if it crosses the slowest
                   // port; empty where nothing was measured or for many devices
-  std::array<CollectiveRate, kCollectiveForms>
-      rates_;  // [form] of the slowest port if not measured
-  std::array<bool, kCollectiveForms> measured_{};
+  std::array<CollectiveRate, kCollectives>
+      rates_;  // [collective] of the slowest port if not measured
+  std::array<bool, kCollectives> measured_{};
 };
 
 }  // namespace motley

@@ -155,6 +155,8 @@ bool SparseStates::apply(Collective collective, const Groups& groups) {
         if (!broadcastable(group)) return false;
         for (int d : group) after[d] = states_[group[0]];
         break;
+      default:
+        return false;
     }
   }
   states_ = std::move(after);

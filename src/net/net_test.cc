@@ -239,10 +239,10 @@ TEST(Topology, LatencyAddsTheGroupsCrossed) {
 TEST(Topology, LinksAreNoFasterThanMessagesWereMeasured) {
   // Two nodes of two devices; inside ports of 10 GB/s, between them 2 GB/s and 1 GB/s.
   Cluster c = nodes({2, 2}, 8 * kGB, nvswitch(10 * kGB, 1e-6), {2 * kGB, 1 * kGB});
-  c.groups[1].measured = {{CollectiveForm::broadcast, 50e-6, 4 * kGB},
-                          {CollectiveForm::all_reduce, 90e-6, 3 * kGB}};
-  c.groups[2].measured = {{CollectiveForm::broadcast, 0, 12 * kGB}};
-  c.groups[0].measured = {{CollectiveForm::broadcast, 70e-6, 0.5 * kGB}};
+  c.groups[1].measured = {{Collective::broadcast, 50e-6, 4 * kGB},
+                          {Collective::all_reduce, 90e-6, 3 * kGB}};
+  c.groups[2].measured = {{Collective::broadcast, 0, 12 * kGB}};
+  c.groups[0].measured = {{Collective::broadcast, 70e-6, 0.5 * kGB}};
   const Topology t(c);
   EXPECT_DOUBLE_EQ(t.latency(0, 1), 50e-6);
   EXPECT_DOUBLE_EQ(t.latency(2, 3), 1e-6);
@@ -257,7 +257,7 @@ TEST(Topology, LinksAreNoFasterThanMessagesWereMeasured) {
 
 TEST(Collectives, APartOfAMeasuredGroupTakesItsRounds) {
   Cluster c = nodes({2, 2, 2}, 8 * kGB, nvswitch(10 * kGB), {2 * kGB, 1 * kGB, 4 * kGB});
-  c.groups[0].measured = {{CollectiveForm::all_reduce, 1e-3, 0.5 * kGB}};
+  c.groups[0].measured = {{Collective::all_reduce, 1e-3, 0.5 * kGB}};
   // Without the slowest port, and with it.
   const CollectiveModel fast(part_of(c, {0, 1, 4})), slow(part_of(c, {0, 2, 4}));
   EXPECT_DOUBLE_EQ(fast.ring_bandwidth(), 1 * kGB);

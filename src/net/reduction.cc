@@ -33,7 +33,7 @@ std::string check(const std::vector<ReductionStep>& steps, int devices) {
       return fmt::format(
           "step {}, {}, is not allowed where its groups stand: they hold other "
           "chunks than it needs or contributions twice",
-          s, net::to_string(steps[s].collective));
+          s, to_string(steps[s].collective));
   }
   return states.at_goal() ? "" : "some device ends without the sum of all";
 }

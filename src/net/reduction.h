@@ -15,7 +15,7 @@
 namespace motley {
 
 struct ReductionStep {
-  net::Collective collective = net::Collective::all_reduce;
+  Collective collective = Collective::all_reduce;
   net::Groups groups;  // ranks in the reduction, each at most once; a rank in none sits it out
   friend bool operator==(const ReductionStep&, const ReductionStep&) = default;
 };

@@ -52,7 +52,7 @@ Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
   std::vector<double> reached(cluster.groups.size(), 1);
   for (size_t g = 0; g < cluster.groups.size(); ++g)
     for (const CollectiveRate& rate : cluster.groups[g].measured)
-      if (rate.form == CollectiveForm::broadcast)
+      if (rate.collective == Collective::broadcast)
         reached[g] =
             std::min(1., rate.bandwidth / slowest_port(cluster, GroupId(static_cast<int64_t>(g))));
   auto attach = [&](int node, int group, BytesPerSecond uplink, const std::string& name) {
@@ -76,7 +76,7 @@ Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
     kind_[node] = group.link.kind;
     latency_[node] = group.link.latency;
     for (const CollectiveRate& rate : group.measured)
-      if (rate.form == CollectiveForm::broadcast && group.children.empty())
+      if (rate.collective == Collective::broadcast && group.children.empty())
         latency_[node] = std::max(latency_[node], rate.latency);
     first_[node] = group.first_device;
     count_[node] = group.device_count;

@@ -8,22 +8,6 @@
 
 namespace motley::net {
 
-const char* to_string(Collective collective) {
-  switch (collective) {
-    case Collective::all_reduce:
-      return "all_reduce";
-    case Collective::reduce_scatter:
-      return "reduce_scatter";
-    case Collective::all_gather:
-      return "all_gather";
-    case Collective::reduce:
-      return "reduce";
-    case Collective::broadcast:
-      return "broadcast";
-  }
-  return "?";
-}
-
 const char* to_string(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::ring:
@@ -337,6 +321,8 @@ class Builder {
         if (runs_.size() > 1) emit_head_chain(true);
         if (runs_[0].size() > 1 || !equal) chains_in_runs(true);
         break;
+      default:
+        MOTLEY_CHECK(false, "{}", to_string(collective));
     }
   }
   void emit_head_chain(bool forward) {

@@ -45,15 +45,17 @@
 #include <string>
 #include <vector>
 
+#include "core/collective.h"
 #include "net/fluid.h"
 #include "net/topology.h"
 
 namespace motley::net {
 
-enum class Collective { all_reduce, reduce_scatter, all_gather, reduce, broadcast };
+inline constexpr Collective kReductionCollectives[] = {
+    Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather, Collective::reduce,
+    Collective::broadcast};
 enum class Algorithm { ring, tree, hierarchical, direct };
 
-const char* to_string(Collective collective);
 const char* to_string(Algorithm algorithm);
 // Throws UserError that lists the names.
 Algorithm parse_algorithm(const std::string& name);

@@ -34,7 +34,7 @@ std::string describe_reductions(const Plan& plan) {
     std::vector<std::string> steps;
     for (const ReductionStep& step : program.steps)
       steps.push_back(fmt::format(
-          "{} in {} of {}", net::to_string(step.collective),
+          "{} in {} of {}", to_string(step.collective),
           step.groups.size() == 1 ? "one group" : fmt::format("{} groups", step.groups.size()),
           step.groups.empty() ? 0 : step.groups[0].size()));
     ++groups[fmt::format("from {} on: {}", format_bytes(program.from),
@@ -228,7 +228,7 @@ std::string describe_communication(const Plan& plan, const Shares& shares) {
         ++sum.count;
         sum.bytes += static_cast<Bytes>(c.bytes);
       }
-    } else if (step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask) {
+    } else if (!moves_nothing(step.kind)) {
       Sum& sum = comm[fmt::format("{}{} of {}", step.form == PieceForm::grouped ? "grouped " : "",
                                   to_string(step.kind), role_of(graph, is_gradient, step.value))];
       ++sum.count;

@@ -227,7 +227,7 @@ LateSums late_sums(const Theory& theory, const Program& program) {
     }
     if (auto it = origin.find({step.value, step.from}); it != origin.end())
       late.otherwise.insert(it->second);
-    if (step.kind == CollectiveKind::all_reduce) origin[{step.value, step.to}] = s;
+    if (step.kind == Collective::all_reduce) origin[{step.value, step.to}] = s;
   }
   const std::vector<Placement> stored = stored_placements(theory, program);
   for (const Parameter& p : graph.parameters) {

@@ -247,7 +247,7 @@ std::vector<int> read_devices(const Json& list, const Fields& fields, const char
 Json to_json(const ReductionProgram& program) {
   Json steps = Json::array();
   for (const ReductionStep& step : program.steps)
-    steps.push_back({{"collective", net::to_string(step.collective)}, {"groups", step.groups}});
+    steps.push_back({{"collective", to_string(step.collective)}, {"groups", step.groups}});
   Json j;
   if (!program.devices.empty()) j["devices"] = program.devices;
   j["from_bytes"] = program.from;
@@ -257,12 +257,10 @@ Json to_json(const ReductionProgram& program) {
   return j;
 }
 
-net::Collective read_collective(const Fields& fields) {
-  using net::Collective;
+Collective read_collective(const Fields& fields) {
   const std::string text = fields.text("collective");
-  for (Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
-                       Collective::reduce, Collective::broadcast})
-    if (text == net::to_string(c)) return c;
+  if (const auto collective = parse_collective(text, net::kReductionCollectives))
+    return *collective;
   throw fields.bad("collective", "is '" + text +
                                      "'; give all_reduce, reduce_scatter, all_gather, reduce or "
                                      "broadcast");

@@ -73,7 +73,7 @@ TEST(Plan, RoundTrips) {
 // The first reduces with either other, then all know the sum.
 ReductionProgram two_steps() {
   return {{},
-          {{net::Collective::reduce, {{0, 1, 2}}}, {net::Collective::broadcast, {{0, 1, 2}}}},
+          {{Collective::reduce, {{0, 1, 2}}}, {Collective::broadcast, {{0, 1, 2}}}},
           100,
           1e-5,
           2e-9};

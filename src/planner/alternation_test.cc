@@ -394,7 +394,7 @@ TEST(Alternation, FasterDevicesGetMore) {
 TEST(Forms, CrossOver) {
   const CostModel model(flat_cluster({device("d", 1e12)}, {4}, {LinkKind::switched, 1e9, 1e-5}));
   const double bytes = 4e6;
-  for (CollectiveKind kind : {CollectiveKind::all_gather, CollectiveKind::reduce_scatter}) {
+  for (Collective kind : {Collective::all_gather, Collective::reduce_scatter}) {
     int grouped = 0;
     for (double largest = 0.25; largest < 1; largest += 0.05) {
       const double rest = (1 - largest) / 3;

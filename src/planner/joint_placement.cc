@@ -52,12 +52,11 @@ bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& 
       const int once = phases_of(theory, stage.program).reduction;
       for (int i = 0; i < static_cast<int>(stage.program.steps.size()); ++i) {
         const Step& step = stage.program.steps[i];
-        if (step.is_compute() || step.kind == CollectiveKind::slice ||
-            step.kind == CollectiveKind::mask ||
+        if (step.is_compute() || moves_nothing(step.kind) ||
             std::binary_search(joint.steps[0].begin(), joint.steps[0].end(), i))
           continue;
         // A ring sends half of what an all-reduce does for the others.
-        const double part = step.kind == CollectiveKind::all_reduce ? 1 : 0.5;
+        const double part = step.kind == Collective::all_reduce ? 1 : 0.5;
         inside += part * static_cast<Bytes>(graph.spec(step.value).bytes()) *
                   (i < once ? replicas[0].micro_batches : 1);
       }

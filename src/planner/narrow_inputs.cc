@@ -38,16 +38,14 @@ void narrow_inputs(Plan* plan) {
             one =
                 one && !(inputs[i] == value && theory.triples(use.node)[use.triple].in[i] == whole);
         } else if (use.value == value && use.from == whole) {
-          one = one && use.kind == CollectiveKind::slice && piece.value_or(use.to) == use.to;
+          one = one && use.kind == Collective::slice && piece.value_or(use.to) == use.to;
           piece = use.to;
         }
       }
       if (!one || !piece) continue;
       for (size_t t = 0; t < triples.size() && !changed; ++t) {
-        CollectiveKind kind;
         if (triples[t].out[0] != *piece || !triples[t].kernel.empty() ||
-            (view && (!Theory::conversion(whole, triples[t].in[0], &kind) ||
-                      kind != CollectiveKind::slice)))
+            (view && Theory::conversion(whole, triples[t].in[0]) != Collective::slice))
           continue;
         steps[s].triple = static_cast<int>(t);
         std::erase_if(steps, [&](const Step& use) {
@@ -58,7 +56,7 @@ void narrow_inputs(Plan* plan) {
           slice.value = operands[0];
           slice.from = whole;
           slice.to = triples[t].in[0];
-          slice.kind = CollectiveKind::slice;
+          slice.kind = Collective::slice;
           if (std::find(steps.begin(), steps.end(), slice) == steps.end()) {
             const auto at = std::find_if(steps.begin(), steps.end(), [&](const Step& step) {
               return step.is_compute() && step.node == graph.value(value).producer;

@@ -14,7 +14,6 @@ namespace motley::reduce {
 namespace {
 
 using net::Algorithm;
-using net::Collective;
 
 Cluster a100(int count) {
   return parse_cluster(

@@ -47,11 +47,10 @@ std::vector<ReductionStep> through_heads(const Cluster& cluster) {
     level = std::move(below);
   }
   std::vector<ReductionStep> steps;
-  for (size_t d = by_depth.size(); d-- > 1;)
-    steps.push_back({net::Collective::reduce, by_depth[d]});
-  steps.push_back({net::Collective::all_reduce, by_depth[0]});
+  for (size_t d = by_depth.size(); d-- > 1;) steps.push_back({Collective::reduce, by_depth[d]});
+  steps.push_back({Collective::all_reduce, by_depth[0]});
   for (size_t d = 1; d < by_depth.size(); ++d)
-    steps.push_back({net::Collective::broadcast, by_depth[d]});
+    steps.push_back({Collective::broadcast, by_depth[d]});
   return steps;
 }
 
@@ -81,7 +80,7 @@ Seconds seconds_of(const std::vector<ReductionStep>& steps, const ReductionProgr
       held = 0;
       for (const auto& [chunk, count] : states.held(members[0])) held += count;
       held /= size;
-      if (first.steps[s].collective == net::Collective::all_gather)
+      if (first.steps[s].collective == Collective::all_gather)
         held *= static_cast<double>(members.size());
       states.apply(first.steps[s].collective, first.steps[s].groups);
     }
@@ -178,7 +177,7 @@ std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::G
       }
     }
   }
-  const std::vector<ReductionStep> plain = {{net::Collective::all_reduce, groups}};
+  const std::vector<ReductionStep> plain = {{Collective::all_reduce, groups}};
   // Seconds at no bytes and per byte: of the plain collective in simulation, and of the program.
   auto line = [](auto&& seconds) {
     const Seconds fixed = seconds(0);
@@ -237,7 +236,7 @@ ReductionProgram joint_reduction(const Cluster& cluster, const net::Groups& grou
   };
   std::vector<int> all(devices.size());
   std::iota(all.begin(), all.end(), 0);
-  ReductionProgram best{devices, {{net::Collective::all_reduce, {all}}}, 0, 0, 0};
+  ReductionProgram best{devices, {{Collective::all_reduce, {all}}}, 0, 0, 0};
   const CollectiveModel model(part_of(cluster, devices));
   // Where the plain collective was measured, programs are as much faster as in simulation.
   const Seconds plain_fixed = simulated(best.steps, 0),
@@ -267,9 +266,9 @@ ReductionProgram joint_reduction(const Cluster& cluster, const net::Groups& grou
         across[i].push_back(rank_of(groups[g][i]));
       }
     ReductionProgram program{devices,
-                             {{net::Collective::reduce_scatter, across},
-                              {net::Collective::all_reduce, inside},
-                              {net::Collective::all_gather, across}},
+                             {{Collective::reduce_scatter, across},
+                              {Collective::all_reduce, inside},
+                              {Collective::all_gather, across}},
                              0,
                              0,
                              0};

@@ -141,23 +141,23 @@ TEST(ClusterReductions, SharedLinksCostWhatTheyDoTogether) {
     const Cluster seen = shared_by(cluster, groups);
     const net::Topology network(cluster);
     auto together = [&](Bytes bytes) {
-      return net::collective_time(network, net::Collective::all_reduce, net::Algorithm::ring,
-                                  groups, bytes);
+      return net::collective_time(network, Collective::all_reduce, net::Algorithm::ring, groups,
+                                  bytes);
     };
     Seconds slowest = 0;
     for (const std::vector<int>& group : groups) {
       const net::Topology part(part_of(seen, group));
       net::Groups all(1);
       for (size_t i = 0; i < group.size(); ++i) all[0].push_back(static_cast<int>(i));
-      slowest = std::max(slowest, net::collective_time(part, net::Collective::all_reduce,
+      slowest = std::max(slowest, net::collective_time(part, Collective::all_reduce,
                                                        net::Algorithm::ring, all, 1e9));
     }
     EXPECT_NEAR(slowest / together(1e9), 1, 1e-3) << yaml << size;
     const net::Topology alone(part_of(cluster, groups[0]));
     net::Groups one(1);
     for (size_t i = 0; i < groups[0].size(); ++i) one[0].push_back(static_cast<int>(i));
-    shared += net::collective_time(alone, net::Collective::all_reduce, net::Algorithm::ring, one,
-                                   1e9) < 0.9 * slowest;
+    shared += net::collective_time(alone, Collective::all_reduce, net::Algorithm::ring, one, 1e9) <
+              0.9 * slowest;
   }
   EXPECT_GT(shared, 50);
   // Neighbours on a ring do not meet; those that reach across do.
@@ -196,7 +196,6 @@ TEST(ClusterReductions, JointReductionsAreThreeStepsOverBothAxes) {
 }
 
 TEST(ClusterReductions, WrongStepsAreRefused) {
-  using net::Collective;
   const ReductionStep scatter{Collective::reduce_scatter, {{0, 1}, {2, 3}}};
   const ReductionStep across{Collective::all_reduce, {{0, 2}, {1, 3}}};
   const ReductionStep gather{Collective::all_gather, {{0, 1}, {2, 3}}};

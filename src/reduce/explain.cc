@@ -8,20 +8,10 @@ namespace motley::reduce {
 
 namespace {
 
-const char* hyphenated(Collective collective) {
-  switch (collective) {
-    case Collective::all_reduce:
-      return "all-reduce";
-    case Collective::reduce_scatter:
-      return "reduce-scatter";
-    case Collective::all_gather:
-      return "all-gather";
-    case Collective::reduce:
-      return "reduce";
-    case Collective::broadcast:
-      return "broadcast";
-  }
-  return "?";
+std::string hyphenated(Collective collective) {
+  std::string name = to_string(collective);
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
 }
 
 }  // namespace
@@ -53,8 +43,7 @@ std::string draw(const Program& program, const SynthesisHierarchy& synthesis,
   int shown = std::min(columns, static_cast<int>(members.size())), unit = 1;
   for (size_t j = 1; j < hierarchy.size(); ++j) unit *= hierarchy[j].size;
   size_t label = 0;
-  for (const Step& step : program)
-    label = std::max(label, std::string(hyphenated(step.collective)).size());
+  for (const Step& step : program) label = std::max(label, hyphenated(step.collective).size());
   auto line = [&](const std::string& head, auto&& mark) {
     std::string text = fmt::format("  {:<{}} ", head, label + 2);
     for (int i = 0; i < shown; ++i) {

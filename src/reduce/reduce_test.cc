@@ -16,8 +16,6 @@
 namespace motley::reduce {
 namespace {
 
-using net::Collective;
-
 Hierarchy hierarchy_of(const std::vector<int>& sizes) {
   Hierarchy h;
   for (int s : sizes) h.push_back({fmt::format("l{}", h.size()), s});

@@ -147,8 +147,9 @@ bool DenseStates::apply_group(Collective collective, const std::vector<int>& gro
       for (int d : group) store(d, sum);
       return true;
     }
+    default:
+      return false;
   }
-  return false;
 }
 
 bool DenseStates::apply(Collective collective, const Groups& groups) {

@@ -11,7 +11,6 @@
 
 namespace motley::reduce {
 
-using net::Collective;
 using net::SparseStates;
 
 class DenseStates {

@@ -1,6 +1,7 @@
 #include "reduce/synthesis.h"
 
 #include <algorithm>
+#include <cctype>
 #include <numeric>
 #include <unordered_map>
 #include <utility>
@@ -11,9 +12,6 @@ namespace motley::reduce {
 
 namespace {
 
-constexpr Collective kCollectives[] = {Collective::all_reduce, Collective::reduce_scatter,
-                                       Collective::all_gather, Collective::reduce,
-                                       Collective::broadcast};
 constexpr size_t kMaxStateBytes = size_t{256} << 20;
 
 // All transitions between the states reachable within the limit.
@@ -82,7 +80,7 @@ class Explorer {
   void expand(int id, bool last) {
     if (space_.states[id].goal) return;
     for (size_t f = 0; f < forms_.size(); ++f)
-      for (Collective collective : kCollectives) {
+      for (Collective collective : net::kReductionCollectives) {
         if (forms_[f].shape == Shape::master && collective != Collective::all_reduce) continue;
         DenseStates next = matrices_[id];
         if (!next.apply(collective, groups_[f])) continue;
@@ -215,23 +213,11 @@ bool verify(const Program& program, const std::vector<int>& levels) {
 }
 
 std::string to_string(const Step& step, const std::vector<std::string>& names) {
-  const char* collective = "";
-  switch (step.collective) {
-    case Collective::all_reduce:
-      collective = "AllReduce";
-      break;
-    case Collective::reduce_scatter:
-      collective = "ReduceScatter";
-      break;
-    case Collective::all_gather:
-      collective = "AllGather";
-      break;
-    case Collective::reduce:
-      collective = "Reduce";
-      break;
-    case Collective::broadcast:
-      collective = "Broadcast";
-      break;
+  std::string collective;  // "ReduceScatter"
+  bool capital = true;
+  for (const char c : std::string_view(to_string(step.collective))) {
+    if (c != '_') collective += capital ? static_cast<char>(std::toupper(c)) : c;
+    capital = c == '_';
   }
   std::string form = "InsideGroup";
   if (step.form.shape != Shape::inside)

@@ -94,11 +94,11 @@ std::string reason(const Theory& theory, const Program& program, size_t at) {
     return p.is_shard() ? fmt::format("cut in dimension {}", p.dim) : std::string("whole");
   };
   switch (step.kind) {
-    case CollectiveKind::all_reduce:
-    case CollectiveKind::reduce_scatter:
+    case Collective::all_reduce:
+    case Collective::reduce_scatter:
       return fmt::format("every device has its own terms of the sum of {}; {} reads it {}",
                          producer.op, reader, held(step.to));
-    case CollectiveKind::all_gather:
+    case Collective::all_gather:
       return fmt::format("{} it is {}; {} reads it whole", maker, held(step.from), reader);
     default:
       return fmt::format("{} it is {}; {} reads it {}", maker, held(step.from), reader,
@@ -147,12 +147,12 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
       if (!work_of(theory, step.node, triple).free) after_gradient = false;
       continue;
     }
-    if (step.kind == CollectiveKind::slice || step.kind == CollectiveKind::mask) continue;
+    if (moves_nothing(step.kind)) continue;
     const Placement cut = step.from.is_shard() ? step.from : step.to;
     const auto bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
     Seconds seconds = model.collective(
         step.kind, bytes, fractions.profile(theory.cut(step.value, cut), model.net()), step.form);
-    const bool pure = step.kind == CollectiveKind::all_reduce && gradient[step.value.index];
+    const bool pure = step.kind == Collective::all_reduce && gradient[step.value.index];
     if (pure && after_gradient) seconds = std::max(0.0, seconds - model.net().all_reduce(0));
     after_gradient = pure;
     add(fmt::format("{}{} of {}", step.form == PieceForm::grouped ? "grouped " : "",

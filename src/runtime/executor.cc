@@ -113,20 +113,20 @@ void Executor::convert(const Instruction& instruction) {
   at::Tensor to;
   const Shape target = local_shape(step.value, step.to);
   switch (step.kind) {
-    case CollectiveKind::all_reduce:
+    case Collective::all_reduce:
       to = own_elements(from, instruction.last).view(target);
       communicator_.all_reduce(to);
       break;
-    case CollectiveKind::mask:
+    case Collective::mask:
       to = rank == 0 ? from : at::zeros_like(from);
       break;
-    case CollectiveKind::slice:
+    case Collective::slice:
       to = piece(step.value, step.to, from);
       break;
-    case CollectiveKind::all_gather:
+    case Collective::all_gather:
       to = gather(step.value, step.from, from, step.form);
       break;
-    case CollectiveKind::reduce_scatter: {
+    case Collective::reduce_scatter: {
       Factored f = factored(theory_, step.value, step.to);
       std::vector<int64_t> sizes = shares_.of(theory_.cut(step.value, step.to));
       std::vector<at::Tensor> pieces = from.reshape(f.shape).split_with_sizes(sizes, f.axis);
@@ -136,7 +136,7 @@ void Executor::convert(const Instruction& instruction) {
       to = to.reshape(target);
       break;
     }
-    case CollectiveKind::all_to_all: {
+    case Collective::all_to_all: {
       Factored f = factored(theory_, step.value, step.from),
                g = factored(theory_, step.value, step.to);
       const auto& from_sizes = shares_.of(theory_.cut(step.value, step.from));
@@ -153,6 +153,8 @@ void Executor::convert(const Instruction& instruction) {
       to = (whole.defined() ? whole : at::cat(receive, f.axis)).reshape(target);
       break;
     }
+    default:
+      MOTLEY_CHECK(false, "{}", to_string(step.kind));
   }
   values_[slot(step.value, step.to)] = to;
 }

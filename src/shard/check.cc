@@ -130,9 +130,8 @@ class Checker {
 
   void converts(size_t s, const Step& step) {
     ran_before_.insert(key_of(step));
-    CollectiveKind kind;
     if (!theory_.legal(step.value, step.from) || !theory_.legal(step.value, step.to) ||
-        !Theory::conversion(step.from, step.to, &kind) || kind != step.kind)
+        Theory::conversion(step.from, step.to) != step.kind)
       at(s, "{} does not turn {} of %{} into {}", to_string(step.kind), to_string(step.from),
          step.value.index, to_string(step.to));
     if (step.each && !of_gradients(step))

@@ -10,8 +10,8 @@
 
 namespace motley {
 
-bool has_forms(CollectiveKind kind) {
-  return kind == CollectiveKind::all_gather || kind == CollectiveKind::reduce_scatter;
+bool has_forms(Collective kind) {
+  return kind == Collective::all_gather || kind == Collective::reduce_scatter;
 }
 
 std::string to_text(const Theory& theory, const Step& step) {
@@ -76,7 +76,9 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
         "is not a step; write 'node N op IN -> OUT' or 'collective %V FROM -> TO', with 'again ' "
         "in front if it runs again, 'each ' if it runs in every pass");
   step.value = ValueId(index(value.substr(1), graph.values.size(), "value"));
-  if (!Theory::conversion(step.from, step.to, &step.kind) || head != to_string(step.kind))
+  if (const auto kind = Theory::conversion(step.from, step.to); kind && head == to_string(*kind))
+    step.kind = *kind;
+  else
     throw fail("is not a collective between these placements");
   if (const std::string form = word(&at); !form.empty()) {
     if (form != "grouped" || !has_forms(step.kind) || at < line.size())
@@ -173,8 +175,8 @@ Program scattered_in_passes(const Theory& theory, const Program& program) {
   std::set<std::pair<ValueId, Placement>> needed;
   for (int s = end; s-- > phases.reduction;) {
     const Step& step = program.steps[s];
-    bool wanted = !step.is_compute() && (step.kind == CollectiveKind::reduce_scatter ||
-                                         step.kind == CollectiveKind::slice);
+    bool wanted = !step.is_compute() &&
+                  (step.kind == Collective::reduce_scatter || step.kind == Collective::slice);
     if (step.is_compute())
       for_each_made(theory, step, [&](ValueId v, Placement p) {
         wanted = wanted || needed.count({v, p});
@@ -306,9 +308,9 @@ int64_t largest_all_reduce(const Theory& theory, const Program& program) {
   for (const Step& step : program.steps) {
     if (step.is_compute()) {
       for (const InnerCollective& c : theory.triples(step.node)[step.triple].collectives)
-        if (c.kind == InnerCollective::Kind::all_reduce)
+        if (c.kind == Collective::all_reduce)
           largest = std::max(largest, static_cast<int64_t>(c.bytes));
-    } else if (step.kind == CollectiveKind::all_reduce) {
+    } else if (step.kind == Collective::all_reduce) {
       largest = std::max(largest, theory.graph().spec(step.value).bytes());
     }
   }

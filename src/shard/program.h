@@ -40,14 +40,14 @@ namespace motley {
 // device; as fast however uneven they are, at more latencies.
 enum class PieceForm : uint8_t { padded, grouped };
 // Whether a collective may be grouped; an all-to-all is never padded.
-bool has_forms(CollectiveKind kind);
+bool has_forms(Collective kind);
 
 struct Step {
   NodeId node;      // valid: computation
   int triple = -1;  // into Theory::triples(node)
   ValueId value;    // valid: collective
   Placement from, to;
-  CollectiveKind kind = CollectiveKind::all_reduce;
+  Collective kind = Collective::all_reduce;
   PieceForm form = PieceForm::padded;
   bool again = false;  // an equal step came before
   bool each = false;   // in every pass, though the reduction could have it

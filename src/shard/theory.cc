@@ -8,24 +8,6 @@
 
 namespace motley {
 
-const char* to_string(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::all_reduce:
-      return "all_reduce";
-    case CollectiveKind::reduce_scatter:
-      return "reduce_scatter";
-    case CollectiveKind::all_gather:
-      return "all_gather";
-    case CollectiveKind::all_to_all:
-      return "all_to_all";
-    case CollectiveKind::slice:
-      return "slice";
-    case CollectiveKind::mask:
-      return "mask";
-  }
-  return "?";
-}
-
 std::string to_string(const Triple& triple) {
   std::string in, out;
   for (size_t i = 0; i < triple.in.size(); ++i) in += (i ? ", " : "") + to_string(triple.in[i]);
@@ -411,7 +393,7 @@ void Theory::derive() {
             possible = false;
         }
         if (possible && is_boundary(node))
-          t.collectives = {{InnerCollective::Kind::exchange, graph_.spec(outputs[0]).bytes()}};
+          t.collectives = {{Collective::exchange, graph_.spec(outputs[0]).bytes()}};
         if (possible) add(t);
       }
     }
@@ -485,20 +467,16 @@ std::vector<std::string> Theory::unknown_ops() const {
   return {names.begin(), names.end()};
 }
 
-bool Theory::conversion(Placement a, Placement b, CollectiveKind* kind) {
+std::optional<Collective> Theory::conversion(Placement a, Placement b) {
   using K = Placement::Kind;
-  if (a == b) return false;
-  if (a.kind == K::partial && b.kind == K::replicated)
-    return *kind = CollectiveKind::all_reduce, true;
-  if (a.kind == K::partial && b.kind == K::shard)
-    return *kind = CollectiveKind::reduce_scatter, true;
-  if (a.kind == K::shard && b.kind == K::replicated)
-    return *kind = CollectiveKind::all_gather, true;
-  if (a.kind == K::shard && b.kind == K::shard) return *kind = CollectiveKind::all_to_all, true;
-  if (a.kind == K::replicated && b.kind == K::shard) return *kind = CollectiveKind::slice, true;
-  if (a.kind == K::replicated && b.kind == K::partial) return *kind = CollectiveKind::mask, true;
-  return false;  // shard -> partial is never useful: its consumers take shards or the mask of the
-                 // gathered value
+  if (a == b) return std::nullopt;
+  if (a.kind == K::partial && b.kind == K::replicated) return Collective::all_reduce;
+  if (a.kind == K::partial && b.kind == K::shard) return Collective::reduce_scatter;
+  if (a.kind == K::shard && b.kind == K::replicated) return Collective::all_gather;
+  if (a.kind == K::shard && b.kind == K::shard) return Collective::all_to_all;
+  if (a.kind == K::replicated && b.kind == K::shard) return Collective::slice;
+  if (a.kind == K::replicated && b.kind == K::partial) return Collective::mask;
+  return std::nullopt;
 }
 
 }  // namespace motley

@@ -14,9 +14,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/collective.h"
 #include "graph/graph.h"
 #include "graph/op.h"
 #include "graph/segment.h"
@@ -33,17 +35,6 @@ struct Triple {
 };
 std::string to_string(
     const Triple& triple);  // "S(0), R -> S(0)" or "S(0), R -> P [embedding.vocab]"
-
-// Collectives between placements of one value. Free ones move nothing between devices.
-enum class CollectiveKind : uint8_t {
-  all_reduce,      // P -> R
-  reduce_scatter,  // P -> S
-  all_gather,      // S -> R
-  all_to_all,      // S -> S'
-  slice,           // R -> S, free
-  mask,            // R -> P, free: the first device keeps its value, the others hold zeros
-};
-const char* to_string(CollectiveKind kind);
 
 class Theory {
  public:
@@ -83,8 +74,11 @@ class Theory {
   // Names of the ops that are not in the table and only run replicated, sorted.
   std::vector<std::string> unknown_ops() const;
 
-  // Which collective converts a into b (a != b); false if none does.
-  static bool conversion(Placement a, Placement b, CollectiveKind* kind);
+  // Which collective converts a into b (a != b); none for S -> P, whose consumers take shards or
+  // the mask of the gathered value:
+  //   all_reduce P -> R, reduce_scatter P -> S, all_gather S -> R, all_to_all S -> S', and
+  //   slice R -> S and mask R -> P, which move nothing
+  static std::optional<Collective> conversion(Placement a, Placement b);
 
  private:
   // Nodes that look alike: same op, arguments, segment and tensor specs, the same tensors repeated.

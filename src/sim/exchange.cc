@@ -173,7 +173,7 @@ Seconds Exchanges::exchange_sums(const std::vector<Holding>& held,
         }
       const CostModel& model = *models[to];
       const Fractions fractions(model.cluster(), even);
-      gathered = std::max(gathered, model.collective(CollectiveKind::all_gather, bytes,
+      gathered = std::max(gathered, model.collective(Collective::all_gather, bytes,
                                                      fractions.profile(taken.cut, model.net())));
     }
     for (size_t from = 0; from < held.size(); ++from)

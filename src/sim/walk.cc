@@ -47,12 +47,12 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
       for (int d = 0; d < devices; ++d)
         spend(d, model.compute(cluster.devices[d].type, work, f[d]), graph.node(step.node).op,
               WalkKind::compute, step.node);
-    } else if (step.kind != CollectiveKind::slice && step.kind != CollectiveKind::mask) {
+    } else if (!moves_nothing(step.kind)) {
       const Placement cut = step.from.is_shard() ? step.from : step.to;
       Seconds s =
           model.collective(step.kind, static_cast<Bytes>(graph.spec(step.value).bytes()),
                            fractions.profile(theory.cut(step.value, cut), model.net()), step.form);
-      const bool gradient = step.kind == CollectiveKind::all_reduce && pure[step.value.index];
+      const bool gradient = step.kind == Collective::all_reduce && pure[step.value.index];
       if (gradient && after_gradient) s = std::max(0.0, s - model.net().all_reduce(0));
       after_gradient = gradient;
       communicate(s, to_string(step.kind));

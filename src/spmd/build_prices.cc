@@ -46,15 +46,16 @@ void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
         if (source == sources.end()) continue;
         auto target = std::find_if(targets.begin(), targets.end(),
                                    [&](const auto& m) { return m.first == g.top; });
-        CollectiveKind kind;
-        if (!Theory::conversion(source->second, target->second, &kind)) continue;
-        bool free = kind == CollectiveKind::slice || kind == CollectiveKind::mask;
-        if (!free && kind != CollectiveKind::all_reduce &&
+        const auto converts = Theory::conversion(source->second, target->second);
+        if (!converts) continue;
+        const Collective kind = *converts;
+        const bool free = moves_nothing(kind);
+        if (!free && kind != Collective::all_reduce &&
             (restriction_ == Restriction::data_parallel ||
-             (restriction_ == Restriction::expert_parallel && kind != CollectiveKind::all_to_all)))
+             (restriction_ == Restriction::expert_parallel && kind != Collective::all_to_all)))
           continue;
-        if (restriction_ == Restriction::zero && kind == CollectiveKind::all_to_all) continue;
-        const bool reduced = gradient_view_[table_class_[t]] && kind == CollectiveKind::all_reduce;
+        if (restriction_ == Restriction::zero && kind == Collective::all_to_all) continue;
+        const bool reduced = gradient_view_[table_class_[t]] && kind == Collective::all_reduce;
         if (closed && !free && !reduced) continue;
         Placement cut = source->second.is_shard() ? source->second : target->second;
         // Gradients are all-reduced together and share one latency.
@@ -63,7 +64,7 @@ void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
         else if (reduced && pricing)
           cost = pricing->gradients[pricing->stretch(table_first_[t])] *
                  message_seconds(model_, bytes);
-        else if (gradient && kind == CollectiveKind::all_reduce)
+        else if (gradient && kind == Collective::all_reduce)
           cost = std::max(0.0, model_.gradient_all_reduce(bytes) - model_.gradient_all_reduce(0));
         else
           cost = model_.collective(kind, bytes,
@@ -144,7 +145,7 @@ Seconds ProblemBuilder::received_whole(NodeId node, const Fractions& fractions) 
   for (const Triple& triple : theory_.triples(node))
     if (const Placement p = triple.out[0]; p.is_shard() && form_of(v, p) >= 0)
       least =
-          std::min(least, model_.collective(CollectiveKind::all_gather,
+          std::min(least, model_.collective(Collective::all_gather,
                                             static_cast<Bytes>(theory_.graph().spec(v).bytes()),
                                             fractions.profile(theory_.cut(v, p), model_.net())));
   return least < kInfinity ? kReceivedWhole * least : 0;

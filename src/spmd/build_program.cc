@@ -13,7 +13,7 @@ namespace motley::spmd {
 using namespace solver;
 
 bool ProblemBuilder::is_reduction(const Step& step) const {
-  return !step.is_compute() && step.kind == CollectiveKind::all_reduce &&
+  return !step.is_compute() && step.kind == Collective::all_reduce &&
          gradient_view_[class_of_[step.value.index]];
 }
 
@@ -107,7 +107,7 @@ Program ProblemBuilder::program(const Solution& solution) const {
     step.value = v;
     step.from = source->second;
     step.to = p;
-    MOTLEY_CHECK(Theory::conversion(step.from, step.to, &step.kind));
+    step.kind = Theory::conversion(step.from, step.to).value();
     program.steps.push_back(step);
     make(v, p);
   };
@@ -174,7 +174,7 @@ Program ProblemBuilder::program(const Solution& solution) const {
       const Triple& t = theory_.triples(s.node)[s.triple];
       size_t i = 0;
       for (ValueId v : inputs(s.node)) note(v, t.in[i++]);
-    } else if (s.kind != CollectiveKind::slice) {
+    } else if (s.kind != Collective::slice) {
       note(s.value, s.from);
     }
   }
@@ -191,7 +191,7 @@ Program ProblemBuilder::program(const Solution& solution) const {
         for (size_t t = 0; t < triples.size(); ++t)
           if (triples[t].out[0] == *r.begin()) s.triple = static_cast<int>(t), cut.insert(v);
       }
-    } else if (!s.is_compute() && s.kind == CollectiveKind::slice && cut.count(s.value)) {
+    } else if (!s.is_compute() && s.kind == Collective::slice && cut.count(s.value)) {
       continue;
     }
     trimmed.steps.push_back(s);

@@ -194,7 +194,7 @@ Program hold_pieces(const Theory& theory, const Program& phased) {
       continue;
     }
     read_by(theory, step, &reads);
-    bool alone = !reads.empty(), copy = !step.is_compute() && step.kind != CollectiveKind::slice;
+    bool alone = !reads.empty(), copy = !step.is_compute() && step.kind != Collective::slice;
     for (const Made& m : reads) {
       const auto it = makers.find(m);
       alone = alone && it != makers.end();
