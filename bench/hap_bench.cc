@@ -256,7 +256,7 @@ planner::ProgramRequest request_of(const std::string& model, int64_t batch) {
   request.model = model;
   request.batch = batch;
   request.baselines = false;
-  request.synthesis.certify = false;
+  request.alternation.certify = false;
   return request;
 }
 
@@ -274,7 +274,7 @@ Systems compare(Bench* bench, const Benchmark& b, const Cluster& cluster, bool s
   const Graph graph = load_graph(model, batch).graph;
   planner::ProgramRequest request = request_of(model, batch);
   Systems systems;
-  request.baselines = request.synthesis.certify = true;
+  request.baselines = request.alternation.certify = true;
   systems.hap = run(graph, cluster, request);
   request.parts = true;
   request.reductions = reduce::reductions_of_all;
@@ -424,9 +424,9 @@ void ablation(Bench* bench) {
     request.strategy = "dp-ev";
     Outcome dp = run(graph, cluster, request);
     request.strategy.clear();
-    request.synthesis.ratios = planner::even_ratios(cluster);
+    request.alternation.ratios = planner::even_ratios(cluster);
     Outcome q = run(graph, cluster, request);
-    request.synthesis.ratios.clear();
+    request.alternation.ratios.clear();
     Outcome all = run(graph, cluster, request);
     const Seconds steps[] = {dp.feasible ? dp.step : 0,
                              q.feasible ? padded(std::move(q.result.plan)) : 0, 0,
@@ -498,7 +498,7 @@ void experts(Bench* bench) {
     std::string model = fmt::format("bert-moe:experts={}", n);
     const Graph graph = load_graph(model, batch).graph;
     planner::ProgramRequest request = request_of(model, batch);
-    request.baselines = request.synthesis.certify = true;
+    request.baselines = request.alternation.certify = true;
     const Outcome all = run(graph, cluster, request);
     request.parts = true;
     const Outcome hap = run(graph, cluster, request);
@@ -721,7 +721,7 @@ void segments(Bench* bench) {
       const Graph graph = load_graph(model, batch).graph;
       planner::ProgramRequest request = request_of(model, batch);
       request.reductions = reduce::reductions_of_all;
-      request.synthesis.memory_limit = std::string(name) != "local-mixed-4";
+      request.alternation.memory_limit = std::string(name) != "local-mixed-4";
       planner::ProgramResult one = planner::plan_program(graph, cluster, request);
       if (!one.feasible) {
         std::printf("%-11s %-14s %5d %s\n", b.name, name, cluster.size(), one.reason.c_str());
@@ -733,7 +733,7 @@ void segments(Bench* bench) {
           std::move(one), graph, cluster, request, planner::parse_segments("auto"), &tried);
       const Seconds after = simulate(best.plan).step;
       bench->expect(after <= before, fmt::format("{} on {}: segments are slower", b.name, name));
-      bench->expect(check(best.plan, request.synthesis.memory_limit).empty(),
+      bench->expect(check(best.plan, request.alternation.memory_limit).empty(),
                     fmt::format("{} on {}: the plan is not sound", b.name, name));
       std::string list;
       for (const planner::Segmented& s : tried)

@@ -36,13 +36,13 @@ Cluster two_speeds(int count, double bandwidth) {
 }
 
 planner::ProgramResult planned(const std::string& model, int64_t batch, const Cluster& cluster,
-                               const planner::AlternationOptions& synthesis = {}) {
+                               const planner::AlternationOptions& options = {}) {
   planner::ProgramRequest request;
   request.model = model;
   request.batch = batch;
   request.baselines = false;
-  request.synthesis = synthesis;
-  request.synthesis.recompute = false;  // where memory is short, parameters are cut instead
+  request.alternation = options;
+  request.alternation.recompute = false;  // where memory is short, parameters are cut instead
   return planner::plan_program(canonicalize(capture(model, batch).graph), cluster, request);
 }
 

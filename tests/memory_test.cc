@@ -48,8 +48,8 @@ Plan spmd_plan(Graph graph, const std::string& model, int64_t batch, const std::
   request.batch = batch;
   request.baselines = false;
   request.strategy = strategy;
-  request.synthesis.optimizer = optimizer;
-  request.synthesis.certify = false;
+  request.alternation.optimizer = optimizer;
+  request.alternation.certify = false;
   if (precision != DType::f32) graph = with_precision(graph, precision);
   planner::ProgramResult result =
       planner::plan_program(std::move(graph), load_cluster("local-mixed-4"), request);

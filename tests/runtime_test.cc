@@ -70,9 +70,9 @@ Plan make(const std::string& model, int64_t batch, const Cluster& cluster,
   request.model = model;
   request.batch = batch;
   request.baselines = false;
-  request.synthesis.optimizer = optimizer;
-  request.synthesis.restriction = restriction;
-  request.synthesis.ratios = planner::proportional_ratios(cluster);
+  request.alternation.optimizer = optimizer;
+  request.alternation.restriction = restriction;
+  request.alternation.ratios = planner::proportional_ratios(cluster);
   planner::ProgramResult result =
       planner::plan_program(canonicalize(capture(model, batch).graph), cluster, request);
   MOTLEY_CHECK(result.feasible, "{}", result.reason);
@@ -598,8 +598,8 @@ TEST(TrainerTest, MixedPrecisionEqualsOneDevice) {
     request.model = model;
     request.batch = 12;
     request.baselines = false;
-    request.synthesis.restriction = restriction;
-    request.synthesis.ratios = planner::proportional_ratios(cluster);
+    request.alternation.restriction = restriction;
+    request.alternation.ratios = planner::proportional_ratios(cluster);
     planner::ProgramResult result = planner::plan_program(
         with_precision(canonicalize(capture(model, 12).graph), DType::bf16), cluster, request);
     MOTLEY_CHECK(result.feasible, "{}", result.reason);
@@ -647,7 +647,7 @@ TEST(TrainerTest, RecomputedBlocksEqualOneDevice) {
     request.model = model;
     request.batch = 12;
     request.baselines = false;
-    request.synthesis.recompute = recompute;
+    request.alternation.recompute = recompute;
     return planner::plan_program(canonicalize(capture(model, 12).graph), cluster, request);
   };
   const planner::ProgramResult free = plan_with(1e10, true);

@@ -114,7 +114,7 @@ TEST(Virtual, LayersAreCutAcrossMachines) {
   request.model = model;
   request.batch = 512;
   request.baselines = false;
-  request.synthesis.optimizer = Optimizer::sgd;
+  request.alternation.optimizer = Optimizer::sgd;
   const planner::ProgramResult all = planner::plan_program(graphs_of(model)(512), cluster, request);
   ASSERT_TRUE(all.feasible) << all.reason;
   EXPECT_LT(simulate(*found.candidates[0].plan).step, 0.5 * simulate(all.plan).step);

@@ -1,4 +1,4 @@
-"""Whether all workers are about to do the same: 64 bits of each that travel beside a step.
+"""Whether all workers are about to do the same: 64 bits of each sent along with a step.
 
 A digest holds the number of the step, of the plan, and a checksum of the batch. Tensors of at most 32 KiB count whole; of larger
 ones some 512 elements at equal distances, others at every step.

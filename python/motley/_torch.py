@@ -83,7 +83,7 @@ def load(path):
         return torch.serialization._load(reader, "cpu", _Plain)
 
 
-def mend_launcher():
+def fix_launcher():
     """torchrun reads "0", its default, by looping over a flag type, which skips zero since Python 3.11."""
     from torch.distributed.elastic.multiprocessing import api, Std
 

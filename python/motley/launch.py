@@ -43,7 +43,7 @@ def main():
     _tie_workers()  # before torch takes the name
     from torch.distributed import run
 
-    _torch.mend_launcher()
+    _torch.fix_launcher()
     run.main()
 
 

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <tuple>
 
+#include "bounds/cutting_planes.h"
 #include "cost/overlap.h"
-#include "solver/balance.h"
 
 namespace motley::bounds {
 
@@ -18,26 +17,12 @@ namespace {
 
 constexpr double kCertifyGain =
     1e-3;                          // of the step, that another search could gain for it to be made
-constexpr int kLimitedSolves = 2;  // of one game, that may stop at their limit of states
-constexpr int kSolves = 16;        // of one game
+constexpr int kLimitedSolves = 2;  // of one class, that may stop at their limit of states
+constexpr int kSolves = 16;        // of one class
 constexpr int kClasses = 300;      // times that a class is looked at closer
 constexpr int64_t kStates = 500;   // of one step of a search
 constexpr double kWorthDeciding = 2e-3;  // of a step: what the message of a gradient takes
-
-// The programs that are about the cheapest.
-std::vector<const Program*> weakest(const std::vector<PriceLine>& lines,
-                                    const std::vector<const Program*>& programs,
-                                    const std::vector<double>& weights) {
-  std::vector<double> prices;
-  for (const PriceLine& line : lines)
-    prices.push_back(
-        std::inner_product(weights.begin(), weights.end(), line.compute.begin(), line.comm));
-  const double least = *std::min_element(prices.begin(), prices.end());
-  std::vector<const Program*> result;
-  for (size_t i = 0; i < lines.size(); ++i)
-    if (prices[i] <= least * (1 + kCertifyGain)) result.push_back(programs[i]);
-  return result;
-}
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Weights of bounds by kind, node and type: what they are of whatever the stretches.
 using Mixture = std::map<std::tuple<OverlapBound::Kind, int64_t, int>, double>;
@@ -81,8 +66,8 @@ const Program& ProgramPool::of(const ProblemBuilder& builder, const Solution& so
   return *found_.back().program;
 }
 
-// Bounds against the programs of a class.
-struct Certifier::Game {
+// The bound of a class of programs.
+struct Certifier::BoundProblem {
   ProblemBuilder* builder;
   const Order* order;
   WarmStart* warm;
@@ -92,7 +77,18 @@ struct Certifier::Game {
   int64_t closed = 0, barrier = 0;
   std::vector<Decision> decided = {};
   Mixture mixture = {};  // in: that of the class it is part of, empty: none; out: what proves most
-  std::vector<const Program*> weakest = {};  // that keep the bound low
+  Seconds bound = 0;     // out
+  std::vector<const Program*> weakest = {};  // out: that keep the bound low
+};
+
+// Of programs, by where their last barrier runs and which gradients they all-reduce.
+struct Certifier::Class {
+  int64_t first, end;         // where the last barrier runs; 0: or nowhere
+  std::vector<int64_t> cuts;  // where other stretches begin
+  Seconds bound;
+  std::vector<const Program*> weakest;
+  Mixture mixture;
+  std::vector<Decision> decided = {};
 };
 
 Certifier::Certifier(const Theory& theory, const CostModel& model, Optimizer optimizer,
@@ -129,97 +125,97 @@ std::vector<int64_t> Certifier::stretches(std::vector<int64_t> from) const {
   return from;
 }
 
-Seconds Certifier::bound(const Certified& certified, int divisions) {
-  struct Class {
-    int64_t first, end;         // where the last barrier runs; 0: or nowhere
-    std::vector<int64_t> cuts;  // where stretches begin, besides
-    Seconds bound;
-    std::vector<const Program*> weakest;
-    Mixture mixture;
-    std::vector<Decision> decided = {};
-  };
-  const auto nodes = static_cast<int64_t>(theory_.graph().nodes.size());
+Seconds Certifier::bound(const BoundRequest& request, int divisions) {
+  const Fractions& fractions = *request.fractions;
   const int64_t begin = builder_->first_gradient();
-  const Fractions& fractions = *certified.fractions;
   std::vector<int64_t> cuts{begin};
-  if (certified.first.valid()) cuts.push_back(builder_->ready(certified.first));
-  Game opening{builder_, order_, warm_, stretches(std::move(cuts))};
-  Class all{0, nodes + 1, opening.from, 0, {}};
-  all.bound = play(certified, &opening);
-  all.mixture = opening.mixture;
-  all.weakest = {certified.program};
-  std::vector<Class> classes{all};
-  divisions = std::min(divisions, kClasses);
-  for (int i = 0; i < divisions && !certified.enough(effort_); ++i) {
-    const auto least =
-        std::min_element(classes.begin(), classes.end(),
-                         [](const Class& a, const Class& b) { return a.bound < b.bound; });
-    if (least->bound >= (1 - kWideGap) * certified.step()) break;
-    Class weak = *least;
-    int64_t last = 0, queue = 0;  // 0: none
-    for (const Program* program : weak.weakest) {
-      const int64_t barrier = builder_->last_barrier(*program, fractions.shares());
-      if (barrier > std::max(weak.first, begin) && barrier < weak.end)
-        last = std::max(last, barrier);
-      ValueId first;
-      hidden_seconds(theory_, *program, model_, fractions, &first);
-      if (const int64_t ready = first.valid() ? builder_->ready(first) : 0;
-          ready > 0 && std::find(weak.cuts.begin(), weak.cuts.end(), ready) == weak.cuts.end())
-        queue = ready;
+  if (request.first.valid()) cuts.push_back(builder_->ready(request.first));
+  BoundProblem all{builder_, order_, warm_, stretches(std::move(cuts))};
+  raise_bound(request, &all);
+  const auto nodes = static_cast<int64_t>(theory_.graph().nodes.size());
+  bool first_time = true;  // tables that tell the stretches apart are new
+  const Seconds bound = branch_and_bound(
+      std::vector<Class>{{0, nodes + 1, all.from, all.bound, {request.program}, all.mixture}},
+      std::min(divisions, kClasses),
+      [&](const Class& least) {
+        return request.enough(effort_) || least.bound >= (1 - kWideGap) * request.step();
+      },
+      [&](Class weak, std::vector<Class>* classes) {
+        int64_t last = 0, queue = 0;  // 0: none
+        for (const Program* program : weak.weakest) {
+          const int64_t barrier = builder_->last_barrier(*program, fractions.shares());
+          if (barrier > std::max(weak.first, begin) && barrier < weak.end)
+            last = std::max(last, barrier);
+          ValueId first;
+          hidden_seconds(theory_, *program, model_, fractions, &first);
+          if (const int64_t ready = first.valid() ? builder_->ready(first) : 0;
+              ready > 0 && std::find(weak.cuts.begin(), weak.cuts.end(), ready) == weak.cuts.end())
+            queue = ready;
+        }
+        const ValueId gradient = last > 0 || queue > 0
+                                     ? ValueId()
+                                     : branching_gradient(request, weak.weakest, weak.decided);
+        if (last == 0 && !gradient.valid() && queue == 0 && !first_time) {
+          classes->push_back(std::move(weak));
+          return false;
+        }
+        first_time = false;
+        if (last == 0 && queue > 0) weak.cuts.push_back(queue);
+        divide(request, weak, last, gradient, classes);
+        return true;
+      });
+  return std::min(bound, request.step());
+}
+
+// Adds the parts of a class: programs whose last barrier is at `last` or later and the others
+// (0: not divided by that), or those that all-reduce the gradient and the others (none: not that).
+void Certifier::divide(const BoundRequest& request, const Class& weak, int64_t last,
+                       ValueId gradient, std::vector<Class>* classes) {
+  const auto nodes = static_cast<int64_t>(theory_.graph().nodes.size());
+  std::vector<int64_t> from = weak.cuts;
+  from.insert(from.end(), {weak.first, last, weak.end});
+  from = stretches(std::move(from));
+  std::vector<ValueId> separate;
+  for (const Decision& d : weak.decided) separate.push_back(d.gradient);
+  if (gradient.valid()) separate.push_back(gradient);
+  ProblemBuilder builder(theory_, model_, optimizer_, restriction_, from, separate);
+  builder.price(*request.fractions);
+  const Order order = make_order(builder.problem());
+  WarmStart warm;
+  const auto add = [&](int64_t after, int64_t before, const std::vector<Decision>& decided) {
+    BoundProblem part{&builder, &order, &warm, from};
+    part.barrier = after;
+    part.closed = before <= nodes ? before : 0;
+    part.decided = decided;
+    // That of a later barrier proves most of those that communicate after it.
+    if (after == weak.first) part.mixture = weak.mixture;
+    raise_bound(request, &part);
+    classes->push_back({after, before, weak.cuts, std::max(weak.bound, part.bound),
+                        std::move(part.weakest), std::move(part.mixture), decided});
+  };
+  if (gradient.valid()) {
+    for (const bool reduced : {false, true}) {
+      std::vector<Decision> decided = weak.decided;
+      decided.push_back({gradient, reduced});
+      add(weak.first, weak.end, decided);
     }
-    const ValueId gradient =
-        last > 0 || queue > 0 ? ValueId() : disputed(certified, weak.weakest, weak.decided);
-    // The first time, tables that tell the stretches apart are new.
-    if (last == 0 && !gradient.valid() && queue == 0 && i > 0) break;
-    if (last == 0 && queue > 0) weak.cuts.push_back(queue);
-    std::vector<int64_t> from = weak.cuts;
-    from.insert(from.end(), {weak.first, last, weak.end});
-    from = stretches(std::move(from));
-    std::vector<ValueId> apart;
-    for (const Decision& d : weak.decided) apart.push_back(d.gradient);
-    if (gradient.valid()) apart.push_back(gradient);
-    ProblemBuilder builder(theory_, model_, optimizer_, restriction_, from, apart);
-    builder.price(fractions);
-    const Order order = make_order(builder.problem());
-    WarmStart warm;
-    classes.erase(least);
-    auto add = [&](int64_t after, int64_t before, const std::vector<Decision>& decided) {
-      Game game{&builder, &order, &warm, from};
-      game.barrier = after;
-      game.closed = before <= nodes ? before : 0;
-      game.decided = decided;
-      // That of a later barrier proves most of those that communicate after it.
-      if (after == weak.first) game.mixture = weak.mixture;
-      const Seconds bound = std::max(weak.bound, play(certified, &game));
-      classes.push_back(
-          {after, before, weak.cuts, bound, game.weakest, std::move(game.mixture), decided});
-    };
-    if (gradient.valid()) {
-      for (const bool reduced : {false, true}) {
-        std::vector<Decision> decided = weak.decided;
-        decided.push_back({gradient, reduced});
-        add(weak.first, weak.end, decided);
-      }
-      continue;
-    }
-    if (last > 0) add(last, weak.end, weak.decided);
-    add(weak.first, last > 0 ? last : weak.end, weak.decided);
+    return;
   }
-  Seconds bound = certified.step();
-  for (const Class& c : classes) bound = std::min(bound, c.bound);
-  return bound;
+  if (last > 0) add(last, weak.end, weak.decided);
+  add(weak.first, last > 0 ? last : weak.end, weak.decided);
 }
 
 // The largest gradient that some of the programs all-reduce and others do not, if it is large and
 // not decided; else none.
-ValueId Certifier::disputed(const Certified& certified, const std::vector<const Program*>& programs,
-                            const std::vector<Decision>& decided) const {
+ValueId Certifier::branching_gradient(const BoundRequest& request,
+                                      const std::vector<const Program*>& programs,
+                                      const std::vector<Decision>& decided) const {
   std::map<ValueId, size_t> times;
   for (const Program* program : programs)
     for (ValueId gradient : builder_->reduced(*program)) ++times[gradient];
   for (const Decision& d : decided) times.erase(d.gradient);
   ValueId largest;
-  Seconds most = kWorthDeciding * certified.step();
+  Seconds most = kWorthDeciding * request.step();
   for (const auto& [gradient, count] : times) {
     const Seconds seconds = builder_->reduction_seconds(gradient);
     if (count == programs.size() || seconds < most) continue;
@@ -230,86 +226,75 @@ ValueId Certifier::disputed(const Certified& certified, const std::vector<const 
 }
 
 // The greatest least price of the class over mixtures of bounds, as far as searches found it.
-Seconds Certifier::play(const Certified& certified, Game* game) {
-  const Fractions& fractions = *certified.fractions;
-  const int types = model_.types(), stretches = static_cast<int>(game->from.size()) + 1;
-  auto stretch = [&](int64_t node) { return stretch_of(game->from, node); };
+void Certifier::raise_bound(const BoundRequest& request, BoundProblem* problem) {
+  const Fractions& fractions = *request.fractions;
+  const int types = model_.types(), stretches = static_cast<int>(problem->from.size()) + 1;
+  const auto stretch = [&](int64_t node) { return stretch_of(problem->from, node); };
   const std::vector<OverlapBound> bounds =
-      overlap_bounds(stretches, types, game->barrier > 0 ? stretch(game->barrier) : 0);
-  std::vector<PriceLine> lines;
+      overlap_bounds(stretches, types, problem->barrier > 0 ? stretch(problem->barrier) : 0);
   std::vector<const Program*> programs;
-  auto line = [&](const Program& program) -> PriceLine {
-    OverlapPricing parts{game->from, {}, {}};
-    parts.decided = game->decided;
+  const auto line = [&](const Program& program) -> PriceLine {
+    OverlapPricing parts{problem->from, {}, {}};
+    parts.decided = problem->decided;
     return {0, overlap_values(bounds, builder_->overlap_cost(program, fractions, parts))};
   };
-  auto add = [&](const Program& program) {
-    lines.push_back(line(program));
-    programs.push_back(&program);
-  };
+  CuttingPlanes planes;
   std::vector<PriceLine> others;
   for (const ProgramPool::Found& f : pool_->found()) {
     const int64_t last = builder_->last_barrier(*f.program, fractions.shares());
     const std::vector<ValueId> reduced = builder_->reduced(*f.program);
     const bool agrees =
-        std::all_of(game->decided.begin(), game->decided.end(), [&](const Decision& d) {
+        std::all_of(problem->decided.begin(), problem->decided.end(), [&](const Decision& d) {
           return std::binary_search(reduced.begin(), reduced.end(), d.gradient) == d.reduced;
         });
-    if (agrees && (game->closed == 0 || last < game->closed) && last >= game->barrier)
-      add(*f.program);
-    else
+    if (agrees && (problem->closed == 0 || last < problem->closed) && last >= problem->barrier) {
+      planes.lines.push_back(line(*f.program));
+      programs.push_back(f.program.get());
+    } else {
       others.push_back(line(*f.program));
-  }
-  std::vector<double> weights, held;
-  if (!game->mixture.empty()) held = weights_of(game->mixture, bounds, game->from);
-  if (lines.empty())
-    weights = others.empty() ? std::vector<double>(bounds.size(), 1.0 / bounds.size())
-                             : max_min_weights(others);
-  Seconds bound = 0;
-  int limited = 0;
-  bool between = true;
-  for (int i = 0; i < kSolves && !certified.enough(effort_); ++i) {
-    const bool divided = game->builder != builder_;
-    const Seconds target = (1 - (divided ? kWideGap / 2 : kCertifyGain)) * certified.step();
-    if (!lines.empty()) {
-      double most = 0;
-      weights = max_min_weights(lines, &most);
-      game->weakest = weakest(lines, programs, weights);
-      // No mixture can prove more than the programs that are known cost under it.
-      if (most - bound <= kCertifyGain * certified.step()) break;
-      if (most < (1 - kWideGap) * certified.step() && !divided) break;
-      // Between there and where the bound was best: the extremes of few programs are wild.
-      between = between && !held.empty();
-      for (size_t b = 0; b < held.size() && between; ++b) weights[b] = (weights[b] + held[b]) / 2;
     }
-    OverlapPricing pricing = mixture(bounds, weights, game->from, types);
-    if (game->closed > 0) pricing.closed = stretch(game->closed);
-    pricing.decided = game->decided;
-    game->builder->price(fractions, 1, &pricing);
-    const Solution solution = solve(*game->builder, *game->order, game->warm);
-    if (solution.stop == StopReason::kInfeasible) return std::numeric_limits<double>::infinity();
-    Seconds proven = solution.lower_bound + game->builder->decided_seconds(pricing);
+  }
+  if (!problem->mixture.empty()) planes.best = weights_of(problem->mixture, bounds, problem->from);
+  if (planes.lines.empty() && !others.empty())
+    planes.at = max_min(others);
+  else
+    planes.at.weights.assign(bounds.size(), 1.0 / static_cast<double>(bounds.size()));
+  const bool divided = problem->builder != builder_;
+  const PlaneRules rules{.step = request.step,
+                         .gap = divided ? kWideGap / 2 : kCertifyGain,
+                         .gain = kCertifyGain,
+                         .reachable = divided ? 0 : 1 - kWideGap,
+                         .searches = kSolves,
+                         .limited = kLimitedSolves,
+                         .halfway = true};
+  const auto search = [&](const MaxMin& at) -> PlaneSearch {
+    OverlapPricing pricing = mixture(bounds, at.weights, problem->from, types);
+    if (problem->closed > 0) pricing.closed = stretch(problem->closed);
+    pricing.decided = problem->decided;
+    problem->builder->price(fractions, 1, &pricing);
+    const Solution solution = solve(*problem->builder, *problem->order, problem->warm);
+    if (solution.stop == StopReason::kInfeasible) return {.bound = kInfinity};
+    PlaneSearch found;
+    found.bound = solution.lower_bound + problem->builder->decided_seconds(pricing);
     for (int t = 0; t < types; ++t)
-      proven += pricing.compute[0][t] * model_.per_step(t, theory_.graph());
-    if (proven > bound || held.empty()) {
-      held = weights;
-      game->mixture.clear();
-      for (size_t b = 0; b < bounds.size(); ++b)
-        game->mixture[name_of(bounds[b], game->from)] = weights[b];
-    }
-    bound = std::max(bound, proven);
-    if (solution.option.empty()) break;
+      found.bound += pricing.compute[0][t] * model_.per_step(t, theory_.graph());
+    if (solution.option.empty()) return found;
     const Program& program = pool_->of(*builder_, solution);
-    if (certified.found) certified.found(program);
-    if (bound >= target) break;
-    if (solution.stop != StopReason::kOptimal && ++limited == kLimitedSolves) break;
-    const bool known = std::find(programs.begin(), programs.end(), &program) != programs.end();
-    // Nothing more to learn at the extreme.
-    if (known && !between) break;
-    between = !known;
-    if (!known) add(program);
-  }
-  return bound;
+    if (request.found) request.found(program);
+    found.line = line(program);
+    found.known = std::find(programs.begin(), programs.end(), &program) != programs.end();
+    found.limited = solution.stop != StopReason::kOptimal;
+    if (!found.known) programs.push_back(&program);
+    return found;
+  };
+  bounds::raise_bound(
+      rules, [&] { return !request.enough(effort_); }, search, &planes);
+  problem->bound = planes.bound;
+  for (const size_t l : planes.cheapest) problem->weakest.push_back(programs[l]);
+  if (!planes.raised) return;
+  problem->mixture.clear();
+  for (size_t b = 0; b < bounds.size(); ++b)
+    problem->mixture[name_of(bounds[b], problem->from)] = planes.best[b];
 }
 
 }  // namespace motley::bounds

@@ -1,13 +1,12 @@
 // The lower bound of overlap_pricing.h: of the step of any program at given shares, whose gradients
-// travel beside the backward pass.
+// are sent during the backward pass.
 //
-// Bounds play a game against programs: weights of bounds by max_min_weights (balance.h), programs
-// by searches at those weights. Where the bound of a class of programs is least, the class is
-// divided where a program that keeps it low has its last barrier, or gets a stretch that begins
-// where the messages of such a program begin to queue, or is divided by whether the largest
-// gradient is all-reduced that only some of these programs all-reduce. The game of a class goes on
-// from the weights that proved most of the class it is part of: searches at the extremes of the few
-// programs that are known take long and prove little.
+// Cutting planes (cutting_planes.h) raise the bound of a class of programs, whose lines are over the
+// bounds of overlap_pricing.h. Where the bound of a class is least, the class is divided where a
+// program that keeps it low has its last barrier, or gets a stretch that begins where the messages
+// of such a program begin to queue, or is divided by whether the largest gradient is all-reduced
+// that only some of these programs all-reduce. A class goes on from the weights that proved most of
+// the class it is part of.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +48,8 @@ struct Effort {
   solver::StopReason worst_stop = solver::StopReason::kOptimal;
 };
 
-// What is to be certified.
-struct Certified {
+// What a bound is wanted of.
+struct BoundRequest {
   const Fractions* fractions;
   std::function<Seconds()> step;  // no bound is looked for that is nearer to it than need be
   const Program* program;         // of that step
@@ -71,17 +70,21 @@ class Certifier {
 
   // No more than the step. Where it is more than kWideGap below the step, that was enough, classes
   // were divided that often, or nothing is left to divide by.
-  Seconds bound(const Certified& certified, int divisions = std::numeric_limits<int>::max());
+  Seconds bound(const BoundRequest& request, int divisions = std::numeric_limits<int>::max());
 
   const Effort& effort() const { return effort_; }
 
  private:
-  struct Game;
+  struct BoundProblem;
+  struct Class;
 
   std::vector<int64_t> stretches(std::vector<int64_t> from) const;
-  Seconds play(const Certified& certified, Game* game);
-  ValueId disputed(const Certified& certified, const std::vector<const Program*>& programs,
-                   const std::vector<spmd::Decision>& decided) const;
+  void raise_bound(const BoundRequest& request, BoundProblem* problem);
+  ValueId branching_gradient(const BoundRequest& request,
+                             const std::vector<const Program*>& programs,
+                             const std::vector<spmd::Decision>& decided) const;
+  void divide(const BoundRequest& request, const Class& weak, int64_t last, ValueId gradient,
+              std::vector<Class>* classes);
   solver::Solution solve(const spmd::ProblemBuilder& builder, const solver::Order& order,
                          solver::WarmStart* warm);
 

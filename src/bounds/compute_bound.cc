@@ -67,7 +67,7 @@ Seconds assignment_bound(const std::vector<std::vector<Seconds>>& a,
     const Seconds bound = bound_at(a, prices, &load);
     best = std::max(best, bound);
     if (types == 1 || bound <= 0) break;
-    // A type that would be busy for longer than the bound is dearer next time.
+    // A type that would be busy for longer than the bound is costlier next time.
     const double rate = 0.5 / (1 + 0.05 * step);
     for (size_t t = 0; t < types; ++t) {
       const double excess = load[t] / count[t] / bound - 1;

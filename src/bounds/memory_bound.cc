@@ -7,8 +7,8 @@
 #include <numeric>
 #include <optional>
 
+#include "bounds/cutting_planes.h"
 #include "bounds/memory_problem.h"
-#include "solver/balance.h"
 #include "solver/folded.h"
 #include "solver/order.h"
 
@@ -75,54 +75,52 @@ std::vector<std::vector<int>> differences(const Problem& problem, const std::vec
   return parts;
 }
 
-class Game {
+class MemoryBoundSearch {
  public:
-  Game(const Theory& theory, const CostModel& model, Optimizer optimizer, Restriction restriction,
-       const Limits& limits, const MemoryLimited& limited)
-      : theory_(theory), model_(model), limited_(limited), limits_(limits) {
+  MemoryBoundSearch(const Theory& theory, const CostModel& model, Optimizer optimizer,
+                    Restriction restriction, const Limits& limits,
+                    const MemoryBoundRequest& request)
+      : theory_(theory), model_(model), request_(request), limits_(limits) {
     limits_.max_states = std::min(limits_.max_states, kStates);
     limits_.sweeps = limits_.max_sweeps = kSweeps;
     limits_.tight = kTight;
     builder_.emplace(theory, model, optimizer, restriction);
-    if (limited.overlap) {
+    if (request.overlap) {
       from_ = stretches();
       builder_.emplace(theory, model, optimizer, restriction, from_);
     }
-    builder_->price(*limited.fractions);
-    const NodeId peak_node = MemoryProblem::peak_node(theory, *builder_, *limited.fractions);
+    builder_->price(*request.fractions);
+    const NodeId peak_node = MemoryProblem::peak_node(theory, *builder_, *request.fractions);
     if (!peak_node.valid()) return;
-    held_.emplace(theory, *builder_, *limited.block_of, *limited.fractions, peak_node, from_);
+    held_.emplace(theory, *builder_, *request.block_of, *request.fractions, peak_node, from_);
     order_ = make_order(held_->problem());
-    if (limited.overlap)
+    if (request.overlap)
       bounds_ = overlap_bounds(static_cast<int>(from_.size()) + 1, model.types(), 0);
   }
 
   MemoryBound run() {
     if (!held_) return std::move(result_);
-    unit_ = limited_.step();
-    std::vector<Class> classes{{}};
-    for (int i = 0; i < kClasses && !classes.empty(); ++i) {
-      const auto least =
-          std::min_element(classes.begin(), classes.end(),
-                           [](const Class& a, const Class& b) { return a.bound < b.bound; });
-      if (done(*least) || (i > 0 && limited_.enough(result_.effort))) break;
-      Class weak = std::move(*least);
-      classes.erase(least);
-      if (!raise(&weak)) continue;
-      const std::optional<CountLimit> split = done(weak) ? std::nullopt : look_between(weak);
-      if (!split) {
-        classes.push_back(weak);
-        if (!done(weak)) break;
-        continue;
-      }
-      for (const bool at_least : {false, true}) {
-        Class part = weak;
-        part.limits.push_back({split->kind, split->count + at_least, at_least});
-        classes.push_back(std::move(part));
-      }
-    }
-    result_.bound = limited_.step();
-    for (const Class& c : classes) result_.bound = std::min(result_.bound, c.bound);
+    unit_ = request_.step();
+    const Seconds bound = branch_and_bound(
+        std::vector<Class>{{}}, kClasses,
+        [&](const Class& least) {
+          return done(least) || (!found_.empty() && request_.enough(result_.effort));
+        },
+        [&](Class weak, std::vector<Class>* classes) {
+          if (!raise(&weak)) return true;
+          const std::optional<CountLimit> split = done(weak) ? std::nullopt : look_between(weak);
+          if (!split) {
+            classes->push_back(weak);
+            return done(weak);
+          }
+          for (const bool at_least : {false, true}) {
+            Class part = weak;
+            part.limits.push_back({split->kind, split->count + at_least, at_least});
+            classes->push_back(std::move(part));
+          }
+          return true;
+        });
+    result_.bound = std::min(request_.step(), bound);
     return std::move(result_);
   }
 
@@ -143,19 +141,19 @@ class Game {
     std::vector<int> option;    // [node of the builder]
   };
 
-  bool done(const Class& c) const { return c.bound >= (1 - kTarget) * limited_.step(); }
+  bool done(const Class& c) const { return c.bound >= (1 - kTarget) * request_.step(); }
 
   // Where the stretches of the bounds begin: at the first gradient, where messages begin to queue,
   // and at large gradients.
   std::vector<int64_t> stretches() const {
     const Graph& graph = theory_.graph();
     std::vector<int64_t> from{builder_->first_gradient()};
-    if (limited_.first.valid()) from.push_back(builder_->ready(limited_.first));
+    if (request_.first.valid()) from.push_back(builder_->ready(request_.first));
     std::vector<std::pair<Seconds, int64_t>> large;
     for (const Parameter& p : graph.parameters)
       if (p.gradient.valid())
         if (const Seconds s = builder_->reduction_seconds(p.gradient);
-            s > kLargeGradient * limited_.step())
+            s > kLargeGradient * request_.step())
           large.push_back({-s, builder_->ready(p.gradient)});
     std::sort(large.begin(), large.end());
     for (size_t i = 0; i < std::min(large.size(), kLargeGradients); ++i)
@@ -168,24 +166,24 @@ class Game {
     return from;
   }
 
-  // Prices at weights of the bounds. Returns those of the types, and what every program takes
-  // besides.
+  // Prices at weights of the bounds. Returns those of the types, and what every program takes in
+  // addition.
   Weights price(const std::vector<double>& weights, Seconds* fixed_seconds) {
     *fixed_seconds = 0;
     std::vector<double> of_type = weights;
-    if (limited_.overlap) {
+    if (request_.overlap) {
       const OverlapPricing pricing = mixture(bounds_, weights, from_, model_.types());
-      builder_->price(*limited_.fractions, 1, &pricing);
+      builder_->price(*request_.fractions, 1, &pricing);
       held_->price(&pricing);
       of_type = pricing.compute[0];
     }
     for (int t = 0; t < model_.types(); ++t)
       *fixed_seconds += of_type[t] * model_.per_step(t, theory_.graph());
-    if (limited_.overlap) of_type.assign(model_.types(), 1);
+    if (request_.overlap) of_type.assign(model_.types(), 1);
     return {of_type, {}};
   }
 
-  size_t bounds() const { return limited_.overlap ? bounds_.size() : model_.types(); }
+  size_t bounds() const { return request_.overlap ? bounds_.size() : model_.types(); }
 
   // Seconds of a solution at the present prices, no bytes.
   Seconds seconds_of(const Solution& solution, const Weights& weights) const {
@@ -235,83 +233,85 @@ class Game {
     return excess;
   }
 
-  // Raises the bound of a class as far as multipliers go; false: no program is in it.
-  bool raise(Class* c) {
-    const int types = model_.types();
-    for (int i = 0; i < kSolves && (found_.empty() || !limited_.enough(result_.effort)); ++i) {
-      if (found_.empty()) {
-        best_.weights.assign(bounds(), 1.0 / static_cast<double>(bounds()));
-        best_.multipliers.assign(types + c->limits.size(), 0);
-      } else {
-        std::vector<PriceLine> lines;
-        for (const Found& f : found_) {
-          lines.push_back(f.line);
-          lines.back().excess = excess(f, *c);
-        }
-        best_ = max_min(lines, most_);
-        // No multipliers can prove more than the programs that are known cost under them.
-        if (best_.price - c->bound <= kGain * unit_) break;
-      }
-      Seconds constant = 0;
-      Weights weights = price(best_.weights, &constant);
-      weights.memory.assign(types, 0);
-      std::vector<Seconds> twice(held_->kinds().size(), 0), once = twice;
-      for (int t = 0; t < types; ++t) {
-        const Bytes memory = model_.cluster().types[t].memory;
-        weights.memory[t] = best_.multipliers[t] * unit_ / memory;
-        constant += weights.memory[t] * (held_->fixed_bytes()[t] - memory);
-      }
-      for (size_t l = 0; l < c->limits.size(); ++l) {
-        const CountLimit& limit = c->limits[l];
-        const Seconds each = best_.multipliers[types + l] * unit_ / kBlocks;
-        (limit.at_least ? once : twice)[limit.kind] += each;
-        constant -=
-            each * (limit.at_least ? held_->kinds()[limit.kind] - limit.count : limit.count);
-      }
-      held_->price_modes(twice, once);
-      const Solution solution = solve_folded(held_->problem(), order_, weights, limits_, &warm_);
-      ++result_.effort.solves;
-      result_.effort.states += solution.states;
-      if (solution.stop == StopReason::kInfeasible) return false;
-      if (solution.stop != StopReason::kOptimal) result_.effort.worst_stop = solution.stop;
-      c->bound = std::max(c->bound, solution.lower_bound + constant);
-      if (solution.option.empty()) break;
-      Found found = describe(solution);
-      Solution plain = held_->plain(solution);
-      limited_.found(plain);
-      found.option = std::move(plain.option);
-      const auto known = std::find_if(found_.begin(), found_.end(), [&](const Found& f) {
-        return f.line.compute == found.line.compute && f.memory == found.memory &&
-               f.twice == found.twice;
-      });
-      if (done(*c) || known != found_.end()) break;
-      found_.push_back(std::move(found));
-      // Dear enough for some program to fit.
-      const bool at_most = *std::max_element(best_.multipliers.begin(), best_.multipliers.end()) >=
-                           most_ * (1 - 1e-9);
-      if (at_most && most_ < kMost) most_ *= 4;
-    }
-    return true;
-  }
-
-  // Looks at programs of the mixture that keeps the bound of a class low, and between them. Returns
-  // by which count to divide it; none: by none.
-  std::optional<CountLimit> look_between(const Class& c) {
+  std::vector<PriceLine> lines(const Class& c) const {
     std::vector<PriceLine> lines;
     for (const Found& f : found_) {
       lines.push_back(f.line);
       lines.back().excess = excess(f, c);
     }
-    best_ = max_min(lines, most_);
+    return lines;
+  }
+
+  // Raises the bound of a class as far as multipliers go; false: no program is in it.
+  bool raise(Class* c) {
+    CuttingPlanes planes{.lines = lines(*c), .most = most_, .bound = c->bound};
+    planes.at.weights.assign(bounds(), 1.0 / static_cast<double>(bounds()));
+    planes.at.multipliers.assign(model_.types() + c->limits.size(), 0);
+    const PlaneRules rules{.step = request_.step,
+                           .gap = kTarget,
+                           .gain = kGain,
+                           .searches = kSolves,
+                           .most_multiplier = kMost};
+    raise_bound(
+        rules, [&] { return found_.empty() || !request_.enough(result_.effort); },
+        [&](const MaxMin& at) { return search(*c, at); }, &planes);
+    c->bound = planes.bound;
+    most_ = planes.most;
+    return c->bound < kInfinity;
+  }
+
+  PlaneSearch search(const Class& c, const MaxMin& at) {
+    const int types = model_.types();
+    Seconds constant = 0;
+    Weights weights = price(at.weights, &constant);
+    weights.memory.assign(types, 0);
+    std::vector<Seconds> twice(held_->kinds().size(), 0), once = twice;
+    for (int t = 0; t < types; ++t) {
+      const Bytes memory = model_.cluster().types[t].memory;
+      weights.memory[t] = at.multipliers[t] * unit_ / memory;
+      constant += weights.memory[t] * (held_->fixed_bytes()[t] - memory);
+    }
+    for (size_t l = 0; l < c.limits.size(); ++l) {
+      const CountLimit& limit = c.limits[l];
+      const Seconds each = at.multipliers[types + l] * unit_ / kBlocks;
+      (limit.at_least ? once : twice)[limit.kind] += each;
+      constant -= each * (limit.at_least ? held_->kinds()[limit.kind] - limit.count : limit.count);
+    }
+    held_->price_modes(twice, once);
+    const Solution solution = solve_folded(held_->problem(), order_, weights, limits_, &warm_);
+    ++result_.effort.solves;
+    result_.effort.states += solution.states;
+    if (solution.stop == StopReason::kInfeasible) return {.bound = kInfinity};
+    if (solution.stop != StopReason::kOptimal) result_.effort.worst_stop = solution.stop;
+    PlaneSearch result{.bound = solution.lower_bound + constant};
+    if (solution.option.empty()) return result;
+    Found found = describe(solution);
+    Solution plain = held_->plain(solution);
+    request_.found(plain);
+    found.option = std::move(plain.option);
+    result.line = found.line;
+    result.line->excess = excess(found, c);
+    result.known = std::any_of(found_.begin(), found_.end(), [&](const Found& f) {
+      return f.line.compute == found.line.compute && f.memory == found.memory &&
+             f.twice == found.twice;
+    });
+    if (!result.known) found_.push_back(std::move(found));
+    return result;
+  }
+
+  // Looks at programs of the mixture that keeps the bound of a class low, and between them. Returns
+  // by which count to divide it; none: by none.
+  std::optional<CountLimit> look_between(const Class& c) {
+    const MaxMin best = max_min(lines(c), most_);
     std::vector<int> by_part(found_.size());
     std::iota(by_part.begin(), by_part.end(), 0);
     std::stable_sort(by_part.begin(), by_part.end(),
-                     [&](int a, int b) { return best_.mix[a] > best_.mix[b]; });
-    if (by_part.size() > 1 && best_.mix[by_part[1]] > kMixed)
-      blend(found_[by_part[0]].option, found_[by_part[1]].option);
+                     [&](int a, int b) { return best.mix[a] > best.mix[b]; });
+    if (by_part.size() > 1 && best.mix[by_part[1]] > kMixed)
+      blend(found_[by_part[0]].option, found_[by_part[1]].option, best.weights);
     std::vector<double> mean(held_->kinds().size(), 0);
     for (size_t f = 0; f < found_.size(); ++f)
-      for (size_t k = 0; k < mean.size(); ++k) mean[k] += best_.mix[f] * found_[f].twice[k];
+      for (size_t k = 0; k < mean.size(); ++k) mean[k] += best.mix[f] * found_[f].twice[k];
     std::optional<CountLimit> result;
     double farthest = kWhole;
     for (size_t k = 0; k < mean.size(); ++k)
@@ -324,9 +324,10 @@ class Game {
 
   // The first parts of one program and the others of the other, both ways: gradients of the last
   // layers are made first and may be hidden or end before those of the first begin.
-  void blend(const std::vector<int>& one, const std::vector<int>& other) {
+  void blend(const std::vector<int>& one, const std::vector<int>& other,
+             const std::vector<double>& bound_weights) {
     Seconds fixed_seconds = 0;
-    const Weights weights = price(best_.weights, &fixed_seconds);
+    const Weights weights = price(bound_weights, &fixed_seconds);
     const std::vector<std::vector<int>> parts = differences(builder_->problem(), one, other);
     const size_t tries = std::min(parts.size(), kBetween);
     for (const bool swapped : {false, true}) {
@@ -335,14 +336,14 @@ class Game {
         for (; done < i * parts.size() / tries; ++done)
           for (int n : parts[done]) option[n] = (swapped ? one : other)[n];
         const Solution between = evaluate(builder_->problem(), option, weights);
-        if (!between.option.empty() && between.price < kInfinity) limited_.found(between);
+        if (!between.option.empty() && between.price < kInfinity) request_.found(between);
       }
     }
   }
 
   const Theory& theory_;
   const CostModel& model_;
-  const MemoryLimited& limited_;
+  const MemoryBoundRequest& request_;
   Limits limits_;
   std::vector<int64_t> from_;
   std::optional<ProblemBuilder> builder_;
@@ -351,7 +352,6 @@ class Game {
   WarmStart warm_;
   std::vector<OverlapBound> bounds_;
   std::vector<Found> found_;
-  MaxMin best_;  // of the last class that was looked at
   double most_ = kFirstMost;
   Seconds unit_ = 0;
   MemoryBound result_;
@@ -361,8 +361,8 @@ class Game {
 
 MemoryBound memory_bound(const Theory& theory, const CostModel& model, Optimizer optimizer,
                          Restriction restriction, const Limits& limits,
-                         const MemoryLimited& limited) {
-  return Game(theory, model, optimizer, restriction, limits, limited).run();
+                         const MemoryBoundRequest& request) {
+  return MemoryBoundSearch(theory, model, optimizer, restriction, limits, request).run();
 }
 
 }  // namespace motley::bounds

@@ -3,7 +3,7 @@
 //
 // Any weights of device types, or of the bounds of overlap_pricing.h, and any multipliers of the
 // bytes that a solution of memory_problem.h holds over the memory of a device make a price whose
-// least is a lower bound (Lagrange). Cutting planes (max_min() in balance.h) find those that prove
+// least is a lower bound (Lagrange). Cutting planes (cutting_planes.h) find those that prove
 // most.
 //
 // What multipliers cannot see is that blocks run twice or not: the bound may be that of a mixture
@@ -23,11 +23,11 @@
 
 namespace motley::bounds {
 
-// What is to be certified.
-struct MemoryLimited {
+// What a bound is wanted of.
+struct MemoryBoundRequest {
   const Fractions* fractions;
   const std::vector<int>* block_of;  // as by blocks_of(); all -1: nothing is computed again
-  bool overlap;                      // gradients travel beside the backward pass
+  bool overlap;                      // gradients are sent during the backward pass
   ValueId first;                     // with overlap: see hidden_seconds()
   std::function<Seconds()> step;     // no bound is looked for that is nearer to it than need be
   // Told of programs that searches find, solutions of a builder's problem: they compute nothing
@@ -44,6 +44,6 @@ struct MemoryBound {
 // REQUIRES: programs run once in a step.
 MemoryBound memory_bound(const Theory& theory, const CostModel& model, Optimizer optimizer,
                          spmd::Restriction restriction, const solver::Limits& limits,
-                         const MemoryLimited& limited);
+                         const MemoryBoundRequest& request);
 
 }  // namespace motley::bounds

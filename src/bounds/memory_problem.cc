@@ -90,7 +90,7 @@ class MemoryProblem::Assembly {
     problem_.form_tables = base_.form_tables;
     problem_.value_table = base_.value_table;
     result_.first_form_table_ = static_cast<int>(base_.form_tables.size());
-    // Blocks that may run again later than the moment.
+    // Blocks that may run again later than the peak node.
     for (size_t b = 0; b < blocks_.begin.size(); ++b)
       modal_.push_back(blocks_.begin[b] < Rerun::kNever &&
                        !(blocks_.begin[b] <= peak_ && blocks_.alone[b]));
@@ -177,7 +177,7 @@ class MemoryProblem::Assembly {
   std::vector<std::vector<int>> made_, early_, late_;
   std::vector<bool> paired_;              // [value]
   std::vector<bool> pass_;                // [graph node] passes the mode on for a pair
-  std::vector<std::vector<Bytes>> held_;  // [value][type] at the moment; empty: nothing
+  std::vector<std::vector<Bytes>> held_;  // [value][type] at the peak node; empty: nothing
   std::vector<int> second_;               // [value] its second value, -1: none
   std::vector<bool> reduced_;             // [value] has a form for being all-reduced
   std::vector<int> mode_;                 // [block] value that passes the mode on, -1: none
@@ -218,7 +218,7 @@ void MemoryProblem::Assembly::find_pairs() {
   }
 }
 
-// Bytes that are held at the moment: by options, or besides.
+// Bytes that are held at the peak node: by options, or by every program.
 void MemoryProblem::Assembly::hold() {
   result_.fixed_bytes_.assign(types_, held_throughout(graph_));
   held_.resize(builder_.values());

@@ -1,14 +1,14 @@
-// The problem of a program search that knows what programs hold at one moment of the backward pass,
+// The problem of a program search that knows what programs hold at one node of the backward pass, the peak node,
 // and that blocks may be computed again (recompute.h).
 //
-// At the moment a program holds the state of its parameters and, in one form or another, what was
+// At the peak node a program holds the state of its parameters and, in one form or another, what was
 // made before and is read from then on; of a block that it computes again later, only what other
 // blocks read. So a block has a *mode*, once or twice, that its operators pass on from one to the
 // next. Once, its operators run once, and what its own backward pass reads of it is held in its
 // smallest form. Twice, they run again, with the collectives between them: values have *second*
 // values, made in the same form, that only what runs again reads, and that are not held.
 //
-// What is read before the moment and after it in the same form is held in that form: the earlier
+// What is read before the peak node and after it in the same form is held in that form: the earlier
 // reader passes the form that it read on to the later one. So copies of parameters count that are
 // gathered once for both passes, and what blocks read of one another.
 //
@@ -17,7 +17,7 @@
 // an update of the whole parameter takes as it is, and which is cut at the price of a message.
 //
 // A solution is a program and a choice of blocks. Its price is at most the time of that program,
-// and its bytes are at most what that program holds at the moment; either may be less, since forms
+// and its bytes are at most what that program holds at the peak node; either may be less, since forms
 // count that are no program's.
 #pragma once
 
@@ -49,7 +49,7 @@ class MemoryProblem {
   void price(const spmd::OverlapPricing* pricing);
   // Adds seconds to a solution for each block of a kind that runs twice, or once.
   void price_modes(const std::vector<Seconds>& twice, const std::vector<Seconds>& once);
-  // [type] What any solution holds besides the bytes of its options.
+  // [type] What any solution holds in addition to the bytes of its options.
   const std::vector<Bytes>& fixed_bytes() const { return fixed_bytes_; }
   // [kind] How many blocks there are that could run twice.
   const std::vector<int>& kinds() const { return kinds_; }
@@ -61,14 +61,14 @@ class MemoryProblem {
   solver::Solution plain(const solver::Solution& solution) const;
 
  private:
-  // A value and two nodes that read it, one before the moment and one after.
+  // A value and two nodes that read it, one before the peak node and one after.
   struct Pair;
   class Assembly;
   // Where an option comes from.
   struct Variant {
     int option = 0;            // of the builder's table
     int runs = 1;              // of its operator
-    std::vector<Bytes> bytes;  // [type] held, besides the state of parameters
+    std::vector<Bytes> bytes;  // [type] held, state of parameters excluded
   };
   struct TableOrigin {
     int base = -1;                  // option table of the builder; -1: it chooses a mode

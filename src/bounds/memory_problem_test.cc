@@ -20,7 +20,7 @@ TEST(MemoryProblem, NoProgramIsBelow) {
 
 // On one device all forms are as large and as fast, so its programs are one program: what the
 // problem counts for no block that runs twice, or all that can, is what the cost model does, and
-// its bytes are those that are there at the moment.
+// its bytes are those that are there at the peak node.
 TEST(MemoryProblem, IsExactOnOneDevice) {
   for (const int layers : {2, 6}) {
     const Graph graph = layered_graph(layers);
@@ -58,7 +58,7 @@ TEST(MemoryProblem, IsExactOnOneDevice) {
       }
       EXPECT_TRUE(check(theory, builder.program(problem.plain(solution))).empty());
       const int blocks = 1 + *std::max_element(block_of.begin(), block_of.end());
-      // The backward pass of the last block has begun at the moment.
+      // The backward pass of the last block has begun at the peak node.
       std::vector<bool> chosen(blocks, twice);
       chosen.back() = false;
       const ProgramCost cost =

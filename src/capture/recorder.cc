@@ -69,10 +69,10 @@ at::Tensor Recorder::detached(const at::Tensor& tensor, const std::string& reade
   if (!varies(value)) return tensor;
   const auto [it, fresh] = stopped_.try_emplace(value);
   if (fresh) it->second = emit("aten::detach", {value}, motley::spec_of(tensor));
-  const at::Tensor twin = at::empty_strided(
+  const at::Tensor copy = at::empty_strided(
       tensor.sizes(), tensor.strides(), at::TensorOptions(at::kMeta).dtype(tensor.scalar_type()));
-  define(twin, it->second);
-  return twin;
+  define(copy, it->second);
+  return copy;
 }
 
 const OpInfo& Recorder::info_of(const c10::OperatorHandle& handle) {

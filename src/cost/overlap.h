@@ -24,7 +24,7 @@ struct GradientMessage {
   std::vector<int> steps;  // its all-reduces, ascending; all come after `ready`
 };
 
-// Whether each step is a collective that no gradient travels beside: any but all-reduces of pure
+// Whether each step is a collective that no gradient overlaps with: any but all-reduces of pure
 // gradients. Boundaries between segments that move nothing at these shares are none.
 std::vector<bool> barriers(const Theory& theory, const Program& program, const Shares& shares);
 

@@ -195,14 +195,14 @@ class Parts {
     for (int s = 0; s < end_; ++s) {
       now += change[s];
       PartCost& cost = result_[part_of(program_.steps[s])];
-      Bytes besides = 0;
+      Bytes fixed = 0;
       for (const Amount& amount : workspace_of(theory_, program_.steps[s], fractions_)) {
         Bytes most = 0;
         const std::vector<Bytes> local = local_bytes(amount, fractions_);
         for (size_t t = 0; t < local.size(); ++t) most = std::max(most, local[t] * fullness_[t]);
-        besides += most;
+        fixed += most;
       }
-      cost.workspace = std::max(cost.workspace, now + besides);
+      cost.workspace = std::max(cost.workspace, now + fixed);
     }
   }
 

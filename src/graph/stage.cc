@@ -42,7 +42,7 @@ class Cutter {
   // The terms of every gradient: sums of terms of different stages are taken apart.
   void find_terms() {
     terms_.resize(graph_.parameters.size());
-    apart_.assign(graph_.nodes.size(), false);
+    separate_.assign(graph_.nodes.size(), false);
     for (size_t p = 0; p < graph_.parameters.size(); ++p) {
       const ValueId gradient = graph_.parameters[p].gradient;
       if (!gradient.valid()) continue;
@@ -58,7 +58,7 @@ class Cutter {
                    consumers_[v.index].size() == (v == gradient ? 0u : 1u);
         // A term further up may be of another stage though this sum's operands are not.
         if (sum && mixes(v)) {
-          apart_[id.index] = true;
+          separate_[id.index] = true;
           open.push_back(in[1]);
           open.push_back(in[0]);
         } else {
@@ -104,7 +104,7 @@ class Cutter {
     };
     bool any = false;
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      if (!own_[n] && !apart_[n] && stage_of_[n] == s) {
+      if (!own_[n] && !separate_[n] && stage_of_[n] == s) {
         any = true;
         want(NodeId(n));
       }
@@ -122,13 +122,13 @@ class Cutter {
         if (own_[producer.index]) {
           want(producer);
         } else if (const int other = stage_of_[producer.index]; other != s) {
-          if (!apart_[producer.index] && can_view(producer, s)) {
+          if (!separate_[producer.index] && can_view(producer, s)) {
             want(producer);  // what it views comes in
             continue;
           }
           const bool backward = graph_.node(producer).phase == Phase::backward;
           const bool read_backward = graph_.node(id).phase == Phase::backward;
-          if (apart_[producer.index])
+          if (separate_[producer.index])
             throw fail(fmt::format("node {} reads the gradient of a tied parameter", id.index));
           if (!read_backward && (backward || other > s))
             throw fail(fmt::format(
@@ -298,7 +298,7 @@ class Cutter {
   const int count_;
   const std::string& where_;
   std::vector<std::vector<NodeId>> consumers_;
-  std::vector<bool> own_, apart_;            // [node]
+  std::vector<bool> own_, separate_;         // [node]
   std::vector<std::vector<ValueId>> terms_;  // [parameter]
   std::vector<std::vector<bool>> need_;      // [stage][node]
   std::vector<std::set<ValueId>> reads_;     // [stage]

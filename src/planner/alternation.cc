@@ -117,8 +117,8 @@ void AlternationSearch::search() {
     tied_ = false;
     if (segments > 1) {
       if (best_.feasible) {
-        const Balance apart = balance_of(best_.cost, options_.memory_limit);
-        if (apart.feasible) alternate(by_device(apart.ratio), apart.weights);
+        const Balance restart = balance_of(best_.cost, options_.memory_limit);
+        if (restart.feasible) alternate(by_device(restart.ratio), restart.weights);
       }
       for (int s = 0; s < segments; ++s)
         for (const bool mostly : {true, false}) {
@@ -251,7 +251,7 @@ void AlternationSearch::halfway(double way) {
   }
   if (!best_.feasible) return;
   hide();
-  if (bound_exposed(options_.certify_states) < (1 - kWideGap) * best_.step())
+  if (bound_overlapped(options_.certify_states) < (1 - kWideGap) * best_.step())
     bound_synchronised(true);
 }
 

@@ -17,7 +17,7 @@
 // of their own, and from proportional ratios in one segment and equal ones in the others, and the
 // reverse. So segments are no worse than one.
 //
-// Where gradients travel beside the backward pass (cost/overlap.h), pairs are compared by what is
+// Where gradients overlap with the backward pass (cost/overlap.h), pairs are compared by what is
 // left of the step, a last round searches with gradients priced at what cannot be hidden, and the
 // lower bound is the one of overlap_pricing.h.
 #pragma once
@@ -47,7 +47,7 @@ struct AlternationOptions {
   spmd::Restriction restriction = spmd::Restriction::none;
   bool memory_limit = true;
   bool recompute = true;       // where memory is short, blocks may be computed again (recompute.h)
-  bool overlap = false;        // gradients travel beside the backward pass
+  bool overlap = false;        // gradients overlap with the backward pass
   std::vector<double> ratios;  // fixed ratios, of all segments; empty: found
   bool polish = true;          // also try shares near those of the best pair
   const Alternation* known = nullptr;  // a pair that the answer must not be worse than

@@ -1,7 +1,9 @@
 // Lower bounds of an alternation's best pair.
 #include <algorithm>
 #include <limits>
+#include <utility>
 
+#include "bounds/cutting_planes.h"
 #include "bounds/memory_bound.h"
 #include "planner/alternation_search.h"
 
@@ -15,10 +17,10 @@ constexpr int kCertifySolves = 6;
 constexpr int kCertifyLimited = 2;  // of them that may stop at their limit of states
 constexpr double kCertifyGain = 1e-3;
 
-// Where no bound is asked for, that its games are played for: of programs that take the same while
+// Of that bound where none is asked for: of programs that take the same while
 // nothing overlaps some hide all gradients and some none.
-constexpr int64_t kPlayStates = 20'000;
-constexpr int kPlayDivisions = 1;
+constexpr int64_t kSearchStates = 20'000;
+constexpr int kSearchDivisions = 1;
 
 }  // namespace
 
@@ -36,13 +38,13 @@ void AlternationSearch::bound() {
   }
   if (!worth() && options_.restriction == Restriction::none &&
       best_.cost.comm - best_.hidden > kWorthOverlapping * best_.step()) {
-    // All programs so far at the best ratios: the game asks for others than these.
+    // All programs so far at the best ratios: the search for the bound needs others than these.
     const Ratios ratios = best_.ratios;
     for (const ProgramPool::Found& f : pool_.found()) offer(*f.program, ratios);
-    bound_exposed(kPlayStates, kPlayDivisions);
+    bound_overlapped(kSearchStates, kSearchDivisions);
   }
   if (!worth()) return;
-  best_.lower_bound = bound_exposed(options_.certify_states);
+  best_.lower_bound = bound_overlapped(options_.certify_states);
   if (gap() <= kWideGap) return;
   best_.synchronised_bound = bound_synchronised(true);
   auto loose = [&] { return best_.synchronised_bound < (1 - kWideGap) * best_.cost.step; };
@@ -58,36 +60,40 @@ void AlternationSearch::bound() {
 Seconds AlternationSearch::bound_synchronised(bool search) {
   const Ratios ratios = best_.ratios;
   const auto step = [&] { return best_.cost.step; };
-  Seconds bound = 0;
+  CuttingPlanes planes;
   // What rounds at these ratios have proven.
   for (const Proven& p : proven_)
-    if (p.ratios == ratios) bound = std::max(bound, p.bound);
-  if (!search || step() - bound <= kCertifyGain * step()) return std::min(bound, step());
-  std::vector<PriceLine> lines{{best_.cost.comm, best_.cost.compute}};
+    if (p.ratios == ratios) planes.bound = std::max(planes.bound, p.bound);
+  if (!search || step() - planes.bound <= kCertifyGain * step())
+    return std::min(planes.bound, step());
+  planes.lines.push_back({best_.cost.comm, best_.cost.compute});
   for (const Offer& o : offers_)
-    if (o.ratios == ratios) lines.push_back({o.cost.comm, o.cost.compute});
-  int limited = 0;
-  for (int i = 0; i < kCertifySolves; ++i) {
-    double most = 0;
-    const Weights weights{max_min_weights(lines, &most), {}};
-    // No weights can prove more than the programs that are known cost under them.
-    if (i > 0 && (most - bound <= kCertifyGain * step() || bounded_enough())) break;
-    const Solution solution = solve(ratios, weights);
-    if (solution.option.empty()) break;
-    bound = std::max(bound, solution.lower_bound + fixed_seconds(weights));
-    const ProgramCost& cost = offer(pool_.of(builder_, solution), ratios).cost;
-    if (best_.ratios != ratios || step() - bound <= kCertifyGain * step()) break;
-    // Searches where two programs tie are the hardest.
-    if (solution.stop != StopReason::kOptimal && ++limited == kCertifyLimited) break;
-    PriceLine line{solution.price, cost.compute};
-    for (int t = 0; t < model_.types(); ++t) line.comm -= weights.compute[t] * line.compute[t];
-    line.comm += fixed_seconds(weights);
-    lines.push_back(std::move(line));
-  }
-  return std::min(bound, step());
+    if (o.ratios == ratios) planes.lines.push_back({o.cost.comm, o.cost.compute});
+  const PlaneRules rules{.step = step,
+                         .gap = kCertifyGain,
+                         .gain = kCertifyGain,
+                         .searches = kCertifySolves,
+                         .limited = kCertifyLimited};
+  bool first = true;
+  raise_bound(
+      rules,
+      [&] { return std::exchange(first, false) || (best_.ratios == ratios && !bounded_enough()); },
+      [&](const MaxMin& at) -> PlaneSearch {
+        const Weights weights{at.weights, {}};
+        const Solution solution = solve(ratios, weights);
+        if (solution.option.empty()) return {};
+        const ProgramCost& cost = offer(pool_.of(builder_, solution), ratios).cost;
+        PriceLine line{solution.price + fixed_seconds(weights), cost.compute};
+        for (int t = 0; t < model_.types(); ++t) line.comm -= weights.compute[t] * line.compute[t];
+        return {.bound = solution.lower_bound + fixed_seconds(weights),
+                .line = std::move(line),
+                .limited = solution.stop != StopReason::kOptimal};
+      },
+      &planes);
+  return std::min(planes.bound, step());
 }
 
-Seconds AlternationSearch::bound_exposed(int64_t states, int divisions) {
+Seconds AlternationSearch::bound_overlapped(int64_t states, int divisions) {
   const Ratios ratios = best_.ratios;
   const Shares shares(ratios);
   const Fractions fractions(model_.cluster(), shares);

@@ -136,7 +136,7 @@ class AlternationSearch {
   // latter (empty: no program).
   Ratios round(const Ratios& ratios, bool rebalance, std::vector<double> memory_price = {});
 
-  // A price per byte, equal on all types: dear enough that a program fits, then brought to where
+  // A price per byte, equal on all types: high enough that a program fits, then brought to where
   // the programs on both sides of the limit cost the same.
   void limit_memory();
 
@@ -155,7 +155,7 @@ class AlternationSearch {
   Seconds bound_synchronised(bool search);
 
   // The same of the step with overlap, of the best pair, for about so many states.
-  Seconds bound_exposed(int64_t states, int divisions = std::numeric_limits<int>::max());
+  Seconds bound_overlapped(int64_t states, int divisions = std::numeric_limits<int>::max());
 
   // A lower bound of the step of the best pair, with overlap or nothing hidden, that knows of the
   // memory of devices; 0 where that is no limit.

@@ -149,7 +149,7 @@ TEST(Alternation, EndsInTime) {
       }
     }
     ProgramRequest request;
-    request.synthesis.limits.deadline = Deadline::in(-1);
+    request.alternation.limits.deadline = Deadline::in(-1);
     const ProgramResult late = plan_program(load(name), mixed(2, 2), request);
     EXPECT_FALSE(late.feasible);
     EXPECT_THAT(late.reason, HasSubstr("time ran out"));
@@ -213,14 +213,14 @@ TEST(Alternation, LowerBoundHoldsWithOverlap) {
         const std::vector<int64_t> from(cuts.begin(), cuts.end());
         const int stretches = static_cast<int>(from.size()) + 1;
         // Two gradients that programs all-reduce or not.
-        std::vector<ValueId> apart;
-        while (apart.size() < 2) {
+        std::vector<ValueId> separate;
+        while (separate.size() < 2) {
           const auto gradients = all.reduced(programs[3 * rng.below(20)]);
           const ValueId one = gradients[rng.below(static_cast<int64_t>(gradients.size()))];
-          if (apart.empty() || apart[0] != one) apart.push_back(one);
+          if (separate.empty() || separate[0] != one) separate.push_back(one);
         }
         ProblemBuilder builder(theory, model, options.optimizer, Restriction::none,
-                               trial % 2 == 0 ? from : std::vector<int64_t>(), apart);
+                               trial % 2 == 0 ? from : std::vector<int64_t>(), separate);
         builder.price(fractions);
         const Order order = make_order(builder.problem());
         const auto least = [&](int barrier, int closed, const std::vector<Decision>& decided) {
@@ -259,7 +259,7 @@ TEST(Alternation, LowerBoundHoldsWithOverlap) {
         Seconds by_decision[2][2];
         for (const bool a : {false, true})
           for (const bool b : {false, true})
-            by_decision[a][b] = least(0, 0, {{apart[0], a}, {apart[1], b}});
+            by_decision[a][b] = least(0, 0, {{separate[0], a}, {separate[1], b}});
         std::vector<std::pair<Seconds, Seconds>> classes;  // [stretch - 1] of both
         for (int s = 1; s < stretches; ++s) {
           const Seconds with = least(s, 0, {});
@@ -270,11 +270,11 @@ TEST(Alternation, LowerBoundHoldsWithOverlap) {
           const std::vector<ValueId> its = all.reduced(programs[p]);
           bool has[2];
           for (int i = 0; i < 2; ++i) {
-            has[i] = std::binary_search(its.begin(), its.end(), apart[i]);
+            has[i] = std::binary_search(its.begin(), its.end(), separate[i]);
             ++(has[i] ? reduced : whole);
           }
           EXPECT_GE(seconds[p], by_decision[has[0]][has[1]] * (1 - 1e-9))
-              << name << " gradients %" << apart[0].index << " and %" << apart[1].index;
+              << name << " gradients %" << separate[0].index << " and %" << separate[1].index;
           const int64_t last = all.last_barrier(programs[p], shares);
           for (size_t s = 0; s < classes.size(); ++s) {
             const bool with = last >= from[s];
@@ -364,7 +364,7 @@ TEST(Planner, PartsAreLeftOutForGoodReasonOnly) {
       request.batch = 8;
       request.baselines = false;
       request.parts = true;
-      request.synthesis.certify = false;
+      request.alternation.certify = false;
       const ProgramResult best = plan_program(load(name), cluster, request);
       ASSERT_TRUE(best.feasible) << best.reason;
       parts += best.devices.size() < 4;

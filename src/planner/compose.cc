@@ -200,7 +200,7 @@ class PlanBuilder::Composer {
              .thorough = composition_.thorough,
              .worth = stages_ == 1 ? composition_.worth : std::numeric_limits<double>::infinity(),
              .divided = divided_of(s),
-             .besides = whole_batch(result_),
+             .fixed_bytes = whole_batch(result_),
              .reduced_over = reduced_over(result_, s)});
       }
     }

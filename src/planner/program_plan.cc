@@ -20,7 +20,7 @@ Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& reques
   Plan plan;
   plan.model = request.model;
   plan.batch = request.batch;
-  plan.optimizer = request.synthesis.optimizer;
+  plan.optimizer = request.alternation.optimizer;
   plan.cluster = cluster;
   plan.ratios = s.ratios;
   plan.set_graph(std::move(graph));
@@ -113,7 +113,7 @@ class ProgramPlanner::Work {
         theory_(graph_),
         cluster_(cluster),
         request_(std::move(request)),
-        options_(request_.synthesis),
+        options_(request_.alternation),
         deadline_(options_.limits.deadline) {
     if (!request_.strategy.empty()) options_ = restricted(request_.strategy, cluster, options_);
     options_.overlap = true;
@@ -212,7 +212,7 @@ class ProgramPlanner::Work {
     if (!request_.baselines) return;
     const CostModel plain(cluster_);
     for (const Known& known : kKnown) {
-      AlternationOptions options = restricted(known.name, cluster_, request_.synthesis);
+      AlternationOptions options = restricted(known.name, cluster_, request_.alternation);
       options.overlap = true;
       options.certify = false;
       Alternation s;
@@ -295,7 +295,7 @@ ProgramResult ProgramPlanner::certify(Seconds below) { return work_->certify(bel
 ProgramResult plan_program(Graph graph, const Cluster& cluster, const ProgramRequest& request) {
   ProgramPlanner planner(std::move(graph), cluster, request);
   ProgramResult result = planner.run();
-  if (!result.feasible || !request.synthesis.certify) return result;
+  if (!result.feasible || !request.alternation.certify) return result;
   return planner.certify(std::numeric_limits<Seconds>::infinity());
 }
 

@@ -14,7 +14,7 @@ namespace motley::planner {
 struct ProgramRequest {
   std::string model;  // what the plan records
   int64_t batch = 0;  // global
-  AlternationOptions synthesis;
+  AlternationOptions alternation;
   bool baselines = true;
   // What large all-reduces of a cluster take instead of the plain collective; none if not set.
   // Baselines and strategies take the plain one.
@@ -84,6 +84,6 @@ std::string part_in_words(const std::vector<int>& devices, int of, const std::st
 
 // A plan from one alternation.
 Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& request,
-               const Alternation& synthesis);
+               const Alternation& alternation);
 
 }  // namespace motley::planner

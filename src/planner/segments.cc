@@ -30,7 +30,7 @@ ProgramResult plan_segments(ProgramResult one, const Graph& graph, const Cluster
   std::set<std::vector<int>> seen;
   // True if it is the best so far.
   auto attempt = [&](const std::vector<int>& segment_of, std::string what) {
-    if (!seen.insert(segment_of).second || request.synthesis.limits.deadline.over()) return false;
+    if (!seen.insert(segment_of).second || request.alternation.limits.deadline.over()) return false;
     Graph cut = with_segments(graph, segment_of);
     Segmented& note = tried->emplace_back();
     note.segments = segments_of(cut).count;

@@ -133,7 +133,7 @@ std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(const StageTask&
       reduction_workspace(*task.theory, program, task.reduced_over, fractions, types);
   std::vector<Shortage> shortages;
   for (int t = 0; t < types; ++t) {
-    const Bytes others = memory.sums[t] + task.besides / task.stages_per_device,
+    const Bytes others = memory.sums[t] + task.fixed_bytes / task.stages_per_device,
                 flying = (task.in_flight - 1) * memory.another(t, task.recompute),
                 // Beside the state: in a pass, or when gradients are summed.
         peak = std::max(memory.peak[t] + flying, memory.state[t] + at_the_end[t]);

@@ -36,8 +36,8 @@ struct StageTask {
   bool recompute, thorough;
   Seconds worth;  // of all micro-batches: no program is fitted into memory that takes longer
   Divided divided;
-  Bytes besides = 0;     // that its devices hold all the time: the batch
-  int reduced_over = 1;  // groups whose gradients are summed at the end of a step
+  Bytes fixed_bytes = 0;  // that its devices hold all the time: the batch
+  int reduced_over = 1;   // groups whose gradients are summed at the end of a step
   // Whether parameters are cut and gathered, and gradients scattered, in every pass.
   bool pieces() const { return divided.level == 3 && group->cluster.size() > 1; }
 };

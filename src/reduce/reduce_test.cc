@@ -360,8 +360,7 @@ TEST(Synthesis, EqualsTryingEverySequence) {
         return;
       }
       for (const Form& form : forms_of(levels))
-        for (int c = 0; c < 5; ++c) {
-          auto collective = static_cast<Collective>(c);
+        for (const Collective collective : net::kReductionCollectives) {
           if (form.shape == Shape::master && collective != Collective::all_reduce) continue;
           DenseStates next = state;
           if (!next.apply(collective, groups_of(form, levels))) continue;

@@ -233,9 +233,9 @@ Balance balance(const BalanceProblem& problem) {
       };
       for (const BalancePort& port : problem.ports) {
         const auto first = moved(port.before), end = moved(port.until);
-        const double pace = port.seconds_per_byte / slowest;
-        lp->row(0, kClpInf, {{time, 1}, {end.first, -pace}, {first.second, -pace}});
-        lp->row(0, kClpInf, {{time, 1}, {end.second, -pace}, {first.first, -pace}});
+        const double ratio = port.seconds_per_byte / slowest;
+        lp->row(0, kClpInf, {{time, 1}, {end.first, -ratio}, {first.second, -ratio}});
+        lp->row(0, kClpInf, {{time, 1}, {end.second, -ratio}, {first.first, -ratio}});
       }
     }
     for (size_t j = 0; j < types; ++j) {
@@ -304,6 +304,13 @@ Balance balance(const BalanceProblem& problem) {
   return result;
 }
 
+double price(const PriceLine& line, const MaxMin& at) {
+  double price = line.comm;
+  for (size_t j = 0; j < line.compute.size(); ++j) price += at.weights[j] * line.compute[j];
+  for (size_t k = 0; k < line.excess.size(); ++k) price += at.multipliers[k] * line.excess[k];
+  return price;
+}
+
 MaxMin max_min(const std::vector<PriceLine>& lines, double most) {
   MOTLEY_CHECK(!lines.empty());
   const size_t types = lines[0].compute.size(), limits = lines[0].excess.size();
@@ -331,7 +338,7 @@ MaxMin max_min(const std::vector<PriceLine>& lines, double most) {
     for (size_t k = 0; k < limits; ++k) terms.emplace_back(m[k], -line.excess[k] / unit);
     rows.push_back(lp.row(-kClpInf, line.comm / unit, terms));
   }
-  MOTLEY_CHECK(lp.solve(), "dearest weights");
+  MOTLEY_CHECK(lp.solve(), "weights of the largest least price");
   MaxMin result;
   double mixed = 0;
   for (int row : rows) {
@@ -347,19 +354,8 @@ MaxMin max_min(const std::vector<PriceLine>& lines, double most) {
   for (double& weight : result.weights) weight /= total;
   for (int column : m) result.multipliers.push_back(std::clamp(lp.value[column], 0.0, most));
   result.price = kInf;
-  for (const PriceLine& line : lines) {
-    double price = line.comm;
-    for (size_t j = 0; j < types; ++j) price += result.weights[j] * line.compute[j];
-    for (size_t k = 0; k < limits; ++k) price += result.multipliers[k] * line.excess[k];
-    result.price = std::min(result.price, price);
-  }
+  for (const PriceLine& line : lines) result.price = std::min(result.price, price(line, result));
   return result;
-}
-
-std::vector<double> max_min_weights(const std::vector<PriceLine>& lines, double* price) {
-  MaxMin result = max_min(lines, 0);
-  if (price != nullptr) *price = result.price;
-  return result.weights;
 }
 
 }  // namespace motley::solver

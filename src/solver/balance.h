@@ -87,14 +87,11 @@ struct PriceLine {
   std::vector<double> excess = {};  // [limit] over it, seconds
 };
 
-// The weights (>= 0, sum 1) under which the cheapest of the lines is dearest. Searching programs
-// at these weights and adding what is found raises the least price to its greatest (Kelley's
-// cutting planes on the Lagrangian dual): the best bound that one vector of weights can prove.
-// `price`, if given, is that of the cheapest line: what no bound of this kind exceeds.
+// The weights (>= 0, sum 1) and multipliers of limits (between 0 and `most`) under which the
+// cheapest of the lines costs most. Searching programs there and adding what is found raises the
+// least price to its greatest (Kelley's cutting planes on the Lagrangian dual): the best bound that
+// one vector of weights can prove. `price` is what no bound of this kind exceeds.
 // REQUIRES: at least one line; all of one length.
-std::vector<double> max_min_weights(const std::vector<PriceLine>& lines, double* price = nullptr);
-
-// The same with multipliers of limits, each between 0 and `most`.
 struct MaxMin {
   std::vector<double> weights;      // [type]
   std::vector<double> multipliers;  // [limit]
@@ -102,7 +99,8 @@ struct MaxMin {
                                     // any weights and multipliers
   double price = 0;                 // of the cheapest line
 };
-MaxMin max_min(const std::vector<PriceLine>& lines, double most);
+MaxMin max_min(const std::vector<PriceLine>& lines, double most = 0);
+double price(const PriceLine& line, const MaxMin& at);
 
 // The time of the step under given ratios.
 double step_seconds(const BalanceProblem& problem, const std::vector<std::vector<double>>& ratio);

@@ -244,8 +244,9 @@ TEST(Balance, DearestWeightsEqualTernarySearch) {
       const double a = low + (high - low) / 3, b = high - (high - low) / 3;
       (cheapest(a) < cheapest(b) ? low : high) = cheapest(a) < cheapest(b) ? a : b;
     }
-    double price = 0;
-    const std::vector<double> weights = max_min_weights(lines, &price);
+    const MaxMin best = max_min(lines);
+    const std::vector<double>& weights = best.weights;
+    const double price = best.price;
     EXPECT_NEAR(weights[0] + weights[1], 1, 1e-12);
     EXPECT_NEAR(price, cheapest((low + high) / 2), 1e-8 * price);
     EXPECT_NEAR(price, cheapest(weights[0]), 1e-12);
@@ -253,7 +254,7 @@ TEST(Balance, DearestWeightsEqualTernarySearch) {
 }
 
 // With a limit, multipliers prove what the best mixture of lines that keeps it on average costs.
-TEST(Balance, DearestEqualsTheBestMixture) {
+TEST(Balance, MaxMinEqualsTheBestMixture) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed);

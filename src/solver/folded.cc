@@ -21,7 +21,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kBeam = 500;    // states kept once time is up
 constexpr int kLookBack = 4;  // block boundaries compared with the newest
 
-// Of the bound: how much dearer than it a state may be in the first pass, and the factor of passes
+// Of the bound: how much costlier than it a state may be in the first pass, and the factor of passes
 // to come.
 constexpr double kSlack = 1e-7;
 constexpr double kSlackGrowth = 3;
@@ -59,9 +59,10 @@ class Search {
         Solution solution = evaluate(problem_, replay(), weights);
         // Where states were dropped, its values may be completed at less than on the way that is
         // left.
-        const double dearer = bound + cost - solution.price;
-        MOTLEY_CHECK((lost_ < kInf ? -dearer : std::abs(dearer)) <= 1e-9 * solution.price + 1e-300,
-                     "search says {}, its program costs {}", bound + cost, solution.price);
+        const double costlier = bound + cost - solution.price;
+        MOTLEY_CHECK(
+            (lost_ < kInf ? -costlier : std::abs(costlier)) <= 1e-9 * solution.price + 1e-300,
+            "search says {}, its program costs {}", bound + cost, solution.price);
         if (solution.price < best.price) best = std::move(solution);
       }
       const double dropped = std::min(lost_, pruned_);
@@ -104,7 +105,7 @@ class Search {
     return solution;
   }
 
-  // One search that drops states dearer than `slack`. Returns the cost of the state it ends with,
+  // One search that drops states costlier than `slack`. Returns the cost of the state it ends with,
   // infinity if none is left.
   double pass(double slack) {
     frontier_ = std::make_unique<Frontier<W>>(&tables_, layout_);

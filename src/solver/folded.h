@@ -8,7 +8,7 @@
 // the lesser cost, so conversions are paid once however many consumers share them.
 //
 // The cost of a state is what it has paid plus a lower bound of what is left (dual_bounds.h),
-// counted from the bound of the whole problem. No step lowers it, so states dearer than a *slack*
+// counted from the bound of the whole problem. No step lowers it, so states costlier than a *slack*
 // are dropped; once the final state costs no more than any that was dropped, it is optimal, and so
 // the slack starts tiny and grows until that holds. The bound of captured transformers is tight: a
 // pass then keeps about one state per step.

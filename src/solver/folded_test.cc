@@ -185,12 +185,12 @@ TEST(Folded, DepthIsNearlyFree) {
 TEST(Folded, OneOrderServesOtherWeightsAndCosts) {
   const Problem problem = gpt(3, false, 2);
   const Order order = make_order(problem);
-  Problem dearer = problem;
-  for (FormTable& table : dearer.form_tables) {
+  Problem costlier = problem;
+  for (FormTable& table : costlier.form_tables) {
     for (double& seconds : table.convert) seconds *= 3;
   }
   for (const Weights& weights : {Weights{{1, 0}, {}}, Weights{{0.2, 0.8}, {1e-15, 2e-15}}}) {
-    for (const Problem* p : std::initializer_list<const Problem*>{&problem, &dearer}) {
+    for (const Problem* p : std::initializer_list<const Problem*>{&problem, &costlier}) {
       const Solution a = solve_folded(*p, order, weights);
       const Solution b = solve_folded(*p, make_order(*p), weights);
       EXPECT_NEAR(a.price, b.price, 1e-9 * b.price);

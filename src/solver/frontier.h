@@ -155,7 +155,7 @@ class Frontier {
 
   size_t size() const { return keys.size(); }
 
-  // Eliminates the node of one step from all states; drops states dearer than `most` and returns
+  // Eliminates the node of one step from all states; drops states costlier than `most` and returns
   // the least cost of those.
   double advance(const OrderStep& step, double most, StepRecord* from) {
     const int touches = step.touch_end - step.touch_begin;

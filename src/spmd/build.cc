@@ -29,13 +29,13 @@ int find_root(std::vector<int>& parent, int x) {
 
 ProblemBuilder::ProblemBuilder(const Theory& theory, const CostModel& model, Optimizer optimizer,
                                Restriction restriction, std::vector<int64_t> parts,
-                               std::vector<ValueId> apart)
+                               std::vector<ValueId> separate)
     : theory_(theory),
       model_(model),
       optimizer_(optimizer),
       restriction_(restriction),
       parts_(std::move(parts)),
-      apart_(std::move(apart)) {
+      separate_(std::move(separate)) {
   problem_.types = model.types();
   contract();
   add_values();
@@ -190,7 +190,7 @@ void ProblemBuilder::add_values() {
     if (const int of = gradient_view_[c] ? part_of(maker_of(static_cast<int>(c)) + 1) : 0)
       key += fmt::format("m{},", of);
     if (const int of = part_of(cls.use)) key += fmt::format("u{},", of);
-    if (std::find(apart_.begin(), apart_.end(), cls.root) != apart_.end())
+    if (std::find(separate_.begin(), separate_.end(), cls.root) != separate_.end())
       key += fmt::format("a{},", cls.root.index);
     auto has = [&](const Form& form, ValueId member) {
       const auto list = held(form);

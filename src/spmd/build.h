@@ -41,11 +41,11 @@ enum class Restriction {
 class ProblemBuilder {
  public:
   // Equal nodes and values on both sides of a node of `parts` (OverlapPricing::from) have tables of
-  // their own, so that prices can tell them apart, and so has each gradient of `apart`, named as by
+  // their own, so that prices can tell them apart, and so has each gradient of `separate`, named as by
   // reduced().
   ProblemBuilder(const Theory& theory, const CostModel& model, Optimizer optimizer,
                  Restriction restriction = Restriction::none, std::vector<int64_t> parts = {},
-                 std::vector<ValueId> apart = {});
+                 std::vector<ValueId> separate = {});
 
   const solver::Problem& problem() const { return problem_; }
   // The node of the graph that a node of the problem runs; invalid: what it is about is stored,
@@ -180,7 +180,7 @@ class ProblemBuilder {
   Optimizer optimizer_;
   Restriction restriction_;
   std::vector<int64_t> parts_;
-  std::vector<ValueId> apart_;
+  std::vector<ValueId> separate_;
 
   std::vector<int> class_of_;                 // [graph value] -> class
   std::vector<bool> contracted_;              // [graph node]

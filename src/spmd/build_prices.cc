@@ -23,7 +23,7 @@ void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
   const Graph& graph = theory_.graph();
   if (pricing)
     for (const Decision& d : pricing->decided)
-      MOTLEY_CHECK(std::find(apart_.begin(), apart_.end(), d.gradient) != apart_.end());
+      MOTLEY_CHECK(std::find(separate_.begin(), separate_.end(), d.gradient) != separate_.end());
   for (size_t t = 0; t < problem_.form_tables.size(); ++t) {
     if (table_class_[t] < 0) continue;
     const bool closed = pricing && pricing->stretch(table_use_[t]) >= pricing->closed;
@@ -46,10 +46,9 @@ void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
         if (source == sources.end()) continue;
         auto target = std::find_if(targets.begin(), targets.end(),
                                    [&](const auto& m) { return m.first == g.top; });
-        const auto converts = Theory::conversion(source->second, target->second);
-        if (!converts) continue;
-        const Collective kind = *converts;
-        const bool free = moves_nothing(kind);
+        const auto kind = Theory::conversion(source->second, target->second);
+        if (!kind) continue;
+        const bool free = moves_nothing(*kind);
         if (!free && kind != Collective::all_reduce &&
             (restriction_ == Restriction::data_parallel ||
              (restriction_ == Restriction::expert_parallel && kind != Collective::all_to_all)))
@@ -67,7 +66,7 @@ void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
         else if (gradient && kind == Collective::all_reduce)
           cost = std::max(0.0, model_.gradient_all_reduce(bytes) - model_.gradient_all_reduce(0));
         else
-          cost = model_.collective(kind, bytes,
+          cost = model_.collective(*kind, bytes,
                                    fractions.profile(theory_.cut(g.top, cut), model_.net()));
         if (gradient) cost *= part;
       }

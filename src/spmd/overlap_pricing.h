@@ -1,4 +1,4 @@
-// Lower bounds of a step whose gradients travel beside the backward pass (cost/overlap.h), as
+// Lower bounds of a step whose gradients are sent during the backward pass (cost/overlap.h), as
 // prices of program searches.
 //
 // Let N be what the step takes without all-reduces of gradients, c_g how long the message of
@@ -19,8 +19,8 @@
 //
 // each with one device type in the place of the slowest. All are sums over nodes and values, and so
 // is every mixture of them: the least price of a program under a mixture (weights >= 0 with sum 1)
-// is a lower bound, and the best mixture is the value of a game between bounds and programs, found
-// like the weights of device types alone (max_min_weights in balance.h).
+// is a lower bound, and the best mixture is found like the weights of device types alone, by cutting
+// planes (bounds/cutting_planes.h).
 //
 // The third holds for some programs only. So programs fall into classes by where their last such
 // collective runs: at or after b, or before it. Of the second class no value first read from b on
@@ -30,7 +30,7 @@
 // What is left is the gap between programs and their mixtures: it takes two programs, of which one
 // all-reduces a large gradient and the other does not, to hide exactly as much as can be hidden. So
 // programs also fall into classes by whether they all-reduce a gradient. Of those that do not, that
-// conversion is infinitely dear; those that do pay for it anyway, so it is free and its price
+// conversion is infinitely expensive; those that do pay for it anyway, so it is free and its price
 // counts for all programs. Programs of the other class are then still in the search, but at a price
 // that is not below their own: they are no cheaper for being left in.
 #pragma once

@@ -279,15 +279,15 @@ std::vector<bool> choose_blocks(
       (cost(first(middle)).excess > 0 ? low : high) = middle;
     }
     std::vector<bool> chosen = first(high);
-    std::vector<int> dearest(order.begin(), order.begin() + high);
-    std::stable_sort(dearest.begin(), dearest.end(),
+    std::vector<int> most_expensive(order.begin(), order.begin() + high);
+    std::stable_sort(most_expensive.begin(), most_expensive.end(),
                      [&](int a, int b) { return seconds[a] > seconds[b]; });
-    for (int b : dearest) {
+    for (int b : most_expensive) {
       chosen[b] = false;
       if (cost(chosen).excess > 0) chosen[b] = true;
     }
     // One for a cheaper one.
-    for (int out : dearest) {
+    for (int out : most_expensive) {
       if (!chosen[out]) continue;
       for (int in = 0; in < blocks; ++in) {
         if (chosen[in] || seconds[in] >= seconds[out]) continue;

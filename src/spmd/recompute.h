@@ -64,7 +64,7 @@ struct RecomputeCost {
 
 // The blocks to compute again so that the program fits, as cheap as found; empty: neither all do
 // nor all but the last. Blocks are taken in the order of bytes saved per second until the program
-// fits, given back, dearest first, where it still does, and exchanged for cheaper ones; the same
+// fits, given back, the most expensive first, where it still does, and exchanged for cheaper ones; the same
 // with the first blocks of the model first, which are held longest. O(blocks) prices where blocks
 // are equal, O(blocks^2) where they are not.
 std::vector<bool> choose_blocks(int blocks,

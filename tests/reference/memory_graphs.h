@@ -58,7 +58,7 @@ inline Graph layered_graph(int layers, int64_t batch = 64, int64_t width = 32) {
 
 // At random weights and prices of bytes, on devices of two types with random shares, no program is
 // cheaper than the bound with its bytes priced, whatever blocks it computes again; nothing hidden,
-// and with gradients that travel beside the backward pass. Returns the least that one is dearer, as
+// and with gradients that overlap with the backward pass. Returns the least that one is more expensive, as
 // a part of it. Programs are random ones and those of searches, at such prices and at these.
 inline double expect_no_program_below(const Graph& graph, int rounds, int programs, uint64_t seed) {
   const Theory theory(graph);
@@ -113,7 +113,7 @@ inline double expect_no_program_below(const Graph& graph, int rounds, int progra
       ProblemBuilder builder(theory, model, Optimizer::adamw, Restriction::none, from);
       Weights weights{{rng.uniform(), 0}, {}};
       weights.compute[1] = 1 - weights.compute[0];
-      OverlapPricing exposure;
+      OverlapPricing pricing;
       std::vector<double> of_type = weights.compute;
       if (overlap) {
         const std::vector<OverlapBound> bounds =
@@ -122,15 +122,15 @@ inline double expect_no_program_below(const Graph& graph, int rounds, int progra
         for (size_t b = 0; b < bounds.size(); ++b) mix.push_back(rng.uniform());
         const double sum = std::accumulate(mix.begin(), mix.end(), 0.0);
         for (double& m : mix) m /= sum;
-        exposure = mixture(bounds, mix, from, 2);
-        of_type = exposure.compute[0];
+        pricing = mixture(bounds, mix, from, 2);
+        of_type = pricing.compute[0];
         weights.compute = {1, 1};
       }
-      builder.price(fractions, 1, overlap ? &exposure : nullptr);
+      builder.price(fractions, 1, overlap ? &pricing : nullptr);
       const NodeId peak_node = MemoryProblem::peak_node(theory, builder, fractions);
       EXPECT_TRUE(peak_node.valid());
       MemoryProblem problem(theory, builder, block_of, fractions, peak_node, from);
-      problem.price(overlap ? &exposure : nullptr);
+      problem.price(overlap ? &pricing : nullptr);
       for (int t = 0; t < 2; ++t)
         weights.memory.push_back(std::pow(10, -2 + 2 * rng.uniform()) * seconds / bytes);
       const Solution solution = solve_folded(problem.problem(), make_order(problem.problem()),

@@ -135,10 +135,10 @@ class Opponent {
     request.batch = options_.batch;
     request.strategy = rule_.strategy;
     request.baselines = false;
-    request.synthesis.optimizer = options_.optimizer;
-    request.synthesis.memory_limit = options_.memory_limit;
-    request.synthesis.limits = options_.limits;
-    request.synthesis.certify = false;
+    request.alternation.optimizer = options_.optimizer;
+    request.alternation.memory_limit = options_.memory_limit;
+    request.alternation.limits = options_.limits;
+    request.alternation.certify = false;
     ProgramResult result = plan_program(step_->graph(), cluster_, request);
     Found found;
     found.reason = result.reason;

@@ -21,15 +21,15 @@ ProgramRequest request_of(const PlanOptions& options) {
   request.parts = !options.all_devices;
   request.baselines = options.baselines;
   request.reductions = reduce::reductions_of_all;
-  request.synthesis.optimizer = options.optimizer;
-  request.synthesis.memory_limit = options.memory_limit;
-  request.synthesis.recompute = options.recompute;
-  request.synthesis.ratios = options.ratios;
-  request.synthesis.limits = options.limits;
-  request.synthesis.found = [record = options.record](Seconds step) {
+  request.alternation.optimizer = options.optimizer;
+  request.alternation.memory_limit = options.memory_limit;
+  request.alternation.recompute = options.recompute;
+  request.alternation.ratios = options.ratios;
+  request.alternation.limits = options.limits;
+  request.alternation.found = [record = options.record](Seconds step) {
     record->found("spmd", step);
   };
-  if (!options.certify) request.synthesis.certify_work = kCertifyWork;
+  if (!options.certify) request.alternation.certify_work = kCertifyWork;
   return request;
 }
 
