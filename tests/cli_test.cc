@@ -170,6 +170,11 @@ TEST_F(Cli, MistakesAreOneLine) {
   expect_mistake("plan gpt:depth=3 --cluster hap-64 --batch 8", "depth");
   expect_mistake("plan gpt:hidden=100,heads=12 --cluster hap-64 --batch 8", "heads");
   expect_mistake("plan mlp --cluster hap-64 --batch 0", "--batch");
+  for (const char* seed : {"-1", "1.5", "1e3", "99999999999999999999"})
+    expect_mistake(fmt::format("plan mlp --cluster hap-64 --batch 8 --seed {}", seed),
+                   fmt::format("--seed: is '{}'; give a whole number from 0 on", seed));
+  expect_mistake("plan mlp --cluster local-mixed-4 --batch 16 --engine spmd --fix pp=2",
+                 "fixed choices (--fix) are of the grid engine");
   expect_mistake("plan mlp --cluster hap-64", "--batch is required");
   expect_mistake("check " + path("none.json"), "No such file");
   write_file(path("p.json"), "{\"motley_plan\": 1}");

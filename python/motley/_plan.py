@@ -132,8 +132,8 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     )  # fmt: skip
     found = _motley.plan(graph, devices, {key: value for key, value in options.items() if value is not None})
     if not found.found:
-        if found.refused and engine != "auto":
-            raise UserError(found.why_not.split(": ", 1)[1])
+        if found.refusal and engine != "auto":
+            raise UserError(found.refusal)
         where = f"[plan] no plan for {graph.model} on {devices.name}"
         if found.out_of_time and time_limit is not None:
             raise NoPlanError(f"{where} was found in {time_limit:g} s: {found.why_not}; give a longer time_limit")

@@ -94,6 +94,14 @@ std::function<std::string(const std::string&)> positive_number() {
   };
 }
 
+std::function<std::string(const std::string&)> whole_number() {
+  return [](const std::string& text) -> std::string {
+    const bool digits = !text.empty() && text.size() < 20 &&
+                        text.find_first_not_of("0123456789") == std::string::npos;
+    return digits ? "" : "is '" + text + "'; give a whole number from 0 on";
+  };
+}
+
 void remember_arguments(char** argv) { arguments = argv; }
 
 namespace {

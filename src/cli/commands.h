@@ -28,6 +28,8 @@ void print_json(const Json& json);
 
 // A check of options for CLI11: a finite number above zero, which CLI::PositiveNumber is not (nan).
 std::function<std::string(const std::string&)> positive_number();
+// The same for a whole number from 0 on, such as a seed.
+std::function<std::string(const std::string&)> whole_number();
 
 // Remembers the command line of this process for become_torch().
 void remember_arguments(char** argv);

@@ -109,7 +109,9 @@ void add_search_options(CLI::App* command, Args* args) {
       ->add_flag("--certify", args->certify,
                  "Look for lower bounds until they are close; default: for a tenth of the search")
       ->group(group);
-  command->add_option("--seed", args->seed, "Seed of the search; default: 0")->group(group);
+  command->add_option("--seed", args->seed, "Seed of the search; default: 0")
+      ->check(whole_number())
+      ->group(group);
   command
       ->add_option("--threads", args->threads,
                    "Threads that plan layers and stages; default: one per core")

@@ -214,6 +214,7 @@ void add_training_options(CLI::App* command, RunOptions* options) {
       ->check(positive_number())
       ->group(group);
   command->add_option("--seed", options->seed, "Seed of parameters, data and dropout; default: 0")
+      ->check(whole_number())
       ->group(group);
   command
       ->add_option("--checkpoint", options->checkpoint,

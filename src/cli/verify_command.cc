@@ -126,7 +126,8 @@ void add_verify_command(CLI::App& app) {
       ->add_option("--dtype", options->dtype,
                    "Type to compute in: f64 (default), f32, or bf16 for plans in mixed precision")
       ->check(CLI::IsMember({"f64", "f32", "bf16"}));
-  command->add_option("--seed", options->seed, "Seed of parameters and batch; default: 0");
+  command->add_option("--seed", options->seed, "Seed of parameters and batch; default: 0")
+      ->check(whole_number());
   command->add_flag("--emulate", options->emulate,
                     "Start a worker for each device in the emulated network of the plan's cluster; "
                     "without: threads of this process");

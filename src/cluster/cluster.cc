@@ -95,6 +95,7 @@ class Reader {
   // A name of something, which is printed and copied to all that `count` repeats.
   std::string name(const YAML::Node& node, const std::string& field) const {
     std::string text = scalar(node, field);
+    if (text.empty()) throw error(field, "is empty", "give a name");
     if (text.size() > kMaxName)
       throw error(field, fmt::format("has {} characters", text.size()),
                   fmt::format("give at most {}", kMaxName));

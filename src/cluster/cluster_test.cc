@@ -123,6 +123,7 @@ TEST(Cluster, SaysWhatToMend) {
                 HasSubstr("has 40000 characters"));
     EXPECT_THAT(failure(fmt::format(fmt::runtime(where), "\"a\\e[31mb\"")),
                 HasSubstr("control characters"));
+    EXPECT_THAT(failure(fmt::format(fmt::runtime(where), "\"\"")), HasSubstr("is empty"));
   }
   try {
     load_cluster("nowhere");

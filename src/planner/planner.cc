@@ -30,6 +30,11 @@ void check(const PlanOptions& o) {
     throw user_error("plan",
                      "virtual devices cannot be combined with an engine, fixed choices or a "
                      "strategy; leave one of them out");
+  if (!o.fix.empty() && o.engine != "auto" && o.engine != "grid")
+    throw user_error("plan",
+                     "fixed choices (--fix) are of the grid engine; with engine {} leave them out, "
+                     "or give --engine grid",
+                     o.engine);
   if (!o.segments.one() && (!o.strategy.empty() || !o.fix.empty() || o.virtual_devices.forced() ||
                             (o.engine != "auto" && o.engine != "spmd")))
     throw user_error("plan",

@@ -113,7 +113,12 @@ void bind_plan(py::module_& m) {
 
   py::class_<Found>(m, "Found")
       .def_property_readonly("found", [](const Found& f) { return !f.report.candidates.empty(); })
-      .def_property_readonly("refused", [](const Found& f) { return f.report.refused(); })
+      // Why the model cannot be taken in micro-batches, where all plans that were wanted would; ''.
+      .def_property_readonly("refusal",
+                             [](const Found& f) {
+                               const auto& engines = f.report.engines;
+                               return f.report.refused() ? engines.front().reason : std::string();
+                             })
       .def_property_readonly("out_of_time", [](const Found& f) { return f.report.out_of_time; })
       .def_property_readonly("why_not", [](const Found& f) { return f.report.reason; })
       .def_property_readonly("reason", [](const Found& f) { return f.report.best().note; })
