@@ -54,19 +54,20 @@ def inside(function):
     return called
 
 
-def _mapped(tree, change):
-    if isinstance(tree, _Shown):
+def _mapped(tree, change, kind):
+    """Nested lists, tuples and dicts with what change() makes of the tensors of a kind."""
+    if isinstance(tree, kind):
         return change(tree)
     if type(tree) in (list, tuple):
-        return type(tree)(_mapped(part, change) for part in tree)
+        return type(tree)(_mapped(part, change, kind) for part in tree)
     if type(tree) is dict:
-        return {key: _mapped(part, change) for key, part in tree.items()}
+        return {key: _mapped(part, change, kind) for key, part in tree.items()}
     return tree
 
 
-def _shown(tree):
+def _found(tree, kind):
     found = []
-    _mapped(tree, found.append)
+    _mapped(tree, found.append, kind)
     return found
 
 
@@ -108,19 +109,19 @@ class _Shown:
                 return _assign(owner, *args)
             if owner == "grad":
                 return args[0]._motley[0].gradient(args[0]) if isinstance(args[0], torch.nn.Parameter) else None
-            written = _shown(kwargs.get("out"))
+            written = _found(kwargs.get("out"), _Shown)
             if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
-                written += _shown(args[:1])
+                written += _found(args[:1], _Shown)
             if written:
                 if name == "copy_" and _holds_already(args[0], args[1]):
                     return args[0]
                 raise _refusal(name, written[0])
-            used = _shown(args) + _shown(kwargs)
+            used = _found((args, kwargs), _Shown)
             for mirror in {id(tensor._motley[0]): tensor._motley[0] for tensor in used}.values():
                 mirror.refresh()
             if name == "__repr__" and isinstance(args[0], torch.nn.Parameter):
                 return repr(torch.nn.Parameter(args[0].detach(), args[0].requires_grad))
-            result = func(*_mapped(list(args), _to_read), **_mapped(kwargs, _to_read))
+            result = func(*_mapped(list(args), _to_read, _Shown), **_mapped(kwargs, _to_read, _Shown))
             if name in ("numpy", "__array__"):
                 result.flags.writeable = False
             return _handed_out(result, used)
@@ -196,17 +197,27 @@ def _refusal(how, tensor):
 
 
 class _Gradient(torch.Tensor):
-    """In the place of the gradient of a parameter of the model: says where it is. `_motley` is (Mirror, parameter, name)."""
+    """In the place of the gradient of a parameter of the model: says where it is. `_motley` is (Mirror, parameter).
+
+    One that the parameter had before, of a backward pass that was not ours, can be read.
+    """
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         name, owner = getattr(func, "__name__", ""), getattr(getattr(func, "__self__", None), "__name__", "")
+        kwargs = kwargs or {}
         with _torch.without_subclasses():
-            if name in _OF_FORM or (name == "__get__" and owner not in _ELEMENTS_OF) or name in ("detach_", "zero_"):
-                if name == "zero_":
-                    mirror, parameter, _ = args[0]._motley
-                    mirror.clear(parameter, False)
-                return args[0] if name in ("zero_", "detach_", "requires_grad_") else func(*args, **(kwargs or {}))
+            if name == "zero_":
+                args[0]._motley[0].clear(args[0]._motley[1], False)
+            if name in ("zero_", "detach_", "requires_grad_"):
+                return args[0]
+            if name in _OF_FORM or (name == "__get__" and owner not in _ELEMENTS_OF):
+                return func(*args, **kwargs)
+            written = name in _IN_PLACE or name == "__set__" or (name.endswith("_") and not name.endswith("__")) or "out" in kwargs
+            found = [own._motley[1].grad for own in _found((args, kwargs), _Gradient)]
+            if not written and all(gradient is not None for gradient in found):
+                plainly = [_mapped(part, lambda own: own._motley[1].grad.detach(), _Gradient) for part in (list(args), kwargs)]
+                return func(*plainly[0], **plainly[1])
         raise UserError(
             f"[distribute] {owner or name} of a gradient of the model itself: the gradients are those of dist.parameters(); clip with "
             "dist.clip_grad_norm_()"
@@ -266,12 +277,13 @@ class Mirror:
         """What parameter.grad is."""
         position = self.position.get(id(parameter))
         if position is None or self.pieces[position].grad is None:
-            return None
+            return parameter.grad
         shown = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape).as_subclass(_Gradient)
-        shown._motley = self, parameter, self.slots[position].name
+        shown._motley = self, parameter
         return shown
 
     def clear(self, parameter, set_to_none):
+        parameter.grad = None
         position = self.position.get(id(parameter))
         if position is not None:
             _gradients.clear(self.pieces[position], set_to_none)
