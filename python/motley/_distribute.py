@@ -123,6 +123,7 @@ class Distributed(Following, Saving):
             for slot in step.parameters:
                 local = self._own("parameter", slot.name, self._rank_0(slot.tensor))
                 self._pieces.append(kind(local, requires_grad=slot.tensor.requires_grad))
+                self._held.handed_out[slot.name] = self._pieces[-1]
                 if self._worker.holds("parameter", slot.name):
                     self._held.pieces[slot.name] = self._pieces[-1]
                     self._worker.set("parameter", slot.name, self._pieces[-1])

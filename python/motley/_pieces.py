@@ -50,6 +50,10 @@ class _Guarded:
             if name in _REFUSED or str(getattr(func, "__module__", "")).startswith(("torch._C._linalg", "torch.linalg")):
                 raise _refusal(name)
             result = func(*args, **(kwargs or {}))
+            if _changes(name, func):
+                _note_change(args[:1])
+            elif kwargs and "out" in kwargs:
+                _note_change(kwargs["out"])
             if result is None or name in ("__set__", "__repr__", "__reduce_ex__"):
                 return result
             given = {t.shape for t in _tensors(list(args)) if isinstance(t, _Guarded)}
@@ -57,7 +61,7 @@ class _Guarded:
             if name not in _ALLOWED and any(t.shape not in given for t in found):
                 raise _refusal("T" if name == "__get__" else name)
             if isinstance(result, torch.Tensor):
-                return _guarded(result)
+                return _of_piece(_guarded(result), args)
             if found and type(result) in (list, tuple):
                 return type(result)(_guarded(t) if isinstance(t, torch.Tensor) else t for t in result)
             return result
@@ -65,6 +69,30 @@ class _Guarded:
 
 def _guarded(tensor):
     return tensor if isinstance(tensor, _Guarded) else tensor.as_subclass(PieceTensor)
+
+
+def _changes(name, func):
+    """Whether it changes the elements of its first argument."""
+    if name == "__set__":
+        return getattr(getattr(func, "__self__", None), "__name__", "") == "data"
+    return name.endswith("_") and not name.endswith("__") and name not in ("requires_grad_", "detach_")
+
+
+def _note_change(tensors):
+    """Counts that the user changed pieces in place: others who ask for the whole wait until it is done here too."""
+    for tensor in _tensors(list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]):
+        piece = tensor if isinstance(tensor, Piece) else getattr(tensor, "_piece", None)
+        if piece is not None:
+            piece.changes += 1
+
+
+def _of_piece(result, args):
+    """A view of a piece remembers which."""
+    given = args[0] if args else None
+    piece = given if isinstance(given, Piece) else getattr(given, "_piece", None) if isinstance(given, _Guarded) else None
+    if piece is not None and result is not given and _torch.storage_of(result) == _torch.storage_of(piece):
+        result._piece = piece
+    return result
 
 
 class PieceTensor(_Guarded, torch.Tensor):
@@ -78,7 +106,9 @@ class PieceTensor(_Guarded, torch.Tensor):
 
 
 class Piece(_Guarded, torch.nn.Parameter):
-    """A piece of a parameter."""
+    """A piece of a parameter. `changes` counts what the user changed in place."""
+
+    changes = 0
 
     def __deepcopy__(self, memo):
         return torch.nn.Parameter(plain(self).clone(), self.requires_grad)

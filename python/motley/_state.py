@@ -105,11 +105,16 @@ def place(whole, part, piece):
         into.copy_(flat.view(outer, length, inner))
 
 
+def changes_of(piece):
+    return getattr(piece, "changes", 0)
+
+
 class Held:
     """What a worker holds of one model. `count` counts changes, `collective` says that it is inside a call of all."""
 
     def __init__(self, worker, parameters, buffers):
         self.pieces, self.optimizer, self.count, self.settled = {}, None, 0, True
+        self.handed_out = {}  # also the empty pieces of parameters that this worker has no part of
         self.dropped, self.own_steps, self.mark = False, False, 0
         self.nobodys = {}  # {name: whole tensor} of what no stage of a pipeline reads; it does not change
         self.mirror = None  # a weak reference to the Mirror of the model
@@ -135,7 +140,20 @@ class Held:
 
     def versions(self):
         """How often the pieces were changed in place: who steps them himself does not tell."""
-        return sum(_motley.versions(list(self.pieces.values())))
+        pieces = list(self.pieces.values())
+        return sum(_motley.versions(pieces)) + sum(changes_of(piece) for piece in pieces)
+
+    def changes(self, names):
+        """{name: [how often the user changed this worker's piece, whether it has one]}; where the optimizer is not ours nobody counts."""
+        return {} if self.own_steps else {name: [changes_of(self.handed_out[name]), name in self.pieces] for name in names}
+
+    def behind(self, asked):
+        """Whether the user has changed less here than where somebody asks, who has counted `asked`."""
+        return any(changes_of(self.pieces[name]) < count for name, (count, _) in asked.items() if name in self.pieces)
+
+    def ahead(self, asked):
+        """Whether the user has changed more here."""
+        return any(own and changes_of(self.pieces[name]) > count for name, (count, own) in asked.items() if name in self.pieces)
 
     def wanted(self):
         """Whether somebody may still ask for it here."""
@@ -345,11 +363,15 @@ class Peers:
     def _answer_pieces(self, connection, question):
         number, count = question["model"], question["count"]
         with self.changed:
+            asked = question.get("changes", {})
             while not self._ready(number, count):
                 self.changed.wait()
+            while not self.leaving and number in self.held and self.held[number].count == count and self.held[number].behind(asked):
+                self.changed.wait(0.02)
             held = self.held.get(number)
             moved = held is not None and held.moved()
-            if held is None or held.count != count or (None not in (moved, question["moved"]) and moved != question["moved"]):
+            apart = held is not None and (held.behind(asked) or held.ahead(asked))
+            if held is None or held.count != count or apart or (None not in (moved, question["moved"]) and moved != question["moved"]):
                 _send_header(connection, {"count": -1 if held is None else held.count})
                 return
             if question["ask"] == "layout":
@@ -452,7 +474,8 @@ class Peers:
                         values = held.values(kind, name)
                         self._put(result, covers, rank, kind, name, shape, values)
                     continue
-                answer, connection = self._ask(rank, held, {"ask": "pieces", "want": [row[:2] for row in asked]})
+                changes = held.changes([name for kind, name, _ in asked if kind == "parameter"])
+                answer, connection = self._ask(rank, held, {"ask": "pieces", "want": [row[:2] for row in asked], "changes": changes})
                 try:
                     for (kind, name, shape), row in zip(asked, answer["values"]):
                         values = []

@@ -205,6 +205,22 @@ def by_the_model():
     same(again.state_dict(), plain.model.state_dict())
 
 
+def changed_in_place():
+    """Who asks after it changed its pieces gets the others' as they are after the same change."""
+    plain, mine = Plain(), net()
+    dist = distributed(mine, adam(mine))
+    for i, batch in enumerate(batches(6)):
+        dist.train_step(*batch)
+        plain.step(batch)
+        for parameter in plain.model.parameters():
+            parameter.data.clamp_(-0.2, 0.2).mul_(0.9)
+        time.sleep(0.1 if RANK != i % 3 else 0)
+        for parameter in dist.parameters():
+            parameter.data.clamp_(-0.2, 0.2).mul_(0.9)
+        if RANK == i % 3:
+            same((mine if i > 2 else dist).state_dict(), plain.model.state_dict())
+
+
 def at_the_end():
     """The others have ended, or nearly."""
     plain, mine = Plain(), net()
@@ -248,7 +264,7 @@ if len(sys.argv) > 1:
 else:
     torch.distributed.init_process_group("gloo")
     for case in (one_alone, ordinary_optimizer_calls, own_steps, between_forward_and_step, evaluation, load_after_state,
-                 dropped, by_the_model, at_the_end):  # fmt: skip
+                 dropped, by_the_model, changed_in_place, at_the_end):  # fmt: skip
         case()
         if RANK == 0 and case is not at_the_end:
             print("done", case.__name__, flush=True)

@@ -17,7 +17,7 @@ class State(unittest.TestCase):
         self.assertEqual(
             done,
             ["one_alone", "ordinary_optimizer_calls", "own_steps", "between_forward_and_step", "evaluation",
-             "load_after_state", "dropped", "by_the_model", "at_the_end"],
+             "load_after_state", "dropped", "by_the_model", "changed_in_place", "at_the_end"],
         )  # fmt: skip
         self.assertIn("the others had ended", output)
 
