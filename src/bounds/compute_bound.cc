@@ -30,11 +30,6 @@ Seconds bound_at(const std::vector<std::vector<Seconds>>& a, const std::vector<d
 
 }  // namespace
 
-Seconds assignment_bound_at(const std::vector<std::vector<Seconds>>& a,
-                            const std::vector<double>& prices) {
-  return bound_at(a, prices, nullptr);
-}
-
 Seconds assignment_bound(const std::vector<std::vector<Seconds>>& a,
                          const std::vector<int>& count) {
   const size_t types = count.size();

@@ -25,9 +25,7 @@ Seconds compute_bound(const Theory& theory, const CostModel& model, int times = 
 std::vector<std::vector<Seconds>> compute_work(const Theory& theory, const CostModel& model,
                                                int times);
 
-// The bound for given ops: a[op][type] seconds, count[type] devices; and at given prices [type].
+// The bound for given ops: a[op][type] seconds, count[type] devices.
 Seconds assignment_bound(const std::vector<std::vector<Seconds>>& a, const std::vector<int>& count);
-Seconds assignment_bound_at(const std::vector<std::vector<Seconds>>& a,
-                            const std::vector<double>& prices);
 
 }  // namespace motley::bounds

@@ -99,7 +99,7 @@ class MemoryBoundSearch {
   }
 
   MemoryBound run() {
-    if (!held_) return std::move(result_);
+    if (!held_) return result_;
     unit_ = request_.step();
     const Seconds bound = branch_and_bound(
         std::vector<Class>{{}}, kClasses,
@@ -121,7 +121,7 @@ class MemoryBoundSearch {
           return true;
         });
     result_.bound = std::min(request_.step(), bound);
-    return std::move(result_);
+    return result_;
   }
 
  private:

@@ -214,7 +214,7 @@ void MemoryProblem::Assembly::find_pairs() {
     early_[best.early.node].push_back(static_cast<int>(pairs_.size()));
     late_[best.late.node].push_back(static_cast<int>(pairs_.size()));
     if (best.once) pass_[best.early.at] = true;
-    pairs_.push_back(std::move(best));
+    pairs_.push_back(best);
   }
 }
 

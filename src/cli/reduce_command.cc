@@ -130,33 +130,50 @@ void print_program(const Program& program, PlacementCost* cost, const Hierarchy&
   if (program.empty()) fmt::print("  nothing to do: every group is one device\n");
 }
 
-void one_reduction(const Job& job) {
+// The placements of one reduction, each with its best program.
+struct OneReduction {
+  explicit OneReduction(const Job& of) : job(of), spaces(of.size_limit) { search(); }
+  void search();
+  void print_json();
+  void print_table();
+
+  const Job& job;
   const Reduction& reduction = job.reductions[0];
-  double start = now();
-  ProgramSpaces spaces(job.size_limit);
+  ProgramSpaces spaces;
   std::vector<Matrix> matrices = placements(job.hierarchy, job.axes);
+  // [placement]
   std::vector<PlacementCost> costs;
-  int64_t total = 0;
+  std::vector<std::vector<Program>> programs;                  // if all are listed
+  std::vector<std::vector<std::pair<Seconds, size_t>>> order;  // of these, the fastest first
+  std::vector<BestProgram> best;
+  std::vector<std::pair<Seconds, size_t>> by_time;  // placements, the fastest first
+  int64_t total = 0;                                // programs
+  bool list = false;
+  double synthesis = 0, simulation = 0;  // seconds
+};
+
+void OneReduction::search() {
+  double start = now();
   for (const Matrix& m : matrices) {
     costs.emplace_back(job.model, reduction.bytes, job.hierarchy, m, reduction.axes, job.numbering);
     total += spaces.of(costs.back().levels()).programs;
   }
-  bool list = job.json && total * devices_of(job.hierarchy) * 3 <= kMaxListed;
-  std::vector<std::vector<Program>> programs(matrices.size());
+  list = job.json && total * devices_of(job.hierarchy) * 3 <= kMaxListed;
+  programs.resize(matrices.size());
   if (list)
     for (size_t i = 0; i < matrices.size(); ++i)
       programs[i] = programs_of(spaces.of(costs[i].levels()));
-  double synthesis = now() - start;
+  synthesis = now() - start;
 
   // Placements in order of what they cannot beat. A table shows the fastest only, so that the rest
   // need not be searched.
   start = now();
   size_t wanted = job.json ? matrices.size() : std::min(kRows, matrices.size());
-  std::vector<std::pair<Seconds, size_t>> bounds, by_time;
+  std::vector<std::pair<Seconds, size_t>> bounds;
   for (size_t i = 0; i < matrices.size(); ++i)
     bounds.push_back({costs[i].at_least(spaces.of(costs[i].levels()).states[0]), i});
   std::sort(bounds.begin(), bounds.end());
-  std::vector<BestProgram> best(matrices.size());
+  best.resize(matrices.size());
   for (auto [bound, i] : bounds) {
     if (by_time.size() == wanted && bound > by_time.back().first) break;
     best[i] = best_program(spaces.of(costs[i].levels()), &costs[i]);
@@ -164,50 +181,50 @@ void one_reduction(const Job& job) {
     std::sort(by_time.begin(), by_time.end());
     if (by_time.size() > wanted) by_time.pop_back();
   }
-  std::vector<std::vector<std::pair<Seconds, size_t>>> order(matrices.size());
+  order.resize(matrices.size());
   for (size_t i = 0; i < matrices.size(); ++i) {
     for (size_t p = 0; p < programs[i].size(); ++p)
       order[i].push_back({costs[i].program(programs[i][p]), p});
     std::sort(order[i].begin(), order[i].end());
     if (list) MOTLEY_CHECK(order[i][0].first == best[i].seconds);
   }
-  double simulation = now() - start;
+  simulation = now() - start;
+}
 
-  if (job.json) {
-    Json placed = Json::array();
-    for (size_t i = 0; i < matrices.size(); ++i) {
-      Json listed = Json::array();
-      bool verified = true;
-      auto add = [&](const Program& program, Seconds seconds) {
-        verified = check(program, costs[i]) && verified;
-        listed.push_back(
-            Json{{"predicted_s", seconds}, {"steps", to_json(program, costs[i], job.hierarchy)}});
-      };
-      for (auto [seconds, p] : order[i]) add(programs[i][p], seconds);
-      if (!list) add(best[i].program, best[i].seconds);
-      placed.push_back(Json{{"matrix", to_json(matrices[i])},
-                            {"all_reduce_s", costs[i].all_reduce()},
-                            {"best_s", best[i].seconds},
-                            {"programs_count", spaces.of(costs[i].levels()).programs},
-                            {"verified", verified},
-                            {"programs", std::move(listed)}});
-    }
-    Json out{{"hierarchy", to_string(job.hierarchy)},
-             {"axes", job.axes},
-             {"reduce", reduction.axes},
-             {"bytes", reduction.bytes},
-             {"algorithm", net::to_string(job.model.algorithm)},
-             {"placements", std::move(placed)},
-             {"programs_total", total},
-             {"synthesis_s", synthesis},
-             {"simulation_s", simulation}};
-    if (!list)
-      fmt::print(stderr, "[reduce] {} programs: only the best of each placement is listed\n",
-                 total);
-    fmt::print("{}\n", out.dump());
-    return;
+void OneReduction::print_json() {
+  Json placed = Json::array();
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    Json listed = Json::array();
+    bool verified = true;
+    auto add = [&](const Program& program, Seconds seconds) {
+      verified = check(program, costs[i]) && verified;
+      listed.push_back(
+          Json{{"predicted_s", seconds}, {"steps", to_json(program, costs[i], job.hierarchy)}});
+    };
+    for (auto [seconds, p] : order[i]) add(programs[i][p], seconds);
+    if (!list) add(best[i].program, best[i].seconds);
+    placed.push_back(Json{{"matrix", to_json(matrices[i])},
+                          {"all_reduce_s", costs[i].all_reduce()},
+                          {"best_s", best[i].seconds},
+                          {"programs_count", spaces.of(costs[i].levels()).programs},
+                          {"verified", verified},
+                          {"programs", std::move(listed)}});
   }
+  Json out{{"hierarchy", to_string(job.hierarchy)},
+           {"axes", job.axes},
+           {"reduce", reduction.axes},
+           {"bytes", reduction.bytes},
+           {"algorithm", net::to_string(job.model.algorithm)},
+           {"placements", std::move(placed)},
+           {"programs_total", total},
+           {"synthesis_s", synthesis},
+           {"simulation_s", simulation}};
+  if (!list)
+    fmt::print(stderr, "[reduce] {} programs: only the best of each placement is listed\n", total);
+  fmt::print("{}\n", out.dump());
+}
 
+void OneReduction::print_table() {
   fmt::print("{} placement{} of axes {} on {}, {} reduced over axes {} ({})\n\n", matrices.size(),
              matrices.size() == 1 ? "" : "s", fmt::join(job.axes, ","), to_string(job.hierarchy),
              format_bytes(reduction.bytes), fmt::join(reduction.axes, ","),
@@ -239,6 +256,14 @@ void one_reduction(const Job& job) {
                draw(best[top].program, costs[top].hierarchy(), job.hierarchy));
   fmt::print("\n{} programs synthesised in {}, simulated in {}\n", total, format_seconds(synthesis),
              format_seconds(simulation));
+}
+
+void one_reduction(const Job& job) {
+  OneReduction reduction(job);
+  if (job.json)
+    reduction.print_json();
+  else
+    reduction.print_table();
 }
 
 void several_reductions(const Job& job) {

@@ -256,6 +256,25 @@ void choose_forms(const Theory& theory, Program* program, const CostModel& model
 
 namespace {
 
+// Seconds of a call on every type, and of them those that are cut and those that are not.
+struct PricedCall {
+  bool free = false;
+  std::vector<Seconds> seconds, cut, whole;  // [type]
+};
+
+PricedCall price_call(const Work& work, const CostModel& model, const Fractions& fractions) {
+  PricedCall price;
+  price.free = work.free;
+  const auto& f = fractions.by_type(work.cut);
+  for (int t = 0; t < model.types(); ++t) {
+    Seconds cut, whole;
+    price.seconds.push_back(model.compute(t, work, f[t], &cut, &whole));
+    price.cut.push_back(cut);
+    price.whole.push_back(whole);
+  }
+  return price;
+}
+
 // The stages of the steps [begin, end): collectives of pure gradients, of which
 // `gradient_part` counts, and computation.
 void price_steps(const Theory& theory, const Program& program, const CostModel& model,
@@ -275,12 +294,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
     cost.stages.push_back(std::move(stage));
   };
   new_stage();
-  // Equal calls cost the same: [table][triple] seconds of every type, cut and whole.
-  struct Priced {
-    bool known = false, free = false;
-    std::vector<Seconds> seconds, cut, whole;  // [type]
-  };
-  std::vector<std::vector<Priced>> priced(theory.tables());
+  std::vector<std::vector<PricedCall>> priced(theory.tables());  // equal calls cost the same
   bool after_gradient = false;
   // `padded`: seconds per unit of the largest share, of which `seconds` holds the present value.
   auto communicate = [&](Seconds seconds, Seconds padded, double largest, int segment,
@@ -306,19 +320,9 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
       const Triple& triple = triples[step.triple];
       auto& table = priced[theory.table(step.node)];
       table.resize(triples.size());
-      Priced& price = table[step.triple];
-      if (!price.known) {
-        Work work = work_of(theory, step.node, triple);
-        price.known = true;
-        price.free = work.free;
-        const auto& f = fractions.by_type(work.cut);
-        for (int t = 0; t < types; ++t) {
-          Seconds cut, whole;
-          price.seconds.push_back(model.compute(t, work, f[t], &cut, &whole));
-          price.cut.push_back(cut);
-          price.whole.push_back(whole);
-        }
-      }
+      PricedCall& price = table[step.triple];
+      if (price.seconds.empty())
+        price = price_call(work_of(theory, step.node, triple), model, fractions);
       if (!triple.collectives.empty() && is_boundary(graph.node(step.node))) {
         const Seconds seconds = inner_seconds(theory, step.node, triple, model, fractions);
         const ValueId value = graph.inputs_of(graph.node(step.node))[0];

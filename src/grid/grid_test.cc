@@ -160,9 +160,9 @@ TEST(Schedule, BoundsHold) {
       for (int s = 0; s < stages; ++s) EXPECT_LE(bound[s], finish[s] + 1e-9);
       if (stages_per_device == 1) continue;
       const Pipeline q = random_pipeline(&rng, stages * stages_per_device);
-      const auto laps_finish = simulate_interleaved(q, stages, m * stages, runtime);
-      const auto laps_bound = finish_bounds(q, stages, m * stages, runtime);
-      for (int s = 0; s < stages; ++s) EXPECT_LE(laps_bound[s], laps_finish[s] + 1e-9);
+      const auto chunk_finish = simulate_interleaved(q, stages, m * stages, runtime);
+      const auto chunk_bound = finish_bounds(q, stages, m * stages, runtime);
+      for (int s = 0; s < stages; ++s) EXPECT_LE(chunk_bound[s], chunk_finish[s] + 1e-9);
     }
   }
 }

@@ -91,7 +91,6 @@ class Topology {
 
  private:
   // Tree nodes: devices are 0 .. devices-1, group g is devices + g.
-  int parent_of(int node) const { return parent_[node]; }
   void cross_ring(int group, int from, int to, double flows, LinkLoad* load) const;
   void pairs_on_ring(int group, const std::vector<double>& members, LinkLoad* load) const;
   int lift(int node, int depth) const;

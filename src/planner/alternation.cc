@@ -43,7 +43,6 @@ constexpr double kWorthWaiting = 1e-2;
 
 constexpr double kWorthRestart = 5e-3;  // gap for which rounds begin elsewhere too
 constexpr double kHalfway[] = {0.5, 0.75};
-constexpr double kNearly = 1.1;  // times the step that matters, for which rounds begin elsewhere
 
 }  // namespace
 

@@ -42,6 +42,8 @@ namespace motley::planner {
 struct Alternation;
 class AlternationSearch;
 
+constexpr double kNearly = 1.1;  // times the best step: what is within is improved and bounded too
+
 struct AlternationOptions {
   Optimizer optimizer = Optimizer::adamw;
   spmd::Restriction restriction = spmd::Restriction::none;

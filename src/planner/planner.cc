@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "core/parallel.h"
 #include "graph/precision.h"
+#include "planner/alternation.h"
 #include "planner/calibrated.h"
 #include "planner/narrow_inputs.h"
 #include "sim/simulate.h"
@@ -105,8 +106,6 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
   return results;
 }
 
-// Plans whose bounds tell how good they are: those that are the best so far, or nearly.
-constexpr double kNearly = 1.1;
 void certify(std::vector<EngineResult>* engines, const PlanOptions& options) {
   Seconds best = std::numeric_limits<Seconds>::infinity();
   for (const EngineResult& engine : *engines)

@@ -34,9 +34,6 @@ Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& reques
 
 namespace {
 
-// Times the best step, of an answer for the whole cluster that is looked at again.
-constexpr double kNearly = 1.1;
-
 struct Known {
   const char* name;
   Restriction restriction;

@@ -172,6 +172,10 @@ class ProblemBuilder {
   void add_nodes();
   std::vector<Placement> stored_choices(ValueId source) const;
   bool is_expert(ValueId source) const;
+  // `part`: of a step, what runs once in it costs in each micro-batch.
+  void price_conversions(const Fractions& fractions, double part,
+                         const spmd::OverlapPricing* pricing);
+  void price_options(const Fractions& fractions, double part, const spmd::OverlapPricing* pricing);
   // The price of a value from another stage that every device receives whole.
   Seconds received_whole(NodeId node, const Fractions& fractions) const;
 

@@ -20,10 +20,16 @@ constexpr double kReceivedWhole = 1.001;  // times what gathering it takes
 void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
                            const OverlapPricing* pricing) {
   const double part = 1.0 / micro_batches;
-  const Graph& graph = theory_.graph();
   if (pricing)
     for (const Decision& d : pricing->decided)
       MOTLEY_CHECK(std::find(separate_.begin(), separate_.end(), d.gradient) != separate_.end());
+  price_conversions(fractions, part, pricing);
+  price_options(fractions, part, pricing);
+}
+
+void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
+                                       const OverlapPricing* pricing) {
+  const Graph& graph = theory_.graph();
   for (size_t t = 0; t < problem_.form_tables.size(); ++t) {
     if (table_class_[t] < 0) continue;
     const bool closed = pricing && pricing->stretch(table_use_[t]) >= pricing->closed;
@@ -71,6 +77,11 @@ void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
         if (gradient) cost *= part;
       }
   }
+}
+
+void ProblemBuilder::price_options(const Fractions& fractions, double part,
+                                   const OverlapPricing* pricing) {
+  const Graph& graph = theory_.graph();
   for (size_t t = 0; t < problem_.option_tables.size(); ++t) {
     const Source& source = sources_[table_exemplar_[t]];
     if (source.origin != Origin::node) continue;
