@@ -35,8 +35,10 @@ def send_text(group, text):
 def captured(step):
     """The graph of a step, and a Watch of what it took as constant."""
     reads = Reads()
-    graph = capture_step(step, type(step.model).__name__, reads=reads)
+    repeated = []
+    graph = capture_step(step, type(step.model).__name__, reads=reads, repeated=repeated)
     watch = Watch(step, reads, graph.outside)
+    watch.repeated = repeated
     watch.of = hash(graph.text_without_model())
     return graph, watch
 
@@ -106,7 +108,7 @@ def _check_plan(plan, step, optimizer):
             f"[distribute] the plan is for another model or batch: its global batch is {plan.batch}, that of example_inputs "
             f"{step.batch_size()}; plan this model again"
         )
-    graph = capture_step(step, type(step.model).__name__)
+    graph = capture_step(step, type(step.model).__name__, repeated=[])
     if plan.precision != "f32":
         graph = graph.in_precision(plan.precision)
     theirs = plan.graph()

@@ -224,8 +224,11 @@ def _check_next_steps(graph, changes, captured):
     raise CaptureError(f"[capture] {name}, and {which} {different}; change it between steps, or make it a buffer")
 
 
-def capture_step(step, name, samples=None, reads=None):
-    """The graph of a step; of so many rows of its batch, where a pipeline takes batches in parts. `reads` notes what it reads."""
+def capture_step(step, name, samples=None, reads=None, repeated=None):
+    """The graph of a step; of so many rows of its batch, where a pipeline takes batches in parts. `reads` notes what it reads.
+
+    repeated   gets what the forward pass changes of plain attributes, if the caller repeats it after every step
+    """
     batch = step.batch_size() if samples is None else samples
     whole = [tensor for _, tensor in step.leaves] if batch == step.batch_size() else step.rows(batch)
     parameters = [_meta(slot.tensor, parameter=True) for slot in step.parameters]
@@ -312,13 +315,13 @@ def capture_step(step, name, samples=None, reads=None):
             "[capture] the model calls backward() in its forward pass, which would add to gradients; use torch.autograd.grad"
         )
     _check_shared_memory(step, graph)
-    if changes:
+    if repeated is not None and all(change.plain for change in changes):
+        repeated += changes
+    elif changes:
         _check_next_steps(graph, changes, lambda: captured(run))
-    for change in changes:
-        if change.plain:
-            warn(
-                f"[capture] {change}; a graph does not repeat this, so make it a buffer if later steps depend on it"
-            )
+        for change in changes:
+            if change.plain:
+                warn(f"[capture] {change}; a graph does not repeat this, so make it a buffer if later steps depend on it")
     graph.at = lambda samples: capture_step(step, name, samples)  # for engines that plan micro-batches
     return graph
 

@@ -225,6 +225,8 @@ class Following:
         if check is not None:
             run.unchecked -= 1
             check.raise_or_warn(loss, gradients)
+        for change in run.watch.repeated:
+            change.repeat()
         return loss, gradients
 
     def _fresh(self):

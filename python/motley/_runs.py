@@ -7,12 +7,13 @@ pieces stay where they are, and is searched otherwise, and the state moves. Plan
 
 import gc
 import re
+import warnings
 import weakref
 
 import torch
 
 from . import _motley
-from ._agree import followed_plan
+from ._agree import captured, followed_plan
 from ._errors import UserError, warn
 
 _MOST = 16  # plans kept
@@ -86,7 +87,7 @@ class Runs:
 
     def __init__(self, group, replan, make_run):
         self.group, self.replan, self.make_run = group, replan, make_run
-        self.known, self.made, self.warned = [], 0, False
+        self.known, self.made, self.warned, self.again = [], 0, False, 0
 
     def add(self, run):
         run.number, self.made = self.made, self.made + 1
@@ -109,6 +110,10 @@ class Runs:
                 why = why or self._other_form(run, shapes, constants)
                 continue
             changes = run.watch.changes()
+            if changes and run.watch.repeated and run.flags == flags:
+                same = self._captured_again(run, shapes, constants)
+                if same is not None:
+                    return same, None
             if run.flags != flags:
                 changes.append(_changed_flags(run.flags, flags, step))
             if not changes:
@@ -117,6 +122,27 @@ class Runs:
                 return run, None
             why = changes[0]
         return None, why
+
+    def _captured_again(self, run, shapes, constants):
+        """The known run whose graph the step has now, where its own forward pass changed an attribute; None if none has."""
+        self.again += 1
+        if self.again == _MANY and self.group.rank == 0:
+            warn(
+                f"[distribute] {run.watch.repeated[0]}, so that the step is captured at every step to see whether it is still the "
+                "same; make it a buffer if that takes long"
+            )
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                _, watch = captured(run.step)
+        except UserError:
+            return None  # follow() says it on all workers
+        for at, known in enumerate(self.known):
+            if known.watch.of == watch.of and known.takes(shapes, constants):
+                known.adopt(run.step, watch)
+                self.known.insert(0, self.known.pop(at))
+                return known
+        return None
 
     @staticmethod
     def _other_form(run, shapes, constants):

@@ -173,6 +173,14 @@ class Change:
         self.kind, self.state, self.key, self.old, self.new = kind, state, key, old, new
         self.plain = _is_plain(old) and _is_plain(new)
 
+    def repeat(self):
+        """Does to the attribute what the forward pass does."""
+        held = self.state.get(self.key)
+        if type(held) is type(self.new) and (type(held) in _CONTAINERS or isinstance(held, dict)):
+            _refill(held, self.new)
+        else:
+            self.state[self.key] = self.new
+
     def __str__(self):
         return f"{self.kind}.{self.key} changes from {_said(self.old)} to {_said(self.new)} in the forward pass"
 
@@ -201,6 +209,18 @@ def _content_changed(before, now):
     if isinstance(now, dict):
         return any(key not in before or before[key] is not value for key, value in now.items())
     return any(a is not b for a, b in zip(before, now))
+
+
+def _refill(container, content):
+    if type(container) is list:
+        container[:] = content
+        return
+    content = content.copy()
+    container.clear()
+    if type(container) is collections.deque:
+        container.extend(content)
+    else:
+        container.update(content)
 
 
 class Attributes:
@@ -241,15 +261,7 @@ class Attributes:
             state.clear()
             state.update(attributes)
             for key, content in inside.items():
-                container = state[key]
-                if type(container) is list:
-                    container[:] = content
-                    continue
-                container.clear()
-                if type(container) is collections.deque:
-                    container.extend(content)
-                else:
-                    container.update(content)
+                _refill(state[key], content)
 
 
 @contextlib.contextmanager
