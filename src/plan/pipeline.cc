@@ -411,11 +411,42 @@ std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
   return bytes;
 }
 
+namespace {
+
+// Whether a replica's devices hold what those of another do, rank by rank.
+bool held_alike(const PipelinePlan& plan, const Cluster& cluster, size_t a, size_t b,
+                const std::vector<DividedState>& divided) {
+  const ReplicaPlan &x = plan.replicas[a], &y = plan.replicas[b];
+  if (x.micro_batches != y.micro_batches || stage_groups(x) != stage_groups(y)) return false;
+  for (int s = 0; s < plan.stages(); ++s) {
+    const StagePlan &p = x.stages[s], &q = y.stages[s];
+    if (p.devices.size() != q.devices.size() || p.warm_up != q.warm_up ||
+        p.recompute != q.recompute || p.ratios != q.ratios ||
+        divided[s].shares[a] != divided[s].shares[b] || p.program.steps != q.program.steps)
+      return false;
+    for (size_t i = 0; i < p.devices.size(); ++i)
+      if (cluster.devices[p.devices[i]].type != cluster.devices[q.devices[i]].type) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& cluster,
                                    Optimizer optimizer) {
   std::vector<Bytes> bytes(cluster.size(), 0);
   const std::vector<DividedState> divided = divided_states(plan);
-  for (size_t r = 0; r < plan.replicas.size(); ++r)
+  for (size_t r = 0; r < plan.replicas.size(); ++r) {
+    size_t like = 0;
+    while (like < r && !held_alike(plan, cluster, like, r, divided)) ++like;
+    if (like < r) {
+      for (int s = 0; s < plan.stages(); ++s) {
+        const std::vector<int>&from = plan.replicas[like].stages[s].devices,
+              &to = plan.replicas[r].stages[s].devices;
+        for (size_t i = 0; i < to.size(); ++i) bytes[to[i]] = bytes[from[i]];
+      }
+      continue;
+    }
     for (const auto& group : stage_groups(plan.replicas[r])) {
       const std::vector<int>& devices = plan.replicas[r].stages[group[0]].devices;
       const Cluster part = part_of(cluster, devices);
@@ -423,6 +454,7 @@ std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& clus
           group_memory(plan, static_cast<int>(r), group, part, optimizer, divided);
       for (size_t i = 0; i < devices.size(); ++i) bytes[devices[i]] = by_type[part.devices[i].type];
     }
+  }
   return bytes;
 }
 

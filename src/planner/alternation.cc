@@ -43,6 +43,7 @@ constexpr double kWorthWaiting = 1e-2;
 
 constexpr double kWorthRestart = 5e-3;  // gap for which rounds begin elsewhere too
 constexpr double kHalfway[] = {0.5, 0.75};
+constexpr int64_t kRoughStates = 8;  // of each step, of a search for a bound alone
 
 }  // namespace
 
@@ -99,6 +100,7 @@ Alternation AlternationSearch::timed(const std::function<void()>& search) {
 
 void AlternationSearch::search() {
   if (options_.memory_limit && !holds_state()) return;
+  if (!worth_searching()) return;
   if (options_.known != nullptr) {
     offer(pool_.add(options_.known->program), options_.known->ratios);
   }
@@ -127,7 +129,8 @@ void AlternationSearch::search() {
         }
     }
   }
-  if (!fits_plain_ && options_.memory_limit && no_program_.empty()) limit_memory();
+  const bool free = options_.restriction == Restriction::none || options_.ratios.empty();
+  if (!fits_plain_ && options_.memory_limit && no_program_.empty() && free) limit_memory();
   if (best_.feasible) {
     finish();
     stop_ = worst_stop_;
@@ -136,6 +139,22 @@ void AlternationSearch::search() {
   if (!best_.feasible && best_.reason.empty())
     best_.reason = no_program_.empty() ? lack_ : no_program_;
   if (options_.warm) *options_.warm = warm_;
+}
+
+bool AlternationSearch::worth_searching() {
+  if (std::isinf(options_.worth)) return true;
+  const solver::Limits limits = options_.limits;
+  options_.limits.max_states = kRoughStates;
+  options_.limits.rough_states = std::numeric_limits<int64_t>::max();
+  const Weights weights = slowest();
+  const Solution rough = solve(
+      everywhere(options_.ratios.empty() ? proportional_ratios(model_.cluster()) : options_.ratios),
+      weights);
+  options_.limits = limits;
+  const Seconds least = rough.lower_bound + fixed_seconds(weights);
+  if (rough.option.empty() || least <= options_.worth) return true;
+  best_.reason = fmt::format("takes {:.3g} s at least", least * options_.micro_batches);
+  return false;
 }
 
 void AlternationSearch::prove() {

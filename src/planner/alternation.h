@@ -61,6 +61,8 @@ struct AlternationOptions {
   // An answer that takes longer than this is not certified, and one that takes much longer is not
   // looked for as hard.
   Seconds certify_below = std::numeric_limits<Seconds>::infinity();
+  // Of one run: what takes longer at shares in proportion to speed is not searched for.
+  Seconds worth = std::numeric_limits<Seconds>::infinity();
   std::function<void(Seconds)> found;   // told of steps of pairs that fit; empty: nobody is
   solver::OrderMemo* orders = nullptr;  // for searches of like programs; null: none
   // What a like search left (folded.h, WarmStart), in; what this one leaves, out; null: none. Where

@@ -2,6 +2,7 @@
 // computed again, and the price of a byte.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/error.h"
 #include "cost/overlap.h"
@@ -15,6 +16,7 @@ namespace {
 
 // Tries of the secant method for the price of a byte.
 constexpr int kMemorySolves = 5, kHintedMemorySolves = 2;
+constexpr int64_t kFittingStates = 200;  // of these searches: where bytes have a price many tie
 
 std::string lacking(const ProgramCost& cost, const Cluster& cluster) {
   std::string reason;
@@ -105,7 +107,7 @@ const AlternationSearch::Offer& AlternationSearch::offer(const Program& program,
     fits_plain_ = true;
     keep(std::move(formed), cost, hidden, {});
   } else {
-    if (double worst = excess(cost); lack_.empty() || worst < least_excess_) {
+    if (Bytes worst = lack(cost); lack_.empty() || worst < least_excess_) {
       least_excess_ = worst;
       lack_ = lacking(cost, model_.cluster());
     }
@@ -136,19 +138,20 @@ std::optional<AlternationSearch::Lean> AlternationSearch::recomputed(const Progr
   // At shares near those of the best pair the blocks of that are a good choice too.
   if (polishing_ && !best_blocks_.empty()) {
     Lean like = with(best_blocks_);
-    if (excess(like.cost) <= 0) return like;
+    if (lack(like.cost) <= 0) return like;
     if (like.cost.step >= best_.cost.step) return {};  // more blocks only add time
   }
-  const std::vector<bool> chosen = choose_blocks(blocks_, [&](const std::vector<bool>& choice) {
+  const auto cost = [&](const std::vector<bool>& choice) {
     const ProgramCost c = with(choice).cost;
-    return RecomputeCost{c.step, excess(c)};
-  });
+    return RecomputeCost{c.step, lack(c)};
+  };
+  const std::vector<bool> chosen = choose_blocks(blocks_, cost, recomputation.like());
   if (chosen.empty()) return {};
   return with(chosen);
 }
 
-double AlternationSearch::excess(const ProgramCost& cost) const {
-  double worst = 0;
+Bytes AlternationSearch::lack(const ProgramCost& cost) const {
+  Bytes worst = -std::numeric_limits<Bytes>::infinity();
   for (size_t t = 0; t < cost.memory.peak.size(); ++t)
     worst = std::max(worst, cost.memory.peak[t] - model_.cluster().types[t].memory);
   return worst;
@@ -165,6 +168,8 @@ void AlternationSearch::limit_memory() {
   // Bounds at prices of bytes far from those of programs on the verge of fitting are no beginning
   // for those.
   const WarmStart plain = warm_;
+  const int64_t states = options_.limits.max_states;
+  options_.limits.max_states = std::min(states, kFittingStates);
   // In steps of what was found for the memory of a device.
   const double unit = low.seconds / capacity;
   const double hint = options_.memory_price;
@@ -188,6 +193,7 @@ void AlternationSearch::limit_memory() {
     if (is(low) || is(high)) break;
     (between.fits ? high : low) = between;
   }
+  options_.limits.max_states = states;
   if (!fits_plain_) return;
   best_.memory_price = high.price;
   byte_prices_.assign(model_.types(), high.price);

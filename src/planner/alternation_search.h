@@ -103,6 +103,9 @@ class AlternationSearch {
   // is needed to say so.
   bool holds_state();
 
+  // Whether a program may take no longer than is worth it, by a rough bound.
+  bool worth_searching();
+
   bool fits(const ProgramCost& cost) const;
 
   struct Offer {
@@ -124,7 +127,8 @@ class AlternationSearch {
   // The program with the cheapest blocks computed again that make it fit; none: no blocks do.
   std::optional<Lean> recomputed(const Program& program, const Fractions& fractions);
 
-  double excess(const ProgramCost& cost) const;
+  // Bytes over the memory of the type that lacks most; below 0: it fits.
+  Bytes lack(const ProgramCost& cost) const;
 
   Solution solve(const Ratios& ratios, const Weights& weights);
 

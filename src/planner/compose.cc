@@ -204,12 +204,11 @@ class PlanBuilder::Composer {
              .reduced_over = reduced_over(result_, s)});
       }
     }
-    std::vector<const Planned*> found;
-    if (const int failed = builder_.programs_.find(tasks, &found); failed >= 0) {
-      reason_ = fmt::format("stage {}: {}", failed % stages_, found[failed]->reason);
+    if (const int failed = builder_.programs_.find(tasks, &found_); failed >= 0) {
+      reason_ = fmt::format("stage {}: {}", failed % stages_, found_[failed]->reason);
       return false;
     }
-    auto next = found.begin();
+    auto next = found_.begin();
     for (ReplicaPlan& replica : result_.replicas)
       for (StagePlan& stage : replica.stages) {
         stage.program = (*next)->program;
@@ -262,10 +261,27 @@ class PlanBuilder::Composer {
     times_.resize(result_.replicas.size());
     for (size_t r = 0; r < times_.size(); ++r)
       for (int s = 0; s < stages_; ++s) {
-        if (!time_stage(r, s)) return false;
+        if (!timed_like_another(r, s) && !time_stage(r, s)) return false;
         if (s + 1 < stages_) times_[r].links.push_back(link_time(r, s));
       }
     return true;
+  }
+
+  // Whether another replica's stage is the same, whose times it then has.
+  bool timed_like_another(size_t r, int s) {
+    const auto found = [&](size_t replica) { return found_[replica * stages_ + s]; };
+    for (size_t q = 0; q < r; ++q) {
+      const ReplicaPlan &a = result_.replicas[q], &b = result_.replicas[r];
+      if (found(q) != found(r) || kinds_[q][s] != kinds_[r][s] ||
+          a.micro_batches != b.micro_batches || a.stages[s].recompute != b.stages[s].recompute ||
+          state_[s].shares[q] != state_[s].shares[r])
+        continue;
+      times_[r].stages.push_back(times_[q].stages[s]);
+      times_[r].epilogue.push_back(times_[q].epilogue[s]);
+      times_[r].in_flight_limit.push_back(times_[q].in_flight_limit[s]);
+      return true;
+    }
+    return false;
   }
 
   bool time_stage(size_t r, int s) {
@@ -432,6 +448,7 @@ class PlanBuilder::Composer {
   int stages_per_device_ = 1;       // stages on the same devices
   std::vector<net::Groups> seats_;  // [stage][replica] devices
   StageGroups kinds_;
+  std::vector<const Planned*> found_;                       // [replica * stages + stage]
   bool divides_ = false;                                    // replicas, the state of parameters
   std::vector<DividedState> state_;                         // [stage]
   size_t separate_ = 0;                                     // reductions that are not joint

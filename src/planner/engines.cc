@@ -15,6 +15,11 @@ bool everything(const PlanOptions& o) {
 bool wants_one_program(const PlanOptions& o) {
   return o.fix.empty() && !o.virtual_devices.forced() && (o.engine == "auto" || o.engine == "spmd");
 }
+// Shares that are given are of the whole batch.
+bool wants_accumulated(const PlanOptions& o) {
+  return wants_one_program(o) && o.memory_limit && o.strategy.empty() && o.ratios.empty() &&
+         o.segments.one();
+}
 bool wants_grid(const PlanOptions& o) {
   return o.strategy.empty() && (everything(o) || o.engine == "grid" || !o.fix.empty());
 }
@@ -54,9 +59,10 @@ EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g
 const std::vector<Engine>& engines() {
   static const std::vector<Engine> table = {
       {"spmd", 0, wants_one_program, one_program},
+      {"spmd", 2, wants_accumulated, plan_accumulated},
       {"pipeline", 1, wants_pipeline, pipeline_of},
       {"grid", 0, wants_grid, grid_of},
-      {"virtual", 1, wants_virtual, virtual_of},
+      {"virtual", 2, wants_virtual, virtual_of},
       {"opponents", 0, wants_opponents, opponents_of},
   };
   return table;
@@ -64,7 +70,8 @@ const std::vector<Engine>& engines() {
 
 std::vector<std::string> engine_names() {
   std::vector<std::string> names = {"auto"};
-  for (const Engine& engine : engines()) names.push_back(engine.name);
+  for (const Engine& engine : engines())
+    if (names.back() != engine.name) names.push_back(engine.name);
   return names;
 }
 

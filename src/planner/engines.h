@@ -61,7 +61,9 @@ bool exact(const Plan& plan);
 // Puts the candidates of a result in the order of their predicted times.
 void rank(EngineResult* result);
 
-// An engine. Those of round 1 run after those of round 0 and are told the best step of these.
+constexpr int kRounds = 3;
+// An engine. Those of a round run after those of the rounds before and are told the best step of
+// these.
 struct Engine {
   const char* name;
   int round;
@@ -70,6 +72,7 @@ struct Engine {
                        Seconds known);
 };
 
+// By name; one may have several lines, in rounds of their own.
 const std::vector<Engine>& engines();
 // What PlanOptions::engine may be: auto, and the names of the table.
 std::vector<std::string> engine_names();
@@ -77,6 +80,11 @@ std::vector<std::string> engine_names();
 // One program on all devices or those that make it faster (HAP), in segments if asked for.
 EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster,
                               const GraphOf& graph_of);
+
+// The same in several micro-batches whose gradients add up, on all devices: where memory is short
+// less is computed again. Nothing is looked for that takes longer than `known`.
+EngineResult plan_accumulated(const PlanOptions& options, const Cluster& cluster,
+                              const GraphOf& graph_of, Seconds known);
 
 // The search of pipeline/search.h over micro-batch sizes, numbers of pipelines, orders of
 // sub-clusters, stages and sub-meshes, on all sub-clusters or without some. The time of a stage on

@@ -226,9 +226,12 @@ TEST(Opponents, TurnTheirKnobs) {
   EXPECT_THAT(of(ample, "ddp").knobs, HasSubstr("1 micro-batch of 4096"));
   EXPECT_LT(of(ample, "ddp-by-speed").predicted_step_s, of(ample, "ddp").predicted_step_s);
   ASSERT_EQ(ample.candidates.size(), 1u);
-  for (const StrategyTime& b : ample.baselines)
+  // But for FSDP, whose gathers its framework hides and motley's runtime does not.
+  for (const StrategyTime& b : ample.baselines) {
+    if (b.name.starts_with("fsdp")) continue;
     EXPECT_GE(b.predicted_step_s, (1 - 1e-9) * ample.candidates[0].plan->predicted_step_s)
         << b.name;
+  }
   EXPECT_THAT(motley::check(*ample.candidates[0].plan), IsEmpty());
 
   const std::vector<Bytes>& peaks = ample.candidates[0].plan->peak_memory_bytes;

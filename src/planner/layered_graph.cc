@@ -220,6 +220,7 @@ Planned LayeredGraph::plan_window(const Window& w, const DeviceGroups::Kind& gro
                                   int micro_batches, bool lean, solver::WarmStart* warm) {
   AlternationOptions options = search_.options(micro_batches, warm);
   options.memory_limit = false;
+  options.certify_below = 0;
   options.limits.max_states = std::min(options.limits.max_states, kLayerStates);
   if (group.cluster.types.size() == 1) {
     options.ratios = even_ratios(group.cluster);

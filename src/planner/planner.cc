@@ -71,23 +71,25 @@ bool asked(const PlanOptions& options) {
          options.virtual_devices.forced();
 }
 
-// Of what is left of the time: what a round of engines may take if another follows, and the last.
-constexpr double kRound = 0.5, kLastRound = 0.9;
+// Of what is left of the time: what each round of engines may take, and the last that there is.
+constexpr double kRound[kRounds] = {0.4, 0.8, 0.9}, kLastRound = 0.9;
 
-// Both rounds of engines, each engine on a thread of its own; in the order of the table. What an
+// All rounds of engines, each engine on a thread of its own; in the order of the table. What an
 // engine finds depends on what it is told and on its part of the time or work alone.
 std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster,
                                  const PlanOptions& options, bool* out_of_time) {
   std::vector<EngineResult> results(engines().size());
-  std::vector<size_t> rounds[2];
+  std::vector<size_t> rounds[kRounds];
   for (size_t e = 0; e < engines().size(); ++e)
     if (engines()[e].wanted(options)) rounds[engines()[e].round].push_back(e);
   Seconds known = std::numeric_limits<Seconds>::infinity();
-  for (const int round : {0, 1}) {
+  for (int round = 0; round < kRounds; ++round) {
     const std::vector<size_t>& wanted = rounds[round];
     const auto count = static_cast<int>(wanted.size());
-    const bool last = round == 1 || rounds[1].empty();
-    const Deadline whole = options.limits.deadline.part(last ? kLastRound : kRound);
+    if (wanted.empty()) continue;
+    const bool last = std::all_of(rounds + round + 1, rounds + kRounds,
+                                  [](const auto& later) { return later.empty(); });
+    const Deadline whole = options.limits.deadline.part(last ? kLastRound : kRound[round]);
     parallel_for(count, options.threads, [&](int i) {
       PlanOptions its = options;
       its.limits.deadline = options.threads == 1 ? whole.part(1.0 / (count - i)) : whole;
@@ -97,7 +99,7 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
       result = engine.plan(its, cluster, graph_of, known);
       result.engine = engine.name;
     });
-    *out_of_time = *out_of_time || (count > 0 && whole.over());
+    *out_of_time = *out_of_time || whole.over();
     for (const size_t e : wanted)
       for (const Candidate& c : results[e].candidates)
         if (asked(options) || exact(*c.plan)) known = std::min(known, c.plan->predicted_step_s);

@@ -92,7 +92,6 @@ AlternationOptions restricted(const std::string& strategy, const Cluster& cluste
     throw user_error("plan", "there is no strategy '{}'; give one of {}", strategy,
                      fmt::join(strategies(), ", "));
   options.restriction = known->restriction;
-  options.recompute = false;
   options.ratios = known->ratios(cluster);
   return options;
 }
@@ -211,6 +210,7 @@ class ProgramPlanner::Work {
     for (const Known& known : kKnown) {
       AlternationOptions options = restricted(known.name, cluster_, request_.alternation);
       options.overlap = true;
+      options.recompute = false;
       options.certify = false;
       Alternation s;
       s.reason = "time ran out before a plan was found";
@@ -234,7 +234,9 @@ class ProgramPlanner::Work {
     if (!attempt->found.feasible) attempt->found = std::move(found);
   }
 
+  // A part has no more memory than the whole.
   void search_parts() {
+    if (!best_->found.feasible && options_.memory_limit) return;
     for (const std::vector<int>& devices : parts_of(cluster_)) {
       if (deadline_.over()) break;
       const Cluster part = part_of(cluster_, devices);

@@ -25,7 +25,8 @@ struct ProgramRequest {
 
 // The names of the baselines, in order.
 std::vector<std::string> strategies();
-// Options of a search that is restricted to a strategy's programs, at its shares. Besides those of
+// Options of a search that is restricted to a strategy's programs, at its shares; whether it may
+// compute again is as in `options`. Besides those of
 // strategies() "zero-cp": ZeRO with batches by speed. Throws UserError if there is none of the name.
 AlternationOptions restricted(const std::string& strategy, const Cluster& cluster,
                               AlternationOptions options);

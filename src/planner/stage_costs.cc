@@ -39,6 +39,12 @@ StageCosts::StageCosts(const PlanOptions& request, DeviceGroups* groups,
   graph_.plan_layers(alone, runs_);
 }
 
+void StageCosts::take_bounds(LayeredGraph* larger, int64_t samples) {
+  if (larger->size() != graph_.size()) return;
+  larger_ = larger;
+  larger_samples_ = samples;
+}
+
 pipeline::SearchProblem StageCosts::problem(bool bound) {
   bound_ = bound;
   slices_.clear();
@@ -119,8 +125,20 @@ std::vector<std::pair<const DeviceGroups::Kind*, int>> StageCosts::types_of(
   return result;
 }
 
-LayeredGraph::LayerCost StageCosts::bound(const pipeline::Mesh& mesh, int layer) {
+LayeredGraph::LayerCost StageCosts::bound(const pipeline::Mesh& mesh, int layer,
+                                          const LayeredGraph::OnGroup& group) {
   LayeredGraph::LayerCost cost;
+  if (const int runs = static_cast<int>(request_.batch / std::max<int64_t>(1, larger_samples_));
+      larger_ != nullptr && larger_->knows(group, runs)) {
+    const LayeredGraph::LayerCost& known =
+        larger_->layer_cost(layer, *group.group, runs, group.lean);
+    const double part = static_cast<double>(micro_batch_) / static_cast<double>(larger_samples_);
+    cost.feasible = known.feasible;
+    cost.seconds = known.seconds;
+    cost.seconds.forward *= part;
+    cost.seconds.backward *= part;
+    return cost;
+  }
   double forward = 0, backward = 0;  // per second
   for (const auto& [one, count] : types_of(mesh)) {
     const LayeredGraph::LayerCost& alone = graph_.layer_cost(layer, *one, runs_, false);
@@ -145,7 +163,7 @@ StageCosts::Slice StageCosts::slice(const pipeline::Mesh& mesh, int pipelines) {
   const auto add = [](auto* sums, auto more) { sums->push_back(sums->back() + more); };
   for (int l = 0; l < graph_.size(); ++l) {
     const LayeredGraph::LayerCost cost =
-        bounded ? bound(mesh, l) : graph_.layer_cost(l, *group.group, runs_, group.lean);
+        bounded ? bound(mesh, l, group) : graph_.layer_cost(l, *group.group, runs_, group.lean);
     add(&slice.infeasible, cost.feasible ? 0 : 1);
     add(&slice.forward, cost.seconds.forward);
     add(&slice.backward, cost.seconds.backward);

@@ -20,6 +20,10 @@ class StageCosts {
   StageCosts(const PlanOptions& request, DeviceGroups* groups, const net::Topology& topology,
              LayeredGraph* graph, std::vector<const Part*> use, int64_t micro_batch);
 
+  // Layers of larger micro-batches, of so many samples, whose costs on slices where they are known
+  // bound those here: in a smaller micro-batch a sample takes no less. The graph outlives this.
+  void take_bounds(LayeredGraph* larger, int64_t samples);
+
   // Clusters, layers and costs of a problem that refers to this. The costs are bounds of those that
   // stages have: on slices that are not planned as if their devices divided all work without any
   // loss, and memory had no end. With `bound` on all slices.
@@ -50,7 +54,8 @@ class StageCosts {
   // One device of each type on a slice, and how many it has of the type.
   std::vector<std::pair<const DeviceGroups::Kind*, int>> types_of(const pipeline::Mesh& mesh);
   Slice slice(const pipeline::Mesh& mesh, int pipelines);
-  LayeredGraph::LayerCost bound(const pipeline::Mesh& mesh, int layer);
+  LayeredGraph::LayerCost bound(const pipeline::Mesh& mesh, int layer,
+                                const LayeredGraph::OnGroup& group);
   pipeline::StageProfile profile(const pipeline::StageQuery& query);
   Seconds crossing(int from, int to, Bytes bytes, int pipelines) const;
 
@@ -64,6 +69,8 @@ class StageCosts {
   // How often the program runs in a step, about, which only says which one is best.
   int runs_;
   bool bound_ = false;
+  LayeredGraph* larger_ = nullptr;  // null: none
+  int64_t larger_samples_ = 0;
   std::vector<LayeredGraph::OnGroup> unequal_;                     // slices of several types
   std::map<std::array<int, 5>, Slice> slices_;                     // by mesh and pipelines
   std::map<std::tuple<int, int, Bytes, int>, Seconds> crossings_;  // from, to, bytes, pipelines

@@ -16,8 +16,7 @@ namespace motley::planner {
 
 namespace {
 
-constexpr int kAttempts = 4;             // to fit a stage's program into the memory that is left
-constexpr int64_t kFittingStates = 200;  // of these searches: where bytes have a price many tie
+constexpr int kAttempts = 4;  // to fit a stage's program into the memory that is left
 // Times the time of the best program.
 constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
 
@@ -93,8 +92,8 @@ Planned StagePrograms::search(const StageTask& task, const CostModel& model, boo
   request_.limits.deadline.check();
   AlternationOptions options = search_.options(task.micro_batches, warm);
   options.memory_limit = memory_limit;
+  options.worth = task.worth / task.micro_batches;
   options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
-  if (memory_limit) options.limits.max_states = std::min(options.limits.max_states, kFittingStates);
   if (!request_.strategy.empty())
     options = restricted(request_.strategy, model.cluster(), std::move(options));
   else if (lean)

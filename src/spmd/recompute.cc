@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string>
 
+#include "core/error.h"
 #include "graph/owner.h"
 #include "graph/segment.h"
 
@@ -22,6 +23,9 @@ std::string layer_of(const std::string& parameter) {
       return parameter.substr(0, dot);
   return {};
 }
+
+// Times the room that there is, what a block saves that cannot be given back.
+constexpr double kSurely = 2;
 
 using Made = std::pair<ValueId, Placement>;
 
@@ -66,7 +70,7 @@ std::vector<int> blocks_of(const Graph& graph) {
 
 Recomputation::Recomputation(const Theory& theory, const Program& program,
                              const std::vector<int>& block_of)
-    : program_(program), backward_(phases_of(theory, program).backward) {
+    : graph_(theory.graph()), program_(program), backward_(phases_of(theory, program).backward) {
   const Graph& graph = theory.graph();
   const int steps = static_cast<int>(program.steps.size());
   for (int b : block_of) later_.resize(std::max(later_.size(), static_cast<size_t>(b + 1)));
@@ -234,8 +238,32 @@ Program hold_pieces(const Theory& theory, const Program& phased) {
   return result;
 }
 
-std::vector<bool> choose_blocks(
-    int blocks, const std::function<RecomputeCost(const std::vector<bool>&)>& cost) {
+std::vector<int> Recomputation::like() const {
+  std::vector<std::string> what(later_.size());
+  for (int s = 0; s < backward_; ++s) {
+    if (block_[s] < 0) continue;
+    const Step& step = program_.steps[s];
+    std::string& text = what[block_[s]];
+    if (step.is_compute())
+      text += fmt::format("{} {} {};", graph_.node(step.node).op, step.triple,
+                          graph_.spec(graph_.node(step.node).outputs[0]).bytes());
+    else
+      text += fmt::format("{} {} {} {};", static_cast<int>(step.kind), to_string(step.from),
+                          to_string(step.to), graph_.spec(step.value).bytes());
+  }
+  std::map<std::string, int> first;
+  std::vector<int> like(what.size());
+  for (size_t b = 0; b < what.size(); ++b) {
+    // What is in front of the first and behind the last is not as elsewhere.
+    if (b == 0 || b + 1 == what.size()) what[b] += "end";
+    like[b] = first.try_emplace(what[b], static_cast<int>(b)).first->second;
+  }
+  return like;
+}
+
+std::vector<bool> choose_blocks(int blocks,
+                                const std::function<RecomputeCost(const std::vector<bool>&)>& cost,
+                                const std::vector<int>& like) {
   const std::vector<bool> none(blocks, false);
   const RecomputeCost before = cost(none);
   if (before.excess <= 0) return none;
@@ -250,6 +278,11 @@ std::vector<bool> choose_blocks(
   // What each does by itself.
   std::vector<double> seconds(blocks), saved(blocks);
   for (int b = 0; b < blocks; ++b) {
+    if (!like.empty() && like[b] != b) {
+      seconds[b] = seconds[like[b]];
+      saved[b] = saved[like[b]];
+      continue;
+    }
     std::vector<bool> one = none;
     one[b] = true;
     const RecomputeCost c = cost(one);
@@ -282,9 +315,14 @@ std::vector<bool> choose_blocks(
     std::vector<int> most_expensive(order.begin(), order.begin() + high);
     std::stable_sort(most_expensive.begin(), most_expensive.end(),
                      [&](int a, int b) { return seconds[a] > seconds[b]; });
+    Bytes room = -cost(chosen).excess;
     for (int b : most_expensive) {
+      if (room > 0 && saved[b] > kSurely * room) continue;
       chosen[b] = false;
-      if (cost(chosen).excess > 0) chosen[b] = true;
+      if (const RecomputeCost without = cost(chosen); without.excess > 0)
+        chosen[b] = true;
+      else
+        room = -without.excess;
     }
     // One for a cheaper one.
     for (int out : most_expensive) {

@@ -31,11 +31,14 @@ class Recomputation {
   // With those for which `chosen` says so, [block]; it passes check() too. A block of which nothing
   // would be freed is left alone.
   Program with(const std::vector<bool>& chosen) const;
+  // [block] The first block whose forward steps are the same.
+  std::vector<int> like() const;
 
  private:
   struct Read {
     int step, maker;
   };
+  const Graph& graph_;
   const Program& program_;
   int backward_;            // its first step of the backward pass
   std::vector<int> block_;  // [step] of the forward pass; -1: of none
@@ -56,7 +59,7 @@ Program recompute(const Theory& theory, const Program& program, const std::vecto
 Program hold_pieces(const Theory& theory, const Program& program);
 
 // What a choice of blocks costs: seconds, and bytes over the memory of the device type that lacks
-// most (0: it fits).
+// most (0 or less: it fits, with so much room).
 struct RecomputeCost {
   Seconds seconds = 0;
   Bytes excess = 0;
@@ -66,8 +69,10 @@ struct RecomputeCost {
 // nor all but the last. Blocks are taken in the order of bytes saved per second until the program
 // fits, given back, the most expensive first, where it still does, and exchanged for cheaper ones; the same
 // with the first blocks of the model first, which are held longest. O(blocks) prices where blocks
-// are equal, O(blocks^2) where they are not.
+// are equal, O(blocks^2) where they are not. `like`: as of Recomputation; such blocks are priced
+// once. Empty: all are different.
 std::vector<bool> choose_blocks(int blocks,
-                                const std::function<RecomputeCost(const std::vector<bool>&)>& cost);
+                                const std::function<RecomputeCost(const std::vector<bool>&)>& cost,
+                                const std::vector<int>& like = {});
 
 }  // namespace motley::spmd

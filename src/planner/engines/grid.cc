@@ -26,6 +26,7 @@ namespace {
 constexpr double kSearching = 0.5;  // of the time, until strategies are planned stage by stage
 constexpr int kComposed = 4;        // of each: one stage a device, several
 constexpr int kParted = 2;          // of each, in addition: with context or expert parallelism
+constexpr double kWorth = 1.1;      // times the best estimate that one may have
 constexpr int kLayers = 48;
 constexpr int kContext[] = {2, 4, 8};
 
@@ -193,13 +194,16 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
       const bool parts = s.cp > 1 || s.ep > 1;
       int& tried = composed[s.interleave > 1][parts];
       if (tried >= (parts ? kParted : kComposed)) continue;
+      if (!result.candidates.empty() &&
+          candidate.estimate.step > kWorth * found.ranked[0].estimate.step)
+        break;
       // Where less does not fit, parameters are divided too.
       std::vector<int> levels = {0};
       if (fixed.zero)
         levels = {*fixed.zero == 3 ? 3 : 0};
       else if (s.zero == 3)
         levels = {3};
-      else if (request.memory_limit && s.dp > 1)
+      else if (request.memory_limit && s.dp > 1 && result.candidates.empty())
         levels = {0, 3};
       for (int level : levels) {
         s.zero = level;

@@ -7,11 +7,12 @@
 //   megatron-fastest   on the devices of the fastest type alone
 //
 // The knobs of DDP and FSDP are micro-batches whose gradients add up, and recomputation; FSDP
-// gathers parameters in every pass. Those of Megatron are its degrees, micro-batches, recomputation
+// gathers parameters in every pass, those of the next layer while it computes one. Those of Megatron are its degrees, micro-batches, recomputation
 // and optimizer state that replicas divide (ZeRO 1). Gradients are summed by the plain collectives,
 // those of DDP during the last backward pass. The one whose plan is fastest is a candidate.
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <numeric>
 
@@ -96,6 +97,7 @@ class Opponent {
   // Few large micro-batches are faster than many small ones: the fewest that fit, without
   // recomputation and with.
   void data_parallel() {
+    if (!holds_state()) return;
     std::vector<int64_t> counts;  // of micro-batches
     for (int64_t k = 1; options_.batch % k == 0 && options_.batch / k >= cluster_.size(); k *= 2)
       counts.push_back(k);
@@ -121,15 +123,31 @@ class Opponent {
     }
   }
 
+  // Parameters, gradients and optimizer state, whole on every device or divided among them.
+  bool holds_state() {
+    const Graph& graph = step_->graph();
+    Bytes state = 0;
+    for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, options_.optimizer);
+    if (rule_.pieces) state /= cluster_.size();
+    for (const DeviceType& t : cluster_.types)
+      if (options_.memory_limit && state > t.memory)
+        best_.reason = fmt::format("{} lacks {}: state alone takes {} on every device", t.name,
+                                   format_bytes(state - t.memory), format_bytes(state));
+    return best_.reason.empty();
+  }
+
+  // In one pass some blocks are computed again, in several all.
   Found attempt(int64_t count, bool recompute) {
-    Found found = count == 1 && !recompute ? in_one_pass() : in_passes(count, recompute);
+    Found found = count == 1 ? in_one_pass(recompute) : in_passes(count, recompute);
     const int64_t samples = options_.batch / count;
     found.knobs = fmt::format("{} micro-batch{} of {}{}", count, count > 1 ? "es" : "", samples,
-                              recompute ? ", recomputation" : "");
+                              !recompute   ? ""
+                              : count == 1 ? ", selective recomputation"
+                                           : ", recomputation");
     return found;
   }
 
-  Found in_one_pass() const {
+  Found in_one_pass(bool recompute) const {
     ProgramRequest request;
     request.model = options_.model;
     request.batch = options_.batch;
@@ -137,13 +155,20 @@ class Opponent {
     request.baselines = false;
     request.alternation.optimizer = options_.optimizer;
     request.alternation.memory_limit = options_.memory_limit;
+    request.alternation.recompute = recompute;
     request.alternation.limits = options_.limits;
     request.alternation.certify = false;
     ProgramResult result = plan_program(step_->graph(), cluster_, request);
     Found found;
     found.reason = result.reason;
     if (!result.feasible) return found;
-    found.step = result.plan.predicted_step_s;
+    const Plan& plan = result.plan;
+    const Shares shares(plan.ratios);
+    found.step = plan.predicted_step_s;
+    if (rule_.pieces)
+      found.step = std::min(
+          found.step, result.hidden_s + found.step -
+                          prefetched(*plan.theory, plan.program, CostModel(cluster_), shares));
     found.plan = std::make_unique<Plan>(std::move(result.plan));
     found.plan->engine = rule_.name;
     return found;
@@ -156,7 +181,7 @@ class Opponent {
       found.reason = step_->why_not();
       return found;
     }
-    PlanBuilder builder(options_, &groups_, step_, samples, 1);
+    PlanBuilder builder(options_, &groups_, step_, samples, 1, &cache_);
     Composition composition;
     composition.micro_batch = samples;
     composition.zero = rule_.pieces && cluster_.size() > 1 ? 3 : 0;
@@ -167,11 +192,36 @@ class Opponent {
     found.plan = builder.compose(composition, rule_.name, &found.reason);
     if (!found.plan) return found;
     const StagePlan& stage = found.plan->pipeline->replicas[0].stages[0];
+    const Theory& theory = found.plan->pipeline->theory(0);
+    const CostModel& model = groups_.of(devices).model;
     const Shares shares(stage.ratios);
-    found.step = found.plan->predicted_step_s -
-                 hidden_seconds(found.plan->pipeline->theory(0), stage.program,
-                                groups_.of(devices).model, Fractions(cluster_, shares));
+    const Fractions fractions(cluster_, shares);
+    found.step = found.plan->predicted_step_s;
+    if (!rule_.pieces) {
+      found.step -= hidden_seconds(theory, stage.program, model, fractions);
+    } else {
+      const PhaseSeconds s =
+          phase_seconds(theory, stage.program, model, fractions, options_.optimizer);
+      const double passes = recompute ? 1 + s.forward / (s.forward + s.backward) : 1;
+      found.step -=
+          static_cast<double>(count) * passes * prefetched(theory, stage.program, model, shares);
+    }
     return found;
+  }
+
+  // Seconds of a pass that FSDP saves by gathering the parameters of the next layer while it
+  // computes one: the first, as it were the largest, it waits for.
+  Seconds prefetched(const Theory& theory, const Program& program, const CostModel& model,
+                     const Shares& shares) const {
+    const ProgramCost cost = cost_of(theory, program, model, Fractions(cluster_, shares),
+                                     options_.optimizer, 1, /*with_memory=*/false);
+    Seconds comm = 0, compute = 0, largest = 0;
+    for (const StageCost& stage : cost.stages) {
+      comm += stage.comm;
+      largest = std::max(largest, stage.comm);
+      compute += *std::max_element(stage.compute.begin(), stage.compute.end());
+    }
+    return std::max(0.0, comm + compute - std::max(comm, compute) - largest);
   }
 
   // The best by the grid's formulas that fit.
@@ -197,12 +247,15 @@ class Opponent {
     for (size_t i = 0; i < order.size() && i < (best_.plan ? kMegatron : kMegatronTried); ++i) {
       const grid::Strategy& s = order[i].second;
       if (!step_->of(s.micro_batch)) continue;
-      PlanBuilder own(options_, &groups_, step_, s.micro_batch, kLayers);
-      if (own.size() != model.size()) continue;
+      std::unique_ptr<PlanBuilder>& own = builders_[s.micro_batch];
+      if (!own)
+        own = std::make_unique<PlanBuilder>(options_, &groups_, step_, s.micro_batch, kLayers,
+                                            &cache_);
+      if (own->size() != model.size()) continue;
       Composition composition = composition_of(s);
       composition.zero = s.zero;
       Found found;
-      found.plan = own.compose(composition, rule_.name, &found.reason);
+      found.plan = own->compose(composition, rule_.name, &found.reason);
       found.knobs = grid::to_string(s);
       if (found.plan) found.step = found.plan->predicted_step_s;
       if (!found.plan && !best_.plan) best_.reason = found.reason;
@@ -256,6 +309,8 @@ class Opponent {
   const Cluster cluster_;
   DeviceGroups groups_;
   std::shared_ptr<BatchStep> step_;
+  SearchCache cache_;
+  std::map<int64_t, std::unique_ptr<PlanBuilder>> builders_;  // by samples, of Megatron
   Found best_;
 };
 

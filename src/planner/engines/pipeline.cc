@@ -35,15 +35,18 @@ constexpr int kComposed = 6;            // plans that are planned stage by stage
 constexpr int kUnequalComposed = 3;     // and those with stages in unequal devices
 constexpr double kUnequalWorth = 1.03;  // times the best plan's time that such a one may take
 constexpr double kWorth = 1.1;          // times the best plan's time that one may seem to take
-constexpr double kWorthKnown = 1.2;     // times the best plan's of other engines
-constexpr int kPool = 3;                // of one search
-constexpr int kMicroBatches = 128;      // most of a step that are tried
-constexpr int kOrdered = 6;             // most sub-clusters of which all orders are tried
-constexpr int kLeftOut = 4;             // most sub-clusters of which any may be left out
-constexpr int kUnequalSizes = 2;        // micro-batch sizes at which unequal devices are tried
-constexpr int kLayers = 160;            // at most, unless the model has fewer heavy operators
-constexpr double kSearching = 0.5;      // of the time, until pipelines are planned stage by stage
-constexpr int kCoarsest = 8;            // layers that automatic granularity begins with
+// Times the best plan's of larger micro-batches, of a bound by their costs.
+constexpr double kWorthSmaller = 1.02;
+constexpr double kWorthKnown = 1.2;  // times the best plan's of other engines
+constexpr int kPool = 3;             // of one search
+constexpr int kMicroBatches = 128;   // most of a step that are tried
+constexpr int kOrdered = 6;          // most sub-clusters of which all orders are tried
+constexpr int kLeftOut = 4;          // most sub-clusters of which any may be left out
+constexpr int kUnequalSizes = 2;     // micro-batch sizes at which unequal devices are tried
+constexpr int kLayers = 160;         // at most, unless the model has fewer heavy operators
+constexpr int64_t kFirstCount = 8;   // micro-batches of a step that are tried first
+constexpr double kSearching = 0.8;   // of the time, until pipelines are planned stage by stage
+constexpr int kCoarsest = 8;         // layers that automatic granularity begins with
 constexpr double kGranularityGain = 0.002;  // of balance or time, for which finer layers are tried
 
 class PipelineSearch {
@@ -66,27 +69,10 @@ class PipelineSearch {
     const auto start = std::chrono::steady_clock::now();
     result_.engine = "pipeline";
     result_.record = request_.record;
-    std::set<int64_t> sizes;
-    for (int64_t count = 1; count <= kMicroBatches; count *= 2)
-      if (request_.batch % count == 0) sizes.insert(request_.batch / count);
-    if (!request_.micro_batches.empty())
-      sizes = {request_.micro_batches.begin(), request_.micro_batches.end()};
-    int64_t parted = 0;  // sizes at which the batch can be taken in parts
     const Deadline end = request_.limits.deadline;
     request_.limits.deadline = end.part(kSearching);
     try {
-      for (int64_t size : sizes) {
-        request_.limits.deadline.check();
-        if (!holds_state()) break;
-        if (!step_->of(size)) continue;
-        parted += size < request_.batch;
-        if (size == request_.batch && parted == 0 && sizes.size() > 1) break;  // no pipeline
-        if (!try_size(size)) break;
-      }
-      if (builders_.empty() && !step_->why_not().empty()) {
-        result_.reason = step_->why_not();
-        result_.refused = true;
-      }
+      search_sizes();
       search_unequal();
     } catch (const TimeIsUp&) {
       stop_ = result_.reason = "time ran out";
@@ -105,11 +91,8 @@ class PipelineSearch {
       int composed = 0;
       for (const Found& f : found_) {
         if (f.unequal != unequal) continue;
-        Seconds best = std::numeric_limits<double>::infinity();
-        for (const Candidate& c : result_.candidates)
-          best = std::min(best, c.plan->predicted_step_s);
         if (composed == (unequal ? kUnequalComposed : kComposed)) break;
-        if (!unequal && f.plan.makespan > kWorth * best) continue;
+        if (!unequal && f.plan.makespan > kWorth * best_step()) continue;
         composed += compose_in_time(f);
       }
     }
@@ -136,6 +119,58 @@ class PipelineSearch {
   };
 
   static bool faster(const Found& a, const Found& b) { return a.plan.makespan < b.plan.makespan; }
+
+  // Sizes of micro-batches: first about kFirstCount of them in a step, smaller ones as long as that
+  // is faster, then larger ones as long as any plan is worth it. The whole batch last.
+  void search_sizes() {
+    if (!request_.micro_batches.empty()) {
+      for (int64_t size : request_.micro_batches) search_size(size);
+    } else {
+      int64_t first = 1;  // micro-batches
+      while (2 * first <= kFirstCount && request_.batch % (2 * first) == 0) first *= 2;
+      Seconds before = std::numeric_limits<double>::infinity();
+      for (int64_t count = first; count <= kMicroBatches && request_.batch % count == 0;
+           count *= 2) {
+        const Seconds found = search_size(request_.batch / count);
+        if (!found_.empty() && found >= before) break;
+        before = found;
+      }
+      for (int64_t count = first / 2; count > 0; count /= 2)
+        if (std::isinf(search_size(request_.batch / count)) && !found_.empty()) break;
+    }
+    if (builders_.empty() && !step_->why_not().empty()) {
+      result_.reason = step_->why_not();
+      result_.refused = true;
+    }
+  }
+
+  // Pipelines with micro-batches of a size, of which the best is planned stage by stage at once, so
+  // that there is a plan whenever time is up. The seconds of that one, about; infinite: none is
+  // worth it.
+  Seconds search_size(int64_t size) {
+    request_.limits.deadline.check();
+    Seconds least = std::numeric_limits<double>::infinity();
+    if (size >= too_large_ || !holds_state() || !step_->of(size)) return least;
+    parted_ = parted_ || size < request_.batch;
+    if (size == request_.batch && !parted_ && request_.micro_batches.size() != 1)
+      return least;  // no pipeline
+    const size_t before = found_.size();
+    if (!try_size(size)) too_large_ = size;
+    const Found* best = nullptr;
+    for (size_t f = before; f < found_.size(); ++f)
+      if (best == nullptr || faster(found_[f], *best)) best = &found_[f];
+    if (best == nullptr) return least;
+    least = best->plan.objective;
+    if (best->plan.makespan < best_step()) compose_in_time(*best);
+    return least;
+  }
+
+  // Of the plans so far, planned stage by stage; infinite: there is none.
+  Seconds best_step() const {
+    Seconds best = std::numeric_limits<double>::infinity();
+    for (const Candidate& c : result_.candidates) best = std::min(best, c.plan->predicted_step_s);
+    return best;
+  }
 
   // Parameters, gradients and optimizer state have to be somewhere, once.
   bool holds_state() {
@@ -208,7 +243,8 @@ class PipelineSearch {
     std::stable_sort(found_.begin(), found_.end(), faster);
     std::vector<int64_t> sizes;
     for (const Found& f : found_)
-      if (std::find(sizes.begin(), sizes.end(), f.micro_batch) == sizes.end())
+      if (f.plan.makespan <= kUnequalWorth * found_[0].plan.makespan &&
+          std::find(sizes.begin(), sizes.end(), f.micro_batch) == sizes.end())
         sizes.push_back(f.micro_batch);
     if (sizes.size() > kUnequalSizes) sizes.resize(kUnequalSizes);
     if (sizes.empty())
@@ -361,11 +397,26 @@ class PipelineSearch {
     const double worth = unequal ? kUnequalWorth : kWorth;
     options.worth = std::min(options.worth, kWorthKnown * known_);
     for (const Found& f : found_) options.worth = std::min(options.worth, worth * f.plan.objective);
-    if ((!found_.empty() || std::isfinite(known_)) && request_.measured.empty()) {
-      options.memory_limit = false;
-      options.pool = 0;
-      result = pipeline::search(costs.problem(true), options);
+    if (request_.measured.empty()) {
+      pipeline::SearchOptions rough = options;
+      rough.memory_limit = false;
+      rough.pool = 0;
+      if (const auto larger = builders_.upper_bound(size); larger != builders_.end()) {
+        costs.take_bounds(larger->second.get(), larger->first);
+        for (const Found& f : found_)
+          if (f.micro_batch > size)
+            rough.worth = std::min(rough.worth, kWorthSmaller * f.plan.objective);
+      }
+      result = pipeline::search(costs.problem(true), rough);
       if (!result.feasible) return result;
+      // Where nobody has a plan yet, that of the bounds may do.
+      if (result_.candidates.empty() && std::isinf(known_) &&
+          builders_.at(size).get() == &builder) {
+        Found first{size, result.best, unequal};
+        for (pipeline::Stage& stage : first.plan.stages)
+          stage.mesh.cluster = use[stage.mesh.cluster];
+        compose_in_time(first);
+      }
     }
     options.memory_limit = request_.memory_limit;
     options.recompute = options.memory_limit && request_.recompute;
@@ -510,6 +561,8 @@ class PipelineSearch {
   int equal_;                // of the former
   std::map<int64_t, std::unique_ptr<PlanBuilder>> builders_;
   int layers_;
+  bool parted_ = false;                                      // the batch can be taken in parts
+  int64_t too_large_ = std::numeric_limits<int64_t>::max();  // such micro-batches do not fit
   std::vector<Found> found_;
   std::vector<Composition> compositions_;  // [plan] of result_
   std::set<std::string> seen_;

@@ -23,7 +23,7 @@ ProgramRequest request_of(const PlanOptions& options) {
   request.reductions = reduce::reductions_of_all;
   request.alternation.optimizer = options.optimizer;
   request.alternation.memory_limit = options.memory_limit;
-  request.alternation.recompute = options.recompute;
+  request.alternation.recompute = options.recompute && options.strategy.empty();
   request.alternation.ratios = options.ratios;
   request.alternation.limits = options.limits;
   request.alternation.found = [record = options.record](Seconds step) {
