@@ -16,7 +16,7 @@ namespace {
 
 // Tries of the secant method for the price of a byte.
 constexpr int kMemorySolves = 5, kHintedMemorySolves = 2;
-constexpr int64_t kFittingStates = 200;  // of these searches: where bytes have a price many tie
+constexpr int64_t kFittingStates = 50;  // of these searches: where bytes have a price many tie
 
 std::string lacking(const ProgramCost& cost, const Cluster& cluster) {
   std::string reason;

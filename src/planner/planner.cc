@@ -71,6 +71,20 @@ bool asked(const PlanOptions& options) {
          options.virtual_devices.forced();
 }
 
+// Why no plan of any engine fits, if that is plain: parameters, gradients and optimizer state have
+// to be somewhere, once. Empty: it is not.
+std::string too_large(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& options) {
+  if (!options.memory_limit || asked(options)) return {};
+  const Graph graph = graph_of(options.batch);
+  Bytes state = 0, memory = 0;
+  for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, options.optimizer);
+  for (int d = 0; d < cluster.size(); ++d) memory += cluster.type_of(d).memory;
+  if (state <= memory) return {};
+  return fmt::format(
+      "parameters, gradients and optimizer state take {}, all devices together have {}",
+      format_bytes(state), format_bytes(memory));
+}
+
 // Of what is left of the time: what each round of engines may take, and the last that there is.
 constexpr double kRound[kRounds] = {0.4, 0.8, 0.9}, kLastRound = 0.9;
 
@@ -212,6 +226,7 @@ PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptio
   const GraphOf graphs = in_precision(graph_of, options.precision);
   const Cluster devices = as_measured(cluster, options, graphs);
   PlanReport report;
+  if (report.reason = too_large(graphs, devices, options); !report.reason.empty()) return report;
   report.engines = search(graphs, devices, options, &report.out_of_time);
   certify(&report.engines, options);
   collect(&report, options);

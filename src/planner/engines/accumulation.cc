@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "planner/compose.h"
 #include "planner/engines.h"
+#include "spmd/least_memory.h"
 
 namespace motley::planner {
 
@@ -60,9 +61,14 @@ class Accumulation {
     if (bounds::compute_bound(Theory(part->graph), model_, count) >= best_) return false;
     PlanBuilder builder(options_, &groups_, step_, samples, 1, &cache_);
     const int devices = groups_.whole().size();
+    Bytes memory = 0;
+    for (int d = 0; d < devices; ++d) memory += groups_.whole().type_of(d).memory;
+    const bool holds = spmd::least_memory(part->graph, options_.optimizer) <= memory;
     for (const int zero : {0, 3})
       for (const bool recompute : {false, true}) {
-        if ((recompute && !options_.recompute) || (zero > 0 && devices == 1)) continue;
+        if ((recompute && !options_.recompute) || (!recompute && !holds) ||
+            (zero > 0 && devices == 1))
+          continue;
         const bool made = compose(&builder, samples, zero, recompute);
         // With nothing computed again and parameters whole there is nothing to be gained.
         if (made && zero == 0 && !recompute) return builder.limited();
