@@ -153,7 +153,8 @@ bool AlternationSearch::worth_searching() {
   options_.limits = limits;
   const Seconds least = rough.lower_bound + fixed_seconds(weights);
   if (rough.option.empty() || least <= options_.worth) return true;
-  best_.reason = fmt::format("takes {:.3g} s at least", least * options_.micro_batches);
+  best_.reason =
+      fmt::format("takes {:.3g} s a step even with more memory", least * options_.micro_batches);
   return false;
 }
 

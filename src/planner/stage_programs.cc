@@ -17,6 +17,8 @@ namespace motley::planner {
 namespace {
 
 constexpr int kAttempts = 4;  // to fit a stage's program into the memory that is left
+// Times what a program may take that is fitted into memory, for one to be searched for at all.
+constexpr double kRoughly = 1.5;
 // Times the time of the best program.
 constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
 
@@ -92,7 +94,7 @@ Planned StagePrograms::search(const StageTask& task, const CostModel& model, boo
   request_.limits.deadline.check();
   AlternationOptions options = search_.options(task.micro_batches, warm);
   options.memory_limit = memory_limit;
-  options.worth = task.worth / task.micro_batches;
+  options.worth = kRoughly * task.worth / task.micro_batches;
   options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
   if (!request_.strategy.empty())
     options = restricted(request_.strategy, model.cluster(), std::move(options));

@@ -1,0 +1,93 @@
+// Programs in several micro-batches whose gradients add up: equal to one device with uneven shares,
+// and faster than computing again where memory is short.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "capture/capture.h"
+#include "core/error.h"
+#include "graph/canonical.h"
+#include "planner/engines.h"
+#include "planner/planner.h"
+#include "runtime/verify.h"
+
+namespace motley {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+planner::GraphOf graphs_of(const std::string& model) {
+  return [model](int64_t samples) { return canonicalize(capture(model, samples).graph); };
+}
+
+Cluster two_and_two(Bytes memory) {
+  return parse_cluster(fmt::format(R"(name: four
+device_types:
+  - {{name: fast, flops: 4e12, memory: {0}, memory_bandwidth: 400e9, overhead: 1e-7}}
+  - {{name: slow, flops: 1e12, memory: {0}, memory_bandwidth: 200e9, overhead: 1e-7}}
+link: {{bandwidth: 100e9, latency: 1e-7}}
+groups:
+  - {{name: a, link: {{bandwidth: 100e9, latency: 1e-7}}, devices: [{{type: fast, count: 2}}, {{type: slow, count: 2}}]}}
+)",
+                                   static_cast<int64_t>(memory)),
+                       "four");
+}
+
+TEST(Accumulation, EqualsOneDeviceAndComputesNothingAgain) {
+  int uneven = 0, faster = 0;
+  for (const char* model :
+       {"gpt:layers=3,hidden=32,heads=4,seq=16,vocab=19", "mlp:layers=6,hidden=128,in=10,classes=7",
+        "vit:layers=3,hidden=32,heads=4,image=16,patch=4,classes=5"}) {
+    planner::PlanOptions options;
+    options.model = model;
+    options.batch = 64;
+    options.engine = "spmd";
+    options.optimizer = Optimizer::sgd;
+    const planner::PlanReport ample = plan(graphs_of(model), two_and_two(1e12), options);
+    ASSERT_FALSE(ample.candidates.empty()) << model;
+    const std::vector<Bytes>& peaks = ample.best().plan->peak_memory_bytes;
+    const Cluster cluster = two_and_two(0.7 * *std::max_element(peaks.begin(), peaks.end()));
+
+    const planner::EngineResult in_one_pass = plan_one_program(options, cluster, graphs_of(model));
+    const planner::EngineResult found = plan_accumulated(options, cluster, graphs_of(model),
+                                                         std::numeric_limits<double>::infinity());
+    ASSERT_FALSE(found.candidates.empty()) << model << ": " << found.reason;
+    for (const planner::Candidate& c : found.candidates) {
+      const Plan& made = *c.plan;
+      EXPECT_THAT(check(made), IsEmpty()) << model;
+      ASSERT_NE(made.pipeline, nullptr);
+      EXPECT_EQ(made.pipeline->stages(), 1);
+      EXPECT_GT(made.pipeline->micro_batches(), 1);
+      EXPECT_THAT(c.note, HasSubstr("micro-batches of"));
+      for (int d = 0; d < cluster.size(); ++d)
+        EXPECT_LE(made.peak_memory_bytes[d], cluster.type_of(d).memory) << model;
+      const std::vector<double>& ratios = made.pipeline->replicas[0].stages[0].ratios;
+      uneven += ratios.front() > 1.2 * ratios.back();
+      const Verification v = verify_plan(made, DType::f64, 5);
+      EXPECT_LT(v.loss_error, 1e-9) << model;
+      EXPECT_LT(v.gradient_error, 1e-9) << model << " at " << v.worst_parameter;
+    }
+    faster +=
+        in_one_pass.candidates.empty() || found.candidates[0].plan->predicted_step_s <
+                                              in_one_pass.candidates[0].plan->predicted_step_s;
+
+    // It is a candidate of the engine, and nothing slower than what is known is looked for.
+    const planner::PlanReport all = plan(graphs_of(model), cluster, options);
+    ASSERT_FALSE(all.candidates.empty());
+    EXPECT_LE(all.best().plan->predicted_step_s,
+              found.candidates[0].plan->predicted_step_s * (1 + 1e-9));
+    const planner::EngineResult none = plan_accumulated(
+        options, cluster, graphs_of(model), 0.5 * found.candidates[0].plan->predicted_step_s);
+    for (const planner::Candidate& c : none.candidates)
+      EXPECT_LT(c.plan->predicted_step_s, 0.5 * found.candidates[0].plan->predicted_step_s);
+    EXPECT_LE(none.planned, found.planned);
+  }
+  EXPECT_GT(uneven, 0);
+  EXPECT_GT(faster, 0);
+}
+
+}  // namespace
+}  // namespace motley
