@@ -17,6 +17,7 @@ namespace motley {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 struct Outcome {
@@ -95,8 +96,13 @@ TEST_F(Cli, PrecisionAndRecomputation) {
   const std::string deep =
       "plan gpt:layers=6,hidden=32,heads=4,vocab=64,seq=64 --batch 16 --engine spmd --cluster " +
       path("small.yaml");
-  EXPECT_EQ(motley(deep + " --recompute off").code, 3);
-  const Outcome lean = motley(deep + " -o " + path("lean.json"));
+  // In one pass, and in several micro-batches, of which nothing has to be computed again.
+  EXPECT_EQ(motley(deep + " --micro-batch 16 --recompute off").code, 3);
+  const Outcome parts = motley(deep + " --recompute off");
+  ASSERT_EQ(parts.code, 0) << parts.err;
+  EXPECT_THAT(parts.out, Not(HasSubstr("recomputes")));
+  EXPECT_THAT(parts.out, HasSubstr("1 replica, micro-batches of"));
+  const Outcome lean = motley(deep + " --micro-batch 16 -o " + path("lean.json"));
   ASSERT_EQ(lean.code, 0) << lean.err;
   EXPECT_THAT(lean.out, HasSubstr("recomputes"));
   EXPECT_EQ(motley("check " + path("lean.json")).code, 0);
@@ -295,8 +301,11 @@ TEST_F(Cli, VirtualDevices) {
   const Json chosen = planned(some, ""), off = planned(some, "--virtual-devices off");
   EXPECT_LE(chosen["predicted_step_s"].get<double>(),
             std::min(one, forced["predicted_step_s"].get<double>()) * (1 + 1e-9));
+  // They are planned where others are not much faster.
   int candidates = 0;
-  for (const Json& c : chosen["candidates"]) candidates += c["engine"] == "virtual";
+  for (const Json& c :
+       planned("bert:layers=2 --cluster hap-64 --batch 256", "--time-limit 100")["candidates"])
+    candidates += c["engine"] == "virtual";
   EXPECT_GT(candidates, 0);
   for (const Json& c : off["candidates"]) EXPECT_NE(c["engine"], "virtual");
   EXPECT_EQ(planned(all, "")["engine"], "spmd");
@@ -390,7 +399,7 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
     engines.insert(c["engine"]);
     least = std::min(least, c["simulated_step_s"].get<double>());
   }
-  EXPECT_EQ(engines.size(), 5u);  // with the best opponent
+  EXPECT_EQ(engines.size(), 4u);  // with the best opponent; virtual devices are far slower
   EXPECT_EQ(candidates[0]["simulated_step_s"].get<double>(), least);
   expect_mistake("plan " + model + " --fix pp=x" + where, "pp=x");
 }

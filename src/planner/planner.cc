@@ -81,8 +81,10 @@ std::string too_large(const GraphOf& graph_of, const Cluster& cluster, const Pla
   for (int d = 0; d < cluster.size(); ++d) memory += cluster.type_of(d).memory;
   if (state <= memory) return {};
   return fmt::format(
-      "parameters, gradients and optimizer state take {}, all devices together have {}",
-      format_bytes(state), format_bytes(memory));
+      "the cluster lacks {} (parameters, gradients and optimizer state take {}, all devices "
+      "together "
+      "have {})",
+      format_bytes(state - memory), format_bytes(state), format_bytes(memory));
 }
 
 // Of what is left of the time: what each round of engines may take, and the last that there is.
