@@ -303,8 +303,8 @@ TEST_F(Cli, VirtualDevices) {
             std::min(one, forced["predicted_step_s"].get<double>()) * (1 + 1e-9));
   // They are planned where others are not much faster.
   int candidates = 0;
-  for (const Json& c :
-       planned("bert:layers=2 --cluster hap-64 --batch 256", "--time-limit 100")["candidates"])
+  for (const Json& c : planned("mlp:layers=8,hidden=512,in=512 --cluster hap-64 --batch 4096",
+                               "--time-limit 100")["candidates"])
     candidates += c["engine"] == "virtual";
   EXPECT_GT(candidates, 0);
   for (const Json& c : off["candidates"]) EXPECT_NE(c["engine"], "virtual");
