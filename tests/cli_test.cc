@@ -302,10 +302,10 @@ TEST_F(Cli, VirtualDevices) {
   EXPECT_LE(chosen["predicted_step_s"].get<double>(),
             std::min(one, forced["predicted_step_s"].get<double>()) * (1 + 1e-9));
   // They are planned where others are not much faster.
+  const Json near =
+      planned("mlp:layers=8,hidden=512,in=512 --cluster hap-64 --batch 4096 ", "--time-limit 100");
   int candidates = 0;
-  for (const Json& c : planned("mlp:layers=8,hidden=512,in=512 --cluster hap-64 --batch 4096",
-                               "--time-limit 100")["candidates"])
-    candidates += c["engine"] == "virtual";
+  for (const Json& c : near["candidates"]) candidates += c["engine"] == "virtual";
   EXPECT_GT(candidates, 0);
   for (const Json& c : off["candidates"]) EXPECT_NE(c["engine"], "virtual");
   EXPECT_EQ(planned(all, "")["engine"], "spmd");
