@@ -50,6 +50,14 @@ std::vector<int> layers_of_blocks(const PlanBuilder& builder, const std::vector<
   return all ? layers : std::vector<int>();
 }
 
+// The levels of ZeRO at which a strategy is planned, one after another until it fits: where less does
+// not, parameters are divided too, if that is wanted.
+std::vector<int> levels_of(const grid::Strategy& s, const grid::Fixed& fixed, bool divided) {
+  if (fixed.zero) return {*fixed.zero == 3 ? 3 : 0};
+  if (s.zero == 3) return {3};
+  return divided && s.dp > 1 ? std::vector<int>{0, 3} : std::vector<int>{0};
+}
+
 }  // namespace
 
 EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of,
@@ -197,15 +205,8 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
       if (!result.candidates.empty() &&
           candidate.estimate.step > kWorth * found.ranked[0].estimate.step)
         break;
-      // Where less does not fit, parameters are divided too.
-      std::vector<int> levels = {0};
-      if (fixed.zero)
-        levels = {*fixed.zero == 3 ? 3 : 0};
-      else if (s.zero == 3)
-        levels = {3};
-      else if (request.memory_limit && s.dp > 1 && result.candidates.empty())
-        levels = {0, 3};
-      for (int level : levels) {
+      const bool divided = request.memory_limit && result.candidates.empty();
+      for (int level : levels_of(s, fixed, divided)) {
         s.zero = level;
         bool skipped = false;
         const bool made = compose(s, &skipped);
