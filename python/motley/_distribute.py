@@ -13,7 +13,7 @@ import torch
 
 from . import _gradients, _motley, _optim, _scaler, _torch
 from ._agree import agreed_plan, replanner, send_text
-from ._errors import UserError, warn
+from ._errors import UserError, flag, warn, whole_number
 from ._following import Following
 from ._gradients import Wholes
 from ._guard import wanted
@@ -470,6 +470,8 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     """
     if (cluster is None) == (plan is None):
         raise UserError("[distribute] give either a cluster or a plan")
+    whole_number("distribute", "seed", seed)
+    flag("distribute", "emulate", emulate)
     precision = precision_of(options.get("precision"))
     if cluster is not None and precision == "f16":
         _check_fp16()

@@ -21,6 +21,17 @@ class MismatchError(UserError):
     """A step of the plan is not that of the plain model; the message names the first tensor that differs."""
 
 
+def whole_number(where, name, value, least=0):
+    """UserError unless it is a whole number from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 63:
+        raise UserError(f"[{where}] {name} is {value!r}; give a whole number from {least} on")
+
+
+def flag(where, name, value):
+    if not isinstance(value, bool):
+        raise UserError(f"[{where}] {name} is {value!r}; give True or False")
+
+
 def warn(text):
     """A warning at the line of the user's code that called the package."""
     level, frame = 2, sys._getframe(1)

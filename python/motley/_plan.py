@@ -2,12 +2,13 @@
 
 import json
 import math
+import numbers
 import os
 
 import torch
 
 from . import _motley
-from ._errors import NoPlanError, UserError, warn
+from ._errors import NoPlanError, UserError, flag, warn, whole_number
 
 _CLUSTERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "clusters")
 
@@ -112,12 +113,25 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
 
     Raises NoPlanError where nothing fits.
     """
+    if not isinstance(graph, _motley.Graph):
+        raise UserError(f"[plan] graph is a {type(graph).__name__}; give what capture() returns")
     if optimizer not in ("adamw", "amsgrad", "sgd"):
         raise UserError(f"[plan] optimizer is {optimizer!r}; give 'adamw', 'amsgrad' or 'sgd'")
     if not isinstance(engine, str):
         raise UserError(f"[plan] engine is {engine!r}; give a name, such as 'spmd' or 'auto'")
+    for what, value in (("memory_limit", memory_limit), ("recompute", recompute), ("all_devices", all_devices)):
+        flag("plan", what, value)
+    whole_number("plan", "seed", seed)
+    for what, value in (("threads", threads), ("micro_batch", micro_batch)):
+        if value is not None:
+            whole_number("plan", what, value, 1)
+    for what, value in (("strategy", strategy), ("fix", fix)):
+        if value is not None and not isinstance(value, str):
+            raise UserError(f"[plan] {what} is {value!r}; give a text, or None")
     name = precision_of(precision)
     devices = cluster_of(cluster)
+    if ratios is not None and not (all(isinstance(r, numbers.Real) and 0 <= r < math.inf for r in ratios) and sum(ratios) > 0):
+        raise UserError(f"[plan] ratios are {ratios!r}; give a number from 0 on for each device, and one above 0")
     if ratios is not None and len(ratios) != len(devices):
         raise UserError(f"[plan] ratios has {len(ratios)} numbers; the cluster has {len(devices)} devices")
     if ratios is not None and engine != "spmd":
@@ -151,6 +165,8 @@ def simulate(plan, trace=None):
     Returns a dict: step_s, overlap, load_balance, and for each of devices busy_s, comm_s, exposed_comm_s, idle_s and
     peak_memory_bytes. `trace` names a file to write for ui.perfetto.dev.
     """
+    if not isinstance(plan, Plan):
+        raise UserError(f"[simulate] plan is a {type(plan).__name__}; give what plan() or load() returns")
     return plan._native.simulate("" if trace is None else os.fspath(trace))
 
 
@@ -170,6 +186,8 @@ def save(thing, path):
 
 def load(path):
     """A plan or a graph from a file."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise UserError(f"[load] path is a {type(path).__name__}; give the name of a file")
     path = os.fspath(path)
     try:
         with open(path, encoding="utf-8") as file:

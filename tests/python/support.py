@@ -13,6 +13,7 @@ from torch import nn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CLUSTER = os.path.join(HERE, "mixed-3.yaml")
+ONE = "name: one\nlink: {bandwidth: 1 Gbps, latency: 1 us}\ndevices: [{type: P100-16GB}]\n"
 
 
 class Net(nn.Module):

@@ -576,16 +576,13 @@ class Imports(unittest.TestCase):
         self.assertNotIn("\n", text)
 
 
-ONE = "name: one\nlink: {bandwidth: 1 Gbps, latency: 1 us}\ndevices: [{type: P100-16GB}]\n"
-
-
 class OneDevice(unittest.TestCase):
     def test_every_architecture_has_a_plan(self):
         for name, build in support.architectures():
             with self.subTest(name):
                 model, loss_fn, batch = build()
                 graph = motley.capture(model, support.batches_of(batch, 1)[0], loss_fn)
-                self.assertEqual(motley.plan(graph, ONE).check(), [])
+                self.assertEqual(motley.plan(graph, support.ONE).check(), [])
 
 
 class Losses(unittest.TestCase):
@@ -600,7 +597,7 @@ class Losses(unittest.TestCase):
 
         loss_fn, x, y = Warm(), torch.randn(6, 3), torch.arange(6) % 4
         with self.assertWarnsRegex(UserWarning, "parameters of loss_fn are parameters of the step, loss_fn.t"):
-            dist = motley.distribute(nn.Linear(3, 4), (x, y), loss_fn, ONE, "sgd")
+            dist = motley.distribute(nn.Linear(3, 4), (x, y), loss_fn, support.ONE, "sgd")
         dist.train_step(x, y)
         self.assertNotEqual(loss_fn.t.item(), 2.0)
         self.assertEqual(loss_fn.t.item(), dist.state_dict()["loss_fn.t"].item())

@@ -11,9 +11,6 @@ from torch import nn
 import motley
 import support
 
-ONE = "name: one\nlink: {bandwidth: 1 Gbps, latency: 1 us}\ndevices: [{type: P100-16GB}]\n"
-
-
 class Hidden(unittest.TestCase):
     class Model(nn.Module):
         def __init__(self, forward):
@@ -27,7 +24,7 @@ class Hidden(unittest.TestCase):
     def train(self, forward, steps=3):
         batch = torch.randn(8, 6), torch.randint(4, (8,))
         model = self.Model(forward)
-        dist = motley.distribute(model, batch, F.cross_entropy, ONE, "sgd")
+        dist = motley.distribute(model, batch, F.cross_entropy, support.ONE, "sgd")
         return [dist.train_step(*batch) for _ in range(steps)]
 
     def test_what_the_next_step_depends_on(self):
@@ -57,7 +54,7 @@ class Hidden(unittest.TestCase):
                 with self.assertRaisesRegex(motley.CaptureError, f"Model.{name} changes from .* next step"):
                     motley.capture(mine, batch, F.cross_entropy)
                 optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (plain, mine)]
-                dist = motley.distribute(mine, batch, F.cross_entropy, ONE, optimizers[1])
+                dist = motley.distribute(mine, batch, F.cross_entropy, support.ONE, optimizers[1])
                 for wanted in support.plain_training(plain, F.cross_entropy, [batch] * 5, optimizers[0]):
                     self.assertAlmostEqual(dist.train_step(*batch), wanted, places=5)
                 self.assertEqual((mine.steps, mine.counts, mine.history), (plain.steps, plain.counts, plain.history))
