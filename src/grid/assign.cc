@@ -1,7 +1,6 @@
 #include "grid/assign.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -203,27 +202,6 @@ std::vector<int> uniform_layers(const std::vector<bool>& block, int stages) {
   int start = 0;
   for (int s = 0; s < stages; ++s) {
     const int end = s + 1 == stages ? layers : at[static_cast<size_t>(blocks) * (s + 1) / stages];
-    counts.push_back(end - start);
-    start = end;
-  }
-  return counts;
-}
-
-std::vector<int> uniform_parameters(const std::vector<double>& parameters, int stages) {
-  const int layers = static_cast<int>(parameters.size());
-  std::vector<double> sums(layers + 1, 0.0);
-  for (int l = 0; l < layers; ++l) sums[l + 1] = sums[l] + parameters[l];
-  std::vector<int> counts;
-  int start = 0;
-  for (int s = 0; s < stages; ++s) {
-    int end = layers;
-    if (s + 1 < stages) {
-      const double goal = sums[layers] * (s + 1) / stages;
-      end = start + 1;
-      while (end + 1 <= layers - (stages - 1 - s) &&
-             std::abs(sums[end + 1] - goal) <= std::abs(sums[end] - goal))
-        ++end;
-    }
     counts.push_back(end - start);
     start = end;
   }

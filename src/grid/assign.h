@@ -50,9 +50,8 @@ Assignment assign_layers(const AssignProblem& problem);
 // Eq. 5 of a given assignment; infeasible if it breaks a limit or holds a degenerate stage.
 Assignment price_assignment(const AssignProblem& problem, const std::vector<int>& stages);
 
-// Named baselines: blocks shared out evenly, the first stage with what precedes them and the last
-// with what follows; and parameters shared out evenly (greedily, at the cut nearest each quantile).
+// A named baseline: blocks shared out evenly, the first stage with what precedes them and the last
+// with what follows.
 std::vector<int> uniform_layers(const std::vector<bool>& block, int stages);
-std::vector<int> uniform_parameters(const std::vector<double>& parameters, int stages);
 
 }  // namespace motley::grid

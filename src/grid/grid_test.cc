@@ -246,7 +246,7 @@ TEST(Assign, Baselines) {
   EXPECT_THAT(uniform_parameters({10, 1, 1, 1, 1, 1}, 2), ElementsAre(1, 5));
 }
 
-TEST(Assign, MicroBatchesAreSharedByPace) {
+TEST(Assign, MicroBatchesAreSharedBySpeed) {
   EXPECT_THAT(share_micro_batches(8, {1, 1, 1, 1}), ElementsAre(2, 2, 2, 2));
   EXPECT_THAT(share_micro_batches(8, {1, 3}), ElementsAre(6, 2));
   Rng rng(4);

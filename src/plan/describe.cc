@@ -275,7 +275,8 @@ std::string describe(const Plan& plan) {
   const Seconds hidden = hidden_seconds(theory, plan.program, model, fractions);
   out += fmt::format("  predicted   {} a step: {} of communication",
                      format_seconds(cost.step - hidden), format_seconds(cost.comm));
-  if (hidden > 0) out += fmt::format(", {} of it during the backward pass", format_seconds(hidden));
+  if (hidden > 1e-9 * cost.step)
+    out += fmt::format(", {} of it during the backward pass", format_seconds(hidden));
   for (size_t t = 0; t < cost.compute.size(); ++t)
     out += fmt::format(", {} busy {}", plan.cluster.types[t].name, format_seconds(cost.compute[t]));
   out += "\n  memory      ";

@@ -50,4 +50,8 @@ struct Baseline {
 std::vector<Baseline> baselines(const Estimator& estimator, const SearchOptions& options,
                                 const Candidate& best);
 
+// A named baseline of layer assignment: parameters shared out evenly (greedily, at the cut nearest
+// each quantile).
+std::vector<int> uniform_parameters(const std::vector<double>& parameters, int stages);
+
 }  // namespace motley::grid
