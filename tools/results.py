@@ -26,7 +26,7 @@ def table():
 
 
 def study_of(file):
-    return file.stem.split("-")[0]
+    return file.stem if file.stem in table() else file.stem.split("-")[0]
 
 
 def stale(names):

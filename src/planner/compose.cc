@@ -148,6 +148,7 @@ class PlanBuilder::Composer {
       }
     kinds_.resize(composition_.replicas.size());
     for (size_t r = 0; r < kinds_.size(); ++r) {
+      request_.limits.deadline.check();
       const ReplicaChoice& choice = composition_.replicas[r];
       ReplicaPlan replica;
       replica.micro_batches = choice.micro_batches;

@@ -39,9 +39,11 @@ const DeviceGroups::Kind& DeviceGroups::of(const std::vector<int>& devices) {
 const DeviceGroups::Kind& DeviceGroups::of(const net::Groups& groups, size_t k,
                                            const ReductionProgram* joint) {
   if (groups.size() == 1) return of(groups[0]);
-  const Kind*& kind = by_groups_[{groups, k, joint != nullptr}];
+  auto [together, fresh] = together_.try_emplace(groups);
+  if (fresh) together->second = {static_cast<int>(together_.size()), shared_by(cluster_, groups)};
+  const Kind*& kind = by_groups_[{together->second.number, k, joint != nullptr}];
   if (kind != nullptr) return *kind;
-  Cluster part = part_of(shared_by(cluster_, groups), groups[k]);
+  Cluster part = part_of(together->second.shared, groups[k]);
   OverReplicas replicas;
   const bool alike = std::all_of(groups.begin(), groups.end(), [&](const std::vector<int>& g) {
     return g.size() == groups[0].size();

@@ -43,8 +43,13 @@ class DeviceGroups {
   const Cluster& cluster_;
   const bool planned_;
   std::map<std::vector<int>, const Kind*> by_devices_;
-  std::map<std::tuple<net::Groups, size_t, bool>, const Kind*> by_groups_;
-  std::map<std::string, std::unique_ptr<Kind>> kinds_;  // by text
+  struct Together {
+    int number = 0;
+    Cluster shared;  // what each of the groups has of it
+  };
+  std::map<net::Groups, Together> together_;
+  std::map<std::tuple<int, size_t, bool>, const Kind*> by_groups_;  // by number of Together
+  std::map<std::string, std::unique_ptr<Kind>> kinds_;              // by text
 };
 
 // Groups of a cluster that hold devices and no other groups.

@@ -153,6 +153,7 @@ LayeredGraph::LayerCost StageCosts::bound(const pipeline::Mesh& mesh, int layer,
 }
 
 StageCosts::Slice StageCosts::slice(const pipeline::Mesh& mesh, int pipelines) {
+  request_.limits.deadline.check();
   Slice slice;
   const LayeredGraph::OnGroup group = on(mesh, pipelines);
   const bool bounded = bound_ || !graph_.knows(group, runs_);

@@ -50,8 +50,8 @@ std::vector<int> layers_of_blocks(const PlanBuilder& builder, const std::vector<
   return all ? layers : std::vector<int>();
 }
 
-// The levels of ZeRO at which a strategy is planned, one after another until it fits: where less does
-// not, parameters are divided too, if that is wanted.
+// The levels of ZeRO at which a strategy is planned, one after another until it fits: where less
+// does not, parameters are divided too, if that is wanted.
 std::vector<int> levels_of(const grid::Strategy& s, const grid::Fixed& fixed, bool divided) {
   if (fixed.zero) return {*fixed.zero == 3 ? 3 : 0};
   if (s.zero == 3) return {3};
