@@ -86,10 +86,14 @@ class Opponent {
   }
 
   Found run() {
-    if (std::string(rule_.name).starts_with("megatron"))
-      megatron();
-    else
-      data_parallel();
+    try {
+      if (std::string(rule_.name).starts_with("megatron"))
+        megatron();
+      else
+        data_parallel();
+    } catch (const TimeIsUp&) {
+      if (!best_.plan) best_.reason = "time ran out before a plan was found";
+    }
     return std::move(best_);
   }
 
@@ -138,6 +142,7 @@ class Opponent {
 
   // In one pass some blocks are computed again, in several all.
   Found attempt(int64_t count, bool recompute) {
+    options_.limits.deadline.check();
     Found found = count == 1 ? in_one_pass(recompute) : in_passes(count, recompute);
     const int64_t samples = options_.batch / count;
     found.knobs = fmt::format("{} micro-batch{} of {}{}", count, count > 1 ? "es" : "", samples,
@@ -226,6 +231,7 @@ class Opponent {
 
   // The best by the grid's formulas that fit.
   void megatron() {
+    options_.limits.deadline.check();
     int64_t samples = 1;
     while (samples < 4 && options_.batch % (2 * samples) == 0) samples *= 2;
     if (!step_->of(samples)) {
@@ -246,6 +252,7 @@ class Opponent {
     best_.reason = "no degrees with even layers fit";
     for (size_t i = 0; i < order.size() && i < (best_.plan ? kMegatron : kMegatronTried); ++i) {
       const grid::Strategy& s = order[i].second;
+      options_.limits.deadline.check();
       if (!step_->of(s.micro_batch)) continue;
       std::unique_ptr<PlanBuilder>& own = builders_[s.micro_batch];
       if (!own)
@@ -331,11 +338,7 @@ EngineResult plan_opponents(const PlanOptions& options, const Cluster& cluster,
   std::vector<Found> found(rules.size());
   parallel_for(static_cast<int>(rules.size()), options.threads, [&](int i) {
     const Rule& rule = *rules[i];
-    try {
-      found[i] = Opponent(options, rule.fastest ? fast : cluster, step, rule).run();
-    } catch (const TimeIsUp&) {
-      found[i].reason = "time ran out before a plan was found";
-    }
+    found[i] = Opponent(options, rule.fastest ? fast : cluster, step, rule).run();
   });
   for (size_t i = 0; i < rules.size(); ++i) {
     Found& f = found[i];
