@@ -165,9 +165,9 @@ TEST(Checker, LetsNoWrongMutantPass) {
         auto placements = theory.placements(step.value);
         (rng.chance(0.5) ? step.from : step.to) =
             placements[static_cast<size_t>(rng.below(static_cast<int64_t>(placements.size())))];
-        step.kind = Theory::conversion(step.from, step.to).value();
+        step.kind = Theory::conversion(step.from, step.to).value_or(step.kind);
       } else if (kind == 4 && !step.is_compute()) {
-        step.kind = static_cast<Collective>(rng.below(6));
+        step.kind = static_cast<Collective>(rng.below(kCollectives));
       } else {
         continue;
       }
