@@ -174,7 +174,7 @@ TEST(Semantics, DenseAndSparseAgreeOnRandomWalks) {
     goal.set_goal(std::vector<std::vector<uint64_t>>(n, all));
     for (int step = 0; step < 40; ++step) {
       auto groups = groups_of(forms[rng.below(static_cast<int64_t>(forms.size()))], levels);
-      auto collective = static_cast<Collective>(rng.below(5));
+      const Collective collective = net::kReductionCollectives[rng.below(5)];
       DenseStates d = dense;
       SparseStates s = sparse;
       bool ok = d.apply(collective, groups);
