@@ -152,8 +152,9 @@ class PipelineSearch {
     Seconds least = std::numeric_limits<double>::infinity();
     if (size >= too_large_ || !holds_state() || !step_->of(size)) return least;
     parted_ = parted_ || size < request_.batch;
-    if (size == request_.batch && !parted_ && request_.micro_batches.size() != 1)
-      return least;  // no pipeline
+    const bool alone = request_.micro_batches.empty() ? request_.batch % 2 != 0
+                                                      : request_.micro_batches.size() == 1;
+    if (size == request_.batch && !parted_ && !alone) return least;  // no pipeline
     const size_t before = found_.size();
     if (!try_size(size)) too_large_ = size;
     const Found* best = nullptr;
