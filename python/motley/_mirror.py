@@ -26,8 +26,7 @@ _OF_FORM = {
     "size", "stride", "numel", "nelement", "dim", "ndimension", "element_size", "is_contiguous", "is_floating_point", "is_complex",
     "data_ptr", "storage_offset", "get_device", "__len__", "__hash__", "register_hook", "retain_grad", "requires_grad_", "is_same_size",
     "is_set_to", "is_shared", "is_signed", "is_pinned", "is_inference", "has_names", "__dir__", "_has_compatible_shallow_copy_type",
-    "register_post_accumulate_grad_hook", "is_tensor", "is_storage", "_is_view", "result_type", "__delete__", "is_neg", "is_conj",
-    "numel", "broadcast_tensors_shape", "untyped_storage", "storage", "_typed_storage", "_storage",
+    "register_post_accumulate_grad_hook", "_is_view", "result_type", "__delete__", "is_neg", "is_conj",
 }  # fmt: skip
 _ELEMENTS_OF = {"data", "real", "imag", "T", "mT", "H", "mH", "grad"}  # properties that hand elements out
 _IN_PLACE = {"__setitem__", *(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor",
