@@ -10,6 +10,7 @@ refused: a change in place, a gradient that is read or taken.
 """
 
 import contextlib
+import functools
 import gc
 import threading
 import weakref
@@ -18,7 +19,7 @@ import torch
 
 from . import _gradients, _torch
 from ._errors import UserError
-from ._pieces import plain
+from ._pieces import in_place, plain
 
 _ours = threading.local()  # .depth: motley itself uses the model
 # Methods that neither read elements nor change them.
@@ -29,8 +30,6 @@ _OF_FORM = {
     "register_post_accumulate_grad_hook", "_is_view", "result_type", "__delete__", "is_neg", "is_conj",
 }  # fmt: skip
 _ELEMENTS_OF = {"data", "real", "imag", "T", "mT", "H", "mH", "grad"}  # properties that hand elements out
-_IN_PLACE = {"__setitem__", *(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor",
-                                                          "lshift", "rshift", "matmul"))}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -45,11 +44,12 @@ def ours():
 
 def inside(function):
     """A method that does all it does as ours."""
+
+    @functools.wraps(function)
     def called(*args, **kwargs):
         with ours():
             return function(*args, **kwargs)
 
-    called.__name__, called.__doc__, called.__wrapped__ = function.__name__, function.__doc__, function
     return called
 
 
@@ -109,7 +109,7 @@ class _Shown:
             if owner == "grad":
                 return args[0]._motley[0].gradient(args[0]) if isinstance(args[0], torch.nn.Parameter) else None
             written = _found(kwargs.get("out"), _Shown)
-            if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+            if in_place(name):
                 written += _found(args[:1], _Shown)
             if written:
                 if name == "copy_" and _holds_already(args[0], args[1]):
@@ -212,7 +212,7 @@ class _Gradient(torch.Tensor):
                 return args[0]
             if name in _OF_FORM or (name == "__get__" and owner not in _ELEMENTS_OF):
                 return func(*args, **kwargs)
-            written = name in _IN_PLACE or name == "__set__" or (name.endswith("_") and not name.endswith("__")) or "out" in kwargs
+            written = in_place(name) or name == "__set__" or "out" in kwargs
             found = [own._motley[1].grad for own in _found((args, kwargs), _Gradient)]
             if not written and all(gradient is not None for gradient in found):
                 plainly = [_mapped(part, lambda own: own._motley[1].grad.detach(), _Gradient) for part in (list(args), kwargs)]

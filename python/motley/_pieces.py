@@ -25,6 +25,16 @@ _REFUSED = {
 }  # fmt: skip
 
 
+# Python's operators with an assignment, such as +=.
+_ASSIGNING = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift",
+                                          "matmul")}  # fmt: skip
+
+
+def in_place(name):
+    """Whether a method of this name changes its tensor."""
+    return name == "__setitem__" or name in _ASSIGNING or (name.endswith("_") and not name.endswith("__"))
+
+
 def _tensors(thing):
     if isinstance(thing, torch.Tensor):
         yield thing
@@ -75,7 +85,7 @@ def _changes(name, func):
     """Whether it changes the elements of its first argument."""
     if name == "__set__":
         return getattr(getattr(func, "__self__", None), "__name__", "") == "data"
-    return name.endswith("_") and not name.endswith("__") and name not in ("requires_grad_", "detach_")
+    return in_place(name) and name not in ("requires_grad_", "detach_")
 
 
 def _note_change(tensors):
