@@ -308,7 +308,7 @@ TEST_F(Cli, VirtualDevices) {
   for (const Json& c : near["candidates"]) candidates += c["engine"] == "virtual";
   EXPECT_GT(candidates, 0);
   for (const Json& c : off["candidates"]) EXPECT_NE(c["engine"], "virtual");
-  EXPECT_EQ(planned(all, "")["engine"], "spmd");
+  EXPECT_NE(planned(all, "")["engine"], "virtual");
   EXPECT_GT(planned(all, "--virtual-devices 8")["predicted_step_s"].get<double>(),
             planned(all, "--engine spmd")["predicted_step_s"].get<double>());
   // Run: as one device.

@@ -1,14 +1,18 @@
 #include "cli/plan_command.h"
 
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <sstream>
 
 #include "cli/commands.h"
 #include "cli/plan_output.h"
@@ -25,7 +29,9 @@ namespace motley {
 
 namespace {
 
-constexpr double kTimeLimit = 10;  // seconds, unless one is given
+// Seconds, unless a limit is given: of planning for few devices, for more.
+constexpr double kFewTimeLimit = 5, kTimeLimit = 10;
+constexpr int kFewDevices = 64;
 
 struct Args {
   std::string model, cluster, output, fix,
@@ -95,8 +101,9 @@ void add_search_options(CLI::App* command, Args* args) {
       ->group(group);
   command
       ->add_option("--time-limit", args->time_limit,
-                   "Seconds that planning may take; the best plan found by then is given; default: "
-                   "10, or none with --work-limit. Ctrl-C ends it too")
+                   "Seconds from the start of the program, after which the best plan found is "
+                   "given; default: 5 for up to 64 devices, else 10, none with --work-limit. "
+                   "Ctrl-C ends it too")
       ->check(positive_number())
       ->group(group);
   command
@@ -259,19 +266,38 @@ class ProgressLine {
   double next_ = 0;
 };
 
-std::string limit_of(const Args& args) {
-  if (args.work_limit > 0 && args.time_limit == 0) return fmt::format("{} states", args.work_limit);
-  return fmt::format("{} s", args.time_limit > 0 ? args.time_limit : kTimeLimit);
+// Seconds that planning may take from the start of the program; 0: any.
+double time_limit_of(const Args& args, const Cluster& cluster) {
+  if (args.time_limit > 0 || args.work_limit > 0) return args.time_limit;
+  return cluster.size() <= kFewDevices ? kFewTimeLimit : kTimeLimit;
 }
 
-Deadline deadline_of(const Args& args) {
+std::string limit_of(const Args& args, const Cluster& cluster) {
+  const double seconds = time_limit_of(args, cluster);
+  return seconds > 0 ? fmt::format("{} s", seconds) : fmt::format("{} states", args.work_limit);
+}
+
+// Since the program was started, seconds: libraries are loaded before main(). 0: nobody knows.
+double running() {
+  std::ifstream file("/proc/self/stat");
+  std::string text;
+  std::getline(file, text);
+  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+  for (int field = 3; field < 22; ++field) fields >> text;
+  double ticks = 0;
+  timespec now;
+  if (!(fields >> ticks) || clock_gettime(CLOCK_BOOTTIME, &now) != 0) return 0;
+  return std::max(0.0, static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) -
+                           ticks / static_cast<double>(sysconf(_SC_CLK_TCK)));
+}
+
+Deadline deadline_of(const Args& args, const Cluster& cluster) {
+  constexpr double kLeast = 0.1;  // that is left for it, in parts of the limit
   Deadline::Limits limits;
   limits.interrupted = &interrupted;
   if (args.work_limit > 0) limits.work = args.work_limit;
-  if (args.time_limit > 0)
-    limits.seconds = args.time_limit;
-  else if (args.work_limit == 0)
-    limits.seconds = kTimeLimit;
+  if (const double seconds = time_limit_of(args, cluster); seconds > 0)
+    limits.seconds = std::max(kLeast * seconds, seconds - running());
   return Deadline(limits);
 }
 
@@ -288,14 +314,14 @@ void run(const Args& args) {
   if (!args.output.empty()) require_writable("--output", args.output);
   const Cluster cluster = load_cluster(args.cluster, args.scale, args.profile);
   planner::PlanOptions options = options_of(args);
-  options.limits.deadline = deadline_of(args);
+  options.limits.deadline = deadline_of(args, cluster);
   ModelGraphs graphs(args.model);
   const planner::PlanReport report = find_plan(cluster, &graphs, &options);
   if (interrupted && report.candidates.empty())
     throw Interrupted(SIGINT, "[plan] interrupted before a plan was found");
   if (report.candidates.empty()) {
     if (args.json) print_json(no_plan_json(report, options));
-    throw NoPlan(no_plan(report, cluster, options, limit_of(args)));
+    throw NoPlan(no_plan(report, cluster, options, limit_of(args, cluster)));
   }
   if (interrupted)
     std::fprintf(stderr, "motley: [plan] interrupted: this is the best plan found in %.1f s\n",
@@ -304,7 +330,7 @@ void run(const Args& args) {
     std::fprintf(stderr,
                  "motley: [plan] this is the best plan found in %s; a longer limit may find a "
                  "better one\n",
-                 limit_of(args).c_str());
+                 limit_of(args, cluster).c_str());
   if (!args.output.empty()) save_plan(*report.best().plan, args.output);
   if (args.json) {
     print_json(plan_json(report, cluster, graphs.capture_s(), *options.record));

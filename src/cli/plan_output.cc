@@ -32,7 +32,7 @@ Json schedule_of(const PipelinePlan& pipeline) {
 // Of every device of the cluster; 0 of those that the plan leaves out.
 std::vector<double> of_all_devices(const Candidate& candidate, const std::vector<double>& of_plan,
                                    const Cluster& cluster) {
-  if (candidate.plan->pipeline) return of_plan;
+  if (candidate.devices.empty()) return of_plan;
   std::vector<double> of_all(cluster.size(), 0);
   for (size_t i = 0; i < of_plan.size(); ++i) of_all[candidate.devices[i]] = of_plan[i];
   return of_all;
@@ -57,6 +57,7 @@ Json baselines_json(const PlanReport& report) {
                            {"predicted_step_s", b.feasible ? Json(b.predicted_step_s) : Json()},
                            {"feasible", b.feasible},
                            {"reason", b.reason},
+                           {"on_motley_s", b.on_motley_s > 0 ? Json(b.on_motley_s) : Json()},
                            {"knobs", b.knobs}});
   return baselines;
 }
@@ -174,11 +175,12 @@ std::string describe_search(const PlanReport& report, const Cluster& cluster) {
     // The strategies of one program have no knobs: beside opponents, which have, they say little.
     if (engine.engine == "spmd" && report.of("opponents") != nullptr) continue;
     for (const planner::StrategyTime& b : engine.baselines)
-      text += b.feasible ? fmt::format("  {:<11} {:<16} {} ({:.2f}x)  {}\n", label(engine), b.name,
-                                       format_seconds(b.predicted_step_s),
-                                       b.predicted_step_s / plan.predicted_step_s, b.knobs)
-                         : fmt::format("  {:<11} {:<16} infeasible: {}\n", label(engine), b.name,
-                                       b.reason);
+      text +=
+          b.feasible
+              ? fmt::format("  {:<11} {:<16} {} ({:.2f}x)  {}\n", label(engine), b.name,
+                            format_seconds(b.predicted_step_s),
+                            b.predicted_step_s / plan.predicted_step_s, planner::knobs_of(b))
+              : fmt::format("  {:<11} {:<16} infeasible: {}\n", label(engine), b.name, b.reason);
   }
   return text;
 }

@@ -10,18 +10,70 @@ namespace motley {
 
 namespace {
 
+// The child of a group of groups that a device below it is below: its place among them.
+size_t child_with(const Cluster& cluster, const Group& group, int device) {
+  const auto behind = std::upper_bound(
+      group.children.begin(), group.children.end(), device,
+      [&](int d, GroupId child) { return d < cluster.groups[child.index].first_device; });
+  return static_cast<size_t>(behind - group.children.begin()) - 1;
+}
+
+// How many groups of devices communicate over a group's port, inside it, and over its ring's hops.
+struct Crossed {
+  int crossing = 0, inside = 0;
+  std::vector<int> hops;  // empty: none are
+};
+
+// Counts one group of devices, those of [first, last) being below `id`, which is one at least.
+void cross(const Cluster& cluster, GroupId id, const std::vector<int>& devices, size_t first,
+           size_t last, std::vector<Crossed>* all) {
+  const Group& g = cluster.groups[id.index];
+  Crossed& crossed = (*all)[id.index];
+  const bool leaves = last - first < devices.size();
+  std::vector<int> used;  // members with devices
+  for (size_t d = first; d < last;) {
+    if (g.children.empty()) {
+      used.push_back(devices[d++] - g.first_device);
+      continue;
+    }
+    used.push_back(static_cast<int>(child_with(cluster, g, devices[d])));
+    const GroupId child = g.children[used.back()];
+    const Group& below = cluster.groups[child.index];
+    const auto end = std::lower_bound(devices.begin() + d, devices.begin() + last,
+                                      below.first_device + below.device_count) -
+                     devices.begin();
+    cross(cluster, child, devices, d, end, all);
+    d = end;
+  }
+  crossed.crossing += leaves;
+  crossed.inside += leaves || used.size() > 1;
+  if (used.size() < 2 || g.link.kind != LinkKind::ring) return;
+  // From each to the next, on the shorter side of the ring.
+  const int members = g.children.empty() ? g.device_count : static_cast<int>(g.children.size());
+  std::vector<bool> hops(static_cast<size_t>(members));
+  for (size_t i = 0; i < used.size(); ++i) {
+    const int from = used[i], to = used[(i + 1) % used.size()];
+    const int forward = (to - from + members) % members;
+    const bool shorter = 2 * forward <= members;
+    for (int h = 0; h < (shorter ? forward : members - forward); ++h)
+      hops[((shorter ? from : to) + h) % members] = true;
+  }
+  crossed.hops.resize(static_cast<size_t>(members));
+  for (int h = 0; h < members; ++h) crossed.hops[h] += hops[h];
+}
+
 class Part {
  public:
   Part(const Cluster& cluster, const std::vector<int>& devices)
       : from_(cluster), devices_(devices) {
     to_.name = cluster.name;
     type_.assign(cluster.types.size(), -1);
+    for (int d : devices) type_[cluster.devices[d].type] = 0;
     for (size_t t = 0; t < cluster.types.size(); ++t)
-      for (int d : devices)
-        if (cluster.devices[d].type == static_cast<int>(t) && type_[t] < 0) {
-          type_[t] = static_cast<int>(to_.types.size());
-          to_.types.push_back(cluster.types[t]);
-        }
+      if (type_[t] == 0) {
+        type_[t] = static_cast<int>(to_.types.size());
+        to_.types.push_back(cluster.types[t]);
+      }
   }
 
   Cluster run() {
@@ -41,26 +93,24 @@ class Part {
   // `uplink`: of the groups passed over on the way from the parent, 0 if none has one.
   void add(GroupId id, GroupId parent, BytesPerSecond uplink) {
     const Group& g = from_.groups[id.index];
-    std::vector<GroupId> children;
-    for (GroupId child : g.children)
-      if (auto [first, last] = below(child); first < last) children.push_back(child);
+    auto [first, last] = below(id);
+    std::vector<GroupId> children;  // those with devices; they are in the devices' order
+    for (size_t d = first; d < last && !g.children.empty(); d = below(children.back()).second)
+      children.push_back(g.children[child_with(from_, g, devices_[d])]);
     if (uplink == 0) uplink = g.uplink;
     if (children.size() == 1) {
       add(children[0], parent, uplink);
       return;
     }
     GroupId mine(static_cast<int64_t>(to_.groups.size()));
-    to_.groups.push_back(g);
+    to_.groups.push_back({.name = g.name,
+                          .parent = parent,
+                          .link = g.link,
+                          .uplink = parent.valid() ? uplink : 0,
+                          .measured = g.measured,
+                          .first_device = static_cast<int>(first),
+                          .device_count = static_cast<int>(last - first)});
     if (parent.valid()) to_.groups[parent.index].children.push_back(mine);
-    auto [first, last] = below(id);
-    {
-      Group& copy = to_.groups[mine.index];
-      copy.parent = parent;
-      copy.uplink = parent.valid() ? uplink : 0;
-      copy.children.clear();
-      copy.first_device = static_cast<int>(first);
-      copy.device_count = static_cast<int>(last - first);
-    }
     for (GroupId child : children) add(child, mine, 0);
     if (children.empty())
       for (size_t i = first; i < last; ++i)
@@ -105,58 +155,64 @@ BytesPerSecond slowest_port(const Cluster& cluster, GroupId id) {
 }
 
 Cluster shared_by(const Cluster& cluster, const std::vector<std::vector<int>>& groups) {
+  std::vector<Crossed> crossed(cluster.groups.size());
+  for (const std::vector<int>& devices : groups)
+    if (!devices.empty()) cross(cluster, GroupId(0), devices, 0, devices.size(), &crossed);
   Cluster shared = cluster;
   for (size_t id = 0; id < cluster.groups.size(); ++id) {
     const Group& g = cluster.groups[id];
     Group& out = shared.groups[id];
-    // The children below which a group of devices has any, as ranges of devices.
-    std::vector<int> child_of(static_cast<size_t>(g.device_count));
-    int children = 0;
-    for (GroupId child : g.children) {
-      const Group& c = cluster.groups[child.index];
-      std::fill_n(child_of.begin() + (c.first_device - g.first_device), c.device_count, children++);
-    }
-    if (g.children.empty())
-      for (int& c : child_of) c = children++;
-    int crossing = 0, on_bus = 0;
-    std::vector<int> on_hop(static_cast<size_t>(children), 0);
-    for (const std::vector<int>& devices : groups) {
-      const auto first = std::lower_bound(devices.begin(), devices.end(), g.first_device),
-                 last = std::lower_bound(first, devices.end(), g.first_device + g.device_count);
-      if (first == last) continue;
-      const bool leaves = last - first < static_cast<int64_t>(devices.size());
-      std::vector<int> used;
-      for (auto d = first; d != last; ++d) {
-        const int child = child_of[*d - g.first_device];
-        if (used.empty() || used.back() != child) used.push_back(child);
-      }
-      crossing += leaves;
-      on_bus += leaves || used.size() > 1;
-      if (used.size() < 2) continue;
-      // From each to the next, on the shorter side of the ring.
-      std::vector<bool> hops(static_cast<size_t>(children));
-      for (size_t i = 0; i < used.size(); ++i) {
-        const int from = used[i], to = used[(i + 1) % used.size()];
-        const int forward = (to - from + children) % children;
-        const bool shorter = 2 * forward <= children;
-        for (int h = 0; h < (shorter ? forward : children - forward); ++h)
-          hops[((shorter ? from : to) + h) % children] = true;
-      }
-      for (int h = 0; h < children; ++h) on_hop[h] += hops[h];
-    }
-    const int inside = g.link.kind == LinkKind::bus ? on_bus
-                       : g.link.kind == LinkKind::ring
-                           ? *std::max_element(on_hop.begin(), on_hop.end())
+    const Crossed& by = crossed[id];
+    const int inside = g.link.kind == LinkKind::bus ? by.inside
+                       : g.link.kind == LinkKind::ring && !by.hops.empty()
+                           ? *std::max_element(by.hops.begin(), by.hops.end())
                            : 1;
     if (inside > 1) out.link.bandwidth /= inside;
-    if (crossing > 1 && g.parent.valid()) {
+    if (by.crossing > 1 && g.parent.valid()) {
       const Link& above = cluster.groups[g.parent.index].link;
       if (g.uplink > 0 || above.kind == LinkKind::switched)
-        out.uplink = (g.uplink > 0 ? g.uplink : above.bandwidth) / crossing;
+        out.uplink = (g.uplink > 0 ? g.uplink : above.bandwidth) / by.crossing;
     }
-    if (inside > 1 || crossing > 1) out.measured.clear();
+    if (inside > 1 || by.crossing > 1) out.measured.clear();
   }
   return shared;
+}
+
+std::string look_of(const Cluster& cluster) {
+  std::string look;
+  const auto add = [&](const auto& value) {
+    look.append(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  const auto text = [&](const std::string& value) {
+    add(value.size());
+    look += value;
+  };
+  add(cluster.types.size());
+  for (const DeviceType& type : cluster.types) {
+    text(type.name);
+    for (const double number : {type.flops, type.half_flops, type.memory, type.memory_bandwidth,
+                                type.overhead, type.speed, type.reserved})
+      add(number);
+    add(type.ops.size());
+    for (const OpRate& op : type.ops) {
+      text(op.op);
+      for (const double number :
+           {op.overhead, op.flops, op.memory_bandwidth, op.cached, op.uncached_bandwidth})
+        add(number);
+    }
+  }
+  add(cluster.devices.size());
+  for (const Device& device : cluster.devices) add(device.type), add(device.parent.index);
+  add(cluster.groups.size());
+  for (const Group& group : cluster.groups) {
+    text(group.name);
+    add(group.parent.index), add(group.link.kind), add(group.link.bandwidth);
+    add(group.link.latency), add(group.uplink), add(group.first_device), add(group.device_count);
+    add(group.measured.size());
+    for (const CollectiveRate& rate : group.measured)
+      add(rate.collective), add(rate.latency), add(rate.bandwidth);
+  }
+  return look;
 }
 
 Cluster part_of(const Cluster& cluster, const std::vector<int>& devices) {

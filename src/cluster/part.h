@@ -1,6 +1,7 @@
 // Parts of a cluster: the ports of a group, and some devices with what of the tree joins them.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "cluster/cluster.h"
@@ -23,6 +24,10 @@ BytesPerSecond slowest_port(const Cluster& cluster, GroupId group);
 // devices keeps its measured rates, the bandwidths in proportion to its slowest port.
 // REQUIRES: devices ascending, at least one.
 Cluster part_of(const Cluster& cluster, const std::vector<int>& devices);
+
+// Equal for clusters that are the same but for their own names, and for them alone. For sets and maps: a
+// tenth of the time of to_yaml().
+std::string look_of(const Cluster& cluster);
 
 // The cluster as each of several groups of devices sees it while all communicate at the same time:
 // a port, bus or ring hop that k of them cross has 1/k of its bandwidth for each. Measured rates of

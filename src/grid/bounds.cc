@@ -43,9 +43,10 @@ bool FirstBound::too_large(const Strategy& s) const {
   } else {
     for (int i = 1; i <= s.pp; ++i) room += largest_sum_[i * each] - largest_sum_[i * each - 1];
   }
-  return estimator_.state_bytes(0, layers, s) +
-             (1 + c.fragmentation) * estimator_.activation_bytes(0, layers, s) >
-         (room - c.context * s.pp) * (1 + 1e-12);
+  const Bytes held = Estimator::again_at_once(s)
+                         ? estimator_.transient_bytes(0, layers, s)
+                         : (1 + c.fragmentation) * estimator_.activation_bytes(0, layers, s);
+  return estimator_.state_bytes(0, layers, s) + held > (room - c.context * s.pp) * (1 + 1e-12);
 }
 
 Seconds FirstBound::tail(const Strategy& s, const Layers& layers) const {

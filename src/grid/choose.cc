@@ -147,12 +147,16 @@ bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy*
   }
   if (memory) {
     std::vector<Bytes> state(layers), activation(layers);
-    Bytes transient = 0;
+    const bool at_once = Estimator::again_at_once(*s);
+    Bytes transient = 0, input = 0;  // the largest of what one layer is alive with, takes in
     for (int l = 0; l < layers; ++l) {
-      state[l] = estimator.state_bytes(l, l + 1, *s);
-      activation[l] =
-          (1 + estimator.calibration().fragmentation) * estimator.activation_bytes(l, l + 1, *s);
-      transient = std::max(transient, estimator.transient_bytes(l, l + 1, *s));
+      const Bytes again = estimator.transient_bytes(l, l + 1, *s),
+                  kept = (1 + estimator.calibration().fragmentation) *
+                         estimator.activation_bytes(l, l + 1, *s);
+      state[l] = estimator.state_bytes(l, l + 1, *s) + (at_once ? again : 0);
+      activation[l] = at_once ? 0 : kept;
+      transient = std::max(transient, at_once ? 0 : again);
+      input = std::max(input, at_once ? kept : 0);
     }
     for (int range = 0; range < ranges; ++range) {
       std::vector<Bytes> row(layers);
@@ -160,7 +164,7 @@ bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy*
       for (int l = 0; l < layers; ++l) row[l] = state[l] + held * activation[l];
       problem.memory.push_back(std::move(row));
       problem.limit.push_back((Estimator::memory_limit(range % s->pp, *s, mesh) -
-                               estimator.calibration().context - transient) /
+                               estimator.calibration().context - transient - held * input) /
                               s->interleave);
     }
   }

@@ -271,6 +271,10 @@ Bytes Estimator::state_bytes(int first, int last, const Strategy& s) const {
 }
 
 Bytes Estimator::activation_bytes(int first, int last, const Strategy& s) const {
+  if (again_at_once(s))
+    return first == 0 ? 0
+                      : model_.layers[first - 1].output * model_.precision.activation *
+                            s.micro_batch / s.cp;
   Bytes sum = 0;
   for (int l = first; l < last; ++l) {
     const Layer& layer = model_.layers[l];
@@ -289,7 +293,9 @@ Bytes Estimator::transient_bytes(int first, int last, const Strategy& s) const {
   Bytes most = 0;
   for (int l = first; l < last; ++l) {
     const Layer& layer = model_.layers[l];
-    if (s.recompute == Recompute::full) {
+    if (again_at_once(s)) {
+      most += (1 + calibration_.fragmentation) * (layer.saved / s.tp + layer.saved_whole);
+    } else if (s.recompute == Recompute::full) {
       if (layer.block) most = std::max(most, layer.saved / s.tp + layer.saved_whole);
     } else {
       most = std::max(most, layer.core_saved / s.tp);

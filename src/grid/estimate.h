@@ -124,7 +124,12 @@ class Estimator {
   // Bytes that stay for the step, and of one micro-batch in flight.
   Bytes state_bytes(int first, int last, const Strategy& strategy) const;
   Bytes activation_bytes(int first, int last, const Strategy& strategy) const;
-  // Extra bytes while one layer of a recomputed stage is alive again.
+  // Whether a recomputed stage keeps what came in alone, and is alive again as a whole, as motley
+  // runs it; else layer by layer.
+  static bool again_at_once(const Strategy& strategy) {
+    return strategy.recompute == Recompute::full && strategy.runtime == Runtime::motley;
+  }
+  // Extra bytes while one layer of a recomputed stage, or all of it, is alive again.
   Bytes transient_bytes(int first, int last, const Strategy& strategy) const;
   // How many micro-batches a range holds at most.
   double in_flight(int range, const Strategy& strategy) const;

@@ -15,8 +15,9 @@ std::vector<ReductionProgram> programs_for(const std::vector<ReductionProgram>& 
 }
 
 std::string check(const std::vector<ReductionStep>& steps, int devices) {
-  constexpr int kMost = 8192;  // a device's contributions are a bit for each device
-  if (devices > kMost) return fmt::format("reductions in steps are for at most {} devices", kMost);
+  // A device's contributions are a bit for each device.
+  if (devices > kMostReduced)
+    return fmt::format("reductions in steps are for at most {} devices", kMostReduced);
   net::SparseStates states(devices);
   for (size_t s = 0; s < steps.size(); ++s) {
     std::vector<bool> taken(static_cast<size_t>(devices));

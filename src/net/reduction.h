@@ -20,6 +20,8 @@ struct ReductionStep {
   friend bool operator==(const ReductionStep&, const ReductionStep&) = default;
 };
 
+constexpr int kMostReduced = 8192;  // devices that reduce in steps
+
 struct ReductionProgram {
   std::vector<int> devices;          // [rank]; empty: all of the cluster in order
   std::vector<ReductionStep> steps;  // among ranks

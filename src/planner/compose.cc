@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -182,6 +183,9 @@ class PlanBuilder::Composer {
     std::vector<int> numbers;
     for (int s = 0; s < stages_; ++s)
       numbers.push_back(builder_.programs_.number_of(result_.graph(s)));
+    std::vector<Divided> divided;
+    for (int s = 0; s < stages_; ++s) divided.push_back(divided_of(s));
+    const Bytes fixed = whole_batch(result_);
     std::vector<StageTask> tasks;
     for (size_t r = 0; r < kinds_.size(); ++r) {
       const ReplicaPlan& replica = result_.replicas[r];
@@ -200,8 +204,8 @@ class PlanBuilder::Composer {
              .recompute = replica.stages[s].recompute,
              .thorough = composition_.thorough,
              .worth = stages_ == 1 ? composition_.worth : std::numeric_limits<double>::infinity(),
-             .divided = divided_of(s),
-             .fixed_bytes = whole_batch(result_),
+             .divided = divided[s],
+             .fixed_bytes = fixed,
              .reduced_over = reduced_over(result_, s)});
       }
     }
@@ -245,7 +249,9 @@ class PlanBuilder::Composer {
   const ReductionProgram* joint_of(int s) {
     const bool ranks = std::any_of(seats_[s].begin(), seats_[s].end(),
                                    [](const std::vector<int>& d) { return d.size() > 1; });
-    if (seats_[s].size() == 1 || !ranks) return nullptr;
+    size_t devices = 0;
+    for (const std::vector<int>& seat : seats_[s]) devices += seat.size();
+    if (seats_[s].size() == 1 || !ranks || devices > kMostReduced) return nullptr;
     return &builder_.joint_reduction(seats_[s],
                                      static_cast<Bytes>(result_.graph(s).parameter_bytes()));
   }
@@ -257,32 +263,45 @@ class PlanBuilder::Composer {
       to->push_back(*program);
   }
 
-  // Each replica's times, and how many micro-batches its stages can hold.
+  // Each replica's times, and how many micro-batches its stages can hold: of those that look alike
+  // one's are all's.
   bool time_stages() {
+    const net::Topology topology(cluster_);
     times_.resize(result_.replicas.size());
-    for (size_t r = 0; r < times_.size(); ++r)
+    std::map<std::vector<double>, size_t> alike;
+    std::map<const Planned*, int> numbers;
+    for (size_t r = 0; r < times_.size(); ++r) {
+      request_.limits.deadline.check();
+      const ReplicaPlan& replica = result_.replicas[r];
+      std::vector<double> look = {static_cast<double>(replica.micro_batches)};
+      std::map<int, int> nodes;
+      int before = -1;
       for (int s = 0; s < stages_; ++s) {
-        if (!timed_like_another(r, s) && !time_stage(r, s)) return false;
-        if (s + 1 < stages_) times_[r].links.push_back(link_time(r, s));
+        const Planned* program = found_[r * stages_ + s];
+        const int number = numbers.try_emplace(program, numbers.size()).first->second;
+        look.insert(look.end(),
+                    {static_cast<double>(number), static_cast<double>(kinds_[r][s]->number),
+                     static_cast<double>(replica.stages[s].recompute), state_[s].shares[r]});
+        // How devices lie in the tree.
+        for (const int d : replica.stages[s].devices) {
+          const int node = topology.leaf_group(d);
+          look.push_back(nodes.try_emplace(node, nodes.size()).first->second);
+          if (before >= 0) look.push_back(topology.common_depth(before, d));
+          before = d;
+        }
       }
-    return true;
-  }
-
-  // Whether another replica's stage is the same, whose times it then has.
-  bool timed_like_another(size_t r, int s) {
-    const auto found = [&](size_t replica) { return found_[replica * stages_ + s]; };
-    for (size_t q = 0; q < r; ++q) {
-      const ReplicaPlan &a = result_.replicas[q], &b = result_.replicas[r];
-      if (found(q) != found(r) || kinds_[q][s] != kinds_[r][s] ||
-          a.micro_batches != b.micro_batches || a.stages[s].recompute != b.stages[s].recompute ||
-          state_[s].shares[q] != state_[s].shares[r])
+      const auto [it, fresh] = alike.try_emplace(std::move(look), r);
+      alike_.push_back(it->second);
+      if (!fresh) {
+        times_[r] = times_[it->second];
         continue;
-      times_[r].stages.push_back(times_[q].stages[s]);
-      times_[r].epilogue.push_back(times_[q].epilogue[s]);
-      times_[r].in_flight_limit.push_back(times_[q].in_flight_limit[s]);
-      return true;
+      }
+      for (int s = 0; s < stages_; ++s) {
+        if (!time_stage(r, s)) return false;
+        if (s + 1 < stages_) times_[r].links.push_back(link_time(topology, r, s));
+      }
     }
-    return false;
+    return true;
   }
 
   bool time_stage(size_t r, int s) {
@@ -319,7 +338,7 @@ class PlanBuilder::Composer {
   }
 
   // Of what a stage and the next one hand to each other.
-  pipeline::LinkTime link_time(size_t r, int s) const {
+  pipeline::LinkTime link_time(const net::Topology& topology, size_t r, int s) const {
     const StagePlan &stage = result_.replicas[r].stages[s],
                     &next = result_.replicas[r].stages[s + 1];
     std::vector<net::PairMessage> down, up;
@@ -336,7 +355,6 @@ class PlanBuilder::Composer {
                    static_cast<Bytes>(builder_.graph().spec(t.value).bytes()),
                    is_down ? &down : &up);
     }
-    const net::Topology topology(cluster_);
     pipeline::LinkTime link;
     link.forward = net::messages_time(topology, down);
     link.backward = net::messages_time(topology, up);
@@ -347,22 +365,29 @@ class PlanBuilder::Composer {
   void choose_warm_ups() {
     if (stages_per_device_ > 1) {
       result_.schedule = "interleaved";
-      step_ = simulate(*plan_).step;
+      step_ = simulate(*plan_, false, request_.limits.deadline).step;
       return;
     }
     int held = 0;
     std::vector<std::vector<int>> best;  // [replica][stage]
     std::set<std::vector<std::vector<int>>> tried;
-    PipelineSteps steps(*plan_);
+    PipelineSteps steps(*plan_, request_.limits.deadline);
     for (const pipeline::ScheduleDef& def : pipeline::schedule_table()) {
       if (def.counts == nullptr) continue;
+      if (!best.empty() && request_.limits.deadline.over()) break;
       const std::vector<std::vector<int>> counts = counts_of(def);
       int sum = 0;
       for (const std::vector<int>& of_replica : counts)
         sum = std::accumulate(of_replica.begin(), of_replica.end(), sum);
       if (!tried.insert(counts).second) continue;
       warm_up(counts);
-      const Seconds step = steps.step();
+      Seconds step = 0;
+      try {
+        step = steps.step();
+      } catch (const TimeIsUp&) {
+        if (best.empty()) throw;
+        break;
+      }
       if (step > step_ * (1 + 1e-9) || (step > step_ * (1 - 1e-9) && sum >= held)) continue;
       step_ = step;
       held = sum;
@@ -376,8 +401,9 @@ class PlanBuilder::Composer {
   std::vector<std::vector<int>> counts_of(const pipeline::ScheduleDef& def) const {
     std::vector<std::vector<int>> all;
     for (size_t r = 0; r < times_.size(); ++r)
-      all.push_back(pipeline::within_limits(times_[r], def.counts(times_[r]),
-                                            result_.replicas[r].micro_batches));
+      all.push_back(alike_[r] < r ? all[alike_[r]]
+                                  : pipeline::within_limits(times_[r], def.counts(times_[r]),
+                                                            result_.replicas[r].micro_batches));
     // Replicas that meet in every backward pass take passes in the same order.
     for (int s = 0; s < stages_ && divides_ && composition_.zero > 1; ++s) {
       int least = all[0][s];
@@ -416,12 +442,16 @@ class PlanBuilder::Composer {
     std::swap(others, plan_->reductions);
   }
 
-  // Whether the plan takes less than the best so far, which it is then.
+  // Whether the plan takes less than the best so far, which it is then. No: there is no time to see.
   bool faster() {
-    const Seconds step = simulate(*plan_).step;
-    if (step >= step_ * (1 - 1e-9)) return false;
-    step_ = step;
-    return true;
+    try {
+      const Seconds step = simulate(*plan_, false, request_.limits.deadline).step;
+      if (step >= step_ * (1 - 1e-9)) return false;
+      step_ = step;
+      return true;
+    } catch (const TimeIsUp&) {
+      return false;
+    }
   }
 
   bool fits() {
@@ -454,6 +484,7 @@ class PlanBuilder::Composer {
   std::vector<DividedState> state_;                         // [stage]
   size_t separate_ = 0;                                     // reductions that are not joint
   std::vector<pipeline::Pipeline> times_;                   // [replica]
+  std::vector<size_t> alike_;                               // [replica] the first that looks alike
   Seconds step_ = std::numeric_limits<double>::infinity();  // of the plan
 };
 

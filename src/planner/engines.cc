@@ -23,6 +23,7 @@ bool wants_accumulated(const PlanOptions& o) {
 bool wants_grid(const PlanOptions& o) {
   return o.strategy.empty() && (everything(o) || o.engine == "grid" || !o.fix.empty());
 }
+bool wants_quick(const PlanOptions& o) { return everything(o) && o.segments.one(); }
 bool wants_pipeline(const PlanOptions& o) {
   return o.strategy.empty() && o.fix.empty() && (everything(o) || o.engine == "pipeline");
 }
@@ -38,6 +39,9 @@ bool wants_opponents(const PlanOptions& o) {
 // Of one program there is nothing to be gained by knowing the step of other plans.
 EngineResult one_program(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
   return plan_one_program(o, c, g);
+}
+EngineResult quick_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+  return plan_quickly(o, c, g);
 }
 EngineResult grid_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
   return plan_grid(o, c, g, grid::parse_fixed(o.fix));
@@ -58,6 +62,7 @@ EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g
 
 const std::vector<Engine>& engines() {
   static const std::vector<Engine> table = {
+      {"grid", 0, wants_quick, quick_of},
       {"spmd", 0, wants_one_program, one_program},
       {"spmd", 2, wants_accumulated, plan_accumulated},
       {"pipeline", 1, wants_pipeline, pipeline_of},
@@ -71,7 +76,8 @@ const std::vector<Engine>& engines() {
 std::vector<std::string> engine_names() {
   std::vector<std::string> names = {"auto"};
   for (const Engine& engine : engines())
-    if (names.back() != engine.name) names.push_back(engine.name);
+    if (std::find(names.begin(), names.end(), engine.name) == names.end())
+      names.emplace_back(engine.name);
   return names;
 }
 

@@ -111,6 +111,11 @@ EngineResult plan_grid(const PlanOptions& options, const Cluster& cluster, const
 EngineResult plan_virtual(const PlanOptions& options, const Cluster& cluster,
                           const GraphOf& graph_of, const VirtualDevices& wanted);
 
+// Plans of the grid that are found at once, without searching for programs; where they do not fit,
+// one program that divides all parameters.
+EngineResult plan_quickly(const PlanOptions& options, const Cluster& cluster,
+                          const GraphOf& graph_of);
+
 // The fastest of what users would run otherwise (DDP, FSDP, Megatron, each with the best of its
 // knobs); all of them are in `baselines`.
 EngineResult plan_opponents(const PlanOptions& options, const Cluster& cluster,

@@ -84,6 +84,13 @@ grid::Model grid_model(const LayeredGraph& builder, int64_t samples) {
   return model;
 }
 
+grid::Estimator estimator_of(const grid::Model& model, const Cluster& cluster, double workspace) {
+  grid::Calibration calibration = grid::default_calibration(cluster, model.precision);
+  calibration.context = 0;
+  calibration.fragmentation = workspace;
+  return grid::Estimator(model, cluster, calibration);
+}
+
 int merged_replicas(const grid::Strategy& s) {
   return s.zero == 3 ? s.dp : std::max(1, s.ep / s.cp);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "grid/estimate.h"
 #include "grid/model.h"
 #include "grid/strategy.h"
 #include "planner/composition.h"
@@ -12,6 +13,11 @@ namespace motley::planner {
 
 // The layers of a graph of `samples` as the grid sees them.
 grid::Model grid_model(const LayeredGraph& graph, int64_t samples);
+
+// What it estimates plans by: those of a cluster as it is described, judged by what they hold.
+// `workspace`: of activations, what is there beside them.
+grid::Estimator estimator_of(const grid::Model& model, const Cluster& cluster,
+                             double workspace = 0);
 
 // A stage's program is searched on all devices of its replica: on those of context parallelism it
 // may cut the sequence, on those of expert parallelism the experts, or whatever costs less.

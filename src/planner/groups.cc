@@ -19,7 +19,7 @@ DeviceGroups::Kind::Kind(int n, Cluster c, OverReplicas r, bool planned)
       model(cluster, reductions, replicas) {}
 
 const DeviceGroups::Kind& DeviceGroups::kind_of(Cluster part, OverReplicas replicas) {
-  std::string text = to_yaml(part);
+  std::string text = look_of(part);
   if (!replicas.piece.empty())
     text += fmt::format("{} {} {}", replicas.fixed, replicas.seconds_per_byte,
                         fmt::join(replicas.piece, " "));

@@ -203,7 +203,7 @@ void finish(PlanReport* report, DType precision) {
   for (const EngineResult& engine : report->engines)
     for (const StrategyTime& b : engine.baselines)
       best.alternatives.push_back(
-          {b.name, b.feasible ? b.knobs : b.reason, true, b.feasible, b.predicted_step_s});
+          {b.name, b.feasible ? knobs_of(b) : b.reason, true, b.feasible, b.predicted_step_s});
   if (!exact(best))
     spdlog::warn("{}, unlike on one device; --engine spmd computes the same as one device",
                  normalised_by_part(*best.graph, best.pipeline->part()));

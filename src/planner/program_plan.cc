@@ -10,6 +10,7 @@
 #include "cluster/part.h"
 #include "core/error.h"
 #include "core/ranges.h"
+#include "solver/order.h"
 
 namespace motley::planner {
 
@@ -47,32 +48,35 @@ const Known kKnown[] = {{"dp-ev", Restriction::data_parallel, even_ratios},
 
 const Known kZeroBySpeed = {"zero-cp", Restriction::zero, proportional_ratios};
 
-// Parts of a cluster that might be faster than all of it, each a list of devices.
+// Parts of a cluster that might be faster than all of it, each a list of devices; of those that
+// look alike the first.
 std::vector<std::vector<int>> parts_of(const Cluster& cluster) {
   std::set<std::vector<int>> parts;
-  auto add = [&](auto belongs) {
+  const auto add = [&](int begin, int end, const auto& belongs) {
     std::vector<int> devices;
-    for (int d = 0; d < cluster.size(); ++d)
+    for (int d = begin; d < end; ++d)
       if (belongs(d)) devices.push_back(d);
     if (!devices.empty() && static_cast<int>(devices.size()) < cluster.size())
       parts.insert(std::move(devices));
   };
-  for (const Group& g : cluster.groups)
-    add([&](int d) { return d >= g.first_device && d < g.first_device + g.device_count; });
+  // A group's devices of some speed.
+  const auto add_group = [&](const Group& g, FlopsPerSecond least) {
+    add(g.first_device, g.first_device + g.device_count,
+        [&](int d) { return cluster.type_of(d).flops >= least; });
+  };
+  for (const Group& g : cluster.groups) add_group(g, 0);
   for (const DeviceType& slowest : cluster.types) {
-    add([&](int d) { return cluster.type_of(d).flops >= slowest.flops; });
     // The first device of the type.
     int first = 0;
     while (&cluster.type_of(first) != &slowest) ++first;
-    add([&](int d) { return d == first; });
-    // One group's devices of that speed.
-    for (const Group& g : cluster.groups)
-      add([&](int d) {
-        return d >= g.first_device && d < g.first_device + g.device_count &&
-               cluster.type_of(d).flops >= slowest.flops;
-      });
+    add(first, first + 1, [](int) { return true; });
+    for (const Group& g : cluster.groups) add_group(g, slowest.flops);
   }
-  return {parts.begin(), parts.end()};
+  std::set<std::string> looks;
+  std::vector<std::vector<int>> unlike;
+  for (const std::vector<int>& part : parts)
+    if (looks.insert(look_of(part_of(cluster, part))).second) unlike.push_back(part);
+  return unlike;
 }
 
 }  // namespace
@@ -96,6 +100,11 @@ AlternationOptions restricted(const std::string& strategy, const Cluster& cluste
   return options;
 }
 
+std::string knobs_of(const StrategyTime& opponent) {
+  if (opponent.on_motley_s <= opponent.predicted_step_s * (1 + 1e-3)) return opponent.knobs;
+  return fmt::format("{} ({} run by motley)", opponent.knobs, format_seconds(opponent.on_motley_s));
+}
+
 std::string part_in_words(const std::vector<int>& devices, int of, const std::string& cluster) {
   return fmt::format(
       "{} of the {} of {} ({}): with the others it would communicate longer than they save",
@@ -114,6 +123,7 @@ class ProgramPlanner::Work {
     if (!request_.strategy.empty()) options_ = restricted(request_.strategy, cluster, options_);
     options_.overlap = true;
     options_.certify = false;
+    if (options_.orders == nullptr) options_.orders = &orders_;
   }
 
   ProgramResult run() {
@@ -212,6 +222,7 @@ class ProgramPlanner::Work {
       options.overlap = true;
       options.recompute = false;
       options.certify = false;
+      options.orders = options_.orders;
       Alternation s;
       s.reason = "time ran out before a plan was found";
       try {
@@ -276,6 +287,7 @@ class ProgramPlanner::Work {
   const Cluster cluster_;
   const ProgramRequest request_;
   AlternationOptions options_;
+  solver::OrderMemo orders_;
   const Deadline deadline_;
   std::shared_ptr<Attempt> whole_, best_;
   Alternation rival_;  // the best baseline

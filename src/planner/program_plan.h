@@ -37,7 +37,12 @@ struct StrategyTime {
   Seconds predicted_step_s = 0;
   std::string reason;
   std::string knobs;  // of an opponent (engines/opponents.cc): what makes it fastest
+  // Of an opponent: the same plan run by motley, which hides less than its own framework may; 0:
+  // not known.
+  Seconds on_motley_s = 0;
 };
+// An opponent's knobs in words, and its step run by motley where that is another.
+std::string knobs_of(const StrategyTime& opponent);
 
 struct ProgramResult {
   bool feasible = false;

@@ -16,7 +16,7 @@ namespace motley::reduce {
 
 namespace {
 
-constexpr int kMostDevices = 8192;
+constexpr int kMostDevices = kMostReduced;
 constexpr int kMostSteps = 3;
 constexpr double kGain = 0.97;
 // Tensors wait whole at the heads, which costs more than links do: on emulated clusters a program
@@ -148,7 +148,7 @@ std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::G
     std::vector<int> ascending = devices;
     std::sort(ascending.begin(), ascending.end());
     const Cluster part = part_of(cluster, ascending);
-    auto [it, fresh] = known.try_emplace(to_yaml(part));
+    auto [it, fresh] = known.try_emplace(look_of(part));
     if (fresh) it->second = steps_for(part);
     if (!hierarchy_of(part)) gain = kGainOfHeads;
     const std::vector<ReductionStep>& steps = it->second;

@@ -27,31 +27,41 @@ void add_messages(const Holding& from, const Holding& to, Bytes bytes,
                   std::vector<net::PairMessage>* messages) {
   const int senders = static_cast<int>(from.devices->size()),
             receivers = static_cast<int>(to.devices->size());
-  auto piece = [](const Holding& h, int rank) {
+  const auto piece = [](const Holding& h, int rank) {
     return h.cut == 0 ? 1.0
                       : static_cast<double>(h.shares->of(h.cut)[rank]) / static_cast<double>(h.cut);
   };
-  for (int r = 0; r < receivers; ++r)
-    for (int s = 0; s < senders; ++s) {
-      double part = 0;
-      if (from.cut == 0) {
-        if (s == static_cast<int>(static_cast<int64_t>(r) * senders / receivers))
-          part = piece(to, r);
-      } else if (to.cut == from.cut && to.placement == from.placement) {
-        const int64_t a = from.shares->begin(from.cut, s), b = to.shares->begin(to.cut, r);
-        const int64_t low = std::max(a, b), high = std::min(a + from.shares->of(from.cut)[s],
-                                                            b + to.shares->of(to.cut)[r]);
-        part = static_cast<double>(std::max<int64_t>(high - low, 0)) / static_cast<double>(to.cut);
-      } else {
-        part = piece(from, s) * piece(to, r);
-      }
-      if (part > 0) messages->push_back({(*from.devices)[s], (*to.devices)[r], bytes * part});
+  const auto add = [&](int s, int r, double part) {
+    if (part > 0) messages->push_back({(*from.devices)[s], (*to.devices)[r], bytes * part});
+  };
+  if (from.cut == 0) {
+    for (int r = 0; r < receivers; ++r)
+      add(static_cast<int>(static_cast<int64_t>(r) * senders / receivers), r, piece(to, r));
+    return;
+  }
+  if (to.cut != from.cut || to.placement != from.placement) {
+    for (int r = 0; r < receivers; ++r)
+      for (int s = 0; s < senders; ++s) add(s, r, piece(from, s) * piece(to, r));
+    return;
+  }
+  // Both are cut alike: from the first sender whose piece ends behind where the receiver's begins.
+  const std::vector<int64_t>&sent = from.shares->of(from.cut), &taken = to.shares->of(to.cut);
+  int64_t a = 0, b = 0;
+  for (int r = 0, s = 0; r < receivers; b += taken[r++]) {
+    while (s < senders && a + sent[s] <= b) a += sent[s++];
+    int64_t begin = a;
+    for (int t = s; t < senders && begin < b + taken[r]; begin += sent[t++]) {
+      const int64_t low = std::max(begin, b), high = std::min(begin + sent[t], b + taken[r]);
+      add(t, r,
+          static_cast<double>(std::max<int64_t>(high - low, 0)) / static_cast<double>(to.cut));
     }
+  }
 }
 
-Exchanges::Exchanges(const Plan& plan)
+Exchanges::Exchanges(const Plan& plan, const Deadline& deadline)
     : plan_(plan),
       pipeline_(*plan.pipeline),
+      deadline_(deadline),
       topology_(plan.cluster),
       divided_(divided_states(pipeline_)) {
   for (int s = 0; s < pipeline_.stages(); ++s)
@@ -109,15 +119,19 @@ Holding Exchanges::gradient_of(size_t r, int s, size_t parameter) const {
 
 std::vector<Way> Exchanges::ways() const {
   std::map<std::tuple<int, int, bool>, std::vector<net::PairMessage>> messages;
-  for (const Transfer& t : pipeline_.parts().transfers)
+  for (const Transfer& t : pipeline_.parts().transfers) {
+    const Theory& from = pipeline_.theory(t.from);
+    std::map<const StageSite*, Placement> made;
     for (size_t r = 0; r < pipeline_.replicas.size(); ++r) {
-      const Theory& from = pipeline_.theory(t.from);
-      add_messages(
-          holding(r, t.from, t.made, output_placement(from, planned(r, t.from).program, t.made)),
-          holding(r, t.to, t.taken, sites[r][t.to]->stored[t.taken.index]),
-          static_cast<Bytes>(pipeline_.part().graph.spec(t.value).bytes()),
-          &messages[{t.from, t.to, t.backward}]);
+      if (deadline_.over()) throw TimeIsUp();
+      const auto [it, fresh] = made.try_emplace(sites[r][t.from].get());
+      if (fresh) it->second = output_placement(from, planned(r, t.from).program, t.made);
+      add_messages(holding(r, t.from, t.made, it->second),
+                   holding(r, t.to, t.taken, sites[r][t.to]->stored[t.taken.index]),
+                   static_cast<Bytes>(pipeline_.part().graph.spec(t.value).bytes()),
+                   &messages[{t.from, t.to, t.backward}]);
     }
+  }
   std::vector<Way> ways;
   for (const auto& [way, list] : messages) {
     Way w;
@@ -176,6 +190,7 @@ Seconds Exchanges::exchange_sums(const std::vector<Holding>& held,
       gathered = std::max(gathered, model.collective(Collective::all_gather, bytes,
                                                      fractions.profile(taken.cut, model.net())));
     }
+    if (deadline_.over()) throw TimeIsUp();
     for (size_t from = 0; from < held.size(); ++from)
       if (from != to) add_messages(held[from], taken, bytes, messages);
   }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/deadline.h"
 #include "net/messages.h"
 #include "plan/plan.h"
 
@@ -28,7 +29,6 @@ void add_messages(const Holding& from, const Holding& to, Bytes bytes,
 // A stage of a replica on its devices.
 struct StageSite {
   Cluster part;
-  std::string part_text;
   std::vector<Placement> stored;  // [value] of its graph that is a source
   std::unique_ptr<CostModel> model;
   std::unique_ptr<Shares> shares;
@@ -50,8 +50,9 @@ struct Way {
 
 class Exchanges {
  public:
-  // REQUIRES: the plan outlives this, and has a pipeline.
-  explicit Exchanges(const Plan& plan);
+  // REQUIRES: the plan outlives this, and has a pipeline. What takes long throws TimeIsUp if the
+  // deadline passes.
+  explicit Exchanges(const Plan& plan, const Deadline& deadline = {});
 
   const JointGradients& joint(int stage) const { return joint_[stage]; }
   const DividedState& divided(int stage) const { return divided_[stage]; }
@@ -62,7 +63,7 @@ class Exchanges {
   // Parameters that replicas stepped parts of, after the optimizer.
   Sent parameters(int stage) const;
 
-  // [replica][stage] What follows needs them.
+  // [replica][stage] What follows needs them. Replicas that are alike in a stage share its site.
   std::vector<std::vector<std::shared_ptr<const StageSite>>> sites;
   std::vector<Way> ways() const;
   // Gradients at the end of a step.
@@ -97,6 +98,7 @@ class Exchanges {
 
   const Plan& plan_;
   const PipelinePlan& pipeline_;
+  const Deadline deadline_;
   net::Topology topology_;
   std::vector<JointGradients> joint_;  // [stage]
   std::vector<DividedState> divided_;  // [stage]

@@ -1,6 +1,7 @@
 #include "sim/pipeline.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <set>
 
@@ -16,8 +17,12 @@ constexpr Seconds kUnknown = -1;
 
 class Simulator {
  public:
-  Simulator(const Plan& plan, bool with_spans)
-      : plan_(plan), pipeline_(*plan.pipeline), spans_(with_spans), exchanges_(plan) {
+  Simulator(const Plan& plan, bool with_spans, const Deadline& deadline)
+      : plan_(plan),
+        pipeline_(*plan.pipeline),
+        spans_(with_spans),
+        deadline_(deadline),
+        exchanges_(plan, deadline) {
     sim_.devices.resize(plan.cluster.size());
     replicas_.resize(pipeline_.replicas.size());
     for (int s = 0; s < pipeline_.stages(); ++s) {
@@ -25,8 +30,11 @@ class Simulator {
       for (size_t r = 0; r < replicas_.size(); ++r) groups.push_back(planned(r, s).devices);
       shared_.push_back(groups.size() > 1 ? shared_by(plan.cluster, groups) : plan.cluster);
     }
-    for (size_t r = 0; r < replicas_.size(); ++r)
+    seats_.resize(pipeline_.stages());
+    for (size_t r = 0; r < replicas_.size(); ++r) {
+      if (deadline_.over()) throw TimeIsUp();
       for (int s = 0; s < pipeline_.stages(); ++s) replicas_[r].push_back(prepare(r, s));
+    }
     meet();
     for (const auto& stages : replicas_) {
       exchanges_.sites.emplace_back();
@@ -36,6 +44,16 @@ class Simulator {
     for (const Way& w : ways_)
       exchange(fmt::format("stage {} to {}, {}", w.from, w.to, w.backward ? "backward" : "forward"),
                pipeline_.micro_batches(), w.sent);
+    for (size_t r = 0; r < replicas_.size(); ++r)
+      for (int s = 0; s < pipeline_.stages(); ++s) {
+        Stage& stage = replicas_[r][s];
+        const Stage& first = replicas_[stage.like][s];
+        if (exchanges_.in_every_pass(s)) continue;
+        const auto& left_out = exchanges_.joint(s).steps;
+        stage.reduction = stage.like != static_cast<int>(r) && left_out[r] == left_out[stage.like]
+                              ? first.reduction
+                              : reduction_of(r, s);
+      }
   }
 
   Simulation run() {
@@ -55,39 +73,79 @@ class Simulator {
 
  private:
   void step() {
+    find_alike();
     for (size_t r = 0; r < replicas_.size(); ++r) {
+      if (deadline_.over()) throw TimeIsUp();
       const auto groups = stage_groups(pipeline_.replicas[r]);
-      for (const auto& group : groups)
-        replicas_[r][group[0]].order =
-            passes_of(pipeline_.replicas[r], group, static_cast<int>(groups.size()));
       for (Stage& stage : replicas_[r]) stage.free = 0, stage.next = 0;
       for (const auto& group : groups) {
+        if (alone(r))
+          replicas_[r][group[0]].order =
+              passes_of(pipeline_.replicas[r], group, static_cast<int>(groups.size()));
         Seconds before = 0;
         for (int s : group) before = std::max(before, replicas_[r][s].before);
         replicas_[r][group[0]].free = before;
         for (int d : planned(r, group[0]).devices) sim_.devices[d].idle += before;
       }
     }
-    for (size_t r = 0; r < replicas_.size(); ++r) passes(static_cast<int>(r));
+    for (size_t r = 0; r < replicas_.size(); ++r)
+      if (alone(r)) passes(static_cast<int>(r));
+    for (size_t r = 0; r < replicas_.size(); ++r)
+      if (!alone(r)) take_passes(r, like_[r]);
     reductions();
     update();
   }
 
-  struct Piece {  // of work on a device inside a pass
-    int rank;
-    Seconds begin, end;
-    WalkKind kind;
+  // Replicas that take the same time in everything, with the warm-up counts of now.
+  void find_alike() {
+    like_.resize(replicas_.size());
+    std::map<std::vector<double>, int> first;
+    for (size_t r = 0; r < replicas_.size(); ++r) {
+      const ReplicaPlan& replica = pipeline_.replicas[r];
+      std::vector<double> key = {static_cast<double>(replica.micro_batches)};
+      for (int s = 0; s < pipeline_.stages(); ++s) {
+        const Stage& stage = replicas_[r][s];
+        key.insert(key.end(), {static_cast<double>(stage.like), static_cast<double>(stage.head),
+                               static_cast<double>(replica.stages[s].warm_up), stage.reduction,
+                               exchanges_.divided(s).shares[r]});
+      }
+      const auto it = first.try_emplace(std::move(key), static_cast<int>(r)).first;
+      like_[r] = spans_ ? static_cast<int>(r) : it->second;
+      if (like_[r] != static_cast<int>(r)) continue;
+      copies_.resize(replicas_.size());
+      copies_[r] = 1;
+    }
+    for (size_t r = 0; r < replicas_.size(); ++r)
+      if (!alone(r)) ++copies_[like_[r]];
+  }
+  // It stands for itself.
+  bool alone(size_t r) const { return like_[r] == static_cast<int>(r); }
+
+  // A replica's passes are those of one that is like it.
+  void take_passes(size_t r, size_t like) {
+    for (int s = 0; s < pipeline_.stages(); ++s) {
+      replicas_[r][s].free = replicas_[like][s].free;
+      const std::vector<int>&to = planned(r, s).devices, &from = planned(like, s).devices;
+      for (size_t i = 0; i < to.size(); ++i) sim_.devices[to[i]] = sim_.devices[from[i]];
+    }
+  }
+
+  // What a device does in a pass, all in all; used: until it has nothing more to do.
+  struct Work {
+    Seconds busy = 0, comm = 0, idle = 0, used = 0;
   };
   struct PassTime {
     Seconds seconds = 0;
-    std::vector<Piece> work;
+    std::vector<Work> work;  // [rank]
   };
   struct Stage {
     std::shared_ptr<StageSite> site;
+    int like = 0;  // the first replica whose passes of the stage take the same
     Phases phases;
     PassTime forward, backward;
-    Seconds before = 0;  // of what is computed from the whole batch, once
-    int head = 0;        // first stage of its group, whose next three are the group's
+    Seconds before = 0;     // of what is computed from the whole batch, once
+    Seconds reduction = 0;  // of gradients within the stage, at the end
+    int head = 0;           // first stage of its group, whose next three are the group's
     Seconds free = 0;
     std::vector<Pass> order;
     size_t next = 0;
@@ -99,25 +157,27 @@ class Simulator {
   Stage prepare(size_t r, int s) {
     const StagePlan& plan = planned(r, s);
     Stage stage;
+    stage.like = static_cast<int>(r);
+    Cluster part = part_of(shared_[s], plan.devices);
+    std::string text = look_of(part);
+    std::vector<int>& seats = seats_[s][text];
+    for (const int q : seats)
+      if (passes_alike(q, r, s)) {
+        stage = replicas_[q][s];
+        break;
+      }
+    for (const auto& group : stage_groups(pipeline_.replicas[r]))
+      if (std::binary_search(group.begin(), group.end(), s)) stage.head = group[0];
+    if (stage.site) return stage;
+    seats.push_back(static_cast<int>(r));
     stage.site = std::make_shared<StageSite>();
-    stage.site->part = part_of(shared_[s], plan.devices);
-    stage.site->part_text = to_yaml(stage.site->part);
+    stage.site->part = std::move(part);
     stage.site->model = std::make_unique<CostModel>(
         stage.site->part, programs_for(plan_.reductions, plan.devices, plan_.cluster.size()));
     stage.site->shares = std::make_unique<Shares>(plan.ratios);
     stage.site->fractions =
         std::make_unique<Fractions>(stage.site->model->cluster(), *stage.site->shares);
-    for (const auto& group : stage_groups(pipeline_.replicas[r]))
-      if (std::binary_search(group.begin(), group.end(), s)) stage.head = group[0];
     stage.before = before_of(s, *stage.site->model);
-    for (size_t q = 0; q < r; ++q)
-      if (passes_alike(q, r, s, stage.site->part_text)) {
-        stage.site->stored = replicas_[q][s].site->stored;
-        stage.phases = replicas_[q][s].phases;
-        stage.forward = replicas_[q][s].forward;
-        stage.backward = replicas_[q][s].backward;
-        return stage;
-      }
     stage.site->stored = stored_placements(pipeline_.theory(s), plan.program);
     stage.phases = phases_of(pipeline_.theory(s), plan.program);
     stage.forward = pass(stage, r, s, {{0, stage.phases.backward}});
@@ -130,8 +190,8 @@ class Simulator {
     parts.push_back({stage.phases.reduction, static_cast<int>(plan.program.steps.size())});
     stage.backward = pass(stage, r, s, parts);
     const Seconds begin = stage.backward.seconds, end = begin + exchanges_.in_pass(s).seconds;
-    for (int i = 0; i < stage.site->part.size() && end > begin; ++i)
-      stage.backward.work.push_back({i, begin, end, WalkKind::comm});
+    for (Work& work : stage.backward.work)
+      if (end > begin) work.comm += end - begin, work.used = end;
     stage.backward.seconds = end;
     return stage;
   }
@@ -176,8 +236,9 @@ class Simulator {
     }
   }
 
-  // Whether replica r's passes of a stage take what those of replica q do.
-  bool passes_alike(size_t q, size_t r, int s, const std::string& part) const {
+  // Whether replica r's passes of a stage take what those of replica q do, on parts of the cluster
+  // that are alike.
+  bool passes_alike(size_t q, size_t r, int s) const {
     const StagePlan &a = planned(q, s), &b = planned(r, s);
     auto programs = [&](const StagePlan& stage) {
       auto list = programs_for(plan_.reductions, stage.devices, plan_.cluster.size());
@@ -185,20 +246,33 @@ class Simulator {
       return list;
     };
     return a.recompute == b.recompute && a.ratios == b.ratios &&
-           a.program.steps == b.program.steps && programs(a) == programs(b) &&
-           replicas_[q][s].site->part_text == part;
+           a.program.steps == b.program.steps && programs(a) == programs(b);
   }
 
   PassTime pass(const Stage& stage, size_t r, int s,
                 const std::vector<std::pair<int, int>>& parts) {
     PassTime result;
-    std::vector<Seconds> now(stage.site->part.size(), 0);
-    for (auto [begin, end] : parts)
-      walk(pipeline_.theory(s), planned(r, s).program, *stage.site->model, *stage.site->fractions,
-           begin, end, &now,
-           [&](int d, Seconds from, Seconds to, const std::string&, WalkKind kind, NodeId) {
-             result.work.push_back({d, from, to, kind});
-           });
+    const int ranks = stage.site->part.size();
+    std::vector<Seconds> now(ranks, 0);
+    result.work.resize(ranks);
+    for (auto [begin, end] : parts) {
+      std::vector<Work> done(ranks);
+      const std::vector<int> like =
+          walk(pipeline_.theory(s), planned(r, s).program, *stage.site->model,
+               *stage.site->fractions, begin, end, &now,
+               [&](int d, Seconds from, Seconds to, const std::string&, WalkKind kind, NodeId) {
+                 (kind == WalkKind::compute ? done[d].busy
+                  : kind == WalkKind::comm  ? done[d].comm
+                                            : done[d].idle) += to - from;
+               },
+               {.deadline = deadline_});
+      for (int d = 0; d < ranks; ++d) {
+        result.work[d].busy += done[like[d]].busy;
+        result.work[d].comm += done[like[d]].comm;
+        result.work[d].idle += done[like[d]].idle;
+      }
+    }
+    for (int d = 0; d < ranks; ++d) result.work[d].used = now[d];
     result.seconds = *std::max_element(now.begin(), now.end());
     return result;
   }
@@ -212,6 +286,7 @@ class Simulator {
     std::vector<std::vector<Arrival>> arrivals(ways_.size(), std::vector<Arrival>(count));
     std::vector<Seconds> way_free(ways_.size(), 0);
     std::vector<int> work;
+    const auto copies = static_cast<double>(copies_[r]);
     for (int s = stages - 1; s >= 0; --s)
       if (replicas_[r][s].head == s) work.push_back(s);
     while (!work.empty()) {
@@ -243,8 +318,8 @@ class Simulator {
           a.end = way_free[w] = a.begin + ways_[w].sent.seconds;
           for (int d : planned(r, ways_[w].to).devices)
             sim_.devices[d].comm += ways_[w].sent.seconds;
-          hidden_ +=
-              ways_[w].sent.seconds * static_cast<double>(planned(r, ways_[w].to).devices.size());
+          hidden_ += copies * ways_[w].sent.seconds *
+                     static_cast<double>(planned(r, ways_[w].to).devices.size());
           work.push_back(replicas_[r][ways_[w].to].head);
         }
       }
@@ -269,7 +344,7 @@ class Simulator {
     for (int d : planned(r, s).devices) {
       sim_.devices[d].idle += to - from - exposed;
       sim_.devices[d].exposed_comm += exposed;
-      hidden_ -= exposed;
+      hidden_ -= copies_[r] * exposed;
       span(d, from, to, "wait", WalkKind::wait);
     }
   }
@@ -277,24 +352,21 @@ class Simulator {
   void record(int r, int s, Seconds start, const PassTime& pass, Pass task) {
     if (only_step_) return;
     const std::vector<int>& devices = planned(r, s).devices;
-    std::vector<Seconds> used(devices.size(), 0);
-    for (const Piece& p : pass.work) {
-      DeviceTime& t = sim_.devices[devices[p.rank]];
-      (p.kind == WalkKind::compute ? t.busy
-       : p.kind == WalkKind::comm  ? t.comm
-                                   : t.idle) += p.end - p.begin;
-      if (p.kind == WalkKind::comm) t.exposed_comm += p.end - p.begin;
-      used[p.rank] = std::max(used[p.rank], p.end);
+    for (size_t i = 0; i < devices.size(); ++i) {
+      const Work& work = pass.work[i];
+      DeviceTime& t = sim_.devices[devices[i]];
+      t.busy += work.busy;
+      t.comm += work.comm;
+      t.exposed_comm += work.comm;
+      t.idle += work.idle + pass.seconds - work.used;
     }
+    if (!spans_) return;
     const std::string name = fmt::format(
         "{}{}{}", task.backward ? "backward " : "forward ", task.micro_batch,
         group_of(r, s).order.size() > 2 * static_cast<size_t>(pipeline_.replicas[r].micro_batches)
             ? fmt::format(" of stage {}", s)
             : "");
-    for (size_t i = 0; i < devices.size(); ++i) {
-      sim_.devices[devices[i]].idle += pass.seconds - used[i];
-      span(devices[i], start, start + pass.seconds, name, WalkKind::compute);
-    }
+    for (const int d : devices) span(d, start, start + pass.seconds, name, WalkKind::compute);
   }
 
   void communicate(int r, int s, Seconds begin, Seconds end, const char* name) {
@@ -340,7 +412,12 @@ class Simulator {
 
   // A stage reduces its gradients as its program says.
   void reduce_within(int r, int s) {
-    Stage& stage = replicas_[r][s];
+    const Seconds begin = group_of(r, s).free;
+    communicate(r, s, begin, begin + replicas_[r][s].reduction, "reduce");
+  }
+
+  Seconds reduction_of(size_t r, int s) const {
+    const Stage& stage = replicas_[r][s];
     std::vector<Seconds> now(stage.site->part.size(), 0);
     Program program = planned(r, s).program;
     const std::vector<int>& left_out = exchanges_.joint(s).steps[r];
@@ -348,10 +425,9 @@ class Simulator {
       program.steps.erase(program.steps.begin() + *step);
     walk(pipeline_.theory(s), program, *stage.site->model, *stage.site->fractions,
          stage.phases.reduction, static_cast<int>(program.steps.size()), &now,
-         [](int, Seconds, Seconds, const std::string&, WalkKind, NodeId) {});
-    const Seconds most = *std::max_element(now.begin(), now.end());
-    const Seconds begin = group_of(r, s).free;
-    communicate(r, s, begin, begin + most, "reduce");
+         [](int, Seconds, Seconds, const std::string&, WalkKind, NodeId) {},
+         {.deadline = deadline_});
+    return *std::max_element(now.begin(), now.end());
   }
 
   // Optimizers run.
@@ -359,21 +435,15 @@ class Simulator {
     std::vector<Seconds>& end = end_;
     end.assign(plan_.cluster.size(), 0);
     for (size_t r = 0; r < replicas_.size(); ++r)
-      for (int s = 0; s < pipeline_.stages(); ++s) {
-        Stage& stage = replicas_[r][s];
-        const std::vector<int>& devices = planned(r, s).devices;
-        // After that of the stage before it on these devices.
-        std::vector<Seconds> now;
-        for (int d : devices) now.push_back(std::max(group_of(r, s).free, end[d]));
-        walk_optimizer(
-            pipeline_.theory(s), planned(r, s).program, *stage.site->model, *stage.site->fractions,
-            plan_.optimizer, &now,
-            [&](int d, Seconds from, Seconds to, const std::string& name, WalkKind kind, NodeId) {
-              sim_.devices[devices[d]].busy += to - from;
-              span(devices[d], from, to, name, kind);
-            },
-            exchanges_.divided(s).kept(static_cast<int>(r)));
-        for (size_t i = 0; i < devices.size(); ++i) end[devices[i]] = now[i];
+      for (int s = 0; s < pipeline_.stages() && alone(r); ++s)
+        step_parameters(static_cast<int>(r), s, &end);
+    for (size_t r = 0; r < replicas_.size(); ++r)
+      for (int s = 0; s < pipeline_.stages() && !alone(r); ++s) {
+        const std::vector<int>&to = planned(r, s).devices, &from = planned(like_[r], s).devices;
+        for (size_t i = 0; i < to.size(); ++i) {
+          end[to[i]] = end[from[i]];
+          sim_.devices[to[i]].busy = sim_.devices[from[i]].busy;
+        }
       }
     // Replicas that stepped parts of parameters gather them.
     for (int s = 0; s < pipeline_.stages(); ++s) {
@@ -396,6 +466,26 @@ class Simulator {
     sim_.step = *std::max_element(end.begin(), end.end());
   }
 
+  void step_parameters(int r, int s, std::vector<Seconds>* end) {
+    Stage& stage = replicas_[r][s];
+    const std::vector<int>& devices = planned(r, s).devices;
+    // After that of the stage before it on these devices.
+    std::vector<Seconds> now, busy(devices.size(), 0);
+    for (int d : devices) now.push_back(std::max(group_of(r, s).free, (*end)[d]));
+    const std::vector<int> like = walk_optimizer(
+        pipeline_.theory(s), planned(r, s).program, *stage.site->model, *stage.site->fractions,
+        plan_.optimizer, &now,
+        [&](int d, Seconds from, Seconds to, const std::string& name, WalkKind kind, NodeId) {
+          busy[d] += to - from;
+          span(devices[d], from, to, name, kind);
+        },
+        exchanges_.divided(s).kept(r), {.each = spans_, .deadline = deadline_});
+    for (size_t i = 0; i < devices.size(); ++i) {
+      sim_.devices[devices[i]].busy += busy[like[i]];
+      (*end)[devices[i]] = now[i];
+    }
+  }
+
   void summarize() {
     const std::vector<Bytes> memory = pipeline_memory(pipeline_, plan_.cluster, plan_.optimizer);
     Seconds busiest = 0, total = 0, comm = 0;
@@ -414,8 +504,13 @@ class Simulator {
   const Plan& plan_;
   const PipelinePlan& pipeline_;
   const bool spans_;
+  const Deadline deadline_;
   Exchanges exchanges_;
   std::vector<Cluster> shared_;  // [stage] as its replicas see it, all of them busy
+  // [stage] By the part of the cluster, replicas whose passes take different times.
+  std::vector<std::map<std::string, std::vector<int>>> seats_;
+  std::vector<int> like_;    // [replica] the one that is simulated for it
+  std::vector<int> copies_;  // [replica] how many it stands for
   std::vector<std::vector<Stage>> replicas_;
   std::vector<Way> ways_;
   Simulation sim_;
@@ -426,8 +521,8 @@ class Simulator {
 
 }  // namespace
 
-Simulation simulate_pipeline(const Plan& plan, bool with_spans) {
-  return Simulator(plan, with_spans).run();
+Simulation simulate_pipeline(const Plan& plan, bool with_spans, const Deadline& deadline) {
+  return Simulator(plan, with_spans, deadline).run();
 }
 
 class PipelineSteps::Impl : public Simulator {
@@ -435,7 +530,8 @@ class PipelineSteps::Impl : public Simulator {
   using Simulator::Simulator;
 };
 
-PipelineSteps::PipelineSteps(const Plan& plan) : impl_(std::make_unique<Impl>(plan, false)) {}
+PipelineSteps::PipelineSteps(const Plan& plan, const Deadline& deadline)
+    : impl_(std::make_unique<Impl>(plan, false, deadline)) {}
 PipelineSteps::~PipelineSteps() = default;
 Seconds PipelineSteps::step() { return impl_->again(); }
 

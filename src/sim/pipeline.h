@@ -10,6 +10,9 @@
 // parameters over stages; then its optimizer runs, and replicas that divided its work gather the
 // parameters. Where replicas reduce gradients in every backward pass, all passes take as long as in
 // the slowest replica.
+//
+// Replicas that look alike, with as many micro-batches in the same order, take the same time: one
+// of them is simulated for all, unless spans of all devices are wanted.
 #pragma once
 
 #include <memory>
@@ -18,13 +21,14 @@
 
 namespace motley {
 
-Simulation simulate_pipeline(const Plan& plan, bool with_spans);
+// Throws TimeIsUp if the deadline passes, as do steps below.
+Simulation simulate_pipeline(const Plan& plan, bool with_spans, const Deadline& deadline = {});
 
 // Steps of one plan with several warm-up counts: what passes and messages take is worked out once.
 class PipelineSteps {
  public:
   // REQUIRES: the plan outlives this, and nothing of it changes but its warm-up counts.
-  explicit PipelineSteps(const Plan& plan);
+  explicit PipelineSteps(const Plan& plan, const Deadline& deadline = {});
   ~PipelineSteps();
 
   // simulate_pipeline(plan).step, with the counts that the plan has now.

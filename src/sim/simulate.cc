@@ -24,13 +24,13 @@ double spans_of(const Plan& plan) {
 
 }  // namespace
 
-Simulation simulate(const Plan& plan, bool with_spans) {
+Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline) {
   if (with_spans && spans_of(plan) > kMaxSpans)
     throw user_error("simulate",
                      "a timeline of this plan would have some {:.3g} spans, of steps or passes on "
                      "devices; at most {:.3g} are drawn",
                      spans_of(plan), kMaxSpans);
-  if (plan.pipeline) return simulate_pipeline(plan, with_spans);
+  if (plan.pipeline) return simulate_pipeline(plan, with_spans, deadline);
   const Theory& theory = *plan.theory;
   const Graph& graph = *plan.graph;
   const int devices = plan.cluster.size();
@@ -40,18 +40,35 @@ Simulation simulate(const Plan& plan, bool with_spans) {
   Simulation sim;
   sim.devices.resize(devices);
   std::vector<Seconds> now(devices, 0);
+  std::vector<DeviceTime> times;  // of a walk, of the devices that stand for others
   const WalkSink sink = [&](int d, Seconds begin, Seconds end, const std::string& name,
                             WalkKind kind, NodeId node) {
     if (with_spans) sim.spans.push_back({d, begin, end, name, kind, node});
-    DeviceTime& t = sim.devices[d];
+    DeviceTime& t = times[d];
     (kind == WalkKind::compute ? t.busy : kind == WalkKind::comm ? t.comm : t.idle) += end - begin;
   };
-  walk(theory, plan.program, model, fractions, 0, static_cast<int>(plan.program.steps.size()), &now,
-       sink);
-  walk_optimizer(theory, plan.program, model, fractions, plan.optimizer, &now, sink);
+  const auto add = [&](const auto& walked) {
+    times.assign(devices, {});
+    const std::vector<int> like = walked();
+    for (int d = 0; d < devices; ++d) {
+      sim.devices[d].busy += times[like[d]].busy;
+      sim.devices[d].comm += times[like[d]].comm;
+      sim.devices[d].idle += times[like[d]].idle;
+    }
+  };
+  const WalkOptions options{.each = with_spans, .deadline = deadline};
+  add([&] {
+    return walk(theory, plan.program, model, fractions, 0,
+                static_cast<int>(plan.program.steps.size()), &now, sink, options);
+  });
+  add([&] {
+    return walk_optimizer(theory, plan.program, model, fractions, plan.optimizer, &now, sink, {},
+                          options);
+  });
   for (int d = 0; d < devices; ++d)
     if (const Seconds s = model.per_step(plan.cluster.devices[d].type, graph); s > 0) {
-      sink(d, now[d], now[d] + s, "step", WalkKind::compute, {});
+      if (with_spans) sim.spans.push_back({d, now[d], now[d] + s, "step", WalkKind::compute, {}});
+      sim.devices[d].busy += s;
       now[d] += s;
     }
   sim.step = *std::max_element(now.begin(), now.end());

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/deadline.h"
 #include "plan/plan.h"
 #include "sim/walk.h"
 
@@ -48,7 +49,8 @@ struct Simulation {
   std::vector<Span> spans;          // only if asked for
 };
 
-Simulation simulate(const Plan& plan, bool with_spans = false);
+// Throws TimeIsUp if the deadline passes.
+Simulation simulate(const Plan& plan, bool with_spans = false, const Deadline& deadline = {});
 
 // The trace-event format that Perfetto and chrome://tracing open.
 std::string to_trace(const Plan& plan, const Simulation& simulation);

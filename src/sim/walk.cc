@@ -1,25 +1,78 @@
 #include "sim/walk.h"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <utility>
 
 namespace motley {
 
-void walk(const Theory& theory, const Program& program, const CostModel& model,
-          const Fractions& fractions, int begin, int end, std::vector<Seconds>* times,
-          const WalkSink& sink) {
+namespace {
+
+// [device] The first of its type with the same part of all these cuts that is free at the same
+// time.
+std::vector<int> like_of(const CostModel& model, const Fractions& fractions,
+                         const std::set<Cut>& cuts, const std::vector<Seconds>& now, bool each) {
+  const int devices = model.cluster().size();
+  std::vector<int> like(devices);
+  std::iota(like.begin(), like.end(), 0);
+  if (each) return like;
+  // A device seldom differs from the one before it.
+  const auto refine = [&](const auto& value) {
+    std::map<std::pair<int, double>, int> first;
+    auto last = first.end();
+    for (int d = 0; d < devices; ++d) {
+      const std::pair<int, double> key(like[d], value(d));
+      if (last == first.end() || last->first != key) last = first.try_emplace(key, d).first;
+      like[d] = last->second;
+    }
+  };
+  std::fill(like.begin(), like.end(), 0);
+  refine([&](int d) { return model.cluster().devices[d].type; });
+  refine([&](int d) { return now[d]; });
+  for (const Cut& cut : cuts) {
+    const std::vector<double>& part = fractions.by_device(cut);
+    refine([&](int d) { return part[d]; });
+  }
+  return like;
+}
+
+std::vector<int> first_of(const std::vector<int>& like) {
+  std::vector<int> first;
+  for (size_t d = 0; d < like.size(); ++d)
+    if (like[d] == static_cast<int>(d)) first.push_back(like[d]);
+  return first;
+}
+
+}  // namespace
+
+std::vector<int> walk(const Theory& theory, const Program& program, const CostModel& model,
+                      const Fractions& fractions, int begin, int end, std::vector<Seconds>* times,
+                      const WalkSink& sink, const WalkOptions& options) {
   const Graph& graph = theory.graph();
   const Cluster& cluster = model.cluster();
   std::vector<Seconds>& now = *times;
-  const int devices = cluster.size();
   const std::vector<bool> pure = pure_gradients(graph);
+  std::vector<Work> works(static_cast<size_t>(end - begin));
+  std::set<Cut> cuts;
+  for (int i = begin; i < end; ++i) {
+    const Step& step = program.steps[i];
+    if (!step.is_compute() || is_boundary(graph.node(step.node))) continue;
+    works[i - begin] = work_of(theory, step.node, theory.triples(step.node)[step.triple]);
+    if (!works[i - begin].free) cuts.insert(works[i - begin].cut);
+  }
+  std::vector<int> like = like_of(model, fractions, cuts, now, options.each);
+  const std::vector<int> first = first_of(like);
   auto spend = [&](int d, Seconds s, const std::string& name, WalkKind kind, NodeId node = {}) {
     if (s <= 0) return;
     sink(d, now[d], now[d] + s, name, kind, node);
     now[d] += s;
   };
   auto communicate = [&](Seconds s, const std::string& name) {
-    const Seconds start = *std::max_element(now.begin(), now.end());
-    for (int d = 0; d < devices; ++d) {
+    Seconds start = 0;
+    for (int d : first) start = std::max(start, now[d]);
+    for (int d : first) {
       spend(d, start - now[d], "wait", WalkKind::wait);
       now[d] = start;
       spend(d, s, name, WalkKind::comm);
@@ -27,6 +80,7 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
   };
   bool after_gradient = false;
   for (int i = begin; i < end; ++i) {
+    if (options.deadline.over()) throw TimeIsUp();
     const Step& step = program.steps[i];
     if (step.is_compute()) {
       const Triple& triple = theory.triples(step.node)[step.triple];
@@ -40,11 +94,11 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
       for (const InnerCollective& c : triple.collectives)
         communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)),
                     "all_reduce in " + triple.kernel);
-      const Work work = work_of(theory, step.node, triple);
+      const Work& work = works[i - begin];
       if (work.free) continue;
       after_gradient = false;
       const auto& f = fractions.by_device(work.cut);
-      for (int d = 0; d < devices; ++d)
+      for (int d : first)
         spend(d, model.compute(cluster.devices[d].type, work, f[d]), graph.node(step.node).op,
               WalkKind::compute, step.node);
     } else if (!moves_nothing(step.kind)) {
@@ -58,26 +112,40 @@ void walk(const Theory& theory, const Program& program, const CostModel& model,
       communicate(s, to_string(step.kind));
     }
   }
+  for (size_t d = 0; d < like.size(); ++d) now[d] = now[like[d]];
+  return like;
 }
 
-void walk_optimizer(const Theory& theory, const Program& program, const CostModel& model,
-                    const Fractions& fractions, Optimizer optimizer, std::vector<Seconds>* now,
-                    const WalkSink& sink, const ZeroShare& kept) {
+std::vector<int> walk_optimizer(const Theory& theory, const Program& program,
+                                const CostModel& model, const Fractions& fractions,
+                                Optimizer optimizer, std::vector<Seconds>* now,
+                                const WalkSink& sink, const ZeroShare& kept,
+                                const WalkOptions& options) {
   const Graph& graph = theory.graph();
   const std::vector<Placement> stored = stored_placements(theory, program);
+  const auto cut_of = [&](const Parameter& p) {
+    return theory.cut(p.value, stored[p.value.index]);
+  };
+  std::set<Cut> cuts;
+  for (const Parameter& p : graph.parameters)
+    if (p.gradient.valid()) cuts.insert(cut_of(p));
+  std::vector<int> like = like_of(model, fractions, cuts, *now, options.each);
+  const std::vector<int> first = first_of(like);
   for (size_t i = 0; i < graph.parameters.size(); ++i) {
+    if (options.deadline.over()) throw TimeIsUp();
     const Parameter& p = graph.parameters[i];
     if (!p.gradient.valid()) continue;
     const Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes()) * kept.of_optimizer(i);
-    const Placement placement = stored[p.value.index];
-    const auto& f = fractions.by_device(theory.cut(p.value, placement));
-    for (int d = 0; d < model.cluster().size(); ++d) {
+    const auto& f = fractions.by_device(cut_of(p));
+    for (int d : first) {
       const Seconds s = model.update(model.cluster().devices[d].type, bytes * f[d], optimizer);
       if (s <= 0) continue;
       sink(d, (*now)[d], (*now)[d] + s, "optimizer", WalkKind::compute, {});
       (*now)[d] += s;
     }
   }
+  for (size_t d = 0; d < like.size(); ++d) (*now)[d] = (*now)[like[d]];
+  return like;
 }
 
 }  // namespace motley

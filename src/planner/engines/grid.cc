@@ -107,9 +107,7 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
   }
   PlanBuilder& builder = builder_of(samples);
   const grid::Model model = grid_model(builder, samples);
-  grid::Calibration calibration = grid::default_calibration(cluster, model.precision);
-  calibration.context = calibration.fragmentation = 0;  // plans are judged by what they hold
-  const grid::Estimator estimator(model, cluster, calibration);
+  const grid::Estimator estimator = estimator_of(model, cluster);
   grid::SearchOptions options;
   options.global_batch = static_cast<int>(request.batch);
   options.fixed = fixed;

@@ -7,9 +7,10 @@
 //   megatron-fastest   on the devices of the fastest type alone
 //
 // The knobs of DDP and FSDP are micro-batches whose gradients add up, and recomputation; FSDP
-// gathers parameters in every pass, those of the next layer while it computes one. Those of Megatron are its degrees, micro-batches, recomputation
-// and optimizer state that replicas divide (ZeRO 1). Gradients are summed by the plain collectives,
-// those of DDP during the last backward pass. The one whose plan is fastest is a candidate.
+// gathers parameters in every pass, those of the next layer while it computes one. Those of
+// Megatron are its degrees, micro-batches, recomputation and optimizer state that replicas divide (ZeRO 1). Gradients are summed by the plain collectives,
+// those of DDP during the last backward pass. The one whose plan is fastest on motley's runtime is a
+// candidate, so that no plan is slower than any of them there.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -75,8 +76,9 @@ struct Found {
 class Opponent {
  public:
   Opponent(const PlanOptions& options, const Cluster& cluster, std::shared_ptr<BatchStep> step,
-           const Rule& rule)
+           const Rule& rule, solver::OrderMemo* orders)
       : options_(options),
+        orders_(orders),
         rule_(rule),
         cluster_(cluster),
         groups_(cluster_, /*planned=*/false),
@@ -163,6 +165,7 @@ class Opponent {
     request.alternation.recompute = recompute;
     request.alternation.limits = options_.limits;
     request.alternation.certify = false;
+    request.alternation.orders = orders_;
     ProgramResult result = plan_program(step_->graph(), cluster_, request);
     Found found;
     found.reason = result.reason;
@@ -240,9 +243,7 @@ class Opponent {
     }
     const PlanBuilder builder(options_, &groups_, step_, samples, kLayers);
     const grid::Model model = grid_model(builder, samples);
-    grid::Calibration calibration = grid::default_calibration(cluster_, model.precision);
-    calibration.context = calibration.fragmentation = 0;
-    const grid::Estimator estimator(model, cluster_, calibration);
+    const grid::Estimator estimator = estimator_of(model, cluster_);
     std::vector<std::pair<Seconds, grid::Strategy>> order;
     for (const grid::Strategy& s : uniform_strategies(model))
       if (const grid::Estimate e = estimator.estimate(s); e.fits || !options_.memory_limit)
@@ -312,6 +313,7 @@ class Opponent {
   }
 
   PlanOptions options_;
+  solver::OrderMemo* orders_;
   const Rule& rule_;
   const Cluster cluster_;
   DeviceGroups groups_;
@@ -336,13 +338,15 @@ EngineResult plan_opponents(const PlanOptions& options, const Cluster& cluster,
   const std::vector<int> fastest = fastest_of(cluster);
   const Cluster fast = part_of(cluster, fastest);
   std::vector<Found> found(rules.size());
+  solver::OrderMemo orders;
   parallel_for(static_cast<int>(rules.size()), options.threads, [&](int i) {
     const Rule& rule = *rules[i];
-    found[i] = Opponent(options, rule.fastest ? fast : cluster, step, rule).run();
+    found[i] = Opponent(options, rule.fastest ? fast : cluster, step, rule, &orders).run();
   });
   for (size_t i = 0; i < rules.size(); ++i) {
     Found& f = found[i];
-    result.baselines.push_back({rules[i]->name, f.plan != nullptr, f.step, f.reason, f.knobs});
+    result.baselines.push_back({rules[i]->name, f.plan != nullptr, f.step, f.reason, f.knobs,
+                                f.plan ? f.plan->predicted_step_s : 0});
     if (!f.plan || (!result.candidates.empty() &&
                     result.candidates[0].plan->predicted_step_s <= f.plan->predicted_step_s))
       continue;

@@ -121,22 +121,27 @@ class PipelineSearch {
   static bool faster(const Found& a, const Found& b) { return a.plan.makespan < b.plan.makespan; }
 
   // Sizes of micro-batches: first about kFirstCount of them in a step, smaller ones as long as that
-  // is faster, then larger ones as long as any plan is worth it. The whole batch last.
+  // is faster, then larger ones as long as any plan is worth it (the whole batch last), then the
+  // smaller ones left out: bounds by the costs of larger ones spare most of their searches.
   void search_sizes() {
     if (!request_.micro_batches.empty()) {
       for (int64_t size : request_.micro_batches) search_size(size);
     } else {
       int64_t first = 1;  // micro-batches
       while (2 * first <= kFirstCount && request_.batch % (2 * first) == 0) first *= 2;
+      const auto tried = [&](int64_t count) {
+        return count <= kMicroBatches && request_.batch % count == 0;
+      };
       Seconds before = std::numeric_limits<double>::infinity();
-      for (int64_t count = first; count <= kMicroBatches && request_.batch % count == 0;
-           count *= 2) {
-        const Seconds found = search_size(request_.batch / count);
-        if (!found_.empty() && found >= before) break;
+      int64_t smaller = first;
+      for (bool better = true; better && tried(smaller); smaller *= 2) {
+        const Seconds found = search_size(request_.batch / smaller);
+        better = found_.empty() || found < before;
         before = found;
       }
       for (int64_t count = first / 2; count > 0; count /= 2)
         if (std::isinf(search_size(request_.batch / count)) && !found_.empty()) break;
+      for (; tried(smaller); smaller *= 2) search_size(request_.batch / smaller);
     }
     if (builders_.empty() && !step_->why_not().empty()) {
       result_.reason = step_->why_not();

@@ -1,0 +1,177 @@
+// Plans that are there at once, before anything is searched for: strategies of the grid, by its
+// formulas, whose programs are plain tensor parallelism. Where none fits, parameters that all devices
+// divide (ZeRO 3), in the fewest micro-batches that do.
+//
+// So there soon is a plan, however many devices and layers there are, and other engines know what
+// they have to beat.
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <numeric>
+
+#include "grid/search.h"
+#include "planner/compose.h"
+#include "planner/engines.h"
+#include "planner/grid_model.h"
+
+namespace motley::planner {
+
+namespace {
+
+constexpr int kLayers = 48;
+constexpr size_t kTried = 3;  // strategies, until one fits
+// Beside activations, in parts of them, as far as one may guess; where nothing fits then, more.
+constexpr double kWorkspace[] = {0.5, 1.5};
+constexpr size_t kComposed = 2;                    // of those that fit
+constexpr double kSearching = 0.3, kOfGrid = 0.6;  // of the time
+
+class Quick {
+ public:
+  Quick(const PlanOptions& options, const Cluster& cluster, const GraphOf& graph_of)
+      : options_(options),
+        cluster_(cluster),
+        groups_(cluster, /*planned=*/false),
+        step_(std::make_shared<BatchStep>(graph_of(options.batch), options.batch)) {
+    options_.threads = 1;
+    result_.record = options.record;
+    result_.engine = "grid";
+  }
+
+  EngineResult run() {
+    const auto start = std::chrono::steady_clock::now();
+    const Deadline whole = options_.limits.deadline;
+    try {
+      options_.limits.deadline = whole.part(kOfGrid);
+      grid();
+    } catch (const TimeIsUp&) {
+      result_.reason = "time ran out before a plan was found";
+    }
+    options_.limits.deadline = whole;
+    try {
+      if (result_.candidates.empty() && !result_.refused) divided();
+    } catch (const TimeIsUp&) {
+      result_.reason = "time ran out before a plan was found";
+    }
+    rank(&result_);
+    result_.search_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return std::move(result_);
+  }
+
+ private:
+  void grid() {
+    options_.strategy = "tensor-parallel";
+    int64_t samples = 1;
+    while (samples < 4 && options_.batch % (2 * samples) == 0) samples *= 2;
+    if (!options_.micro_batches.empty()) samples = options_.micro_batches[0];
+    if (!step_->of(samples)) {
+      result_.reason = step_->why_not();
+      result_.refused = true;
+      return;
+    }
+    PlanBuilder& builder = builder_of(samples);
+    const grid::Model model = grid_model(builder, samples);
+    grid::SearchOptions search;
+    search.global_batch = static_cast<int>(options_.batch);
+    if (options_.micro_batches.size() == 1)
+      search.fixed.micro_batch = static_cast<int>(options_.micro_batches[0]);
+    search.memory = options_.memory_limit;
+    search.zero = {0, 1};
+    search.least_zero = true;
+    search.recompute = {grid::Recompute::none};
+    if (options_.memory_limit && options_.recompute)
+      search.recompute.push_back(grid::Recompute::full);
+    search.heuristic_only = true;
+    for (const double workspace : kWorkspace) {
+      search.deadline = options_.limits.deadline.part(kSearching);
+      const grid::SearchResult found =
+          grid::search(estimator_of(model, cluster_, workspace), search);
+      if (result_.reason.empty()) result_.reason = found.reason;
+      compose_best(found.ranked, model);
+      if (!result_.candidates.empty() || !options_.memory_limit) break;
+    }
+    for (const grid::Layer& layer : model.layers) saved_ += layer.saved + layer.saved_whole;
+  }
+
+  // Of the best strategies those that fit.
+  void compose_best(const std::vector<grid::Candidate>& ranked, const grid::Model& model) {
+    for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
+      const grid::Strategy& s = ranked[i].strategy;
+      if (result_.candidates.size() == kComposed) break;
+      if (!step_->of(s.micro_batch) || builder_of(s.micro_batch).size() != model.size()) continue;
+      Composition composition = composition_of(s);
+      composition.zero = s.zero;
+      compose(s.micro_batch, composition, grid::to_string(s));
+    }
+  }
+
+  // On all devices, each with a part of every micro-batch.
+  void divided() {
+    options_.strategy = "zero-cp";
+    builders_.clear();
+    const int devices = cluster_.size();
+    std::vector<int> all(devices);
+    std::iota(all.begin(), all.end(), 0);
+    Bytes held = 0, memory = 0;  // in all devices together
+    for (const Parameter& p : step_->graph().parameters)
+      held += state_bytes(step_->graph(), p, options_.optimizer);
+    for (int d = 0; d < devices; ++d) memory += cluster_.type_of(d).memory;
+    for (int64_t count = 1; options_.batch % count == 0; count *= 2) {
+      const int64_t samples = options_.batch / count;
+      if (samples < devices && count > 1) break;
+      if (options_.memory_limit && held + saved_ * static_cast<double>(samples) > memory) continue;
+      if (!step_->of(samples)) break;
+      for (const bool recompute : {false, true}) {
+        if (recompute && !options_.recompute) break;
+        Composition composition;
+        composition.micro_batch = samples;
+        composition.zero = devices > 1 ? 3 : 0;
+        composition.replicas = {
+            {static_cast<int>(count), {{0, builder_of(samples).size() - 1, all, recompute}}}};
+        if (compose(samples, composition,
+                    fmt::format("{} micro-batches of {}, parameters gathered in every pass", count,
+                                samples)))
+          return;
+      }
+    }
+  }
+
+  bool compose(int64_t samples, const Composition& composition, std::string note) {
+    options_.limits.deadline.check();
+    std::string reason;
+    std::unique_ptr<Plan> plan = builder_of(samples).compose(composition, "grid", &reason);
+    if (plan) {
+      result_.add(std::move(plan), std::move(note));
+      return true;
+    }
+    if (result_.candidates.empty()) result_.reason = reason;
+    return false;
+  }
+
+  PlanBuilder& builder_of(int64_t samples) {
+    std::unique_ptr<PlanBuilder>& builder = builders_[samples];
+    if (!builder)
+      builder = std::make_unique<PlanBuilder>(options_, &groups_, step_, samples, kLayers, &cache_);
+    builder->set_deadline(options_.limits.deadline);
+    return *builder;
+  }
+
+  PlanOptions options_;
+  const Cluster& cluster_;
+  DeviceGroups groups_;
+  std::shared_ptr<BatchStep> step_;
+  SearchCache cache_;
+  std::map<int64_t, std::unique_ptr<PlanBuilder>> builders_;  // by samples
+  Bytes saved_ = 0;  // of a sample, from its forward to its backward pass
+  EngineResult result_;
+};
+
+}  // namespace
+
+EngineResult plan_quickly(const PlanOptions& options, const Cluster& cluster,
+                          const GraphOf& graph_of) {
+  return Quick(options, cluster, graph_of).run();
+}
+
+}  // namespace motley::planner
