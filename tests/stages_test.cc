@@ -36,11 +36,6 @@ planner::GraphOf graphs_of(const std::string& model) {
   return [model](int64_t samples) { return canonicalize(capture(model, samples).graph); };
 }
 
-std::shared_ptr<planner::BatchStep> step_of(const planner::PlanOptions& request,
-                                            const planner::GraphOf& graph_of) {
-  return std::make_shared<planner::BatchStep>(graph_of(request.batch), request.batch);
-}
-
 planner::PlanOptions request_of(const std::string& model) {
   planner::PlanOptions request;
   request.model = model;

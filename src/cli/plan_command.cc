@@ -29,9 +29,10 @@ namespace motley {
 
 namespace {
 
-// Seconds, unless a limit is given: of planning for few devices, for more.
+// Seconds, unless a limit is given: of planning a model of few operators for few devices; else.
 constexpr double kFewTimeLimit = 5, kTimeLimit = 10;
 constexpr int kFewDevices = 64;
+constexpr size_t kFewNodes = 20'000;
 
 struct Args {
   std::string model, cluster, output, fix,
@@ -102,7 +103,8 @@ void add_search_options(CLI::App* command, Args* args) {
   command
       ->add_option("--time-limit", args->time_limit,
                    "Seconds from the start of the program, after which the best plan found is "
-                   "given; default: 5 for up to 64 devices, else 10, none with --work-limit. "
+                   "given; default: 5 for up to 64 devices and 20,000 operators, else 10, none "
+                   "with --work-limit. "
                    "Ctrl-C ends it too")
       ->check(positive_number())
       ->group(group);
@@ -267,13 +269,14 @@ class ProgressLine {
 };
 
 // Seconds that planning may take from the start of the program; 0: any.
-double time_limit_of(const Args& args, const Cluster& cluster) {
+double time_limit_of(const Args& args, const Cluster& cluster, ModelGraphs* graphs) {
   if (args.time_limit > 0 || args.work_limit > 0) return args.time_limit;
-  return cluster.size() <= kFewDevices ? kFewTimeLimit : kTimeLimit;
+  return cluster.size() <= kFewDevices && graphs->at(args.batch).nodes.size() <= kFewNodes
+             ? kFewTimeLimit
+             : kTimeLimit;
 }
 
-std::string limit_of(const Args& args, const Cluster& cluster) {
-  const double seconds = time_limit_of(args, cluster);
+std::string limit_of(const Args& args, double seconds) {
   return seconds > 0 ? fmt::format("{} s", seconds) : fmt::format("{} states", args.work_limit);
 }
 
@@ -291,13 +294,12 @@ double running() {
                            ticks / static_cast<double>(sysconf(_SC_CLK_TCK)));
 }
 
-Deadline deadline_of(const Args& args, const Cluster& cluster) {
-  constexpr double kLeast = 0.1;  // that is left for it, in parts of the limit
+Deadline deadline_of(const Args& args, double seconds) {
+  constexpr double kLeast = 0.1, kOutput = 0.03;  // that it has, that follows: parts of the limit
   Deadline::Limits limits;
   limits.interrupted = &interrupted;
   if (args.work_limit > 0) limits.work = args.work_limit;
-  if (const double seconds = time_limit_of(args, cluster); seconds > 0)
-    limits.seconds = std::max(kLeast * seconds, seconds - running());
+  if (seconds > 0) limits.seconds = std::max(kLeast * seconds, (1 - kOutput) * seconds - running());
   return Deadline(limits);
 }
 
@@ -314,14 +316,15 @@ void run(const Args& args) {
   if (!args.output.empty()) require_writable("--output", args.output);
   const Cluster cluster = load_cluster(args.cluster, args.scale, args.profile);
   planner::PlanOptions options = options_of(args);
-  options.limits.deadline = deadline_of(args, cluster);
   ModelGraphs graphs(args.model);
+  const double seconds = time_limit_of(args, cluster, &graphs);
+  options.limits.deadline = deadline_of(args, seconds);
   const planner::PlanReport report = find_plan(cluster, &graphs, &options);
   if (interrupted && report.candidates.empty())
     throw Interrupted(SIGINT, "[plan] interrupted before a plan was found");
   if (report.candidates.empty()) {
     if (args.json) print_json(no_plan_json(report, options));
-    throw NoPlan(no_plan(report, cluster, options, limit_of(args, cluster)));
+    throw NoPlan(no_plan(report, cluster, options, limit_of(args, seconds)));
   }
   if (interrupted)
     std::fprintf(stderr, "motley: [plan] interrupted: this is the best plan found in %.1f s\n",
@@ -330,7 +333,7 @@ void run(const Args& args) {
     std::fprintf(stderr,
                  "motley: [plan] this is the best plan found in %s; a longer limit may find a "
                  "better one\n",
-                 limit_of(args, cluster).c_str());
+                 limit_of(args, seconds).c_str());
   if (!args.output.empty()) save_plan(*report.best().plan, args.output);
   if (args.json) {
     print_json(plan_json(report, cluster, graphs.capture_s(), *options.record));

@@ -20,6 +20,20 @@ std::shared_ptr<const MicroBatch> BatchStep::of(int64_t samples) {
   }
 }
 
+uint64_t BatchStep::fingerprint() {
+  const std::lock_guard lock(mutex_);
+  if (!fingerprint_) fingerprint_ = motley::fingerprint(graph_);
+  return *fingerprint_;
+}
+
+const pipeline::Layers& BatchStep::layers(int64_t samples, int count) {
+  const std::shared_ptr<const MicroBatch> part = of(samples);
+  const std::lock_guard lock(mutex_);
+  const auto [it, fresh] = layers_.try_emplace({samples, count});
+  if (fresh) it->second = pipeline::find_layers(part->graph, {.layers = count});
+  return it->second;
+}
+
 std::string BatchStep::why_not() const {
   const std::lock_guard lock(mutex_);
   return why_not_;

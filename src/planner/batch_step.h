@@ -1,11 +1,15 @@
-// The step of the whole batch, and of its micro-batches at the sizes that engines try.
+// The step of the whole batch, and of its micro-batches at the sizes that engines try: worked out
+// once for all of them.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 
+#include "pipeline/layers.h"
 #include "shard/micro_batch.h"
 
 namespace motley::planner {
@@ -16,6 +20,7 @@ class BatchStep {
   BatchStep(Graph graph, int64_t batch);
 
   const Graph& graph() const { return graph_; }
+  uint64_t fingerprint();  // of the graph
   const Theory& theory() const { return theory_; }
   int64_t batch() const { return batch_; }
 
@@ -23,6 +28,8 @@ class BatchStep {
   // allow it, for the reason why_not(). For several threads.
   std::shared_ptr<const MicroBatch> of(int64_t samples);
   std::string why_not() const;  // of the last that was null
+  // The layers of such a micro-batch, about so many; 0: the finest. REQUIRES: of(samples).
+  const pipeline::Layers& layers(int64_t samples, int count);
 
  private:
   Graph graph_;
@@ -30,6 +37,8 @@ class BatchStep {
   int64_t batch_;
   mutable std::mutex mutex_;  // of what follows
   std::map<int64_t, std::shared_ptr<const MicroBatch>> parts_;
+  std::map<std::pair<int64_t, int>, pipeline::Layers> layers_;
+  std::optional<uint64_t> fingerprint_;
   std::string why_not_;
 };
 

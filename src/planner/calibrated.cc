@@ -28,8 +28,9 @@ LayerShapes::LayerShapes(const PlanOptions& request, const Cluster& cluster,
     BatchStep step(graph_of(size * kCalibrationRuns), size * kCalibrationRuns);
     const auto part = step.of(size);
     if (!part) throw UserError(step.why_not());
-    graphs_.push_back(std::make_unique<LayeredGraph>(request, &groups_, part->graph,
-                                                     std::max(0, request.layers)));
+    graphs_.push_back(std::make_unique<LayeredGraph>(
+        request, &groups_, std::shared_ptr<const Graph>(part, &part->graph),
+        step.layers(size, std::max(0, request.layers))));
     LayeredGraph& graph = *graphs_.back();
     for (const Theory* theory : graph.distinct_layers()) {
       const std::string shape = shape_of(theory->graph());
@@ -63,7 +64,8 @@ Cluster corrected(const Cluster& cluster, const PlanOptions& request, const Grap
   for (int64_t size : sizes) {
     const auto part = step.of(size);
     if (!part) continue;
-    LayeredGraph graph(plain, &groups, part->graph, std::max(0, request.layers));
+    LayeredGraph graph(plain, &groups, {part, &part->graph},
+                       step.layers(size, std::max(0, request.layers)));
     std::vector<std::string> shapes(graph.size());
     for (int l = 0; l < graph.size(); ++l)
       if (const Theory* theory = graph.layer_theory(l)) shapes[l] = shape_of(theory->graph());

@@ -99,11 +99,15 @@ class PlanBuilder::Composer {
     plan_->batch = request_.batch;
     plan_->optimizer = request_.optimizer;
     plan_->cluster = cluster_;
-    plan_->set_graph(builder_.step_->graph());
+    plan_->graph = std::make_unique<Graph>(builder_.step_->graph());
   }
 
   std::unique_ptr<Plan> run(std::string* reason) {
-    if (make()) return std::move(plan_);
+    if (make()) {
+      plan_->graph_fingerprint = builder_.step_->fingerprint();
+      plan_->theory = std::make_unique<Theory>(*plan_->graph);
+      return std::move(plan_);
+    }
     *reason = reason_;
     return nullptr;
   }

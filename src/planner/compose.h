@@ -6,6 +6,7 @@
 // schedules of pipeline/ under the devices' memory; and how gradients are summed over replicas.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -27,7 +28,8 @@ class PlanBuilder : public LayeredGraph {
   // As of LayeredGraph. REQUIRES: step->of(samples).
   PlanBuilder(const PlanOptions& request, DeviceGroups* groups, std::shared_ptr<BatchStep> step,
               int64_t samples, int layers, SearchCache* cache = nullptr)
-      : LayeredGraph(request, groups, step->of(samples)->graph, layers, cache),
+      : LayeredGraph(request, groups, {step->of(samples), &step->of(samples)->graph},
+                     step->layers(samples, std::max(0, layers)), cache),
         step_(std::move(step)),
         programs_(this->request(), &search()) {}
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "planner/batch_step.h"
+
 namespace motley::planner {
 
 namespace {
@@ -62,13 +64,13 @@ EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g
 
 const std::vector<Engine>& engines() {
   static const std::vector<Engine> table = {
-      {"grid", 0, wants_quick, quick_of},
-      {"spmd", 0, wants_one_program, one_program},
-      {"spmd", 2, wants_accumulated, plan_accumulated},
-      {"pipeline", 1, wants_pipeline, pipeline_of},
-      {"grid", 0, wants_grid, grid_of},
-      {"virtual", 2, wants_virtual, virtual_of},
-      {"opponents", 0, wants_opponents, opponents_of},
+      {"grid", 0, 0.9, wants_quick, quick_of},
+      {"spmd", 0, 0.3, wants_one_program, one_program},
+      {"spmd", 3, 0.9, wants_accumulated, plan_accumulated},
+      {"pipeline", 2, 0.8, wants_pipeline, pipeline_of},
+      {"grid", 1, 0.4, wants_grid, grid_of},
+      {"virtual", 3, 0.9, wants_virtual, virtual_of},
+      {"opponents", 1, 0.4, wants_opponents, opponents_of},
   };
   return table;
 }
@@ -79,6 +81,11 @@ std::vector<std::string> engine_names() {
     if (std::find(names.begin(), names.end(), engine.name) == names.end())
       names.emplace_back(engine.name);
   return names;
+}
+
+std::shared_ptr<BatchStep> step_of(const PlanOptions& options, const GraphOf& graph_of) {
+  return options.step ? options.step
+                      : std::make_shared<BatchStep>(graph_of(options.batch), options.batch);
 }
 
 bool exact(const Plan& plan) { return !plan.pipeline || plan.pipeline->part().exact(); }

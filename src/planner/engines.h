@@ -33,6 +33,9 @@ struct Candidate {
       0;  // of predicted step + hidden_s, of one program; 0: not looked for
 };
 
+// That of the options, or of the graph.
+std::shared_ptr<BatchStep> step_of(const PlanOptions& options, const GraphOf& graph_of);
+
 // What an engine found, best first.
 struct EngineResult {
   std::string engine;
@@ -61,12 +64,13 @@ bool exact(const Plan& plan);
 // Puts the candidates of a result in the order of their predicted times.
 void rank(EngineResult* result);
 
-constexpr int kRounds = 3;
+constexpr int kRounds = 4;
 // An engine. Those of a round run after those of the rounds before and are told the best step of
 // these.
 struct Engine {
   const char* name;
   int round;
+  double part;  // of the time or work that is left when its round begins
   bool (*wanted)(const PlanOptions& options);
   EngineResult (*plan)(const PlanOptions& options, const Cluster& cluster, const GraphOf& graph_of,
                        Seconds known);

@@ -16,13 +16,15 @@ constexpr int64_t kLayerStates = 500;  // of the searches that price layers
 
 }  // namespace
 
-LayeredGraph::LayeredGraph(const PlanOptions& request, DeviceGroups* groups, Graph graph,
-                           int layers, SearchCache* cache)
-    : request_(request), groups_(*groups), search_(request, cache), graph_(std::move(graph)) {
-  pipeline::LayerOptions options;
-  options.layers = std::max(0, layers);
-  layers_ = find_layers(graph_, options);
-}
+LayeredGraph::LayeredGraph(const PlanOptions& request, DeviceGroups* groups,
+                           std::shared_ptr<const Graph> graph, pipeline::Layers layers,
+                           SearchCache* cache)
+    : request_(request),
+      groups_(*groups),
+      search_(request, cache),
+      shared_(std::move(graph)),
+      graph_(*shared_),
+      layers_(std::move(layers)) {}
 
 std::vector<int> LayeredGraph::stages_of(const std::vector<int>& cuts) const {
   std::vector<int> stage(graph_.nodes.size(), -1);

@@ -21,8 +21,8 @@ class LayeredGraph {
  public:
   // `groups`: of the cluster; they may serve several graphs, and outlive this one, as does
   // `cache` (null: none).
-  LayeredGraph(const PlanOptions& request, DeviceGroups* groups, Graph graph, int layers,
-               SearchCache* cache = nullptr);
+  LayeredGraph(const PlanOptions& request, DeviceGroups* groups, std::shared_ptr<const Graph> graph,
+               pipeline::Layers layers, SearchCache* cache = nullptr);
 
   const Graph& graph() const { return graph_; }
   const pipeline::Layers& layers() const { return layers_; }
@@ -105,8 +105,9 @@ class LayeredGraph {
   PlanOptions request_;
   DeviceGroups& groups_;
   ProgramSearch search_;
-  Graph graph_;
-  pipeline::Layers layers_;
+  const std::shared_ptr<const Graph> shared_;
+  const Graph& graph_;
+  const pipeline::Layers layers_;
   std::unique_ptr<Stages> cut_;  // into all layers; null: not yet, or some layer is views alone
   bool cannot_cut_ = false;
   std::map<int, Piece> pieces_;             // by kind of layer

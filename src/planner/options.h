@@ -22,6 +22,8 @@ using GraphOf = std::function<Graph(int64_t samples)>;
 
 constexpr int kAutomaticLayers = -1;
 
+class BatchStep;
+
 // Machines, or equal parts of them, as single devices (HAP section 3), with data parallelism
 // inside (engines/virtual.cc).
 struct VirtualDevices {
@@ -74,6 +76,8 @@ struct PlanOptions {
 
   solver::Limits limits{.max_states = 2000};  // deadline, seed, and states of each program search
   bool certify = false;  // lower bounds may take as long as they need, not a part of the search
+  // Of the batch, for all engines; null: each makes its own.
+  std::shared_ptr<BatchStep> step;
   // Told of plans as they are found.
   std::shared_ptr<Record> record = std::make_shared<Record>();
   int threads = 0;  // that plan layers and stages; 0: one per core. The plan does not depend on it.

@@ -9,6 +9,7 @@
 #include "core/parallel.h"
 #include "graph/precision.h"
 #include "planner/alternation.h"
+#include "planner/batch_step.h"
 #include "planner/calibrated.h"
 #include "planner/narrow_inputs.h"
 #include "sim/simulate.h"
@@ -73,9 +74,8 @@ bool asked(const PlanOptions& options) {
 
 // Why no plan of any engine fits, if that is plain: parameters, gradients and optimizer state have
 // to be somewhere, once. Empty: it is not.
-std::string too_large(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& options) {
+std::string too_large(const Graph& graph, const Cluster& cluster, const PlanOptions& options) {
   if (!options.memory_limit || asked(options)) return {};
-  const Graph graph = graph_of(options.batch);
   Bytes state = 0, memory = 0;
   for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, options.optimizer);
   for (int d = 0; d < cluster.size(); ++d) memory += cluster.type_of(d).memory;
@@ -87,8 +87,8 @@ std::string too_large(const GraphOf& graph_of, const Cluster& cluster, const Pla
       format_bytes(state - memory), format_bytes(state), format_bytes(memory));
 }
 
-// Of what is left of the time: what each round of engines may take, and the last that there is.
-constexpr double kRound[kRounds] = {0.4, 0.8, 0.9}, kLastRound = 0.9;
+// Of what is left of the time for those of the last round that there is.
+constexpr double kLastRound = 0.9;
 
 // All rounds of engines, each engine on a thread of its own; in the order of the table. What an
 // engine finds depends on what it is told and on its part of the time or work alone.
@@ -105,17 +105,24 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
     if (wanted.empty()) continue;
     const bool last = std::all_of(rounds + round + 1, rounds + kRounds,
                                   [](const auto& later) { return later.empty(); });
-    const Deadline whole = options.limits.deadline.part(last ? kLastRound : kRound[round]);
+    std::vector<Deadline> ends;
+    for (const size_t e : wanted)
+      ends.push_back(options.limits.deadline.part(last ? kLastRound : engines()[e].part));
+    std::vector<char> over(wanted.size(), false);
     parallel_for(count, options.threads, [&](int i) {
       PlanOptions its = options;
-      its.limits.deadline = options.threads == 1 ? whole.part(1.0 / (count - i)) : whole;
+      its.limits.deadline = options.threads == 1 ? ends[i].part(1.0 / (count - i)) : ends[i];
       const Engine& engine = engines()[wanted[i]];
       EngineResult& result = results[wanted[i]];
       options.record->trying(engine.name);
-      result = engine.plan(its, cluster, graph_of, known);
+      if (ends[i].over())
+        result.reason = "time ran out before a plan was found";
+      else
+        result = engine.plan(its, cluster, graph_of, known);
       result.engine = engine.name;
+      over[i] = ends[i].over();
     });
-    *out_of_time = *out_of_time || whole.over();
+    *out_of_time = *out_of_time || std::count(over.begin(), over.end(), true) > 0;
     for (const size_t e : wanted)
       for (const Candidate& c : results[e].candidates)
         if (asked(options) || exact(*c.plan)) known = std::min(known, c.plan->predicted_step_s);
@@ -167,14 +174,11 @@ void collect(PlanReport* report, const PlanOptions& options) {
 }
 
 // No plan is faster than its computation; one program may have a bound of its own.
-void bound(PlanReport* report, const GraphOf& graph_of, const Cluster& cluster, int64_t batch) {
+void bound(PlanReport* report, const Theory& theory, const Cluster& cluster) {
   Seconds computation = 0;
   for (Candidate& candidate : report->candidates) {
     if (candidate.plan->lower_bound_s > 0) continue;
-    if (computation == 0) {
-      const Graph graph = graph_of(batch);
-      computation = bounds::compute_bound(Theory(graph), CostModel(cluster), 1);
-    }
+    if (computation == 0) computation = bounds::compute_bound(theory, CostModel(cluster), 1);
     candidate.plan->lower_bound_s = computation;
   }
 }
@@ -223,16 +227,19 @@ bool PlanReport::refused() const {
                      [](const EngineResult& result) { return result.refused; });
 }
 
-PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& options) {
-  check(options);
+PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& question) {
+  check(question);
+  PlanOptions options = question;
   const GraphOf graphs = in_precision(graph_of, options.precision);
   const Cluster devices = as_measured(cluster, options, graphs);
+  options.step = std::make_shared<BatchStep>(graphs(options.batch), options.batch);
   PlanReport report;
-  if (report.reason = too_large(graphs, devices, options); !report.reason.empty()) return report;
+  if (report.reason = too_large(options.step->graph(), devices, options); !report.reason.empty())
+    return report;
   report.engines = search(graphs, devices, options, &report.out_of_time);
   certify(&report.engines, options);
   collect(&report, options);
-  bound(&report, graphs, devices, options.batch);
+  bound(&report, options.step->theory(), devices);
   simulate_and_rank(&report.candidates);
   finish(&report, options.precision);
   return report;

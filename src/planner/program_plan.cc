@@ -10,6 +10,7 @@
 #include "cluster/part.h"
 #include "core/error.h"
 #include "core/ranges.h"
+#include "planner/batch_step.h"
 #include "solver/order.h"
 
 namespace motley::planner {
@@ -113,9 +114,10 @@ std::string part_in_words(const std::vector<int>& devices, int of, const std::st
 
 class ProgramPlanner::Work {
  public:
-  Work(Graph graph, const Cluster& cluster, ProgramRequest request)
-      : graph_(std::move(graph)),
-        theory_(graph_),
+  Work(std::shared_ptr<const BatchStep> step, const Cluster& cluster, ProgramRequest request)
+      : step_(std::move(step)),
+        graph_(step_->graph()),
+        theory_(step_->theory()),
         cluster_(cluster),
         request_(std::move(request)),
         options_(request_.alternation),
@@ -282,8 +284,9 @@ class ProgramPlanner::Work {
     return result;
   }
 
-  const Graph graph_;
-  const Theory theory_;
+  const std::shared_ptr<const BatchStep> step_;
+  const Graph& graph_;
+  const Theory& theory_;
   const Cluster cluster_;
   const ProgramRequest request_;
   AlternationOptions options_;
@@ -297,14 +300,21 @@ class ProgramPlanner::Work {
   int64_t states_ = 0;
 };
 
-ProgramPlanner::ProgramPlanner(Graph graph, const Cluster& cluster, ProgramRequest request)
-    : work_(std::make_unique<Work>(std::move(graph), cluster, std::move(request))) {}
+ProgramPlanner::ProgramPlanner(std::shared_ptr<const BatchStep> step, const Cluster& cluster,
+                               ProgramRequest request)
+    : work_(std::make_unique<Work>(std::move(step), cluster, std::move(request))) {}
 ProgramPlanner::~ProgramPlanner() = default;
 ProgramResult ProgramPlanner::run() { return work_->run(); }
 ProgramResult ProgramPlanner::certify(Seconds below) { return work_->certify(below); }
 
 ProgramResult plan_program(Graph graph, const Cluster& cluster, const ProgramRequest& request) {
-  ProgramPlanner planner(std::move(graph), cluster, request);
+  return plan_program(std::make_shared<const BatchStep>(std::move(graph), request.batch), cluster,
+                      request);
+}
+
+ProgramResult plan_program(std::shared_ptr<const BatchStep> step, const Cluster& cluster,
+                           const ProgramRequest& request) {
+  ProgramPlanner planner(std::move(step), cluster, request);
   ProgramResult result = planner.run();
   if (!result.feasible || !request.alternation.certify) return result;
   return planner.certify(std::numeric_limits<Seconds>::infinity());

@@ -11,6 +11,8 @@
 
 namespace motley::planner {
 
+class BatchStep;
+
 struct ProgramRequest {
   std::string model;  // what the plan records
   int64_t batch = 0;  // global
@@ -67,8 +69,10 @@ struct ProgramResult {
 // in the plan's time, however they shared it.
 class ProgramPlanner {
  public:
-  // What is not copied outlives this. Throws UserError if there is no strategy of that name.
-  ProgramPlanner(Graph graph, const Cluster& cluster, ProgramRequest request);
+  // `step`: of the batch. What is not copied outlives this. Throws UserError if there is no strategy
+  // of that name.
+  ProgramPlanner(std::shared_ptr<const BatchStep> step, const Cluster& cluster,
+                 ProgramRequest request);
   ~ProgramPlanner();
   ProgramResult run();
   // The same with lower bounds, if the plan takes no longer than `below`; and found with more
@@ -83,6 +87,8 @@ class ProgramPlanner {
 
 // run(), certified unless the request says otherwise.
 ProgramResult plan_program(Graph graph, const Cluster& cluster, const ProgramRequest& request);
+ProgramResult plan_program(std::shared_ptr<const BatchStep> step, const Cluster& cluster,
+                           const ProgramRequest& request);
 
 // Which devices of a larger cluster a plan of one program is for, and why: "2 of the 4 of mixed
 // (0-1): with the others it would communicate longer than they save".

@@ -25,7 +25,7 @@ class Accumulation {
       : options_(options),
         best_(known),
         groups_(cluster),
-        step_(std::make_shared<BatchStep>(graph_of(options.batch), options.batch)),
+        step_(step_of(options, graph_of)),
         model_(cluster) {
     result_.engine = "spmd";
     result_.record = options.record;

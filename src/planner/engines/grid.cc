@@ -72,7 +72,7 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
   while (!fixed.micro_batch && samples < 4 && request.batch % (2 * samples) == 0) samples *= 2;
   DeviceGroups groups(cluster);
   SearchCache cache;
-  const auto step = std::make_shared<BatchStep>(graph_of(request.batch), request.batch);
+  const auto step = step_of(request, graph_of);
   if (!step->of(samples)) {
     result.reason = step->why_not();
     result.refused = true;

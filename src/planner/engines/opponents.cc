@@ -166,7 +166,7 @@ class Opponent {
     request.alternation.limits = options_.limits;
     request.alternation.certify = false;
     request.alternation.orders = orders_;
-    ProgramResult result = plan_program(step_->graph(), cluster_, request);
+    ProgramResult result = plan_program(step_, cluster_, request);
     Found found;
     found.reason = result.reason;
     if (!result.feasible) return found;
@@ -329,7 +329,7 @@ EngineResult plan_opponents(const PlanOptions& options, const Cluster& cluster,
                             const GraphOf& graph_of) {
   const auto start = std::chrono::steady_clock::now();
   EngineResult result;
-  const auto step = std::make_shared<BatchStep>(graph_of(options.batch), options.batch);
+  const auto step = step_of(options, graph_of);
   const bool alike = even(cluster);
   std::vector<const Rule*> rules;
   for (const Rule& rule : kRules)

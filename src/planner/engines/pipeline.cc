@@ -5,12 +5,11 @@
 // would not pay for handing on values in another placement than the next layer takes. Where layers
 // repeat, a few repeats are planned for all. What a profile measured takes the place of the model.
 //
-// The best of what was found is planned stage by stage, as long as it seems worth it, and ranked by
-// the event simulator. Sub-clusters are left out where that is faster, one after another where they
-// are many. Sizes and choices whose computation alone takes too long are not planned for.
-//
-// The default cuts the model as finely as it goes: what looks equal as a sum of layers need not be
-// when planned stage by stage (bert:layers=12 on hap-64 was 12% slower with coarser layers).
+// The best found is planned stage by stage, as long as it seems worth it, and ranked by the event
+// simulator. Sub-clusters are left out where that is faster, one by one where they are many. Sizes
+// and choices whose computation alone takes too long are not planned for. The default cuts the
+// model as finely as it goes: what looks equal as a sum of layers need not be when planned stage by
+// stage (bert:layers=12 on hap-64 was 12% slower with coarser layers).
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -56,7 +55,7 @@ class PipelineSearch {
       : request_(request),
         known_(known),
         cluster_(cluster),
-        step_(std::make_shared<BatchStep>(graph_of(request.batch), request.batch)),
+        step_(step_of(request, graph_of)),
         topology_(cluster),
         groups_(cluster),
         parts_(equal_parts(cluster)),

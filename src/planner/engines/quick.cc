@@ -1,6 +1,7 @@
 // Plans that are there at once, before anything is searched for: strategies of the grid, by its
-// formulas, whose programs are plain tensor parallelism. Where none fits, parameters that all devices
-// divide (ZeRO 3), in the fewest micro-batches that do.
+// formulas, whose programs are plain tensor parallelism, or cut all parameters where that does not
+// fit. Where no strategy does, parameters that all devices divide (ZeRO 3), in the fewest
+// micro-batches that do.
 //
 // So there soon is a plan, however many devices and layers there are, and other engines know what
 // they have to beat.
@@ -9,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 #include "grid/search.h"
 #include "planner/compose.h"
@@ -23,8 +25,14 @@ constexpr int kLayers = 48;
 constexpr size_t kTried = 3;  // strategies, until one fits
 // Beside activations, in parts of them, as far as one may guess; where nothing fits then, more.
 constexpr double kWorkspace[] = {0.5, 1.5};
-constexpr size_t kComposed = 2;                    // of those that fit
-constexpr double kSearching = 0.3, kOfGrid = 0.6;  // of the time
+// Of those that fit; of models with many nodes one, of micro-batches of one sample.
+constexpr size_t kComposed = 2;
+constexpr size_t kManyNodes = 20'000;
+constexpr double kSearching = 0.15, kOfGrid = 0.9;  // of the time
+
+// What programs are restricted to (program_plan.h).
+const char* const kTensors = "tensor-parallel";
+const char* const kCut = "zero-cp";
 
 class Quick {
  public:
@@ -32,7 +40,7 @@ class Quick {
       : options_(options),
         cluster_(cluster),
         groups_(cluster, /*planned=*/false),
-        step_(std::make_shared<BatchStep>(graph_of(options.batch), options.batch)) {
+        step_(step_of(options, graph_of)) {
     options_.threads = 1;
     result_.record = options.record;
     result_.engine = "grid";
@@ -61,16 +69,17 @@ class Quick {
 
  private:
   void grid() {
-    options_.strategy = "tensor-parallel";
     int64_t samples = 1;
-    while (samples < 4 && options_.batch % (2 * samples) == 0) samples *= 2;
+    while (step_->graph().nodes.size() < kManyNodes && samples < 4 &&
+           options_.batch % (2 * samples) == 0)
+      samples *= 2;
     if (!options_.micro_batches.empty()) samples = options_.micro_batches[0];
     if (!step_->of(samples)) {
       result_.reason = step_->why_not();
       result_.refused = true;
       return;
     }
-    PlanBuilder& builder = builder_of(samples);
+    PlanBuilder& builder = builder_of(samples, kTensors);
     const grid::Model model = grid_model(builder, samples);
     grid::SearchOptions search;
     search.global_batch = static_cast<int>(options_.batch);
@@ -96,20 +105,21 @@ class Quick {
 
   // Of the best strategies those that fit.
   void compose_best(const std::vector<grid::Candidate>& ranked, const grid::Model& model) {
+    const bool many = step_->graph().nodes.size() >= kManyNodes;
     for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
       const grid::Strategy& s = ranked[i].strategy;
-      if (result_.candidates.size() == kComposed) break;
-      if (!step_->of(s.micro_batch) || builder_of(s.micro_batch).size() != model.size()) continue;
+      if (result_.candidates.size() == (many ? 1 : kComposed)) break;
+      if (!step_->of(s.micro_batch) || builder_of(s.micro_batch, kTensors).size() != model.size())
+        continue;
       Composition composition = composition_of(s);
       composition.zero = s.zero;
-      compose(s.micro_batch, composition, grid::to_string(s));
+      if (compose(s.micro_batch, kTensors, composition, grid::to_string(s)) || s.tp == 1) continue;
+      compose(s.micro_batch, kCut, composition, grid::to_string(s) + ", parameters cut");
     }
   }
 
   // On all devices, each with a part of every micro-batch.
   void divided() {
-    options_.strategy = "zero-cp";
-    builders_.clear();
     const int devices = cluster_.size();
     std::vector<int> all(devices);
     std::iota(all.begin(), all.end(), 0);
@@ -128,8 +138,8 @@ class Quick {
         composition.micro_batch = samples;
         composition.zero = devices > 1 ? 3 : 0;
         composition.replicas = {
-            {static_cast<int>(count), {{0, builder_of(samples).size() - 1, all, recompute}}}};
-        if (compose(samples, composition,
+            {static_cast<int>(count), {{0, builder_of(samples, kCut).size() - 1, all, recompute}}}};
+        if (compose(samples, kCut, composition,
                     fmt::format("{} micro-batches of {}, parameters gathered in every pass", count,
                                 samples)))
           return;
@@ -137,10 +147,12 @@ class Quick {
     }
   }
 
-  bool compose(int64_t samples, const Composition& composition, std::string note) {
+  bool compose(int64_t samples, const char* strategy, const Composition& composition,
+               std::string note) {
     options_.limits.deadline.check();
     std::string reason;
-    std::unique_ptr<Plan> plan = builder_of(samples).compose(composition, "grid", &reason);
+    std::unique_ptr<Plan> plan =
+        builder_of(samples, strategy).compose(composition, "grid", &reason);
     if (plan) {
       result_.add(std::move(plan), std::move(note));
       return true;
@@ -149,8 +161,9 @@ class Quick {
     return false;
   }
 
-  PlanBuilder& builder_of(int64_t samples) {
-    std::unique_ptr<PlanBuilder>& builder = builders_[samples];
+  PlanBuilder& builder_of(int64_t samples, const char* strategy) {
+    std::unique_ptr<PlanBuilder>& builder = builders_[{samples, strategy}];
+    options_.strategy = strategy;
     if (!builder)
       builder = std::make_unique<PlanBuilder>(options_, &groups_, step_, samples, kLayers, &cache_);
     builder->set_deadline(options_.limits.deadline);
@@ -162,7 +175,7 @@ class Quick {
   DeviceGroups groups_;
   std::shared_ptr<BatchStep> step_;
   SearchCache cache_;
-  std::map<int64_t, std::unique_ptr<PlanBuilder>> builders_;  // by samples
+  std::map<std::pair<int64_t, const char*>, std::unique_ptr<PlanBuilder>> builders_;
   Bytes saved_ = 0;  // of a sample, from its forward to its backward pass
   EngineResult result_;
 };

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/log.h"
+#include "planner/batch_step.h"
 #include "planner/engines.h"
 #include "planner/segments.h"
 #include "reduce/cluster.h"
@@ -54,18 +55,19 @@ EngineResult result_of(ProgramResult found) {
 
 EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster,
                               const GraphOf& graph_of) {
-  const Graph graph = graph_of(options.batch);
-  for (const std::string& op : Theory(graph).unknown_ops())
+  const std::shared_ptr<const BatchStep> step = step_of(options, graph_of);
+  for (const std::string& op : step->theory().unknown_ops())
     spdlog::warn("{} is not in the op table: it runs replicated", op);
   const ProgramRequest request = request_of(options);
   if (!options.segments.one()) {
     std::vector<Segmented> tried;
-    EngineResult result = result_of(plan_segments(plan_program(graph, cluster, request), graph,
-                                                  cluster, request, options.segments, &tried));
+    EngineResult result =
+        result_of(plan_segments(plan_program(step, cluster, request), step->graph(), cluster,
+                                request, options.segments, &tried));
     result.tried = std::move(tried);
     return result;
   }
-  const auto planner = std::make_shared<ProgramPlanner>(graph, cluster, request);
+  const auto planner = std::make_shared<ProgramPlanner>(step, cluster, request);
   EngineResult result = result_of(planner->run());
   if (!result.candidates.empty())
     result.certify = [planner](Seconds below) { return result_of(planner->certify(below)); };

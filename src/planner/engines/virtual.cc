@@ -130,7 +130,7 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
   DeviceGroups groups(cluster);
   SearchCache cache;
   const CostModel model(cluster);
-  const auto step = std::make_shared<BatchStep>(graph_of(request.batch), request.batch);
+  const auto step = step_of(request, graph_of);
   std::map<int64_t, std::vector<std::vector<Seconds>>> works;  // of a step, for compute bounds
   // Returns whether smaller micro-batches may be needed.
   auto try_one = [&](const std::vector<std::vector<int>>& devices, int64_t micro_batch) {
