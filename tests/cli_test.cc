@@ -478,5 +478,58 @@ device_types:
   expect_mistake(plan + "--layers fine", "--layers");
 }
 
+// Planned for a framework, exported, imported: the same; a plan that it cannot say: 3, and the nearest.
+TEST_F(Cli, PlansForFrameworks) {
+  const std::string model = "gpt:layers=4,hidden=64,heads=4,vocab=128,seq=32";
+  const Outcome made = motley(fmt::format(
+      "plan {} --cluster local-mixed-4 --batch 8 --for megatron --time-limit 6 --json -o {}", model,
+      path("p.json")));
+  ASSERT_EQ(made.code, 0) << made.err;
+  const Json cost = made.json()["for"];
+  EXPECT_EQ(cost["target"], "megatron");
+  EXPECT_LE(cost["free_step_s"].get<double>(), cost["predicted_step_s"].get<double>());
+  if (cost["default_step_s"].is_number())
+    EXPECT_LE(cost["predicted_step_s"].get<double>(),
+              cost["default_step_s"].get<double>() * (1 + 1e-9));
+  const Outcome out =
+      motley(fmt::format("export {} --to megatron -o {} --json", path("p.json"), path("run")));
+  ASSERT_EQ(out.code, 0) << out.err;
+  for (const Json& file : out.json()["files"])
+    EXPECT_TRUE(fs::exists(path("run") + "/" + file.get<std::string>())) << file;
+  EXPECT_EQ(out.json()["exact"].get<bool>(), out.json()["differences"].empty());
+  const Outcome in = motley(fmt::format("import {} --json -o {}", path("run"), path("again.json")));
+  ASSERT_EQ(in.code, 0) << in.err;
+  EXPECT_NEAR(in.json()["predicted_step_s"].get<double>(),
+              made.json()["predicted_step_s"].get<double>(), 1e-9);
+  EXPECT_EQ(motley("check " + path("again.json")).code, 0);
+  expect_mistake(fmt::format("export {} --to megatron -o {}", path("p.json"), path("run")),
+                 "is not empty; give another name, or --force");
+  expect_mistake(fmt::format("export {} --to jax -o {}", path("p.json"), path("other")), "jax");
+  expect_mistake("import " + path("nowhere"), "motley.json");
+  ASSERT_EQ(motley(fmt::format("plan {} --cluster local-mixed-4 --batch 8 --engine grid --fix "
+                               "pp=2,dp=2 -o {}",
+                               model, path("grid.json")))
+                .code,
+            0);
+  const Outcome refused = motley(fmt::format("export {} --to ddp -o {} --time-limit 4 --json",
+                                             path("grid.json"), path("ddp")));
+  EXPECT_EQ(refused.code, 3) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("DDP cannot say this plan: it has 2 stages; the nearest"));
+  EXPECT_TRUE(refused.json()["nearest_predicted_step_s"].is_number());
+  EXPECT_FALSE(fs::exists(path("ddp")));
+  EXPECT_EQ(motley(fmt::format("export {} --to ddp -o {} --time-limit 4 --nearest",
+                               path("grid.json"), path("ddp")))
+                .code,
+            0);
+  ASSERT_EQ(motley(fmt::format(
+                       "plan mlp --cluster local-mixed-4 --batch 64 --engine spmd --strategy dp-ev "
+                       "-o {}",
+                       path("mlp.json")))
+                .code,
+            0);
+  expect_mistake(fmt::format("export {} --to megatron -o {}", path("mlp.json"), path("m")),
+                 "has to be told the sizes of mlp, which the plan does not know");
+}
+
 }  // namespace
 }  // namespace motley

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "cli/check_command.h"
+#include "cli/export_command.h"
 #include "cli/models_command.h"
 #include "cli/plan_command.h"
 #include "cli/reduce_command.h"
@@ -37,6 +38,8 @@ char** arguments = nullptr;
 
 void add_commands(CLI::App& app) {
   add_check_command(app);
+  add_export_command(app);
+  add_import_command(app);
   add_models_command(app);
   add_plan_command(app);
   add_reduce_command(app);
@@ -66,7 +69,7 @@ void add_commands(CLI::App& app) {
   const auto group = [&](const char* title, std::initializer_list<const char*> names) {
     for (const char* name : names) app.get_subcommand(name)->group(title);
   };
-  group("Plan", {"models", "capture", "plan", "check", "simulate", "report"});
+  group("Plan", {"models", "capture", "plan", "check", "simulate", "report", "export", "import"});
   group("Train", {"demo", "run", "verify"});
   group("Measure and emulate", {"calibrate", "emulate"});
   group("Study by themselves", {"reduce", "schedule"});

@@ -21,6 +21,7 @@
 #include "core/interrupted.h"
 #include "graph/file.h"
 #include "planner/planner.h"
+#include "planner/targets.h"
 #ifdef MOTLEY_WITH_TORCH
 #include "capture/source.h"
 #endif
@@ -33,9 +34,10 @@ namespace {
 constexpr double kFewTimeLimit = 5, kTimeLimit = 10;
 constexpr int kFewDevices = 64;
 constexpr size_t kFewNodes = 20'000;
+constexpr double kForTarget = 0.5;  // of the time: plans for a target, then any
 
 struct Args {
-  std::string model, cluster, output, fix,
+  std::string model, cluster, output, fix, target,
       engine = "auto", memory = "on", optimizer = "adamw", strategy, profile, precision = "fp32",
       recompute = "auto", virtual_devices = "auto", segments = "1", layers;
   int scale = 0, threads = 0;
@@ -65,6 +67,13 @@ void add_search_options(CLI::App* command, Args* args) {
   command
       ->add_option("--engine", args->engine, "Which engine plans; auto (default): the best of all")
       ->check(CLI::IsMember(planner::engine_names()))
+      ->group(group);
+  command
+      ->add_option(
+          "--for", args->target,
+          "Only plans that this training framework can say, so that motley export can write "
+          "them; tells what that costs: " +
+              planner::target_names())
       ->group(group);
   command
       ->add_option("--strategy", args->strategy,
@@ -171,6 +180,7 @@ planner::PlanOptions options_of(const Args& args) {
   options.model = args.model;
   options.batch = args.batch;
   options.engine = args.engine;
+  options.target = args.target;
   options.strategy = args.strategy;
   options.fix = args.fix;
   options.virtual_devices = planner::parse_virtual_devices(args.virtual_devices);
@@ -319,6 +329,8 @@ void run(const Args& args) {
   ModelGraphs graphs(args.model);
   const double seconds = time_limit_of(args, cluster, &graphs);
   options.limits.deadline = deadline_of(args, seconds);
+  const Deadline whole = options.limits.deadline;
+  if (!options.target.empty()) options.limits.deadline = whole.part(kForTarget);
   const planner::PlanReport report = find_plan(cluster, &graphs, &options);
   if (interrupted && report.candidates.empty())
     throw Interrupted(SIGINT, "[plan] interrupted before a plan was found");
@@ -334,12 +346,24 @@ void run(const Args& args) {
                  "motley: [plan] this is the best plan found in %s; a longer limit may find a "
                  "better one\n",
                  limit_of(args, seconds).c_str());
+  planner::PlanReport free;  // any plan, for comparison
+  if (!options.target.empty() && !interrupted) {
+    planner::PlanOptions any = options;
+    any.target.clear();
+    any.fix.clear();
+    any.limits.deadline = whole;
+    free = find_plan(cluster, &graphs, &any);
+  }
   if (!args.output.empty()) save_plan(*report.best().plan, args.output);
   if (args.json) {
-    print_json(plan_json(report, cluster, graphs.capture_s(), *options.record));
+    Json json = plan_json(report, cluster, graphs.capture_s(), *options.record);
+    if (!options.target.empty()) json["for"] = target_json(report, free, options.target);
+    print_json(json);
     return;
   }
   std::printf("%s", describe_search(report, cluster).c_str());
+  if (!options.target.empty())
+    std::printf("%s", describe_target(report, free, options.target).c_str());
   if (!args.output.empty()) std::printf("written to %s\n", args.output.c_str());
 }
 
@@ -356,7 +380,8 @@ void add_plan_command(CLI::App& app) {
       "Examples:\n"
       "  motley plan gpt:layers=4,hidden=512 --cluster local-mixed-4 --batch 32 -o plan.json\n"
       "  motley plan bert-moe --cluster hap-64 --batch 256 --engine spmd --json\n"
-      "  motley plan gpt --cluster amp-mixed --batch 64 --fix pp=4,dp=4 --precision bf16");
+      "  motley plan gpt --cluster amp-mixed --batch 64 --fix pp=4,dp=4 --precision bf16\n"
+      "  motley plan llama --cluster hap-64 --batch 256 --for megatron -o plan.json");
   command->callback([args] { run(*args); });
 }
 

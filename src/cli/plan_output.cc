@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/units.h"
+#include "planner/targets.h"
 
 namespace motley {
 
@@ -137,6 +140,55 @@ Json plan_json(const PlanReport& report, const Cluster& cluster, double capture_
           {"solves", spmd ? spmd->planned : 0}};
 }
 
+namespace {
+
+// The free plan, unless what the target can say is faster than all that was found.
+Seconds free_step(const PlanReport& report, const PlanReport& free) {
+  const Seconds own = report.best().simulated_s;
+  return free.candidates.empty() ? own : std::min(own, free.best().simulated_s);
+}
+
+}  // namespace
+
+Json target_json(const PlanReport& report, const PlanReport& free, const std::string& target) {
+  const Seconds own = report.best().simulated_s, best = free_step(report, free);
+  Json limits = Json::array();
+  const EngineResult& engine = *report.of("target");
+  for (const planner::Lifted& lifted : engine.lifted)
+    limits.push_back({{"limit", lifted.limit},
+                      {"step_s_without", lifted.step_s},
+                      {"cost", own / lifted.step_s - 1}});
+  const planner::StrategyTime& standard = engine.baselines[0];
+  return {{"target", target},
+          {"predicted_step_s", own},
+          {"default_step_s", standard.feasible ? Json(standard.predicted_step_s) : Json()},
+          {"default", standard.knobs},
+          {"free_step_s", best},
+          {"free_engine", best < own ? Json(free.best().plan->engine) : Json()},
+          {"cost", own / best - 1},
+          {"limits", limits}};
+}
+
+std::string describe_target(const PlanReport& report, const PlanReport& free,
+                            const std::string& target) {
+  const Seconds own = report.best().simulated_s, best = free_step(report, free);
+  const char* title = planner::find_target(target)->title;
+  if (best >= own * (1 - 1e-9))
+    return fmt::format("  for         {}: no plan was found that is faster without its limits\n",
+                       title);
+  std::string text = fmt::format(
+      "  for         {}: {:.1f}% slower than the free plan, {} ({}: {})\n", title,
+      100 * (own / best - 1), format_seconds(best), free.best().plan->engine, free.best().note);
+  const std::vector<planner::Lifted>& lifted = report.of("target")->lifted;
+  for (size_t i = 0; i < lifted.size(); ++i)
+    text += fmt::format("  limit       {}: without it {} ({:.1f}% less){}\n", lifted[i].limit,
+                        format_seconds(lifted[i].step_s), 100 * (1 - lifted[i].step_s / own),
+                        i == 0 ? "; costs most" : "");
+  if (lifted.empty())
+    text += "  limit       no single one costs anything: the free plan is of another kind\n";
+  return text;
+}
+
 Json no_plan_json(const PlanReport& report, const planner::PlanOptions& options) {
   const EngineResult* spmd = report.of("spmd");
   return {{"engine", options.engine},
@@ -147,7 +199,9 @@ Json no_plan_json(const PlanReport& report, const planner::PlanOptions& options)
 }
 
 static const char* label(const EngineResult& engine) {
-  return engine.engine == "opponents" ? "opponent" : "strategy";
+  return engine.engine == "opponents" ? "opponent"
+         : engine.engine == "target"  ? "as it is"
+                                      : "strategy";
 }
 
 std::string describe_search(const PlanReport& report, const Cluster& cluster) {

@@ -13,6 +13,12 @@ Json plan_json(const planner::PlanReport& report, const Cluster& cluster, double
                const planner::Record& record);
 std::string describe_search(const planner::PlanReport& report, const Cluster& cluster);
 
+// What the limits of a target cost. `free`: of plans without them; may have none.
+Json target_json(const planner::PlanReport& report, const planner::PlanReport& free,
+                 const std::string& target);
+std::string describe_target(const planner::PlanReport& report, const planner::PlanReport& free,
+                            const std::string& target);
+
 // Of a report without one.
 Json no_plan_json(const planner::PlanReport& report, const planner::PlanOptions& options);
 

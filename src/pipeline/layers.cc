@@ -73,23 +73,14 @@ class Builder {
 
   Layers build() {
     Layers result;
-    result.modules = modules();
-    Flops total = flops_before_[n_];
-    int heavy = heavy_before_[n_];
-    double wanted = options_.layers > 0 ? options_.layers : std::clamp(heavy, 1, kMostLayers);
     std::vector<int> cuts;  // first forward position of each layer
     std::vector<int> module_of;
-    for (size_t m = 0; m < result.modules.size(); ++m) {
-      const Module& module = result.modules[m];
-      int period = (module.end - module.first) / module.repeats;
-      Flops work = flops_before_[module.first + period] - flops_before_[module.first];
-      int count = static_cast<int>(std::lround(total > 0 ? wanted * work / total : 1));
-      auto inner = cluster(module.first, module.first + period, std::clamp(count, 1, period));
-      for (int r = 0; r < module.repeats; ++r)
-        for (int cut : inner) {
-          cuts.push_back(cut + r * period);
-          module_of.push_back(static_cast<int>(m));
-        }
+    if (options_.begin.empty()) {
+      find_cuts(&result, &cuts, &module_of);
+    } else {
+      result.modules = {{0, n_, 1}};
+      for (NodeId node : options_.begin) cuts.push_back(cuts.empty() ? 0 : position_[node.index]);
+      module_of.assign(cuts.size(), 0);
     }
     result.layers.resize(cuts.size());
     std::vector<int> layer_of(n_);
@@ -107,6 +98,26 @@ class Builder {
   }
 
  private:
+  // By repeated modules.
+  void find_cuts(Layers* result, std::vector<int>* cuts, std::vector<int>* module_of) const {
+    result->modules = modules();
+    Flops total = flops_before_[n_];
+    int heavy = heavy_before_[n_];
+    double wanted = options_.layers > 0 ? options_.layers : std::clamp(heavy, 1, kMostLayers);
+    for (size_t m = 0; m < result->modules.size(); ++m) {
+      const Module& module = result->modules[m];
+      int period = (module.end - module.first) / module.repeats;
+      Flops work = flops_before_[module.first + period] - flops_before_[module.first];
+      int count = static_cast<int>(std::lround(total > 0 ? wanted * work / total : 1));
+      auto inner = cluster(module.first, module.first + period, std::clamp(count, 1, period));
+      for (int r = 0; r < module.repeats; ++r)
+        for (int cut : inner) {
+          cuts->push_back(cut + r * period);
+          module_of->push_back(static_cast<int>(m));
+        }
+    }
+  }
+
   Flops flops_of(const Node& node) const {
     const OpDef* op = find_op(node.op);
     if (is_source(node) || (op && op->alias)) return 0;

@@ -37,6 +37,8 @@ struct LayerOptions {
   int layers = 0;      // about how many; 0: one per heavy op, but at most 160
   int heavy = 2;       // z: heavy ops that a repeated module has at least
   double slack = 0.1;  // eps
+  // Instead: layers that begin at these forward nodes, ascending; what is in front is of the first.
+  std::vector<NodeId> begin;
 };
 
 struct Layer {

@@ -354,7 +354,7 @@ Plan parse_plan(const std::string& text, const std::string& name) {
   Plan plan;
   plan.engine = fields.text("engine");
   if (plan.engine.empty() || plan.engine.size() > 32 ||
-      plan.engine.find_first_not_of("abcdefghijklmnopqrstuvwxyz-") != std::string::npos)
+      plan.engine.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") != std::string::npos)
     throw fields.bad("engine", "is '" + plan.engine + "'; give a name, such as spmd or pipeline");
   plan.model = fields.text("model");
   plan.batch = fields.integer("batch");

@@ -1,6 +1,10 @@
 #include "planner/batch_step.h"
 
+#include <algorithm>
+
 #include "core/error.h"
+#include "planner/options.h"
+#include "spmd/recompute.h"
 
 namespace motley::planner {
 
@@ -30,7 +34,15 @@ const pipeline::Layers& BatchStep::layers(int64_t samples, int count) {
   const std::shared_ptr<const MicroBatch> part = of(samples);
   const std::lock_guard lock(mutex_);
   const auto [it, fresh] = layers_.try_emplace({samples, count});
-  if (fresh) it->second = pipeline::find_layers(part->graph, {.layers = count});
+  if (!fresh) return it->second;
+  pipeline::LayerOptions options{.layers = std::max(0, count)};
+  if (count == kBlockLayers) {
+    const std::vector<int> block = spmd::blocks_of(part->graph);
+    for (size_t n = 0; n < block.size(); ++n)
+      if (block[n] == static_cast<int>(options.begin.size()) && !is_source(part->graph.nodes[n]))
+        options.begin.push_back(NodeId(static_cast<int64_t>(n)));
+  }
+  it->second = pipeline::find_layers(part->graph, options);
   return it->second;
 }
 

@@ -28,7 +28,7 @@ class BatchStep {
   // allow it, for the reason why_not(). For several threads.
   std::shared_ptr<const MicroBatch> of(int64_t samples);
   std::string why_not() const;  // of the last that was null
-  // The layers of such a micro-batch, about so many; 0: the finest. REQUIRES: of(samples).
+  // The layers of such a micro-batch, about so many; 0: the finest; kBlockLayers: its blocks. REQUIRES: of(samples).
   const pipeline::Layers& layers(int64_t samples, int count);
 
  private:

@@ -121,7 +121,25 @@ class PlanBuilder::Composer {
     choose_warm_ups();
     try_joint_reductions();
     try_division();
-    return fits();
+    return as_scheduled() && fits();
+  }
+
+  // Whether there is room for the warm-up passes of the schedule that was asked for.
+  bool as_scheduled() {
+    if (composition_.schedule.empty() || stages_per_device_ > 1) return true;
+    const pipeline::ScheduleDef* def = pipeline::find_schedule(composition_.schedule);
+    for (size_t r = 0; r < times_.size(); ++r) {
+      const std::vector<int> wanted = def->counts(times_[r]);
+      const ReplicaPlan& replica = result_.replicas[r];
+      for (int s = 0; s < stages_; ++s)
+        if (const int count = std::min(wanted[s], replica.micro_batches);
+            replica.stages[s].warm_up < count) {
+          reason_ = fmt::format("stage {}: there is no room for the {} micro-batches of {}", s,
+                                count, def->name);
+          return false;
+        }
+    }
+    return true;
   }
 
   // Cuts the graph into stages.
@@ -186,7 +204,10 @@ class PlanBuilder::Composer {
   bool find_programs() {
     std::vector<int> numbers;
     for (int s = 0; s < stages_; ++s)
-      numbers.push_back(builder_.programs_.number_of(result_.graph(s)));
+      numbers.push_back(builder_.programs_.number_of(
+          result_.graph(s),
+          fmt::format("{} {}", strategy_of(s),
+                      fmt::join(composition_.replicas[0].stages[s].ratios, " "))));
     std::vector<Divided> divided;
     for (int s = 0; s < stages_; ++s) divided.push_back(divided_of(s));
     const Bytes fixed = whole_batch(result_);
@@ -200,6 +221,8 @@ class PlanBuilder::Composer {
         tasks.push_back(
             {.theory = &result_.theory(s),
              .number = numbers[s],
+             .strategy = strategy_of(s),
+             .ratios = composition_.replicas[0].stages[s].ratios,
              .group = kinds_[r][s],
              .stages_per_device = stages_per_device_,
              .micro_batches = count,
@@ -225,6 +248,11 @@ class PlanBuilder::Composer {
         ++next;
       }
     return true;
+  }
+
+  const std::string& strategy_of(int s) const {
+    const std::string& own = composition_.replicas[0].stages[s].strategy;
+    return own.empty() ? request_.strategy : own;
   }
 
   // Shares of devices of unlike memories follow from what is planned; until then they are free.
@@ -379,6 +407,7 @@ class PlanBuilder::Composer {
     for (const pipeline::ScheduleDef& def : pipeline::schedule_table()) {
       if (def.counts == nullptr) continue;
       if (!best.empty() && request_.limits.deadline.over()) break;
+      if (!composition_.schedule.empty() && composition_.schedule != def.name) continue;
       const std::vector<std::vector<int>> counts = counts_of(def);
       int sum = 0;
       for (const std::vector<int>& of_replica : counts)
@@ -424,6 +453,7 @@ class PlanBuilder::Composer {
 
   // Gradients summed over ranks and replicas at once, or not, whichever is faster.
   void try_joint_reductions() {
+    if (!builder_.groups().planned()) return;
     std::vector<ReductionProgram> others = plan_->reductions;
     if (composition_.joint)
       others.resize(separate_);

@@ -29,7 +29,8 @@ class PlanBuilder : public LayeredGraph {
   PlanBuilder(const PlanOptions& request, DeviceGroups* groups, std::shared_ptr<BatchStep> step,
               int64_t samples, int layers, SearchCache* cache = nullptr)
       : LayeredGraph(request, groups, {step->of(samples), &step->of(samples)->graph},
-                     step->layers(samples, std::max(0, layers)), cache),
+                     step->layers(samples, layers == kBlockLayers ? layers : std::max(0, layers)),
+                     cache),
         step_(std::move(step)),
         programs_(this->request(), &search()) {}
 

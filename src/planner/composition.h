@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "core/units.h"
@@ -14,6 +15,10 @@ struct StageChoice {
   std::vector<int> devices;
   bool recompute = false;
   int in_flight = 0;  // micro-batches that it has room for, if it can; at least those of 1F1B
+  // What its program is restricted to (program_plan.h), and its shares; empty: what PlanOptions
+  // say, and the program's own. The same in all replicas.
+  std::string strategy;
+  std::vector<double> ratios;
 };
 struct ReplicaChoice {
   int micro_batches = 1;
@@ -35,6 +40,7 @@ struct Composition {
   // Where memory is short, a stage's program is searched for even if the best one with all
   // parameters cut fits and is not much slower than without a limit.
   bool thorough = true;
+  std::string schedule;  // of schedule_table(), whose warm-up counts have to fit; empty: the best
   // Of a composition of one stage: no program is fitted into memory that would take longer than
   // this even if it fitted.
   Seconds worth = std::numeric_limits<double>::infinity();

@@ -11,11 +11,13 @@ namespace {
 
 // Nothing is asked for that only some engine can do.
 bool everything(const PlanOptions& o) {
-  return o.engine == "auto" && o.strategy.empty() && o.fix.empty() && !o.virtual_devices.forced();
+  return o.target.empty() && o.engine == "auto" && o.strategy.empty() && o.fix.empty() &&
+         !o.virtual_devices.forced();
 }
 
 bool wants_one_program(const PlanOptions& o) {
-  return o.fix.empty() && !o.virtual_devices.forced() && (o.engine == "auto" || o.engine == "spmd");
+  return o.target.empty() && o.fix.empty() && !o.virtual_devices.forced() &&
+         (o.engine == "auto" || o.engine == "spmd");
 }
 // Shares that are given are of the whole batch.
 bool wants_accumulated(const PlanOptions& o) {
@@ -23,7 +25,8 @@ bool wants_accumulated(const PlanOptions& o) {
          o.segments.one();
 }
 bool wants_grid(const PlanOptions& o) {
-  return o.strategy.empty() && (everything(o) || o.engine == "grid" || !o.fix.empty());
+  return o.strategy.empty() && o.target.empty() &&
+         (everything(o) || o.engine == "grid" || !o.fix.empty());
 }
 bool wants_quick(const PlanOptions& o) { return everything(o) && o.segments.one(); }
 bool wants_pipeline(const PlanOptions& o) {
@@ -33,6 +36,8 @@ bool wants_virtual(const PlanOptions& o) {
   return o.virtual_devices.forced() || o.engine == "virtual" ||
          (everything(o) && !o.virtual_devices.off);
 }
+
+bool wants_target(const PlanOptions& o) { return !o.target.empty(); }
 
 bool wants_opponents(const PlanOptions& o) {
   return o.engine == "opponents" || (everything(o) && o.baselines);
@@ -54,6 +59,9 @@ EngineResult pipeline_of(const PlanOptions& o, const Cluster& c, const GraphOf& 
 EngineResult opponents_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
   return plan_opponents(o, c, g);
 }
+EngineResult target_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+  return plan_target(o, c, g);
+}
 EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds known) {
   VirtualDevices wanted = o.virtual_devices;
   wanted.known = known;
@@ -71,6 +79,7 @@ const std::vector<Engine>& engines() {
       {"grid", 1, 0.4, wants_grid, grid_of},
       {"virtual", 3, 0.9, wants_virtual, virtual_of},
       {"opponents", 1, 0.4, wants_opponents, opponents_of},
+      {"target", 0, 1, wants_target, target_of},
   };
   return table;
 }
@@ -78,7 +87,8 @@ const std::vector<Engine>& engines() {
 std::vector<std::string> engine_names() {
   std::vector<std::string> names = {"auto"};
   for (const Engine& engine : engines())
-    if (std::find(names.begin(), names.end(), engine.name) == names.end())
+    if (engine.wanted != wants_target &&
+        std::find(names.begin(), names.end(), engine.name) == names.end())
       names.emplace_back(engine.name);
   return names;
 }

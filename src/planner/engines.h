@@ -36,6 +36,12 @@ struct Candidate {
 // That of the options, or of the graph.
 std::shared_ptr<BatchStep> step_of(const PlanOptions& options, const GraphOf& graph_of);
 
+// What a target's best plan would take without one of its limits.
+struct Lifted {
+  std::string limit;  // "stages run 1F1B"
+  Seconds step_s = 0;
+};
+
 // What an engine found, best first.
 struct EngineResult {
   std::string engine;
@@ -49,6 +55,7 @@ struct EngineResult {
   int planned = 0;     // program searches
   int64_t states = 0;  // of them
   std::vector<StrategyTime> baselines;
+  std::vector<Lifted> lifted;    // limits of a target, those that cost most first
   std::vector<Segmented> tried;  // ways to cut the model into segments
   // Looks for lower bounds of its plan, and for better ones where these are far, if it takes no
   // longer than that; the candidates that it returns take the place of its own. Null: it has none.
@@ -124,6 +131,11 @@ EngineResult plan_quickly(const PlanOptions& options, const Cluster& cluster,
 // knobs); all of them are in `baselines`.
 EngineResult plan_opponents(const PlanOptions& options, const Cluster& cluster,
                             const GraphOf& graph_of);
+
+// The fastest plans that options.target can say, among them its defaults: all devices, as many layers
+// in each stage, even batches; what is the best of these is the baseline `default`.
+EngineResult plan_target(const PlanOptions& options, const Cluster& cluster,
+                         const GraphOf& graph_of);
 
 // Virtual devices of `size` devices of one type, each a part of a machine (a group without groups
 // below); empty if some machine cannot be divided so.

@@ -21,6 +21,7 @@ namespace motley::planner {
 using GraphOf = std::function<Graph(int64_t samples)>;
 
 constexpr int kAutomaticLayers = -1;
+constexpr int kBlockLayers = -2;  // the blocks of the model (spmd::blocks_of)
 
 class BatchStep;
 
@@ -56,6 +57,7 @@ struct PlanOptions {
   int64_t batch = 0;  // global, samples
 
   std::string engine = "auto";  // one of engine_names() (engines.h)
+  std::string target;           // plans that this framework can say alone (targets.h); empty: all
   std::string strategy;         // a baseline (strategies()) in the place of a search; empty
   std::string fix;              // choices of the grid, "pp=4,dp=4" (grid::parse_fixed); empty: none
   VirtualDevices virtual_devices;

@@ -12,6 +12,7 @@
 #include "planner/batch_step.h"
 #include "planner/calibrated.h"
 #include "planner/narrow_inputs.h"
+#include "planner/targets.h"
 #include "sim/simulate.h"
 
 namespace motley::planner {
@@ -23,6 +24,15 @@ void check(const PlanOptions& o) {
   if (std::find(names.begin(), names.end(), o.engine) == names.end())
     throw user_error("plan", "there is no engine '{}'; give one of {}", o.engine,
                      fmt::join(names, ", "));
+  if (!o.target.empty()) {
+    if (!find_target(o.target))
+      throw user_error("plan", "there is no target '{}'; give one of {}", o.target, target_names());
+    if (o.engine != "auto" || !o.strategy.empty() || o.virtual_devices.forced() ||
+        !o.segments.one() || !o.ratios.empty())
+      throw user_error("plan",
+                       "a target (--for) cannot be combined with an engine, a strategy, virtual "
+                       "devices or segments; leave them out");
+  }
   if (o.engine == "virtual" && (o.virtual_devices.off || !o.fix.empty() || !o.strategy.empty()))
     throw user_error("plan",
                      "engine virtual cannot be combined with --virtual-devices off, fixed choices "

@@ -47,7 +47,10 @@ const Known kKnown[] = {{"dp-ev", Restriction::data_parallel, even_ratios},
                         {"expert-parallel", Restriction::expert_parallel, even_ratios},
                         {"tensor-parallel", Restriction::tensor_parallel, even_ratios}};
 
-const Known kZeroBySpeed = {"zero-cp", Restriction::zero, proportional_ratios};
+// Not of strategies().
+const Known kOthers[] = {{"zero-cp", Restriction::zero, proportional_ratios},
+                         {"fsdp", Restriction::gathered_parameters, even_ratios},
+                         {"matrices", Restriction::cut_matrices, even_ratios}};
 
 // Parts of a cluster that might be faster than all of it, each a list of devices; of those that
 // look alike the first.
@@ -92,7 +95,8 @@ AlternationOptions restricted(const std::string& strategy, const Cluster& cluste
                               AlternationOptions options) {
   const Known* known = std::find_if(std::begin(kKnown), std::end(kKnown),
                                     [&](const Known& k) { return strategy == k.name; });
-  if (strategy == kZeroBySpeed.name) known = &kZeroBySpeed;
+  for (const Known& other : kOthers)
+    if (strategy == other.name) known = &other;
   if (known == std::end(kKnown))
     throw user_error("plan", "there is no strategy '{}'; give one of {}", strategy,
                      fmt::join(strategies(), ", "));

@@ -29,7 +29,8 @@ struct ProgramRequest {
 std::vector<std::string> strategies();
 // Options of a search that is restricted to a strategy's programs, at its shares; whether it may
 // compute again is as in `options`. Besides those of
-// strategies() "zero-cp": ZeRO with batches by speed. Throws UserError if there is none of the name.
+// strategies() "zero-cp": ZeRO with batches by speed; "fsdp": ZeRO that gathers parameters alone;
+// "matrices": tensor parallelism that cuts every matrix, as frameworks do. Throws UserError if there is none of the name.
 AlternationOptions restricted(const std::string& strategy, const Cluster& cluster,
                               AlternationOptions options);
 

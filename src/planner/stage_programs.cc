@@ -24,8 +24,9 @@ constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
 
 }  // namespace
 
-int StagePrograms::number_of(const Graph& graph) {
-  return numbers_.try_emplace(to_text(anonymous(graph)), static_cast<int>(numbers_.size()))
+int StagePrograms::number_of(const Graph& graph, const std::string& strategy) {
+  return numbers_
+      .try_emplace(strategy + "\n" + to_text(anonymous(graph)), static_cast<int>(numbers_.size()))
       .first->second;
 }
 
@@ -96,10 +97,11 @@ Planned StagePrograms::search(const StageTask& task, const CostModel& model, boo
   options.memory_limit = memory_limit;
   options.worth = kRoughly * task.worth / task.micro_batches;
   options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
-  if (!request_.strategy.empty())
-    options = restricted(request_.strategy, model.cluster(), std::move(options));
+  if (!task.strategy.empty())
+    options = restricted(task.strategy, model.cluster(), std::move(options));
   else if (lean)
     options.restriction = spmd::Restriction::zero;
+  if (!task.ratios.empty()) options.ratios = task.ratios;
   return search_.find(*task.theory, model, std::move(options), memory_price);
 }
 
@@ -174,7 +176,7 @@ void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
     const StageTask& task = *distinct[i];
     solver::WarmStart warm;
     const Planned& best = unlimited(task, task.pieces(), &warm);
-    if (!request_.memory_limit || !best.feasible || task.pieces() || !request_.strategy.empty() ||
+    if (!request_.memory_limit || !best.feasible || task.pieces() || !task.strategy.empty() ||
         task.group->cluster.size() == 1 || fits(task, best))
       return;
     unlimited(task, true, &warm);
@@ -187,7 +189,7 @@ Planned StagePrograms::plan(const StageTask& task) {
   Planned planned = unlimited(task, task.pieces(), nullptr);
   if (!request_.memory_limit || !planned.feasible || fits(task, planned))
     return as_run(task, std::move(planned));
-  if (!request_.strategy.empty()) {
+  if (!task.strategy.empty()) {
     planned.feasible = false;
     planned.reason = lack_of(task, planned);
     return planned;

@@ -29,7 +29,9 @@ struct Divided {
 // memory.
 struct StageTask {
   const Theory* theory;
-  int number;  // of its graph (StagePrograms::number_of)
+  int number;                  // of its graph (StagePrograms::number_of)
+  std::string strategy;        // as in PlanOptions
+  std::vector<double> ratios;  // fixed; empty: free, or what the strategy says
   const DeviceGroups::Kind* group;
   int stages_per_device, micro_batches, in_flight;
   int fewer;  // in flight, if there is no room for `in_flight`; if there is none for these, 1
@@ -48,8 +50,8 @@ class StagePrograms {
   StagePrograms(const PlanOptions& request, ProgramSearch* search)
       : request_(request), search_(*search) {}
 
-  // Graphs of one number are the same but for names.
-  int number_of(const Graph& graph);
+  // Graphs of one number are the same but for names, and planned by the same strategy.
+  int number_of(const Graph& graph, const std::string& strategy = {});
 
   // [task] The best that fit; what it points to stays. Returns the first task in whose way
   // something is, or -1.

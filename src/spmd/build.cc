@@ -186,6 +186,9 @@ void ProblemBuilder::add_values() {
     // All that prices depend on: size, and per form its cut and where it may be converted.
     std::string key = std::to_string(graph.spec(cls.root).bytes());
     key += gradient_class_[c] ? 'g' : gradient_view_[c] ? 'v' : '|';
+    const bool by_parameter = restriction_ == Restriction::gathered_parameters ||
+                              restriction_ == Restriction::cut_matrices;
+    if (by_parameter && is_parameter(static_cast<int>(c))) key += 'w';
     if (const int segment = theory_.segment(cls.root)) key += std::to_string(segment) + ",";
     if (const int of = gradient_view_[c] ? part_of(maker_of(static_cast<int>(c)) + 1) : 0)
       key += fmt::format("m{},", of);
@@ -236,6 +239,43 @@ bool ProblemBuilder::is_expert(ValueId source) const {
   return false;
 }
 
+bool ProblemBuilder::is_parameter(int value) const {
+  const Graph& graph = theory_.graph();
+  for (ValueId v = classes_[value].root;;) {
+    const Node& producer = graph.node(graph.value(v).producer);
+    if (producer.op == "motley::parameter") return true;
+    const OpDef* op = find_op(producer.op);
+    const std::vector<ValueId> read = graph.inputs_of(producer);
+    if (read.empty() || !(producer.op == "aten::_to_copy" || (op && op->alias))) return false;
+    v = read[0];
+  }
+}
+
+bool ProblemBuilder::is_matrix(ValueId source) const {
+  const Graph& graph = theory_.graph();
+  if (graph.spec(source).shape.size() < 2) return false;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (is_source(graph.nodes[n])) continue;
+    const OpDef* op = find_op(graph.nodes[n].op);
+    if (graph.nodes[n].phase == Phase::backward || !op || !op->flops ||
+        op->flops(graph, graph.nodes[n]) <= 0)
+      continue;
+    for (ValueId v : inputs(NodeId(static_cast<int64_t>(n))))
+      if (class_of_[v.index] == class_of_[source.index]) return true;
+  }
+  return false;
+}
+
+namespace {
+
+bool cuts_batch(Restriction restriction) {
+  return restriction == Restriction::data_parallel || restriction == Restriction::zero ||
+         restriction == Restriction::gathered_parameters ||
+         restriction == Restriction::expert_parallel;
+}
+
+}  // namespace
+
 std::vector<Placement> ProblemBuilder::stored_choices(ValueId source) const {
   std::vector<Placement> choices;
   if (restriction_ == Restriction::expert_parallel)
@@ -245,8 +285,11 @@ std::vector<Placement> ProblemBuilder::stored_choices(ValueId source) const {
     if (p.is_shard() && restriction_ == Restriction::data_parallel) continue;
     choices.push_back(p);
   }
-  // ZeRO: everything that can be cut is.
-  if (restriction_ == Restriction::zero && choices.size() > 1) choices.erase(choices.begin());
+  // ZeRO: everything that can be cut is. Tensor parallelism: what is multiplied.
+  if (choices.size() > 1 &&
+      (restriction_ == Restriction::zero || restriction_ == Restriction::gathered_parameters ||
+       (restriction_ == Restriction::cut_matrices && is_matrix(source))))
+    choices.erase(choices.begin());
   return choices;
 }
 
@@ -416,9 +459,7 @@ void ProblemBuilder::add_nodes() {
         continue;
       }
       // Whole is enough: pieces of it are free. A cut batch is a restriction.
-      bool cut = cut_inputs.count(v) &&
-                 (restriction_ == Restriction::data_parallel || restriction_ == Restriction::zero ||
-                  restriction_ == Restriction::expert_parallel);
+      const bool cut = cut_inputs.count(v) && cuts_batch(restriction_);
       bool batched = cut && theory_.legal(v, Placement::shard(0));
       const Placement made = batched ? Placement::shard(0) : Placement::replicated();
       const auto triple = std::find_if(triples.begin(), triples.end(),

@@ -36,6 +36,8 @@ enum class Restriction {
   expert_parallel,  // data parallel, but experts ([expert, in, out] weights of a batched product)
                     // are cut, and reached by all-to-all
   zero,  // inputs cut in dimension 0, parameters and their state cut, gathered where they are used
+  gathered_parameters,  // the same, and nothing but parameters is gathered (FSDP)
+  cut_matrices,  // tensor parallel, and all matrices that are multiplied are cut and never gathered
 };
 
 class ProblemBuilder {
@@ -65,6 +67,8 @@ class ProblemBuilder {
     const std::vector<int>& made = problem_.nodes[makers_[value]].outputs;
     return sources_[makers_[value]].parameter >= 0 && made.size() == 2 ? made[1] : -1;
   }
+  // Whether it is a parameter, or a view or conversion of one.
+  bool is_parameter(int value) const;
   // What a device of a type holds of a value in a form, and at least in any form.
   Bytes bytes(int value, int form, int type, const Fractions& fractions) const;
   Bytes least_bytes(int value, int type, const Fractions& fractions) const;
@@ -172,6 +176,7 @@ class ProblemBuilder {
   void add_nodes();
   std::vector<Placement> stored_choices(ValueId source) const;
   bool is_expert(ValueId source) const;
+  bool is_matrix(ValueId source) const;  // that a forward node multiplies by
   // `part`: of a step, what runs once in it costs in each micro-batch.
   void price_conversions(const Fractions& fractions, double part,
                          const spmd::OverlapPricing* pricing);

@@ -36,6 +36,7 @@ void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
     FormTable& table = problem_.form_tables[t];
     const Class& c = classes_[table_class_[t]];
     bool gradient = gradient_class_[table_class_[t]];
+    const bool weights = is_parameter(table_class_[t]);
     const Decision* decision = pricing ? pricing->decision(c.root) : nullptr;
     Bytes bytes = static_cast<Bytes>(graph.spec(c.root).bytes());
     for (int to = 0; to < table.forms; ++to)
@@ -60,6 +61,10 @@ void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
              (restriction_ == Restriction::expert_parallel && kind != Collective::all_to_all)))
           continue;
         if (restriction_ == Restriction::zero && kind == Collective::all_to_all) continue;
+        if (restriction_ == Restriction::gathered_parameters &&
+            (kind == Collective::all_to_all || (kind == Collective::all_gather && !weights)))
+          continue;
+        if (restriction_ == Restriction::cut_matrices && weights && !free) continue;
         const bool reduced = gradient_view_[table_class_[t]] && kind == Collective::all_reduce;
         if (closed && !free && !reduced) continue;
         Placement cut = source->second.is_shard() ? source->second : target->second;

@@ -1,0 +1,13 @@
+// `motley export` and `motley import`: plans as directories of training frameworks (export/export.h).
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace motley {
+
+void add_export_command(CLI::App& app);
+void add_import_command(CLI::App& app);
+
+}  // namespace motley

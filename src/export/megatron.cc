@@ -1,0 +1,317 @@
+// Megatron-LM: arguments of pretrain_gpt.py, one word a line.
+//
+// Names, defaults and rules are those of Megatron-LM after core_v0.19.0 (arguments.py,
+// pipeline_parallel_layer_layout.py); tests compare with a table of its options. Layers of stages are
+// a layout: "Et*7|t*5L" is the embedding and 7 layers, then 5 layers and the loss; with interleaved
+// stages part i is the (i / pp)-th of rank i % pp.
+#include <algorithm>
+#include <set>
+
+#include "core/error.h"
+#include "export/common.h"
+
+namespace motley::exports {
+
+using planner::Arrangement;
+using planner::Inside;
+
+namespace {
+
+constexpr const char* kFile = "arguments.txt";
+constexpr const char* kTensors = "--tensor-model-parallel-size";
+constexpr const char* kStages = "--pipeline-model-parallel-size";
+constexpr const char* kLayout = "--pipeline-model-parallel-layout";
+constexpr const char* kExperts = "--expert-model-parallel-size";
+constexpr size_t kMostParts = 4096;
+
+std::string layout_of(const Arrangement& a) {
+  std::string text = "E";
+  for (size_t s = 0; s < a.stages.size(); ++s) {
+    if (s > 0) text += "|";
+    if (a.stages[s].blocks > 0) text += fmt::format("t*{}", a.stages[s].blocks);
+  }
+  return text + "L";
+}
+
+bool scatters_activations(const Plan& plan) {
+  if (!plan.pipeline) return false;
+  for (int s = 0; s < plan.pipeline->stages(); ++s) {
+    const Theory& theory = plan.pipeline->theory(s);
+    const std::vector<bool> gradient = pure_gradients(theory.graph());
+    for (const Step& step : plan.pipeline->replicas[0].stages[s].program.steps)
+      if (!step.is_compute() && step.kind == Collective::reduce_scatter &&
+          !gradient[step.value.index])
+        return true;
+  }
+  return false;
+}
+
+class Arguments {
+ public:
+  void add(const std::string& name) { words_ += name + "\n"; }
+  template <typename T>
+  void add(const std::string& name, const T& value) {
+    words_ += fmt::format("{}\n{}\n", name, value);
+  }
+  const std::string& text() const { return words_; }
+
+ private:
+  std::string words_;
+};
+
+void add_model_arguments(const ExportJob& job, Arguments* out, Exported* exported) {
+  const Sizes& s = job.need_sizes("Megatron-LM");
+  out->add("--num-layers", s.layers);
+  out->add("--hidden-size", s.hidden);
+  out->add("--ffn-hidden-size", s.ffn);
+  out->add("--num-attention-heads", s.heads);
+  if (s.kv_heads != s.heads) {
+    out->add("--group-query-attention");
+    out->add("--num-query-groups", s.kv_heads);
+  }
+  out->add("--seq-length", s.seq);
+  out->add("--max-position-embeddings", std::max(s.seq, s.positions));
+  out->add("--vocab-size", s.vocab);
+  out->add("--tokenizer-type", "NullTokenizer");
+  out->add("--mock-data");
+  out->add("--position-embedding-type", s.positions > 0 ? "learned_absolute" : "rope");
+  out->add("--normalization", s.rms_norm ? "RMSNorm" : "LayerNorm");
+  if (s.gated) out->add("--swiglu");
+  if (!s.bias) out->add("--disable-bias-linear");
+  if (!s.tied) out->add("--untie-embeddings-and-output-weights");
+  out->add("--attention-dropout", s.dropout);
+  out->add("--hidden-dropout", s.dropout);
+  if (!s.causal)
+    exported->differences.push_back(
+        "the model's attention is not causal, that of pretrain_gpt.py is: with pretrain_bert.py "
+        "the "
+        "same arguments hold");
+  if (s.experts == 0) return;
+  out->add("--num-experts", s.experts);
+  if (s.top > 0) out->add("--moe-router-topk", s.top);
+  out->add("--moe-ffn-hidden-size", s.ffn);
+  out->add("--moe-token-dispatcher-type", "alltoall");
+  if (!std::all_of(s.routed.begin(), s.routed.end(), [](bool r) { return r; })) {
+    std::vector<int> pattern(s.routed.begin(), s.routed.end());
+    out->add("--moe-layer-freq", fmt::format("[{}]", fmt::join(pattern, ",")));
+  }
+}
+
+}  // namespace
+
+void write_megatron(const ExportJob& job, Exported* out) {
+  const Arrangement& a = job.arrangement;
+  Arguments words;
+  add_model_arguments(job, &words, out);
+  words.add("--micro-batch-size", job.samples());
+  words.add("--global-batch-size", a.batch());
+  words.add("--train-iters", 1000);
+  words.add("--lr", "1e-4");
+  words.add("--eval-iters", 0);
+  words.add("--optimizer", job.plan.optimizer == Optimizer::sgd ? "sgd" : "adam");
+  if (job.plan.precision == DType::bf16) words.add("--bf16");
+  if (job.plan.precision == DType::f16) words.add("--fp16");
+  words.add("--no-gradient-accumulation-fusion");
+  words.add(kTensors, job.tp());
+  words.add(kStages, a.pp());
+  if (a.pipelined()) words.add(kLayout, layout_of(a));
+  if (a.stages[0].inside == Inside::experts && a.stages[0].width() > 1)
+    words.add(kExperts, a.stages[0].width());
+  const bool moe = job.sizes->experts > 0;
+  if (job.tp() > 1 && (moe || scatters_activations(job.plan))) words.add("--sequence-parallel");
+  if (a.zero == 1) words.add("--use-distributed-optimizer");
+  if (!job.plan.pipeline && job.dp() > 1) words.add("--overlap-grad-reduce");
+  if (a.stages[0].recompute) {
+    words.add("--recompute-granularity", "full");
+    words.add("--recompute-method", "uniform");
+    words.add("--recompute-num-layers", 1);
+  }
+  if (job.replicas_outside) words.add("--use-tp-pp-dp-mapping");
+  out->files.push_back({kFile, words.text()});
+  out->files.push_back(launch_script(job, "\"${MEGATRON:-.}/pretrain_gpt.py\"", kFile,
+                                     "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"));
+  if (job.plan.optimizer == Optimizer::amsgrad)
+    out->differences.push_back("Megatron-LM has no amsgrad; the arguments say adam");
+  if (moe)
+    out->differences.push_back(
+        "Megatron's router drops no tokens unless --moe-expert-capacity-factor is given; the "
+        "plan's experts have a fixed capacity");
+}
+
+namespace {
+
+// Options with the word behind them, flags with an empty one.
+std::map<std::string, std::string> read_words(const ExportDirectory& directory) {
+  static const std::set<std::string> flags = {"--group-query-attention",
+                                              "--mock-data",
+                                              "--swiglu",
+                                              "--disable-bias-linear",
+                                              "--untie-embeddings-and-output-weights",
+                                              "--bf16",
+                                              "--fp16",
+                                              "--no-gradient-accumulation-fusion",
+                                              "--sequence-parallel",
+                                              "--use-distributed-optimizer",
+                                              "--overlap-grad-reduce",
+                                              "--overlap-param-gather",
+                                              "--use-tp-pp-dp-mapping"};
+  std::map<std::string, std::string> words;
+  std::string text = directory.text(kFile), name;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    std::string word = text.substr(at, end - at);
+    at = end + 1;
+    if (word.empty()) continue;
+    if (!name.empty()) {
+      words[name] = word;
+      name.clear();
+      continue;
+    }
+    if (!word.starts_with("--"))
+      throw user_error("import", "{}: '{}' is no option; give one word a line",
+                       directory.name(kFile), word.substr(0, 40));
+    if (!words.emplace(word, "").second)
+      throw user_error("import", "{}: {} is given twice", directory.name(kFile), word);
+    if (!flags.count(word)) name = word;
+  }
+  if (!name.empty()) throw user_error("import", "{}: {} has no value", directory.name(kFile), name);
+  return words;
+}
+
+// Layers of every part of a layout: groups and then letters are expanded as they are written.
+std::vector<int> parse_layout(const std::string& text, const std::string& where) {
+  const auto wrong = [&](const std::string& why) {
+    return user_error("import", "{} is '{}': {}", where, text.substr(0, 60), why);
+  };
+  std::vector<int> parts = {0};
+  bool embedded = false, lost = false;
+  // Expands [at, end) `times` times.
+  std::string flat;
+  const auto times_at = [&](const std::string& from, size_t* at) -> int64_t {
+    if (*at >= from.size() || from[*at] != '*') return 1;
+    size_t end = *at + 1;
+    while (end < from.size() && std::isdigit(static_cast<unsigned char>(from[end]))) ++end;
+    const int64_t n = number_in(from.substr(*at + 1, end - *at - 1), where, 1, kMostParts);
+    *at = end;
+    return n;
+  };
+  const auto repeat = [&](std::string* to, const std::string& what, int64_t times) {
+    if (to->size() + what.size() * static_cast<size_t>(times) > (size_t{1} << 20))
+      throw wrong("it is too long");
+    for (; times > 0; --times) *to += what;
+  };
+  std::string groups;
+  for (size_t at = 0; at < text.size();) {
+    if (text[at] != '(') {
+      groups += text[at++];
+      continue;
+    }
+    const size_t close = text.find(')', at);
+    if (close == std::string::npos) throw wrong("a bracket is not closed");
+    const std::string inner = text.substr(at + 1, close - at - 1);
+    at = close + 1;
+    repeat(&groups, inner, times_at(text, &at));
+  }
+  for (size_t at = 0; at < groups.size();) {
+    const std::string letter(1, groups[at++]);
+    if (letter == ",") continue;
+    repeat(&flat, letter, times_at(groups, &at));
+  }
+  for (const char c : flat) {
+    if (c == '|') {
+      parts.push_back(0);
+      if (parts.size() > kMostParts) throw wrong("it has too many parts");
+    } else if (c == 'E') {
+      if (embedded || parts.size() > 1 || parts[0] > 0) throw wrong("E is not first, or not alone");
+      embedded = true;
+    } else if (c == 't') {
+      if (lost) throw wrong("a layer follows L");
+      ++parts.back();
+    } else if (c == 'L') {
+      if (lost) throw wrong("there is more than one L");
+      lost = true;
+    } else {
+      throw wrong(fmt::format("'{}' is none of E, t, L and |", c));
+    }
+  }
+  if (!embedded || !lost || flat.empty() || flat.back() != 'L')
+    throw wrong("it has to begin with E and end with L");
+  return parts;
+}
+
+}  // namespace
+
+Arrangement read_megatron(const ImportJob& job) {
+  const std::string file = job.directory.name(kFile);
+  const std::map<std::string, std::string> words = read_words(job.directory);
+  const auto has = [&](const char* name) { return words.count(name) > 0; };
+  const auto number = [&](const char* name, int64_t otherwise) {
+    const auto it = words.find(name);
+    return it == words.end() ? otherwise
+                             : number_in(it->second, file + ": " + name, 1, int64_t{1} << 31);
+  };
+  if (job.sizes) {
+    const Sizes& s = *job.sizes;
+    const std::pair<const char*, int64_t> sizes[] = {
+        {"--num-layers", s.layers},
+        {"--hidden-size", s.hidden},
+        {"--ffn-hidden-size", s.ffn},
+        {"--num-attention-heads", s.heads},
+        {"--num-query-groups", s.kv_heads},
+        {"--seq-length", s.seq},
+        {"--max-position-embeddings", std::max(s.seq, s.positions)},
+        {"--vocab-size", s.vocab},
+        {"--num-experts", s.experts},
+        {"--moe-router-topk", s.top},
+        {"--moe-ffn-hidden-size", s.ffn}};
+    for (const auto& [name, wanted] : sizes)
+      if (has(name)) same(file + ": " + name, number(name, wanted), wanted, "the model's");
+  }
+  same(file + ": --global-batch-size", number("--global-batch-size", job.batch), job.batch,
+       "the batch");
+  Degrees d;
+  d.tp = static_cast<int>(number(kTensors, 1));
+  d.pp = static_cast<int>(number(kStages, 1));
+  d.ep = static_cast<int>(number(kExperts, 1));
+  const auto world = static_cast<int64_t>(job.ranks.size());
+  if (world % (int64_t{d.tp} * d.pp) != 0)
+    throw user_error("import", "{}: {} {} x {} {} does not divide the {} ranks", file, kTensors,
+                     d.tp, kStages, d.pp, world);
+  d.dp = static_cast<int>(world / d.tp / d.pp);
+  d.micro_batch = number("--micro-batch-size", 1);
+  if (job.batch % (d.micro_batch * d.dp) != 0)
+    throw user_error("import", "{}: --micro-batch-size {} x {} replicas does not divide {}", file,
+                     d.micro_batch, d.dp, job.batch);
+  d.micro_batches = static_cast<int>(job.batch / d.micro_batch / d.dp);
+  const int layers = planner::count_blocks(job.graph);
+  if (has(kLayout)) {
+    d.blocks = parse_layout(words.at(kLayout), file + ": " + kLayout);
+    if (d.blocks.size() % d.pp != 0)
+      throw user_error("import", "{}: {} has {} parts for {} stages; give a multiple", file,
+                       kLayout, d.blocks.size(), d.pp);
+    d.interleave = static_cast<int>(d.blocks.size()) / d.pp;
+  } else if (layers % d.pp != 0) {
+    throw user_error("import", "{}: {} layers do not divide by {} {}; give {}", file, layers,
+                     kStages, d.pp, kLayout);
+  } else {
+    d.blocks.assign(d.pp, layers / d.pp);
+  }
+  if (has("--recompute-granularity")) {
+    const std::string& what = words.at("--recompute-granularity");
+    if (what != "full")
+      throw user_error("import", "{}: --recompute-granularity is '{}'; motley has full alone", file,
+                       what.substr(0, 40));
+    if (!has("--recompute-method"))
+      throw user_error("import", "{}: full recomputation needs --recompute-method", file);
+    same(file + ": --recompute-num-layers", number("--recompute-num-layers", 1), 1,
+         "a layer alone");
+    d.recompute = true;
+  }
+  d.zero = has("--use-distributed-optimizer");
+  d.replicas_outside = has("--use-tp-pp-dp-mapping");
+  if (has("--sequence-parallel") && d.tp == 1)
+    throw user_error("import", "{}: --sequence-parallel needs {} of 2 or more", file, kTensors);
+  return rectangle(job, d, file);
+}
+
+}  // namespace motley::exports
