@@ -488,9 +488,10 @@ TEST_F(Cli, PlansForFrameworks) {
   const Json cost = made.json()["for"];
   EXPECT_EQ(cost["target"], "megatron");
   EXPECT_LE(cost["free_step_s"].get<double>(), cost["predicted_step_s"].get<double>());
-  if (cost["default_step_s"].is_number())
+  if (cost["default_step_s"].is_number()) {
     EXPECT_LE(cost["predicted_step_s"].get<double>(),
               cost["default_step_s"].get<double>() * (1 + 1e-9));
+  }
   const Outcome out =
       motley(fmt::format("export {} --to megatron -o {} --json", path("p.json"), path("run")));
   ASSERT_EQ(out.code, 0) << out.err;

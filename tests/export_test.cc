@@ -77,7 +77,7 @@ TEST_P(Targets, WrongNumbersAreRefusedOrStayWithinTheRules) {
   const Exporter& exporter = *find_exporter(GetParam());
   const Folder folder(std::string("motley_mutant_") + GetParam());
   int refused = 0, taken = 0;
-  for (int i = 0; i < cases(); ++i) {
+  for (int i = 0; i < 3 * cases(); ++i) {
     SCOPED_TRACE(fmt::format("case {}", i));
     Rng rng(static_cast<uint64_t>(i));
     const std::unique_ptr<Plan> plan = random.plan(2, i);
