@@ -181,8 +181,8 @@ TEST_F(Hostile, WhoDiesWhileTheOthersConnectIsNamed) {
   // Rank 1 comes to the store as a worker does, says it is there, and is gone.
   auto store = connect_store("127.0.0.1", port, "secret", std::chrono::seconds(30));
   for (int r : {1, 2, 3}) {
-    const std::string gloo = "gloo";
-    store->set(fmt::format("motley//here/{}", r), {gloo.begin(), gloo.end()});
+    const std::vector<uint8_t> gloo = {'g', 'l', 'o', 'o'};
+    store->set(fmt::format("motley//here/{}", r), gloo);
   }
   const pid_t rank1 = fork();
   if (rank1 == 0) {
@@ -223,7 +223,7 @@ TEST_F(Hostile, StrangersHoldNobodyUp) {
   }
   const auto start = Clock::now();
   auto store = connect_store("127.0.0.1", server.port(), "secret", std::chrono::seconds(5));
-  store->set("key", {1, 2, 3});
+  store->set("key", std::vector<uint8_t>{1, 2, 3});
   EXPECT_EQ(store->get("key"), (std::vector<uint8_t>{1, 2, 3}));
   EXPECT_EQ(store->add("n", 5) + store->add("n", -2), 8);
   EXPECT_TRUE(store->check({"key", "n"}));

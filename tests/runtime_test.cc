@@ -181,11 +181,7 @@ void over_c10d(ProcessCommunicator& group) {
   Rendezvous where = *rendezvous_from_environment();
   where.prefix += "/over_c10d";
   where.store_outside = true;
-  auto options = c10d::ProcessGroupGloo::Options::create();
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-  const auto over = communicator_over(c10::make_intrusive<c10d::ProcessGroupGloo>(
-                                          meet(where, "gloo"), where.rank, where.size, options),
-                                      at::kCPU);
+  const auto over = communicator_over(gloo_group(meet(where, "gloo"), where), at::kCPU);
   MOTLEY_CHECK(over->rank() == group.rank() && over->size() == group.size());
   equals_the_thread_group(*over);
   const Plan plan = make(kModels[0], 12, uneven_cluster(group.size()));

@@ -229,6 +229,7 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
 
     repeated   gets what the forward pass changes of plain attributes, if the caller repeats it after every step
     """
+    _torch.ready_to_capture()
     batch = step.batch_size() if samples is None else samples
     whole = [tensor for _, tensor in step.leaves] if batch == step.batch_size() else step.rows(batch)
     parameters = [_meta(slot.tensor, parameter=True) for slot in step.parameters]

@@ -12,23 +12,25 @@ def load():
     """Imports torch, then the extension; ImportError in one line otherwise."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     try:
+        built = importlib.import_module("motley._built")
+    except ImportError:
+        built = None
+    if built is not None and built.python != python:
+        raise ImportError(
+            f"motley was built for Python {built.python}, but this is Python {python} ({sys.executable}): run "
+            f"{built.program}, or build motley again with `{sys.executable} -m pip install --no-build-isolation .` in its source tree"
+        )
+    try:
         torch = importlib.import_module("torch")
     except ImportError as error:
         raise ImportError(
             f"motley needs torch, which {sys.executable} (Python {python}) does not have ({error}): install it there "
             "(Debian: apt-get install python3-torch, and run /usr/bin/python3)"
         ) from None
-    try:
-        built = importlib.import_module("motley._built")
-    except ImportError:
+    if built is None:
         raise ImportError(
             "motley's extension is not built: install it in a virtual environment as docs/python.md says, or run `./dev build` and set "
             "PYTHONPATH=build/python"
-        ) from None
-    if built.python != python:
-        raise ImportError(
-            f"motley was built for Python {built.python}, but this is Python {python} ({sys.executable}): run "
-            f"{built.program}, or build motley again with `{sys.executable} -m pip install --no-build-isolation .` in its source tree"
         )
     if _version(built.torch) != _version(torch.__version__):
         raise ImportError(

@@ -284,7 +284,7 @@ def _replacements():
         # Arguments are checked by their numbers.
         (torch.distributions.Distribution, "_validate_args", False),
         (torch.utils.checkpoint.CheckpointFunction, "apply", _CheckpointFunction.apply),
-    ] + _torch.checkpoint_replacements(_note)
+    ] + _torch.checkpoint_replacements(_note) + _torch.attention_replacements()
 
 
 def _scopes(functions):

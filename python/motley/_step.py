@@ -261,7 +261,8 @@ class Attributes:
             state.clear()
             state.update(attributes)
             for key, content in inside.items():
-                _refill(state[key], content)
+                if _content_changed(content, state[key]):  # some cannot be filled
+                    _refill(state[key], content)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
 """What differs between the versions of torch, 1.13 to 2.x. Nothing else in the package asks for a version."""
 
 import contextlib
+import importlib
+import math
 import pickle
 
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -32,6 +35,66 @@ def plain_attention():
     if VERSION >= (2, 0):
         return torch.backends.cuda.sdp_kernel(enable_flash=False, enable_math=True, enable_mem_efficient=False)
     return contextlib.nullcontext()
+
+
+def ready_to_capture():
+    """Imports what torch 2 would import in the middle of a step, where functions of torch are replaced."""
+    if VERSION >= (2, 1):
+        importlib.import_module("torch._dynamo")
+
+
+def _autocast_type(device):
+    """The type to which attention casts its operands there; None: it does not."""
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None
+
+
+def _is_fused(query, key, value, mask, dropout_p, is_causal, shared):
+    """Whether torch computes this attention by one kernel on the CPU (use_flash_attention_cpp of its sdp_utils)."""
+    if query.dim() != 4 or key.shape != value.shape or dropout_p != 0 or 0 in query.shape or 0 in key.shape:
+        return False
+    if query.shape[0] != key.shape[0] or query.shape[3:] != key.shape[3:] or not query.is_floating_point():
+        return False
+    if query.shape[1] != key.shape[1] and not (shared and query.shape[1] % key.shape[1] == 0):
+        return False
+    if not query.dtype == key.dtype == value.dtype or any(t.stride(-1) != 1 for t in (query, key, value)):
+        return False
+    if mask is None:
+        return True
+    if is_causal or mask.requires_grad or mask.dim() not in (2, 4) or mask.dtype not in (torch.bool, query.dtype):
+        return False
+    whole = (*query.shape[:3], key.shape[2])
+    return all(n in (1, size) for n, size in zip(mask.shape[::-1], whole[::-1]))
+
+
+def attention_replacements():
+    """[(place, name, function)]: scaled_dot_product_attention as the one operator that it is on the CPU, where it is one there.
+
+    And torch.nn.Transformer does not compare masks with causal ones, which it does for speed.
+    """
+    if VERSION < (2, 4):
+        return []
+    plain, fused = F.scaled_dot_product_attention, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        lower = _autocast_type(query.device.type)
+        if lower is not None:
+            cast = [t.to(lower) if t is not None and t.dtype == torch.float32 else t for t in (query, key, value, attn_mask)]
+            query, key, value, attn_mask = cast
+        if not _is_fused(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
+            return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **({"enable_gqa": True} if enable_gqa else {}))
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
+        return fused(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+    def is_causal_mask(mask, is_causal=None, size=None):
+        return is_causal is True
+
+    return [
+        (F, "scaled_dot_product_attention", attention),
+        (torch.nn.modules.transformer, "_detect_is_causal_mask", is_causal_mask),
+    ]
 
 
 # A context in which subclasses of Tensor are ordinary tensors.

@@ -198,7 +198,9 @@ class Watch:
         place = id(holder), key
         if place not in self._seen and len(self._entries) < _MOST:
             self._seen.add(place)
-            self._add(holder, key, holder.get(key, _MISSING), f"{label}.{key}")
+            # Subclasses of dict may have a get of their own.
+            value = dict.get(holder, key, _MISSING) if isinstance(holder, dict) else holder.get(key, _MISSING)
+            self._add(holder, key, value, f"{label}.{key}")
 
     def _add(self, holder, key, value, label):
         self._entries.append((holder, key, value))

@@ -1,7 +1,6 @@
 #include "capture/autocast.h"
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "interpret/torch_version.h"
 
 namespace motley {
 namespace {
@@ -50,8 +50,8 @@ DispatchKey key_of(at::DeviceType device) {
 
 // The device whose autocast is on; Meta: none.
 at::DeviceType active() {
-  if (following->device != at::kCPU && at::autocast::is_enabled()) return at::kCUDA;
-  if (following->device != at::kCUDA && at::autocast::is_cpu_enabled()) return at::kCPU;
+  if (following->device != at::kCPU && autocast_enabled(at::kCUDA)) return at::kCUDA;
+  if (following->device != at::kCUDA && autocast_enabled(at::kCPU)) return at::kCPU;
   return at::kMeta;
 }
 
@@ -89,8 +89,7 @@ Types types_of(Stack stack, size_t count) {
 // The types to which the operator's autocast kernel casts its operands.
 const Types& answer(const c10::OperatorHandle& op, at::DeviceType device, const Stack& stack) {
   const size_t count = op.schema().arguments().size();
-  const at::ScalarType lower = device == at::kCUDA ? at::autocast::get_autocast_gpu_dtype()
-                                                   : at::autocast::get_autocast_cpu_dtype();
+  const at::ScalarType lower = autocast_type(device);
   auto [it, fresh] = following->answers.try_emplace(
       {&op.schema(), device, lower, types_of(stack, count)}, Types());
   if (!fresh) return it->second;

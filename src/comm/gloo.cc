@@ -101,20 +101,22 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
                        at::TensorOptions().dtype(at::kByte));
 }
 
+std::shared_ptr<::gloo::transport::Device> device_of(const std::string& host) {
+  if (const char* name = variable("GLOO_SOCKET_IFNAME"))
+    return c10d::ProcessGroupGloo::createDeviceForInterface(name);
+  if (host == "localhost" || host.starts_with("127.") || host == "::1")
+    return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  return c10d::ProcessGroupGloo::createDefaultDevice();
+}
+
 class GlooCommunicator final : public ProcessCommunicator {
  public:
   explicit GlooCommunicator(const Rendezvous& where)
       : rank_(where.rank), size_(where.size), where_(where) {
     store_ = meet(where, "gloo");
     const std::vector<Connection> before = connections();  // of other groups
-    using Group = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
-    group_ = set_up<Group>(where, "connecting", [store = store_, where] {
-      auto group = c10d::ProcessGroupGloo::Options::create();
-      group->timeout = kCollectiveTime;
-      group->threads = 1;
-      group->devices.push_back(device(where.host));
-      return c10::make_intrusive<c10d::ProcessGroupGloo>(store, where.rank, where.size, group);
-    });
+    group_ = set_up<c10::intrusive_ptr<CollectiveBackend>>(
+        where, "connecting", [store = store_, where] { return gloo_group(store, where); });
     find_sockets(before);
     Watch::close_when_lost(sockets_);
   }
@@ -230,14 +232,6 @@ class GlooCommunicator final : public ProcessCommunicator {
   }
 
  private:
-  static std::shared_ptr<::gloo::transport::Device> device(const std::string& host) {
-    if (const char* name = variable("GLOO_SOCKET_IFNAME"))
-      return c10d::ProcessGroupGloo::createDeviceForInterface(name);
-    if (host == "localhost" || host.starts_with("127.") || host == "::1")
-      return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-    return c10d::ProcessGroupGloo::createDefaultDevice();
-  }
-
   class GlooMessage final : public Message {
    public:
     GlooMessage(GlooCommunicator& group, const char* what, at::Tensor tensor,
@@ -347,13 +341,22 @@ class GlooCommunicator final : public ProcessCommunicator {
   int rank_, size_;
   Rendezvous where_;
   c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+  c10::intrusive_ptr<CollectiveBackend> group_;
   std::vector<int> sockets_;
   std::vector<std::string> peer_ends_;  // [rank] "127.0.0.1:4711"
   std::function<void(Traffic)> hook_;
 };
 
 }  // namespace
+
+c10::intrusive_ptr<CollectiveBackend> gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const Rendezvous& where) {
+  auto options = c10d::ProcessGroupGloo::Options::create();
+  options->timeout = kCollectiveTime;
+  options->threads = 1;
+  options->devices.push_back(device_of(where.host));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, where.rank, where.size, options);
+}
 
 namespace {
 

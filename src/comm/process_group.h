@@ -26,13 +26,13 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <type_traits>
 
 #include "comm/communicator.h"
 #include "comm/gloo.h"
 #include "core/error.h"
+#include "interpret/torch_version.h"
 
 namespace motley {
 
@@ -41,14 +41,20 @@ constexpr std::chrono::minutes kCollectiveTime{30};
 
 // What ProcessGroupGloo and ProcessGroupNCCL derive from: c10d::ProcessGroup in libtorch 1,
 // c10d::Backend in libtorch 2.
-using CollectiveBackend =
-    std::conditional_t<std::is_base_of_v<c10d::Backend, c10d::ProcessGroupGloo>, c10d::Backend,
-                       c10d::ProcessGroup>;
+#if MOTLEY_TORCH_AT_LEAST(2, 0)
+using CollectiveBackend = c10d::Backend;
+#else
+using CollectiveBackend = c10d::ProcessGroup;
+#endif
 
 // All tensors given to it are on `device`. `number`: what messages call this worker, if not by its
 // rank.
 std::unique_ptr<Communicator> communicator_over(c10::intrusive_ptr<CollectiveBackend> group,
                                                 at::Device device, std::optional<int> number = {});
+
+// A group of c10d's gloo, between the members of `where` that meet in the store.
+c10::intrusive_ptr<CollectiveBackend> gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const Rendezvous& where);
 
 // Connects to the store, waits until all workers are there, and has them watched (store.h). Throws
 // UserError as join_group does, and if workers meet for different backends.

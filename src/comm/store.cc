@@ -290,8 +290,16 @@ namespace {
 class Client final : public c10d::Store {
  public:
   Client(const std::string& host, int port, const std::string& token, milliseconds patience)
-      : c10d::Store(patience), line_(host, port, token, patience) {}
+      : c10d::Store(patience),
+        host_(host),
+        port_(port),
+        token_(token),
+        line_(host, port, token, patience) {}
 
+  // Overrides c10d's since libtorch 2.6: the same store by a connection of its own.
+  c10::intrusive_ptr<c10d::Store> clone() {
+    return c10::make_intrusive<Client>(host_, port_, token_, timeout_);
+  }
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     ask("S" + framed(key) + framed(std::string(value.begin(), value.end())));
   }
@@ -328,6 +336,9 @@ class Client final : public c10d::Store {
     return line_.receive(until);
   }
 
+  const std::string host_;
+  const int port_;
+  const std::string token_;
   std::mutex mutex_;
   Line line_;
 };

@@ -15,6 +15,7 @@
 #include "comm/launch.h"
 #include "core/error.h"
 #include "interpret/dispatch.h"
+#include "interpret/torch_version.h"
 #include "runtime/checkpoint.h"
 #include "runtime/data.h"
 #include "runtime/eager.h"
@@ -35,7 +36,7 @@ Seconds since(Clock::time_point start) {
 std::map<std::string, at::Tensor> state_of(torch::optim::Optimizer& optimizer,
                                            const at::Tensor& parameter) {
   auto& state = optimizer.state();
-  auto it = state.find(c10::guts::to_string(parameter.unsafeGetTensorImpl()));
+  auto it = state.find(optimizer_key(parameter));
   if (it == state.end()) return {};
   if (auto* adam = dynamic_cast<torch::optim::AdamWParamState*>(it->second.get()))
     return {{"exp_avg", adam->exp_avg()},
@@ -267,7 +268,7 @@ struct Trainer::Impl {
         for (const std::string& name : state_names(plan.optimizer))
           states.push_back(own(
               worker->parameter_piece(i, stored(file.at(name).toGenericDict(), p.name, p.value))));
-        auto& slot = optimizer->state()[c10::guts::to_string(parameters[i].unsafeGetTensorImpl())];
+        auto& slot = optimizer->state()[optimizer_key(parameters[i])];
         if (plan.optimizer != Optimizer::sgd) {
           auto state = std::make_unique<torch::optim::AdamWParamState>();
           state->step(next).exp_avg(states[0]).exp_avg_sq(states[1]);

@@ -7,6 +7,8 @@ A case is a function `build() -> (model, loss_fn, batch)`, where batch(generator
 
 optimizer   makes it from model.parameters(); AdamW by default
 train       train(trainer, batches) -> losses, for other loops than the plain one; see Plain
+library     of families/: larger, so that searches are cut short
+single      in single precision, to 1e-5; in double, to 1e-8, by default
 refused     {engine: regular expression} where a refusal with these words is what the user should get, or "either" where a
             refusal is as good as plain PyTorch's numbers
 """
@@ -20,11 +22,12 @@ import torch
 import support
 
 STEPS = 4
+LIBRARIES = ("transformers", "timm", "diffusers")  # of which families/ has models
 
 
 class Case:
-    def __init__(self, name, build, optimizer=None, train=None, refused=None):
-        self.name, self.build, self.train = name, build, train or plain_loop
+    def __init__(self, name, build, optimizer=None, train=None, refused=None, single=False, library=False):
+        self.name, self.build, self.train, self.single, self.library = name, build, train or plain_loop, single, library
         self.optimizer = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=1e-2))
         self.refused = refused or {}
 
@@ -118,13 +121,32 @@ class By:
         return self.dist.named_parameters()
 
 
+def _families(library):
+    return os.path.join(support.HERE, "families", library + "_models.py")
+
+
+def _of_family(family):
+    """A family's model in its tiny size, on batches of six rows."""
+    build, batch = family.tiny
+    # Of numbers near zero, Adam takes the sign alone: rounding would show.
+    optimizer = (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)) if family.single else None
+
+    def rows(generator):
+        given = batch(6, generator)
+        return given if isinstance(given, tuple) else (given,)
+
+    return Case(family.name, lambda: (build(), family.loss_fn, rows), optimizer, single=family.single, library=True)
+
+
 def cases(file):
-    """The cases of cases/FILE.py, in order; those of 'architectures' are the files of models/."""
+    """The cases of cases/FILE.py, in order; those of 'architectures' are the files of models/, those of a library its families/."""
     if file == "architectures":
         return [Case(name, build) for name, build in support.architectures()]
+    if file in LIBRARIES:
+        return [_of_family(family) for family in support.load_file(_families(file)).families()]
     module = support.load_file(os.path.join(support.HERE, "cases", file + ".py"))
     return [value.case for value in vars(module).values() if hasattr(value, "case")]
 
 
 def files():
-    return ["architectures"] + sorted(os.path.basename(f)[:-3] for f in glob.glob(os.path.join(support.HERE, "cases", "*.py")))
+    return ["architectures", *LIBRARIES] + sorted(os.path.basename(f)[:-3] for f in glob.glob(os.path.join(support.HERE, "cases", "*.py")))

@@ -245,7 +245,26 @@ def _max_pool_backward(n):
     return [n.x(4, 6, 2, 2), Operand(x), [2, 2], [2, 2], [0, 0], [1, 1], False, Operand(_pool(x)[1])]
 
 
+def _attention(n, backward=False):
+    """Two heads of queries for each of keys, or one; a mask of rows, of all, or none."""
+    shared = bool(n.chance(0.5, 1))
+    q, k, v = n.small(6, 4, 3, 2), n.small(6, 2 if shared else 4, 5, 2), n.small(6, 2 if shared else 4, 5, 2)
+    kind = int(n.integers(4, 1))
+    mask = [None, n.small(6, 1, 3, 5), n.small(1, 4, 3, 5), n.small(3, 5)][kind]
+    causal = kind == 0 and bool(n.chance(0.5, 1))
+    given = {"attn_mask": None if mask is None else mask.tensor}
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    if not backward:
+        return [q, k, v, 0.0, causal, mask, None]
+    out, sums = op(q.tensor, k.tensor, v.tensor, 0.0, causal, **given)
+    return [n.small(6, 4, 3, 2), q, k, v, Operand(out), Operand(sums), 0.0, causal, mask, None]
+
+
 _ARGUMENTS = {
+    "_grouped_mm": None,  # takes no double precision, and runs whole
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": lambda n: _attention(n, True),
+    "_safe_softmax": lambda n: _soft(n)[:2] + [None],
     "_adaptive_avg_pool2d": lambda n: [n.small(4, 6, 4, 4), [2, 2]],
     "_adaptive_avg_pool2d_backward": lambda n: [n.small(4, 6, 2, 2), n.small(4, 6, 4, 4)],
     "_log_softmax": _soft,
@@ -283,7 +302,7 @@ _ARGUMENTS = {
     "bitwise_not": lambda n: [n.b(6, 4)],
     "bitwise_or.Tensor": _bools,
     "bmm": lambda n: [n.small(3, 6, 5), n.small(3, 5, 4)],
-    "cat": lambda n: [[n.x(6, 4), n.x(6, 4)] if n.chance(0.5, 1) else [n.x(6, 4), n.x(3, 4)], 0],
+    "cat": lambda n: [([n.x(0)] if n.chance(0.3, 1) else []) + ([n.x(6, 4), n.x(6, 4)] if n.chance(0.5, 1) else [n.x(6, 4), n.x(3, 4)]), 0],
     "clamp": _with(-0.5, 0.5),
     "clamp.Tensor": lambda n: [n.x(6, 4), n.x(4), n.x(6, 4)],
     "clamp_max": _with(0.5),
@@ -557,4 +576,12 @@ class Call:
 
 
 def operators():
-    return [op["name"] for op in _motley.op_table()]
+    """Those of the table that this torch has."""
+
+    def is_there(name):
+        try:
+            return _function(name) is not None
+        except AttributeError:
+            return False
+
+    return [op["name"] for op in _motley.op_table() if is_there(op["name"])]

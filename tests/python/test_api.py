@@ -293,7 +293,7 @@ class Messages(unittest.TestCase):
     def test_the_users_own_mistakes_are_their_own(self):
         with self.assertRaises(KeyError):
             motley.capture(Wrong(lambda module, y: {}["nothing"]), example(), F.cross_entropy)
-        with self.assertRaisesRegex(RuntimeError, "shape|size"):
+        with self.assertRaisesRegex(RuntimeError, "shape|size|dim"):
             motley.capture(Wrong(lambda module, y: y @ y), example(), F.cross_entropy)
 
     def test_losses(self):

@@ -1,7 +1,7 @@
 """Cases of training as people write it, on three unequal workers by one program and by a pipeline: plain PyTorch's numbers to
-1e-8, or refused, and nothing else.
+1e-8 (1e-5 in single precision), or refused, and nothing else.
 
-    test_corpus.py FILE ...    of cases/, or architectures
+    test_corpus.py FILE ...    of cases/, architectures, or the models of a library (families/)
 """
 
 import json
@@ -40,7 +40,7 @@ class Corpus(unittest.TestCase):
                     self.assertRegex(result.get("refused", "not refused"), result["wanted"])
                     continue
                 self.assertNotIn("refused", result)
-                self.assertLessEqual(result["error"], 1e-8, result["where"])
+                self.assertLessEqual(result["error"], result["limit"], result["where"])
 
     def test_work_is_divided(self):
         ran = self.ran("spmd")

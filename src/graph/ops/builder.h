@@ -89,6 +89,7 @@ int64_t wrap_dim(int64_t dim, size_t rank);
 int pointwise_loss_reduction(const std::string& op);
 
 // Families; each lists its entries by name.
+const std::vector<OpDef>& attention_ops();
 const std::vector<OpDef>& elementwise_ops();
 const std::vector<OpDef>& matmul_ops();
 const std::vector<OpDef>& view_ops();

@@ -63,6 +63,26 @@ Signature dot(const Graph& graph, const Node& node) {
   return b.take();
 }
 
+// Of torch 2: rows of one matrix, group by group, by a matrix each; or one matrix a group (the gradient).
+// (a, b, offs?, bias?, dtype?): [t k], [e k n] -> [t n]; [k t], [t n] -> [e k n]; [e m k], [k t] -> [m t].
+std::vector<TensorSpec> shape_grouped(const Graph& graph, const Node& node) {
+  const TensorSpec &a = operand_spec(graph, node, 0), &b = operand_spec(graph, node, 1);
+  const size_t da = a.shape.size(), db = b.shape.size();
+  if (da < 2 || db < 2 || da > 3 || db > 3) bad_call(node, "an operand is no matrix");
+  TensorSpec out{a.dtype, {a.shape[da - 2], b.shape[db - 1]}};
+  if (da == 3 && db == 3) out.shape.insert(out.shape.begin(), a.shape[0]);
+  if (da == 2 && db == 2)
+    out.shape.insert(out.shape.begin(), operand_spec(graph, node, 2).shape.at(0));
+  return {out};
+}
+double flops_grouped(const Graph& graph, const Node& node) {
+  const Shape &a = operand_spec(graph, node, 0).shape, &b = operand_spec(graph, node, 1).shape;
+  if (a.size() < 2 || b.size() < 2) return 0;
+  const double rows = static_cast<double>(a[a.size() - 2]), sums = static_cast<double>(a.back());
+  const double groups = a.size() == 3 && b.size() == 3 ? static_cast<double>(a[0]) : 1;
+  return 2 * groups * rows * sums * static_cast<double>(b.back());
+}
+
 // Twice the product of the result's size and the contracted dimension.
 double flops(const Graph& graph, const Node& node) {
   const Shape& last = operand_spec(graph, node, graph.inputs_of(node).size() - 1).shape;
@@ -80,9 +100,17 @@ OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&)) {
 }  // namespace
 
 const std::vector<OpDef>& matmul_ops() {
+  OpDef grouped{"aten::_grouped_mm"};
+  grouped.flops = flops_grouped;
+  grouped.shape = shape_grouped;
   static const std::vector<OpDef> table = {
-      def("aten::addmm", addmm), def("aten::baddbmm", baddbmm), def("aten::bmm", bmm),
-      def("aten::dot", dot),     def("aten::mm", mm),           def("aten::mv", mv),
+      grouped,
+      def("aten::addmm", addmm),
+      def("aten::baddbmm", baddbmm),
+      def("aten::bmm", bmm),
+      def("aten::dot", dot),
+      def("aten::mm", mm),
+      def("aten::mv", mv),
   };
   return table;
 }

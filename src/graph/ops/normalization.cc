@@ -196,6 +196,7 @@ const std::vector<OpDef>& normalization_ops() {
   static const std::vector<OpDef> table = {
       def("aten::_log_softmax", softmax, log_softmax_extra),
       def("aten::_log_softmax_backward_data", softmax_backward, log_softmax_backward_extra),
+      def("aten::_safe_softmax", softmax),
       def("aten::_softmax", softmax, softmax_extra),
       def("aten::_softmax_backward_data", softmax_backward, softmax_backward_extra),
       def("aten::_weight_norm_interface", weight_norm),

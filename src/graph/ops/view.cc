@@ -284,28 +284,31 @@ Signature unbind(const Graph& graph, const Node& node) {
   return b.take();
 }
 
-// cat(tensors, dim); stack(tensors, dim) joins along a new dimension.
+// cat(tensors, dim); stack(tensors, dim) joins along a new dimension. A cat leaves out vectors without a number, whatever the
+// shape of the others.
 Signature join(const Graph& graph, const Node& node, bool stacked) {
   Builder b(graph, node);
   std::vector<int> all;
-  for (int i = 0; i < b.operands(); ++i) all.push_back(i);
+  for (int i = 0; i < b.operands(); ++i)
+    if (stacked || b.out(0).size() == 1 || b.in(i).plain() != Shape{0}) all.push_back(i);
   b.linear(all);
+  if (all.empty()) return b.take();
   size_t rank = b.out(0).size(), dim = wrap_dim(int_arg(node, 1), rank);
   bool equal = true;
-  for (int i = 0; i < b.operands(); ++i) equal = equal && b.in(i) == b.in(0);
+  for (int i : all) equal = equal && b.in(i) == b.in(all[0]);
   if (!equal && stacked) return b.take();
   for (size_t d = 0; d < rank; ++d) {
     if (d == dim && stacked) continue;
     size_t from = stacked && d > dim ? d - 1 : d;
     if (d == dim) {
-      Block block = block_labels(&b, b.out(0)[d], b.in(0)[from], equal);
+      Block block = block_labels(&b, b.out(0)[d], b.in(all[0])[from], equal);
       b.result(0, static_cast<int>(d), {block.outer, block.inner});
-      for (int i = 0; i < b.operands(); ++i) b.operand(i, static_cast<int>(from), {block.inner});
+      for (int i : all) b.operand(i, static_cast<int>(from), {block.inner});
       continue;
     }
     int l = b.label(b.out(0)[d]);
     b.result(0, static_cast<int>(d), {l});
-    for (int i = 0; i < b.operands(); ++i)
+    for (int i : all)
       if (b.in(i).size() > from) b.operand(i, static_cast<int>(from), {l});
   }
   return b.take();
