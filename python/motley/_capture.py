@@ -129,8 +129,9 @@ def _meta(tensor, parameter=False):
 
 
 @contextlib.contextmanager
-def _no_collection():
-    """Without the garbage collector, which takes as long as a quarter of a capture and finds nothing."""
+def _undisturbed():
+    """Without imports of torch, and without the garbage collector, which takes as long as a quarter of a capture and finds nothing."""
+    _torch.ready_to_capture()
     was = gc.isenabled()
     gc.disable()
     try:
@@ -229,7 +230,6 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
 
     repeated   gets what the forward pass changes of plain attributes, if the caller repeats it after every step
     """
-    _torch.ready_to_capture()
     batch = step.batch_size() if samples is None else samples
     whole = [tensor for _, tensor in step.leaves] if batch == step.batch_size() else step.rows(batch)
     parameters = [_meta(slot.tensor, parameter=True) for slot in step.parameters]
@@ -266,7 +266,7 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
         """(graph, what the step changed of attributes and does not follow from constants)"""
         nonlocal attributes
         fixed.clear()
-        with _no_collection(), _noted(reads), unchanged(step.model, step.loss_fn) as attributes:
+        with _undisturbed(), _noted(reads), unchanged(step.model, step.loss_fn) as attributes:
             with replaced(step.parameters + step.buffers, parameters + buffers), torch.enable_grad(), _torch.plain_attention():
                 with _rewrites.active(owners[0][1].device, step.functions()), hooks.recorded():
                     graph = _motley.capture(
