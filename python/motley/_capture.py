@@ -267,7 +267,7 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
         nonlocal attributes
         fixed.clear()
         with _undisturbed(), _noted(reads), unchanged(step.model, step.loss_fn) as attributes:
-            with replaced(step.parameters + step.buffers, parameters + buffers), torch.enable_grad(), _torch.plain_attention():
+            with replaced(step.parameters + step.buffers, parameters + buffers), torch.enable_grad(), _torch.plain_operators():
                 with _rewrites.active(owners[0][1].device, step.functions()), hooks.recorded():
                     graph = _motley.capture(
                         name,

@@ -220,7 +220,7 @@ def plain_step(step, tensors, parameters=None, buffers=None, draws=None, parts=1
         stack.enter_context(_by_parts(parts))
         stack.enter_context(torch.enable_grad())
         if draws is not None:
-            stack.enter_context(_torch.plain_attention())
+            stack.enter_context(_torch.plain_operators())
             stack.enter_context(draws)
         loss = step.loss([tensor.clone().requires_grad_(leaf.requires_grad) for tensor, (_, leaf) in zip(tensors, step.leaves)])
         loss.backward()

@@ -26,15 +26,25 @@ def storage_of(tensor):
     return _storage(tensor)._cdata
 
 
-def plain_attention():
-    """Attention as matrix products and a softmax, not as one kernel that cannot be cut."""
+def _math_attention():
     if VERSION >= (2, 3):
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         return sdpa_kernel([SDPBackend.MATH])
-    if VERSION >= (2, 0):
-        return torch.backends.cuda.sdp_kernel(enable_flash=False, enable_math=True, enable_mem_efficient=False)
-    return contextlib.nullcontext()
+    return torch.backends.cuda.sdp_kernel(enable_flash=False, enable_math=True, enable_mem_efficient=False)
+
+
+@contextlib.contextmanager
+def plain_operators():
+    """Attention as matrix products and a softmax where it is no operator that can be cut, and compiled functions as they are written."""
+    with contextlib.ExitStack() as stack:
+        if VERSION >= (2, 0):
+            stack.enter_context(_math_attention())
+        if VERSION >= (2, 6):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        elif VERSION >= (2, 1):
+            stack.enter_context(torch._dynamo.config.patch(disable=True))
+        yield
 
 
 def ready_to_capture():

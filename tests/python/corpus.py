@@ -149,4 +149,5 @@ def cases(file):
 
 
 def files():
-    return ["architectures", *LIBRARIES] + sorted(os.path.basename(f)[:-3] for f in glob.glob(os.path.join(support.HERE, "cases", "*.py")))
+    files = sorted(os.path.basename(f)[:-3] for f in glob.glob(os.path.join(support.HERE, "cases", "*.py")))
+    return ["architectures", *LIBRARIES] + files

@@ -2,6 +2,7 @@
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import types
 
@@ -32,10 +33,14 @@ class _NoVision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-if importlib.util.find_spec("torchvision") is None:
-    sys.meta_path.append(_NoVision())
-
+_missing = [_NoVision()] if importlib.util.find_spec("torchvision") is None else []
+sys.meta_path.extend(_missing)
 import timm  # noqa: E402
+
+for finder in _missing:  # nobody else is to find it
+    sys.meta_path.remove(finder)
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
 
 
 def pictures(size, classes):
