@@ -115,7 +115,7 @@ def main():
 if __name__ == "__main__":
     if os.environ.get("MOTLEY_MODELS_BENCH") != "inside":
         if not (BUILD / "python").is_dir():
-            raise SystemExit("there is no build with torch 2: run `./dev test`, which makes build-torch2/")
+            raise SystemExit("there is no build with torch 2: run `./dev torch2`, which makes build-torch2/")
         paths = os.pathsep.join([str(BUILD / "python"), str(ROOT / "tests" / "python")])
         environment = dict(os.environ, PYTHONPATH=paths, MOTLEY_MODELS_BENCH="inside")
         sys.exit(subprocess.call([PYTHON, __file__, *sys.argv[1:]], env=environment))

@@ -154,8 +154,9 @@ TEST(StageCosts, LazilyPlannedAsAllPlanned) {
       options.pipelines = {1, 2};
       options.shapes = pipeline::Shapes::both;
       const auto search = [&](bool all, Seconds* bound) {
-        planner::LayeredGraph layered(request, &groups, std::make_shared<const Graph>(graph),
-                                      static_cast<int>(2 + seed % 4));
+        planner::LayeredGraph layered(
+            request, &groups, std::make_shared<const Graph>(graph),
+            pipeline::find_layers(graph, {.layers = static_cast<int>(2 + seed % 4)}));
         planner::StageCosts costs(request, &groups, topology, &layered, {&part}, 8);
         if (bound != nullptr) {
           pipeline::SearchOptions bare = options;

@@ -1,5 +1,7 @@
 """What people write with torch 2: its attention, its norms, compiled modules."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -31,12 +33,15 @@ class Attention(nn.Module):
 class Model(nn.Module):
     def __init__(self, attention, norm=nn.LayerNorm, wrap=lambda f, x: f(x)):
         super().__init__()
-        self.embed, self.attention, self.norm = nn.Embedding(VOCABULARY, WIDTH), attention, norm(WIDTH)
-        self.head, self.wrap = nn.Linear(WIDTH, VOCABULARY), wrap
+        self.embed, self.head, self.wrap = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY), wrap
+        self.attentions = nn.ModuleList(copy.deepcopy(attention) for _ in range(3))
+        self.norms = nn.ModuleList(norm(WIDTH) for _ in range(3))
 
     def forward(self, x):
         y = self.embed(x)
-        return self.head(y + self.wrap(lambda z: self.attention(self.norm(z)), y))
+        for attention, norm in zip(self.attentions, self.norms):
+            y = y + self.wrap(lambda z, attention=attention, norm=norm: attention(norm(z)), y)
+        return self.head(y)
 
 
 def loss(logits, targets):
@@ -95,7 +100,7 @@ def compiled_model():
 @case()
 def compiled_inside():
     model = Model(Attention())
-    model.attention.compile(backend="eager")
+    model.attentions[1].compile(backend="eager")
     return model, loss, batch
 
 
