@@ -71,7 +71,7 @@ bool exact(const Plan& plan);
 // Puts the candidates of a result in the order of their predicted times.
 void rank(EngineResult* result);
 
-constexpr int kRounds = 4;
+constexpr int kRounds = 3;
 // An engine. Those of a round run after those of the rounds before and are told the best step of
 // these.
 struct Engine {

@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "core/rng.h"
 #include "planner/planner.h"
 
 namespace motley::planner {
@@ -108,6 +109,39 @@ TEST(Engines, PlansDoNotDependOnThreads) {
                   to_json(*one[e].candidates[p].plan).dump());
       }
     }
+  }
+}
+
+// Sizes of micro-batches are tried by what those before them took: on devices of one type that
+// misses no better one.
+TEST(Engines, TryTheMicroBatchesThatMatter) {
+  Rng rng(7);
+  for (int trial = 0; trial < 6; ++trial) {
+    const auto depth = static_cast<int>(4 + rng.below(8));
+    const auto graph_of = [depth](int64_t samples) { return layers(depth, samples); };
+    const double memory = trial % 2 == 0 ? 16e9 : 40e6 + 200e6 * rng.uniform();
+    const Cluster cluster = parse_cluster(fmt::format(R"(name: alike
+device_types:
+  - {{name: fast, flops: 4e12, memory: {}, memory_bandwidth: 100e9, overhead: 1e-6}}
+link: {{bandwidth: 1e9, latency: 1e-5}}
+groups:
+  - {{name: a, count: 4, link: {{bandwidth: 10e9, latency: 2e-6}}, devices: [{{type: fast, count: 2}}]}}
+)",
+                                                      static_cast<int64_t>(memory)),
+                                          "alike");
+    PlanOptions request;
+    request.model = "toy";
+    request.batch = int64_t{16384} << rng.below(4);
+    const auto best = [&](const std::vector<int64_t>& sizes) {
+      request.micro_batches = sizes;
+      const EngineResult found = plan_pipeline(request, cluster, graph_of);
+      return found.candidates.empty() ? std::numeric_limits<double>::infinity()
+                                      : found.candidates[0].plan->predicted_step_s;
+    };
+    Seconds each = std::numeric_limits<double>::infinity();
+    for (int64_t count = 1; count <= 128 && request.batch % count == 0; count *= 2)
+      each = std::min(each, best({request.batch / count}));
+    EXPECT_LE(best({}), 1.02 * each) << depth << " layers, batch " << request.batch;
   }
 }
 

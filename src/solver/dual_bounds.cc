@@ -330,8 +330,14 @@ void DualBounds::marginal(const Sweeps& graph, int value, int port, double* resu
       for (int f = 0; f < forms; ++f) result[f] = std::min(result[f], sum + cost[f]);
       continue;
     }
-    double base = kInf;
-    for (int f = 0; f < forms; ++f) base = std::min(base, cost[f] - given[f]);
+    double even = kInf, odd = kInf;  // two chains, at the same time
+    int form = 0;
+    for (; form + 1 < forms; form += 2) {
+      even = std::min(even, cost[form] - given[form]);
+      odd = std::min(odd, cost[form + 1] - given[form + 1]);
+    }
+    if (form < forms) even = std::min(even, cost[form] - given[form]);
+    const double base = std::min(even, odd);
     for (uint32_t w = want & ports_[port].forms; w != 0; w &= w - 1) {
       const int f = std::countr_zero(w);
       result[f] = std::min(result[f], base + sum);

@@ -120,8 +120,8 @@ class PipelineSearch {
   static bool faster(const Found& a, const Found& b) { return a.plan.makespan < b.plan.makespan; }
 
   // Sizes of micro-batches: first about kFirstCount of them in a step, smaller ones as long as that
-  // is faster, then larger ones as long as any plan is worth it (the whole batch last), then the
-  // smaller ones left out: bounds by the costs of larger ones spare most of their searches.
+  // is faster, then larger ones (the whole batch last) and the smaller ones left out: there may be
+  // more than one minimum. Bounds spare most of the searches of what is not worth it.
   void search_sizes() {
     if (!request_.micro_batches.empty()) {
       for (int64_t size : request_.micro_batches) search_size(size);
@@ -138,8 +138,7 @@ class PipelineSearch {
         better = found_.empty() || found < before;
         before = found;
       }
-      for (int64_t count = first / 2; count > 0; count /= 2)
-        if (std::isinf(search_size(request_.batch / count)) && !found_.empty()) break;
+      for (int64_t count = first / 2; count > 0; count /= 2) search_size(request_.batch / count);
       for (; tried(smaller); smaller *= 2) search_size(request_.batch / smaller);
     }
     if (builders_.empty() && !step_->why_not().empty()) {
