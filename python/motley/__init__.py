@@ -1,7 +1,7 @@
 """motley: training one model on every accelerator you have.
 
     capture(model, example_inputs, loss_fn)          a training step as a graph
-    plan(graph, cluster)                             the fastest distributed program for it
+    plan(graph, cluster)                             the fastest distributed program for it; of a model too
     simulate(plan)                                   what every device does when
     save(thing, path), load(path)                    files that the motley program reads too
     distribute(model, example_inputs, loss_fn, cluster)     trains by a plan under torchrun

@@ -8,6 +8,7 @@ import os
 import torch
 
 from . import _motley
+from ._capture import capture
 from ._errors import NoPlanError, UserError, flag, warn, whole_number
 
 _CLUSTERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "clusters")
@@ -81,10 +82,10 @@ def precision_of(precision):
 
 def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=None, seed=0, ratios=None, engine="spmd",
          all_devices=False, precision=None, strategy=None, fix=None, virtual_devices="auto", segments=1, micro_batch=None,
-         layers=None, recompute=True, threads=None):  # fmt: skip
+         layers=None, recompute=True, threads=None, example_inputs=None, loss_fn=None):  # fmt: skip
     """The fastest program found for a graph on a cluster; what `motley plan` finds for the same question.
 
-    graph         of capture()
+    graph         of capture(); or a model, with the example_inputs and loss_fn that capture() takes
     cluster       a cluster file, the name of a shipped cluster, or the YAML text of one
     engine        'spmd': one program. 'pipeline', 'grid': stages of the model, fed with micro-batches, if loss and gradients
                   are provably sums over them; a UserError names what mixes samples otherwise. Batch normalisation sees a
@@ -113,8 +114,14 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
 
     Raises NoPlanError where nothing fits.
     """
+    if isinstance(graph, torch.nn.Module):
+        if example_inputs is None:
+            raise UserError("[plan] a model needs example_inputs, a global batch: give (inputs, targets), and loss_fn as for capture()")
+        graph = capture(graph, example_inputs, loss_fn)
+    elif example_inputs is not None or loss_fn is not None:
+        raise UserError("[plan] example_inputs and loss_fn go with a model; a graph has its own")
     if not isinstance(graph, _motley.Graph):
-        raise UserError(f"[plan] graph is a {type(graph).__name__}; give what capture() returns")
+        raise UserError(f"[plan] graph is a {type(graph).__name__}; give what capture() returns, or a model and its example_inputs")
     if optimizer not in ("adamw", "amsgrad", "sgd"):
         raise UserError(f"[plan] optimizer is {optimizer!r}; give 'adamw', 'amsgrad' or 'sgd'")
     if not isinstance(engine, str):
