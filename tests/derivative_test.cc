@@ -4,6 +4,7 @@
 
 #include "capture/capture.h"
 #include "graph/canonical.h"
+#include "readers/huggingface.h"
 
 namespace motley {
 namespace {
@@ -28,6 +29,24 @@ TEST(Derivative, CapturedStepsAreTheDerivativeOfTheirLoss) {
     EXPECT_TRUE(derivative.problems.empty()) << model << ": " << derivative.problems.at(0);
     EXPECT_EQ(derivative.unchecked, "") << model;
   }
+}
+
+// Steps of Hugging Face models are written down by hand (readers/tape.h).
+TEST(Derivative, StepsOfHuggingFaceModelsAreTheDerivativeOfTheirLoss) {
+  const std::string path = MOTLEY_SOURCE_DIR "/tests/data/huggingface_parameters.json";
+  const Json rows = parse_json(read_file(path), path)["rows"];
+  int checked = 0;
+  for (const Json& row : rows) {
+    if (row["parameters"].get<int64_t>() > 1000000) continue;
+    const bool image = row["config"]["model_type"] == "vit";
+    const readers::HuggingFaceModel model(row["config"], "config.json", image ? 0 : 6, 0);
+    const Derivative derivative = check_derivative(model.at(2));
+    const std::string config = row["config"].dump();
+    EXPECT_TRUE(derivative.problems.empty()) << config << ": " << derivative.problems.at(0);
+    EXPECT_EQ(derivative.unchecked, "") << config;
+    ++checked;
+  }
+  EXPECT_GT(checked, 80);
 }
 
 TEST(Derivative, RolesThatWereMovedAreFound) {

@@ -6,8 +6,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ROWS = [["core"], ["graph", "cluster"], ["shard", "net", "testbed"], ["cost", "solver"], ["plan", "spmd"],
-        ["bounds", "reduce", "pipeline", "grid", "interpret"], ["sim", "zoo", "comm"], ["planner", "capture"], ["runtime"],
+ROWS = [["core"], ["graph", "cluster"], ["shard", "net", "readers", "testbed"], ["cost", "solver"], ["plan", "spmd"],
+        ["bounds", "reduce", "pipeline", "grid", "interpret"], ["sim", "zoo", "comm"], ["planner", "capture"], ["runtime", "advise", "explain"],
         ["measure", "report", "export"], ["cli", "python"]]
 LIBTORCH = {"interpret", "zoo", "comm", "capture", "runtime", "measure", "python"}
 LEVEL = {module: i for i, row in enumerate(ROWS) for module in row}

@@ -10,7 +10,9 @@
 #include <cstring>
 #include <filesystem>
 
+#include "cli/advise_command.h"
 #include "cli/check_command.h"
+#include "cli/explain_command.h"
 #include "cli/export_command.h"
 #include "cli/models_command.h"
 #include "cli/plan_command.h"
@@ -37,7 +39,9 @@ char** arguments = nullptr;
 }  // namespace
 
 void add_commands(CLI::App& app) {
+  add_advise_command(app);
   add_check_command(app);
+  add_explain_command(app);
   add_export_command(app);
   add_import_command(app);
   add_models_command(app);
@@ -69,7 +73,8 @@ void add_commands(CLI::App& app) {
   const auto group = [&](const char* title, std::initializer_list<const char*> names) {
     for (const char* name : names) app.get_subcommand(name)->group(title);
   };
-  group("Plan", {"models", "capture", "plan", "check", "simulate", "report", "export", "import"});
+  group("Plan", {"models", "capture", "plan", "check", "explain", "advise", "simulate", "report",
+                 "export", "import"});
   group("Train", {"demo", "run", "verify"});
   group("Measure and emulate", {"calibrate", "emulate"});
   group("Study by themselves", {"reduce", "schedule"});

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "cli/commands.h"
+#include "readers/huggingface.h"
 #include "zoo/zoo.h"
 
 namespace motley {
@@ -26,7 +27,13 @@ void add_models_command(CLI::App& app) {
         std::printf("%-10s %s\n           %s:%s\n", m.name.c_str(), m.summary.c_str(),
                     m.name.c_str(), line.c_str());
     }
-    if (*json) print_json({{"models", models}});
+    const std::vector<std::string> families = readers::huggingface_families();
+    if (*json)
+      print_json({{"models", models}, {"huggingface", families}});
+    else
+      std::printf(
+          "A Hugging Face config.json with one of these for model_type is a model too:\n%s\n",
+          fmt::format("{}", fmt::join(families, ", ")).c_str());
   });
 }
 

@@ -9,22 +9,17 @@
 #include <atomic>
 #include <cstdio>
 #include <fstream>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <sstream>
 
 #include "cli/commands.h"
+#include "cli/model_graphs.h"
 #include "cli/plan_output.h"
 #include "cluster/profile.h"
 #include "core/error.h"
 #include "core/interrupted.h"
-#include "graph/file.h"
 #include "planner/planner.h"
 #include "planner/targets.h"
-#ifdef MOTLEY_WITH_TORCH
-#include "capture/source.h"
-#endif
 
 namespace motley {
 
@@ -51,7 +46,8 @@ struct Args {
 void add_question(CLI::App* command, Args* args) {
   command
       ->add_option("model", args->model,
-                   "Model of the zoo (name or name:key=value,...) or a graph file")
+                   "Model of the zoo (name or name:key=value,...), a graph file, or a Hugging Face "
+                   "config.json")
       ->required();
   command->add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
       ->required();
@@ -199,41 +195,6 @@ planner::PlanOptions options_of(const Args& args) {
   options.threads = args.work_limit > 0 ? 1 : args.threads;
   return options;
 }
-
-// The model's graph at any number of samples: read from a file, or captured, each size once.
-class ModelGraphs {
- public:
-  explicit ModelGraphs(const std::string& model) : model_(model) {
-    if (is_graph_file(model)) file_ = std::make_unique<GraphFile>(load_graph_file(model));
-#ifndef MOTLEY_WITH_TORCH
-    else
-      become_torch();
-#endif
-  }
-
-  Graph at(int64_t samples) {
-    if (file_) return file_->at(samples);
-    const std::lock_guard lock(capturing_);  // engines ask at the same time
-    const auto [it, fresh] = captured_.try_emplace(samples);
-#ifdef MOTLEY_WITH_TORCH
-    if (fresh) {
-      GraphSource source = load_graph(model_, samples);
-      capture_s_ += source.capture_s;
-      it->second = std::move(source.graph);
-    }
-#endif
-    return it->second;
-  }
-
-  double capture_s() const { return capture_s_; }
-
- private:
-  std::string model_;
-  std::unique_ptr<GraphFile> file_;  // null: captured
-  std::mutex capturing_;
-  std::map<int64_t, Graph> captured_;
-  double capture_s_ = 0;
-};
 
 // Set by Ctrl-C while a plan is looked for.
 std::atomic<bool> interrupted = false;

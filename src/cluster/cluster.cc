@@ -9,6 +9,7 @@
 #include <map>
 
 #include "cluster/part.h"
+#include "cluster/tariff.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/limits.h"
@@ -73,6 +74,12 @@ class Reader {
     return std::move(cluster_);
   }
 
+  Tariffs tariffs() const {
+    Tariffs given = tariffs_;
+    std::erase_if(given, [](const auto& t) { return t.second.price == 0 && t.second.watts == 0; });
+    return given;
+  }
+
  private:
   UserError error(const std::string& field, const std::string& what, const std::string& fix) const {
     return user_error("cluster", "{}: {} {}; {}", file_, field, what, fix);
@@ -133,7 +140,7 @@ class Reader {
     if (!node.IsMap()) throw error(path, "is not a map", "give name, flops, memory, ...");
     allow(node, path,
           {"name", "like", "flops", "half_flops", "memory", "reserved", "memory_bandwidth",
-           "overhead", "speed", "ops"});
+           "overhead", "speed", "ops", "price", "watts", "idle_watts"});
     if (!node["name"]) throw error(join(path, "name"), "is missing", "give the type a name");
     DeviceType type;
     std::string name = this->name(node["name"], join(path, "name"));
@@ -172,8 +179,27 @@ class Reader {
       type.speed = 0;
     }
     if (node["ops"]) read_ops(node["ops"], join(path, "ops"), &type);
+    read_tariff(node, path, name, base);
     std::erase_if(known_, [&](const DeviceType& k) { return k.name == name; });
     known_.push_back(type);
+  }
+
+  void read_tariff(const YAML::Node& node, const std::string& path, const std::string& name,
+                   const std::string& base) {
+    Tariff tariff = tariffs_[base];
+    auto take = [&](const char* field, double* into) {
+      if (!node[field]) return;
+      *into = quantity(node[field], "number", join(path, field));
+      if (*into > 1e9)
+        throw error(join(path, field), "is " + node[field].Scalar(), "give at most 1e9");
+    };
+    take("price", &tariff.price);
+    take("watts", &tariff.watts);
+    if (node["watts"]) tariff.idle_watts = tariff.watts;
+    take("idle_watts", &tariff.idle_watts);
+    if (tariff.idle_watts > tariff.watts)
+      throw error(join(path, "idle_watts"), "is more than watts", "give what it draws while idle");
+    tariffs_[name] = tariff;
   }
 
   void read_ops(const YAML::Node& list, const std::string& path, DeviceType* type) const {
@@ -325,6 +351,7 @@ class Reader {
   std::string file_;
   std::vector<DeviceType> known_;
   Cluster cluster_;
+  Tariffs tariffs_;
 };
 
 void write_group(const Cluster& cluster, GroupId id, YAML::Emitter& out) {
@@ -365,10 +392,8 @@ void write_group(const Cluster& cluster, GroupId id, YAML::Emitter& out) {
   }
 }
 
-}  // namespace
-
-Cluster parse_cluster(const std::string& yaml, const std::string& name) {
-  // yaml-cpp recurses and expands aliases: bound both before it sees the text.
+// yaml-cpp recurses and expands aliases: both are bounded before it sees the text.
+void check_depth(const std::string& yaml, const std::string& name) {
   if (yaml.size() > (size_t{1} << 24)) throw user_error("cluster", "{}: larger than 16 MiB", name);
   int depth = 0, deepest = 0;
   for (char c : yaml) {
@@ -387,15 +412,31 @@ Cluster parse_cluster(const std::string& yaml, const std::string& name) {
       leading = false;
   }
   if (indent > 512) throw user_error("cluster", "{}: indented deeper than 512 columns", name);
+}
+
+}  // namespace
+
+Cluster parse_cluster(const std::string& yaml, const std::string& name) {
+  check_depth(yaml, name);
   return Reader(name).read(yaml);
 }
 
-Cluster load_cluster(const std::string& path_or_name) {
+Tariffs parse_tariffs(const std::string& yaml, const std::string& name) {
+  check_depth(yaml, name);
+  Reader reader(name);
+  reader.read(yaml);
+  return reader.tariffs();
+}
+
+namespace {
+
+// The text of a cluster file.
+std::string text_of(const std::string& path_or_name) {
   namespace fs = std::filesystem;
   bool is_name =
       path_or_name.find('/') == std::string::npos && path_or_name.find('.') == std::string::npos;
   if (!is_name || fs::is_regular_file(path_or_name))
-    return parse_cluster(read_file(path_or_name, size_t{1} << 24), path_or_name);
+    return read_file(path_or_name, size_t{1} << 24);
   std::vector<std::string> folders;
   char self[4096];
   if (ssize_t n = readlink("/proc/self/exe", self, sizeof self); n > 0)
@@ -407,8 +448,7 @@ Cluster load_cluster(const std::string& path_or_name) {
   for (const std::string& folder : folders) {
     std::error_code code;
     if (fs::is_regular_file(folder + "/" + path_or_name + ".yaml", code))
-      return parse_cluster(read_file(folder + "/" + path_or_name + ".yaml", size_t{1} << 24),
-                           path_or_name);
+      return read_file(folder + "/" + path_or_name + ".yaml", size_t{1} << 24);
     for (const auto& entry : fs::directory_iterator(folder, code))
       if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem());
   }
@@ -417,6 +457,16 @@ Cluster load_cluster(const std::string& path_or_name) {
   throw user_error("cluster",
                    "'{}' is neither a file nor a shipped cluster; give a path or one of {}",
                    path_or_name, fmt::join(names, ", "));
+}
+
+}  // namespace
+
+Cluster load_cluster(const std::string& path_or_name) {
+  return parse_cluster(text_of(path_or_name), path_or_name);
+}
+
+Tariffs load_tariffs(const std::string& path_or_name) {
+  return parse_tariffs(text_of(path_or_name), path_or_name);
 }
 
 std::string to_yaml(const Cluster& cluster) {

@@ -280,6 +280,47 @@ ReductionProgram joint_reduction(const Cluster& cluster, const net::Groups& grou
   return best;
 }
 
+void reprice(const Cluster& before, const Cluster& after, std::vector<ReductionProgram>* programs) {
+  const net::Topology old(before), now(after);
+  const auto together = [](const ReductionProgram& a, const ReductionProgram& b) {
+    return a.fixed == b.fixed && a.seconds_per_byte == b.seconds_per_byte &&
+           std::equal(a.steps.begin(), a.steps.end(), b.steps.begin(), b.steps.end(),
+                      [](const ReductionStep& x, const ReductionStep& y) {
+                        return x.collective == y.collective && x.groups.size() == y.groups.size();
+                      }) &&
+           std::none_of(a.devices.begin(), a.devices.end(), [&](int d) {
+             return std::find(b.devices.begin(), b.devices.end(), d) != b.devices.end();
+           });
+  };
+  std::vector<ReductionProgram> all = *programs;
+  for (ReductionProgram& program : all)
+    if (program.devices.empty()) {
+      program.devices.resize(static_cast<size_t>(before.size()));
+      std::iota(program.devices.begin(), program.devices.end(), 0);
+    }
+  for (size_t p = 0; p < all.size(); ++p) {
+    const ReductionProgram& first = all[p];
+    std::vector<ReductionStep> steps = first.steps;
+    for (size_t s = 0; s < steps.size(); ++s) {
+      steps[s].groups.clear();
+      for (size_t q = 0; q < all.size(); ++q)
+        if (q == p || together(first, all[q]))
+          for (std::vector<int> members : all[q].steps[s].groups) {
+            for (int& member : members) member = all[q].devices[member];
+            steps[s].groups.push_back(std::move(members));
+          }
+    }
+    const auto times = [&](const net::Topology& network) {
+      const Seconds fixed = seconds_of(steps, first, network, 0);
+      return std::pair(fixed, (seconds_of(steps, first, network, kLarge) - fixed) / kLarge);
+    };
+    const auto [old_fixed, old_slope] = times(old);
+    const auto [fixed, slope] = times(now);
+    if (old_fixed > 0) (*programs)[p].fixed *= fixed / old_fixed;
+    if (old_slope > 0) (*programs)[p].seconds_per_byte *= slope / old_slope;
+  }
+}
+
 std::vector<int> devices_jointly(const Cluster& cluster, const std::vector<int>& axes,
                                  const std::vector<Reduction>& reductions) {
   const std::optional<Hierarchy> hierarchy = hierarchy_of(cluster);

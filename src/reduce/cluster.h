@@ -44,6 +44,11 @@ ReductionProgram joint_reduction(const Cluster& cluster, const net::Groups& grou
 std::vector<int> devices_jointly(const Cluster& cluster, const std::vector<int>& axes,
                                  const std::vector<Reduction>& reductions);
 
+// What programs that were found for one cluster take on another with the same devices in the same
+// tree but other links: their times change as in simulation. Those that reduce at the same time
+// (equal times, equal collectives, disjoint devices) are simulated together.
+void reprice(const Cluster& before, const Cluster& after, std::vector<ReductionProgram>* programs);
+
 // Over all devices: at most one program.
 std::vector<ReductionProgram> reductions_of_all(const Cluster& cluster);
 

@@ -49,6 +49,21 @@ TEST(ClusterReductions, EqualNodesGetASynthesisedProgramThatIsSoundAndFaster) {
   }
 }
 
+TEST(ClusterReductions, RepricedProgramsTakeWhatTheyWouldHaveBeenFoundToTake) {
+  const Cluster before = two_level({4, 4, 4}, 1e9, 1e10);
+  for (const auto& [outer, inner] : {std::pair(2e9, 1e10), {1e9, 1.1e10}, {1.1e9, 1e10}}) {
+    const Cluster after = two_level({4, 4, 4}, outer, inner);
+    std::vector<ReductionProgram> programs = reductions_of_all(before);
+    const std::vector<ReductionProgram> found = reductions_of_all(after);
+    ASSERT_EQ(programs.size(), 1u);
+    ASSERT_EQ(programs[0].steps, found.at(0).steps);
+    reprice(before, after, &programs);
+    EXPECT_NEAR(programs[0].fixed, found[0].fixed, 1e-3 * found[0].fixed);
+    EXPECT_NEAR(programs[0].seconds_per_byte, found[0].seconds_per_byte,
+                1e-3 * found[0].seconds_per_byte);
+  }
+}
+
 TEST(ClusterReductions, UnequalNodesGoThroughTheirHeads) {
   const Cluster cluster = two_level({5, 2}, 1e8, 1e11);
   const auto programs = reductions_of_all(cluster);

@@ -1,6 +1,8 @@
 #include "shard/theory.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -426,6 +428,24 @@ void Theory::derive() {
     triples_[n] = table.get();
     tables_.push_back(std::move(table));
   }
+}
+
+bool Theory::restrict_to(const std::vector<NodeId>& nodes, Placement out) {
+  const auto made_so = [&](const Triple& t) { return !t.out.empty() && t.out[0] == out; };
+  for (const NodeId node : nodes)
+    if (std::none_of(triples(node).begin(), triples(node).end(), made_so)) return false;
+  std::map<int, int> number;  // of tables, to those in their place
+  for (const NodeId node : nodes) {
+    const auto [it, fresh] = number.try_emplace(table(node), tables());
+    if (fresh) {
+      auto kept = std::make_unique<std::vector<Triple>>();
+      std::copy_if(triples(node).begin(), triples(node).end(), std::back_inserter(*kept), made_so);
+      tables_.push_back(std::move(kept));
+    }
+    table_[node.index] = it->second;
+    triples_[node.index] = tables_[it->second].get();
+  }
+  return true;
 }
 
 bool Theory::legal(ValueId value, Placement p) const {

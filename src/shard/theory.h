@@ -54,6 +54,10 @@ class Theory {
   // Number of the triple table of a node: equal numbers, equal tables and segments.
   int table(NodeId node) const { return table_[node.index]; }
   int tables() const { return static_cast<int>(tables_.size()); }
+  // From now on nodes have only those triples that make their first output so: what a value held
+  // otherwise would cost. Triples are numbered anew. Returns false, and changes nothing, if one of
+  // them has none.
+  bool restrict_to(const std::vector<NodeId>& nodes, Placement out);
   // Size of the factor that a placement cuts. REQUIRES: a legal shard.
   int64_t cut_size(ValueId value, Placement placement) const;
   // What a legal placement cuts; of size 0 if nothing.

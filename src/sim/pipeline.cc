@@ -316,6 +316,9 @@ class Simulator {
           Arrival& a = arrivals[w][task.micro_batch];
           a.begin = std::max(way_free[w], group.free);
           a.end = way_free[w] = a.begin + ways_[w].sent.seconds;
+          if (spans_)
+            sim_.messages.push_back(
+                {r, ways_[w].from, ways_[w].to, ways_[w].backward, a.begin, a.end});
           for (int d : planned(r, ways_[w].to).devices)
             sim_.devices[d].comm += ways_[w].sent.seconds;
           hidden_ += copies * ways_[w].sent.seconds *
@@ -329,8 +332,9 @@ class Simulator {
                    "replica {}: stage {} waits for ever", r, s);
   }
 
-  void span(int device, Seconds begin, Seconds end, const std::string& name, WalkKind kind) {
-    if (spans_ && end > begin) sim_.spans.push_back({device, begin, end, name, kind, {}});
+  void span(int device, Seconds begin, Seconds end, const std::string& name, WalkKind kind,
+            Seconds comm = 0) {
+    if (spans_ && end > begin) sim_.spans.push_back({device, begin, end, name, kind, {}, comm});
   }
 
   void exchange(const std::string& what, int count, const Sent& sent) {
@@ -366,7 +370,8 @@ class Simulator {
         group_of(r, s).order.size() > 2 * static_cast<size_t>(pipeline_.replicas[r].micro_batches)
             ? fmt::format(" of stage {}", s)
             : "");
-    for (const int d : devices) span(d, start, start + pass.seconds, name, WalkKind::compute);
+    for (size_t i = 0; i < devices.size(); ++i)
+      span(devices[i], start, start + pass.seconds, name, WalkKind::compute, pass.work[i].comm);
   }
 
   void communicate(int r, int s, Seconds begin, Seconds end, const char* name) {

@@ -20,7 +20,15 @@ struct Span {
   Seconds begin = 0, end = 0;
   std::string name;  // "aten::mm", "all_reduce"
   WalkKind kind = WalkKind::compute;
-  NodeId node;  // compute
+  NodeId node;       // compute
+  Seconds comm = 0;  // of a pipeline's pass: what its devices communicate in it
+};
+
+// What a stage of a replica sends another of it, once its pass is done and the way is free.
+struct StageMessage {
+  int replica = 0, from = 0, to = 0;  // stages
+  bool backward = false;
+  Seconds begin = 0, end = 0;
 };
 
 struct DeviceTime {
@@ -43,10 +51,11 @@ struct Exchange {
 struct Simulation {
   Seconds step = 0;
   std::vector<DeviceTime> devices;
-  double overlap = 0;               // share of communication that is hidden
-  double load_balance = 0;          // mean busy time over largest busy time
-  std::vector<Exchange> exchanges;  // of pipelines
-  std::vector<Span> spans;          // only if asked for
+  double overlap = 0;                  // share of communication that is hidden
+  double load_balance = 0;             // mean busy time over largest busy time
+  std::vector<Exchange> exchanges;     // of pipelines
+  std::vector<Span> spans;             // only if asked for
+  std::vector<StageMessage> messages;  // of pipelines, with the spans
 };
 
 // Throws TimeIsUp if the deadline passes.

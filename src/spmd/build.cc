@@ -280,7 +280,10 @@ std::vector<Placement> ProblemBuilder::stored_choices(ValueId source) const {
   std::vector<Placement> choices;
   if (restriction_ == Restriction::expert_parallel)
     return {is_expert(source) ? Placement::shard(0) : Placement::replicated()};
+  const std::vector<Triple>& triples = theory_.triples(theory_.graph().value(source).producer);
   for (Placement p : theory_.placements(source)) {
+    if (std::none_of(triples.begin(), triples.end(), [&](auto& t) { return t.out[0] == p; }))
+      continue;
     if (p.is_partial()) continue;
     if (p.is_shard() && restriction_ == Restriction::data_parallel) continue;
     choices.push_back(p);
