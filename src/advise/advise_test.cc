@@ -150,7 +150,8 @@ TEST(Advice, HandsOutThePlan) {
 }
 
 TEST(Advice, SaysWhatDoesNotFitAndWhatWould) {
-  Question q = question(tiny_cluster(1e9));
+  Question q = question(tiny_cluster(1e9), 15);
+  q.groups = false;
   for (DeviceType& t : q.cluster.types) t.memory = 200e3;
   q.edits = {"memory fast 1 GiB", "add 1 A100-40GB"};
   const Advice advice = advise(q);

@@ -12,6 +12,7 @@
 
 #include "cli/advise_command.h"
 #include "cli/check_command.h"
+#include "cli/cluster_command.h"
 #include "cli/explain_command.h"
 #include "cli/export_command.h"
 #include "cli/models_command.h"
@@ -41,6 +42,7 @@ char** arguments = nullptr;
 void add_commands(CLI::App& app) {
   add_advise_command(app);
   add_check_command(app);
+  add_cluster_command(app);
   add_explain_command(app);
   add_export_command(app);
   add_import_command(app);
@@ -76,7 +78,7 @@ void add_commands(CLI::App& app) {
   group("Plan", {"models", "capture", "plan", "check", "explain", "advise", "simulate", "report",
                  "export", "import"});
   group("Train", {"demo", "run", "verify"});
-  group("Measure and emulate", {"calibrate", "emulate"});
+  group("Measure and emulate", {"cluster", "calibrate", "emulate"});
   group("Study by themselves", {"reduce", "schedule"});
   app.footer(
       "Examples:\n"

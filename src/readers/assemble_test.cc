@@ -1,0 +1,276 @@
+#include "readers/assemble.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/rng.h"
+#include "mutate_text.h"
+#include "readers/machines.h"
+#include "readers/nccl.h"
+#include "readers/text.h"
+
+namespace motley::readers {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string data(const std::string& name) {
+  return read_file(std::string(MOTLEY_SOURCE_DIR) + "/tests/data/topo/" + name + ".txt");
+}
+
+// "2 of (2 of A100-40GB at 300)": the tree, with bandwidths in GB/s.
+std::string outline(const Cluster& c, GroupId id = GroupId(0)) {
+  const Group& g = c.groups[id.index];
+  const std::string at = fmt::format(" at {:.4g}", g.link.bandwidth / 1e9);
+  if (g.children.empty())
+    return fmt::format("{} {}{}", g.device_count, c.type_of(g.first_device).name, at);
+  return fmt::format("{} of ({}){}", g.children.size(), outline(c, g.children[0]), at);
+}
+
+// As nvidia-smi prints them on eight kinds of machines; the first line of each query is a header.
+TEST(Machines, OfEightKindsAreReadLevelByLevel) {
+  struct Case {
+    const char *topo, *gpu;
+    int gpus;
+    const char* outline;
+  };
+  const Case cases[] = {
+      {"dgx-h100", "NVIDIA H100 80GB HBM3, 81559 MiB", 8, "8 H100-80GB at 450"},
+      {"dgx-a100", "NVIDIA A100-SXM4-80GB, 81920 MiB", 8, "8 A100-80GB at 300"},
+      {"hgx-a100-4", "NVIDIA A100-SXM4-40GB, 40960 MiB", 4, "4 A100-40GB at 300"},
+      {"dgx-1-v100", "Tesla V100-SXM2-32GB, 32510 MiB", 8, "8 V100-32GB at 150"},
+      {"pcie-a100-pairs", "NVIDIA A100-PCIE-40GB, 40960 MiB", 4,
+       "2 of (2 A100-40GB at 300) at 14.4"},
+      {"t4-8", "Tesla T4, 15360 MiB", 8, "2 of (2 of (2 T4 at 12) at 9.6) at 7.2"},
+      {"1080ti-2", "NVIDIA GeForce GTX 1080 Ti, 11264 MiB", 2, "2 1080Ti at 9.6"},
+      {"p100-interleaved", "Tesla P100-PCIE-16GB, 16384 MiB", 4, "2 of (2 P100-16GB at 12) at 7.2"},
+  };
+  for (const Case& c : cases) {
+    Sources s;
+    s.topo = Source{"topo.txt", data(c.topo)};
+    s.query = Source{"query.csv", "name, memory.total [MiB]\n"};
+    for (int g = 0; g < c.gpus; ++g) s.query->text += std::string(c.gpu) + "\n";
+    const Assembled found = assemble(s);
+    EXPECT_EQ(outline(found.cluster), c.outline) << c.topo;
+    EXPECT_THAT(found.assumed, testing::Contains(HasSubstr("measure it with nccl-tests")))
+        << c.topo;
+    EXPECT_EQ(to_yaml(parse_cluster(found.yaml, "c")), to_yaml(found.cluster));
+  }
+}
+
+TEST(Machines, HostlistsHostfilesAndNodes) {
+  EXPECT_THAT(hostlist("dev[0-2,007],login", "x"),
+              ElementsAre("dev0", "dev1", "dev2", "dev007", "login"));
+  EXPECT_THAT(hostlist("r[1-2]n[08-09]", "x"), ElementsAre("r1n08", "r1n09", "r2n08", "r2n09"));
+  for (const char* wrong : {"a[1-", "a[3-1]", "a[x]", "a[1-99999999999]", "a[0-99999]b[0-99999]"})
+    EXPECT_THROW(hostlist(wrong, "x"), UserError) << wrong;
+  const auto hosts =
+      parse_hostfile("# comment\nw1 slots=8 type=A800\nw2:4\n\nw3 max_slots=9\n", "h");
+  ASSERT_EQ(hosts.size(), 3u);
+  EXPECT_EQ(hosts[0].type, "A800");
+  EXPECT_EQ(hosts[1].gpus, 4);
+  EXPECT_EQ(hosts[2].gpus, 0);
+  EXPECT_THROW(parse_hostfile("w1 slots=8\nw1 slots=8\n", "h"), UserError);
+  EXPECT_THROW(parse_hostfile("w1 slots=eight\n", "h"), UserError);
+  const auto nodes = parse_nodes(
+      "NodeName=n1 Arch=x86_64 CoresPerSocket=16\n   CPUTot=64\n   Gres=gpu:a100:8(S:0-1)\n\n"
+      "NodeName=n2 Gres=gpu:v100:2,gpu:v100:2\nNodeName=login Gres=(null)\n"
+      "NodeName=m[1-3] Gres=gpu:4\n",
+      "n");
+  ASSERT_EQ(nodes.size(), 5u);
+  EXPECT_EQ(nodes[0].gpus, 8);
+  EXPECT_EQ(nodes[0].type, "a100");
+  EXPECT_EQ(nodes[1].gpus, 4);
+  EXPECT_EQ(nodes[4].gpus, 4);
+}
+
+const char* const kNodes = "NodeName=a[1-4] Gres=gpu:a100:8\nNodeName=v[1-2] Gres=gpu:v100:4\n";
+
+TEST(Slurm, TopologiesBecomeLevels) {
+  Sources s;
+  s.nodes = Source{"nodes.txt", kNodes};
+  s.topology =
+      Source{"topology.conf",
+             "# racks\nSwitchName=r1 Nodes=a[1-2] LinkSpeed=100\nSwitchName=r2 Nodes=a[3-4]\n"
+             "SwitchName=r3 Nodes=v[1-2]\nSwitchName=top Switches=r[1-3]\n"};
+  const Assembled conf = assemble(s);
+  ASSERT_EQ(conf.cluster.size(), 40);
+  EXPECT_EQ(outline(conf.cluster), "3 of (2 of (8 A100-40GB at 24) at 12.5) at 12.5");
+  EXPECT_THAT(conf.assumed, testing::Contains(HasSubstr("LinkSpeed")));
+  s.topology = Source{"topology.yaml", R"(- topology: t
+  cluster_default: true
+  tree:
+    switches:
+      - {switch: top, children: "r[1-3]"}
+      - {switch: r1, nodes: "a[1-2]"}
+      - {switch: r2, nodes: "a[3-4]"}
+      - {switch: r3, nodes: "v[1-2]"}
+)"};
+  EXPECT_EQ(outline(assemble(s).cluster), outline(conf.cluster));
+  s.topology = Source{"topology.conf",
+                      "BlockName=b1 Nodes=a[1-2]\nBlockName=b2 Nodes=a[3-4]\nBlockSizes=2\n"};
+  const Assembled blocks = assemble(s);  // v1, v2 are in no block
+  EXPECT_EQ(blocks.cluster.size(), 40);
+  EXPECT_THAT(blocks.assumed, testing::Contains(HasSubstr("does not name")));
+  for (const char* wrong :
+       {"SwitchName=a Switches=b\n", "SwitchName=a Switches=b\nSwitchName=b Switches=a\n",
+        "SwitchName=a Nodes=x1\nSwitchName=a Nodes=x2\n", "SwitchName=a\n",
+        "SwitchName=a Nodes=x9\n"}) {
+    s.topology = Source{"topology.conf", wrong};
+    EXPECT_THROW(assemble(s), UserError) << wrong;
+  }
+}
+
+// What all_reduce_perf would print of a line, with noise.
+std::string nccl_text(const char* program, int ranks, int hosts, double fixed_us,
+                      double us_per_byte, double noise, Rng* rng, bool extra = false) {
+  std::string text = fmt::format(
+      "# nThread 1 nGpus 1 minBytes 8 maxBytes 1073741824 step: 2(factor)\n#\n# Using devices "
+      "({})\n",
+      program);
+  for (int r = 0; r < ranks; ++r)
+    text += fmt::format(
+        "#  Rank {:2} Group  0 Pid {:6} on {:>10} device {:2} [0x{:02x}] NVIDIA A100-SXM4-40GB\n",
+        r, 1000 + r, fmt::format("host{}", r * hosts / ranks), r % 8, 7 + r);
+  text +=
+      "#\n#       size         count      type   redop    root     time   algbw   busbw #wrong     "
+      "time   algbw   busbw #wrong\n";
+  for (double size = 8; size <= 1e9; size *= 2) {
+    const auto columns = [&] {
+      const double t = (fixed_us + us_per_byte * size) * (1 + noise * (2 * rng->uniform() - 1));
+      return fmt::format("{:10.2f} {:7.2f} {:7.2f}      0{}", t, size / t / 1e3, size / t / 1e3,
+                         extra ? "  1.0 2.0 3.0 0.1" : "");
+    };
+    text += fmt::format("{:12.0f} {:12.0f}     float     sum      -1 {} {}\n", size, size / 4,
+                        columns(), columns());
+  }
+  return text + "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 123.4\n#\n";
+}
+
+TEST(Nccl, FitsSyntheticTablesWithin5Percent) {
+  Rng rng(5);
+  for (int round = 0; round < 200; ++round) {
+    const int ranks = 2 << rng.below(5);
+    const double fixed = std::pow(10, 0.5 + 2 * rng.uniform()),
+                 bandwidth = std::pow(10, 9 + 2.5 * rng.uniform());
+    const double factor = 2. * (ranks - 1) / ranks;
+    const NcclRun run = parse_nccl(nccl_text("all_reduce_perf", ranks, 1, fixed,
+                                             1e6 * factor / bandwidth, 0.05, &rng, round % 2),
+                                   "x.txt");
+    EXPECT_EQ(run.ranks, ranks);
+    EXPECT_EQ(run.points.size(), 54u);
+    const NcclFit found = fit(run);
+    EXPECT_NEAR(found.bandwidth, bandwidth, 0.05 * bandwidth);
+    EXPECT_NEAR(found.latency, fixed * 1e-6 / (2 * (ranks - 1)),
+                0.05 * fixed * 1e-6 / (2 * (ranks - 1)));
+  }
+}
+
+// The slow reference of the closed form: a fine grid around it has nothing better.
+TEST(Nccl, LeastSquaresAreLeast) {
+  Rng rng(6);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::pair<Bytes, Seconds>> points;
+    for (double size = 64; size < 1e8; size *= 3)
+      points.emplace_back(size, (1e-5 + size * 1e-10) * (0.5 + rng.uniform()));
+    const Line line = fit_line(points);
+    const auto loss = [&](double fixed, double per_byte) {
+      double sum = 0;
+      for (const auto& [s, t] : points) sum += std::pow((t - fixed - per_byte * s) / t, 2);
+      return sum;
+    };
+    const double best = loss(line.fixed, line.per_byte);
+    for (double f = 0.9; f < 1.1; f += 0.01)
+      for (double b = 0.9; b < 1.1; b += 0.01)
+        EXPECT_GE(loss(f * line.fixed, b * line.per_byte), best * (1 - 1e-12));
+  }
+}
+
+TEST(Nccl, JsonSaysTheSame) {
+  const char* json = R"({"version": "2.17", "args": ["build/all_gather_perf", "-J", "x"],
+    "devices": [{"rank": 0, "group": 0, "hostname": "a", "device_info": "NVIDIA H100 80GB HBM3"},
+                {"rank": 1, "group": 0, "hostname": "b", "device_info": "NVIDIA H100 80GB HBM3"}],
+    "results": [{"size": 1000, "count": 250, "type": "float", "out_of_place": {"time": 11.0, "alg_bw": 1, "nwrong": 0}},
+                {"size": 2000, "count": 500, "type": "float", "out_of_place": {"time": 12.0, "alg_bw": 1, "nwrong": 0}},
+                {"size": 4000, "count": 1000, "type": "float", "in_place": {"time": 14.0}}]})";
+  const NcclRun run = parse_nccl(json, "x.json");
+  EXPECT_EQ(run.collective, Collective::all_gather);
+  EXPECT_EQ(run.hosts, 2);
+  const NcclFit found = fit(run);
+  EXPECT_NEAR(found.latency, 10e-6, 1e-12);
+  EXPECT_NEAR(found.bandwidth, 0.5 / 1e-9, 1);
+  EXPECT_THROW(parse_nccl(R"({"results": []})", "all_reduce.json"), UserError);
+}
+
+// Two runs, inside of a machine and over all, give two levels.
+TEST(Nccl, GivesTheLinkOfEachLevel) {
+  Rng rng(7);
+  Sources s;
+  s.nccl.push_back(
+      {"inside.txt", nccl_text("all_reduce_perf", 8, 1, 20, 1e6 * 1.75 / 230e9, 0.02, &rng)});
+  s.nccl.push_back(
+      {"across.txt", nccl_text("all_reduce_perf", 32, 4, 90, 1e6 * 1.9375 / 11e9, 0.02, &rng)});
+  const Assembled found = assemble(s);
+  ASSERT_EQ(found.cluster.size(), 32);
+  ASSERT_EQ(found.cluster.groups.size(), 5u);
+  EXPECT_NEAR(found.cluster.groups[0].link.bandwidth, 11e9, 0.05 * 11e9);
+  EXPECT_NEAR(found.cluster.groups[1].link.bandwidth, 230e9, 0.05 * 230e9);
+  EXPECT_EQ(found.cluster.groups[4].measured.size(), 1u);
+  EXPECT_EQ(found.cluster.type_of(0).name, "A100-40GB");
+  for (const std::string& what : found.assumed)
+    EXPECT_THAT(what, testing::Not(HasSubstr("link of")));
+}
+
+// Whatever is in a file, it is taken or refused in one line.
+TEST(Readers, SurviveChangedFiles) {
+  Rng rng(8);
+  const std::string nccl = nccl_text("all_reduce_perf", 4, 2, 20, 1e-3, 0.1, &rng);
+  const std::vector<std::pair<std::string, std::string>> seeds = {
+      {"topo", data("t4-8")},
+      {"topo", data("dgx-h100")},
+      {"query", "name, memory.total [MiB]\nTesla T4, 15360 MiB\nTesla T4, 15360 MiB\n"},
+      {"nccl", nccl},
+      {"nodes", kNodes},
+      {"hostfile", "w1 slots=8 type=A800\nw2 slots=4\n"},
+      {"slurm",
+       "SwitchName=r1 Nodes=a[1-2]\nSwitchName=r2 Nodes=a[3-4],v[1-2]\nSwitchName=t "
+       "Switches=r[1-2]\n"},
+      {"slurm",
+       "- topology: t\n  tree:\n    switches:\n      - {switch: s, children: \"r[1-2]\"}\n      - "
+       "{switch: r1, nodes: "
+       "\"a[1-4]\"}\n      - {switch: r2, nodes: v1}\n"},
+  };
+  const char* count = std::getenv("MOTLEY_FUZZ_READERS");
+  const int cases = count ? std::atoi(count) : 4000;
+  int taken = 0, refused = 0;
+  for (int i = 0; i < cases; ++i) {
+    const auto& [kind, text] = seeds[static_cast<size_t>(i) % seeds.size()];
+    const std::string changed = mutated_text(text, static_cast<uint64_t>(i));
+    Sources s;
+    if (kind == "topo") s.topo = Source{"f", changed};
+    if (kind == "query") s.query = Source{"f", changed};
+    if (kind == "nccl") s.nccl = {{"f", changed}};
+    if (kind == "nodes") s.nodes = Source{"f", changed};
+    if (kind == "hostfile") s.hostfile = Source{"f", changed};
+    if (kind == "slurm") s.nodes = Source{"n", kNodes}, s.topology = Source{"f", changed};
+    try {
+      assemble(s);
+      ++taken;
+    } catch (const UserError& e) {
+      ++refused;
+      EXPECT_FALSE(std::string(e.what()).empty());
+    } catch (const std::exception& e) {
+      ADD_FAILURE() << kind << " case " << i << ": " << e.what() << "\n" << changed;
+    }
+  }
+  EXPECT_GT(taken, cases / 20);
+  EXPECT_GT(refused, cases / 20);
+}
+
+}  // namespace
+}  // namespace motley::readers

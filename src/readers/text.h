@@ -1,0 +1,24 @@
+// Text of other programs: lines, words and numbers, whatever is in them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace motley::readers {
+
+std::string lower(std::string text);
+std::string trimmed(const std::string& text);
+// Without colours (escape sequences) and carriage returns.
+std::vector<std::string> lines_of(const std::string& text);
+std::vector<std::string> words_of(const std::string& line);
+std::vector<std::string> split(const std::string& text, char at);
+// The whole text is a number; `negative`: it may be one.
+bool whole(const std::string& text, int64_t* value, bool negative = false);
+bool real(const std::string& text, double* value);
+
+// The names that Slurm's "dev[0-5,007],login" stands for. Throws UserError that starts with `where`
+// if it is not one, or is of more than 131,072.
+std::vector<std::string> hostlist(const std::string& text, const std::string& where);
+
+}  // namespace motley::readers
