@@ -530,52 +530,54 @@ TEST_F(Cli, PlansForFrameworks) {
             0);
   expect_mistake(fmt::format("export {} --to megatron -o {}", path("mlp.json"), path("m")),
                  "has to be told the sizes of mlp, which the plan does not know");
-  const char* const kConfig = R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+}
+
+const char* const kConfig = R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
   "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 500,
   "max_position_embeddings": 64})";
 
-  TEST_F(Cli, AHuggingFaceConfigIsPlannedCheckedAndExplained) {
-    write_file(path("config.json"), kConfig);
-    const std::string plan = path("p.json");
-    Outcome o = motley(fmt::format("plan {}:seq=32 --cluster hapt-case --batch 16 -o {} --json",
-                                   path("config.json"), plan));
-    ASSERT_EQ(o.code, 0) << o.err;
-    const double step = o.json()["candidates"][0]["simulated_step_s"];
-    EXPECT_EQ(motley("check " + plan).code, 0);
-    o = motley("explain " + plan + " --json");
-    ASSERT_EQ(o.code, 0) << o.err;
-    const Json e = o.json();
-    EXPECT_NEAR(e["step_s"].get<double>(), step, 1e-9);
-    for (const char* field : {"verdict", "critical_path", "sensitivity", "memory"})
-      EXPECT_FALSE(e[field].empty()) << field;
-    EXPECT_THAT(motley("explain " + plan).out, HasSubstr("10% more of each resource"));
-    expect_mistake("explain " + path("config.json"), "config.json");
-    expect_mistake(fmt::format("plan {}:seq=x --cluster hapt-case --batch 8", path("config.json")),
-                   "give seq=N or layers=N");
-    write_file(path("other.json"), R"({"model_type": "mamba"})");
-    expect_mistake(fmt::format("plan {} --cluster hapt-case --batch 8", path("other.json")),
-                   "model_type is \"mamba\"; give one of albert");
-  }
+TEST_F(Cli, AHuggingFaceConfigIsPlannedCheckedAndExplained) {
+  write_file(path("config.json"), kConfig);
+  const std::string plan = path("p.json");
+  Outcome o = motley(fmt::format("plan {}:seq=32 --cluster hapt-case --batch 16 -o {} --json",
+                                 path("config.json"), plan));
+  ASSERT_EQ(o.code, 0) << o.err;
+  const double step = o.json()["candidates"][0]["simulated_step_s"];
+  EXPECT_EQ(motley("check " + plan).code, 0);
+  o = motley("explain " + plan + " --json");
+  ASSERT_EQ(o.code, 0) << o.err;
+  const Json e = o.json();
+  EXPECT_NEAR(e["step_s"].get<double>(), step, 1e-9);
+  for (const char* field : {"verdict", "critical_path", "sensitivity", "memory"})
+    EXPECT_FALSE(e[field].empty()) << field;
+  EXPECT_THAT(motley("explain " + plan).out, HasSubstr("10% more of each resource"));
+  expect_mistake("explain " + path("config.json"), "config.json");
+  expect_mistake(fmt::format("plan {}:seq=x --cluster hapt-case --batch 8", path("config.json")),
+                 "give seq=N or layers=N");
+  write_file(path("other.json"), R"({"model_type": "mamba"})");
+  expect_mistake(fmt::format("plan {} --cluster hapt-case --batch 8", path("other.json")),
+                 "model_type is \"mamba\"; give one of albert");
+}
 
-  TEST_F(Cli, AdvisesOnAClusterAndItsEdits) {
-    write_file(path("config.json"), kConfig);
-    const std::string question =
-        "advise " + path("config.json") + " --cluster hapt-case --time-limit 8";
-    Outcome o = motley(question +
-                       " --batch 16 --what-if 'add 2 A100-40GB' --what-if 'drop v100' "
-                       "--deadline 1s --json");
-    ASSERT_EQ(o.code, 0) << o.err;
-    const Json a = o.json();
-    ASSERT_TRUE(a["now"]["fits"]);
-    EXPECT_EQ(a["what_if"].size(), 2u);
-    EXPECT_LE(a["what_if"][0]["step_s"], a["now"]["step_s"]);
-    EXPECT_GE(a["what_if"][1]["step_s"], a["now"]["step_s"]);
-    EXPECT_EQ(a["groups"].size(), 2u);
-    EXPECT_TRUE(a["cheapest"]["fits"]);
-    expect_mistake(question + " --what-if 'add 8 B300'", "'B300', which is no known device type");
-    expect_mistake(question + " --objective money", "no device type of hapt-case has a price");
-    expect_mistake(question + " --deadline soon", "--deadline is 'soon'");
-  }
+TEST_F(Cli, AdvisesOnAClusterAndItsEdits) {
+  write_file(path("config.json"), kConfig);
+  const std::string question =
+      "advise " + path("config.json") + " --cluster hapt-case --time-limit 8";
+  Outcome o = motley(question +
+                     " --batch 16 --what-if 'add 2 A100-40GB' --what-if 'drop v100' "
+                     "--deadline 1s --json");
+  ASSERT_EQ(o.code, 0) << o.err;
+  const Json a = o.json();
+  ASSERT_TRUE(a["now"]["fits"]);
+  EXPECT_EQ(a["what_if"].size(), 2u);
+  EXPECT_LE(a["what_if"][0]["step_s"], a["now"]["step_s"]);
+  EXPECT_GE(a["what_if"][1]["step_s"], a["now"]["step_s"]);
+  EXPECT_EQ(a["groups"].size(), 2u);
+  EXPECT_TRUE(a["cheapest"]["fits"]);
+  expect_mistake(question + " --what-if 'add 8 B300'", "'B300', which is no known device type");
+  expect_mistake(question + " --objective money", "no device type of hapt-case has a price");
+  expect_mistake(question + " --deadline soon", "--deadline is 'soon'");
+}
 
 }  // namespace
 }  // namespace motley
