@@ -328,16 +328,6 @@ class Plans(unittest.TestCase):
     def setUp(self):
         self.graph = motley.capture(mlp(), example(), F.cross_entropy)
 
-    def test_a_plan_of_a_model(self):
-        options = {"all_devices": True}
-        of_graph = motley.plan(motley.capture(mlp(), example(), F.cross_entropy), PAIR, **options)
-        of_model = motley.plan(mlp(), PAIR, example_inputs=example(), loss_fn=F.cross_entropy, **options)
-        self.assertEqual(str(of_model), str(of_graph))
-        with self.assertRaisesRegex(motley.UserError, "needs example_inputs"):
-            motley.plan(mlp(), PAIR)
-        with self.assertRaisesRegex(motley.UserError, "go with a model"):
-            motley.plan(motley.capture(mlp(), example(), F.cross_entropy), PAIR, loss_fn=F.cross_entropy)
-
     def test_a_plan_is_sound_and_explains_itself(self):
         plan = motley.plan(self.graph, PAIR, all_devices=True)
         self.assertEqual(plan.check(), [])

@@ -94,5 +94,17 @@ class OnePlanner(unittest.TestCase):
         self.compare(attention)
 
 
+class OfAModel(unittest.TestCase):
+    def test_captures_by_itself(self):
+        model, batch = perceptron()
+        of_graph = motley.plan(motley.capture(model, batch, F.cross_entropy), MIXED)
+        of_model = motley.plan(model, MIXED, example_inputs=batch, loss_fn=F.cross_entropy)
+        self.assertEqual(str(of_model), str(of_graph))
+        with self.assertRaisesRegex(motley.UserError, "needs example_inputs"):
+            motley.plan(model, MIXED)
+        with self.assertRaisesRegex(motley.UserError, "go with a model"):
+            motley.plan(motley.capture(model, batch, F.cross_entropy), MIXED, loss_fn=F.cross_entropy)
+
+
 if __name__ == "__main__":
     unittest.main()
