@@ -29,7 +29,6 @@ namespace {
 constexpr double kFewTimeLimit = 5, kTimeLimit = 10;
 constexpr int kFewDevices = 64;
 constexpr size_t kFewNodes = 20'000;
-constexpr double kForTarget = 0.5;  // of the time: plans for a target, then any
 
 struct Args {
   std::string model, cluster, output, fix, target,
@@ -290,8 +289,6 @@ void run(const Args& args) {
   ModelGraphs graphs(args.model);
   const double seconds = time_limit_of(args, cluster, &graphs);
   options.limits.deadline = deadline_of(args, seconds);
-  const Deadline whole = options.limits.deadline;
-  if (!options.target.empty()) options.limits.deadline = whole.part(kForTarget);
   const planner::PlanReport report = find_plan(cluster, &graphs, &options);
   if (interrupted && report.candidates.empty())
     throw Interrupted(SIGINT, "[plan] interrupted before a plan was found");
@@ -307,12 +304,12 @@ void run(const Args& args) {
                  "motley: [plan] this is the best plan found in %s; a longer limit may find a "
                  "better one\n",
                  limit_of(args, seconds).c_str());
-  planner::PlanReport free;  // any plan, for comparison
+  planner::PlanReport free;  // any plan, for comparison, in as much time again
   if (!options.target.empty() && !interrupted) {
     planner::PlanOptions any = options;
     any.target.clear();
     any.fix.clear();
-    any.limits.deadline = whole;
+    any.limits.deadline = deadline_of(args, seconds);
     free = find_plan(cluster, &graphs, &any);
   }
   if (!args.output.empty()) save_plan(*report.best().plan, args.output);

@@ -56,12 +56,12 @@ class TargetSearch {
     const auto start = std::chrono::steady_clock::now();
     result_.engine = target_.name;
     try {
-      one_program();
       if (target_.pipelines) stages();
+      one_program();
       if (best_) improve();
     } catch (const TimeIsUp&) {
-      if (!best_) result_.reason = "time ran out before a plan was found";
     }
+    if (!best_) at_least_one();
     try {
       if (best_) lift();
     } catch (const TimeIsUp&) {
@@ -86,6 +86,33 @@ class TargetSearch {
     PlanOptions options = options_;
     options.limits.deadline = options_.limits.deadline.part(kLifting);
     return options;
+  }
+
+  // Where time ran out first: what a user would begin with, however long it takes.
+  void at_least_one() {
+    PlanOptions patient = options_;
+    patient.limits.deadline = Deadline();
+    Arranger arranger(patient, cluster_, step_);
+    std::vector<Arrangement> tries;
+    for (const Priced& priced : first_) tries.push_back(priced.second);
+    for (const Inside inside : {Inside::batch, Inside::pieces})
+      if (inside == Inside::batch ? !target_.pieces_alone : target_.pieces)
+        tries.push_back(with_even_rows(one_stage(cluster_.size(), inside, 1, false)));
+    for (const Arrangement& a : tries) {
+      if (best_) return;
+      if (!allowed(a) || !cannot_say(target_, a, cluster_).empty()) continue;
+      std::string reason;
+      if (std::unique_ptr<Plan> plan = arranger.make(a, target_.name, &reason))
+        keep(a, std::move(plan), {});
+      else
+        result_.reason = reason;
+    }
+  }
+  Arrangement with_even_rows(Arrangement a) const {
+    if (!target_.rows || a.micro_batch % cluster_.size() == 0) return a;
+    for (const int64_t r : divide(a.micro_batch, even_ratios(cluster_)))
+      a.shares.push_back(static_cast<double>(r) / static_cast<double>(a.micro_batch));
+    return a;
   }
 
   bool allowed(const Arrangement& a) const {
@@ -292,6 +319,9 @@ class TargetSearch {
     by_type(&found);
     by_price(&found);
     by_price(&defaults);
+    first_.assign(defaults.begin(), defaults.begin() + std::min<int64_t>(2, std::ssize(defaults)));
+    first_.insert(first_.end(), found.begin(),
+                  found.begin() + std::min<int64_t>(4, std::ssize(found)));
     const Deadline composing = options_.limits.deadline.part(kComposing);
     for (size_t i = 0; i < defaults.size() && i < 2; ++i) attempt(defaults[i].second, true);
     int tried = 0;
@@ -546,6 +576,7 @@ class TargetSearch {
   Arranger arranger_;
   grid::Model model_;
   std::map<std::string, Seconds> steps_;
+  std::vector<Priced> first_;  // what is composed first
   std::unique_ptr<Arrangement> best_;
   Seconds best_step_ = kNever;
   std::vector<int> best_devices_;
