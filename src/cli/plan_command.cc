@@ -309,7 +309,7 @@ void run(const Args& args) {
     planner::PlanOptions any = options;
     any.target.clear();
     any.fix.clear();
-    any.limits.deadline = deadline_of(args, seconds);
+    any.limits.deadline = deadline_of(args, seconds > 0 ? seconds + running() : 0);
     free = find_plan(cluster, &graphs, &any);
   }
   if (!args.output.empty()) save_plan(*report.best().plan, args.output);

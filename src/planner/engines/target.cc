@@ -200,6 +200,10 @@ class TargetSearch {
 
   void one_program() {
     if (fixed_.pp.value_or(1) > 1 || fixed_.tp.value_or(1) > 1) return;
+    one_program(/*uneven=*/false);
+    if (target_.rows) one_program(/*uneven=*/true);
+  }
+  void one_program(bool uneven) {
     for (const std::vector<int>& devices : subsets()) {
       const Cluster part = part_of(cluster_, devices);
       Arranger own(searching(), part, step_);
@@ -207,14 +211,15 @@ class TargetSearch {
         if (inside == Inside::batch ? target_.pieces_alone && part.size() > 1
                                     : !target_.pieces || part.size() == 1)
           continue;
-        rows(devices, part, inside, &own);
+        rows(devices, part, inside, uneven, &own);
       }
     }
   }
 
   // Few large micro-batches are faster than many: the fewest that fit, without recomputation and
   // with.
-  void rows(const std::vector<int>& devices, const Cluster& part, Inside inside, Arranger* own) {
+  void rows(const std::vector<int>& devices, const Cluster& part, Inside inside, bool uneven,
+            Arranger* own) {
     const int n = part.size();
     bool fitted = false;
     for (const bool recompute : {false, true}) {
@@ -227,18 +232,18 @@ class TargetSearch {
         bool fits = false;
         const bool divides = a.micro_batch % n == 0;
         const bool all = n == cluster_.size();
-        if (divides) fits = row_attempt(a, devices, part, own, all);
-        if (target_.rows && !divides) {
+        if (divides && !uneven) fits = row_attempt(a, devices, part, own, all);
+        if (target_.rows && !divides && !uneven) {
           Arrangement nearly = a;
           for (const int64_t r : divide(a.micro_batch, even_ratios(part)))
             nearly.shares.push_back(static_cast<double>(r) / static_cast<double>(a.micro_batch));
           fits = row_attempt(nearly, devices, part, own, all);
         }
-        if (target_.rows && n > 1)
+        if (uneven && n > 1)
           for (const std::vector<double>& shares : shares_of(a, part, own)) {
-            Arrangement uneven = a;
-            uneven.shares = shares;
-            fits = row_attempt(uneven, devices, part, own, false) || fits;
+            Arrangement by_rows = a;
+            by_rows.shares = shares;
+            fits = row_attempt(by_rows, devices, part, own, false) || fits;
           }
         fitted = fitted || fits;
         if (fits && !fixed_.micro_batch) break;
