@@ -77,7 +77,7 @@ class Pipeline(unittest.TestCase):
         similar = motley.capture(nn.Linear(6, 6), (x, mask), lambda y, m: (y @ y.t()).mean())
         with self.assertRaisesRegex(motley.UserError, "the loss is not a sum over samples, since samples are mixed by node"):
             motley.plan(similar, support.CLUSTER, engine="pipeline")
-        with self.assertRaisesRegex(motley.UserError, "no engine 'fast'; give one of auto, spmd"):
+        with self.assertRaisesRegex(motley.UserError, "no engine 'fast'; give one of auto, grid, spmd"):
             motley.plan(graph, support.CLUSTER, engine="fast")
         with self.assertRaisesRegex(motley.UserError, "ratios are shares of engine='spmd'"):
             motley.plan(graph, support.CLUSTER, engine="grid", ratios=[1, 1, 1])
