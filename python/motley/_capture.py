@@ -91,6 +91,12 @@ def _random_states():
     return states
 
 
+def _is_own(frame):
+    """Whether a frame is torch's or motley's."""
+    file = frame.f_code.co_filename
+    return os.path.abspath(file).startswith(_OWN) or file.startswith("<")
+
+
 class _Watch:
     """What a step must not do, since a graph could not repeat it; with the line of the user's code that does it."""
 
@@ -111,12 +117,16 @@ class _Watch:
 
     def trace(self, frame, event, _):
         """For sys.settrace: finds the line after which it has happened."""
-        if os.path.abspath(frame.f_code.co_filename).startswith(_OWN) or frame.f_code.co_filename.startswith("<"):
+        if _is_own(frame):
             return None
         if not self.place and self.at is not None and self.happened():
             self.place = "{}:{}: {}: ".format(*self.at, linecache.getline(*self.at).strip())
         if event == "return":
             frame = frame.f_back
+            while frame is not None and _is_own(frame):
+                frame = frame.f_back
+            if frame is None:
+                return self.trace
         self.at = frame.f_code.co_filename, frame.f_lineno
         return self.trace
 
