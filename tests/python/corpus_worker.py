@@ -75,7 +75,7 @@ def run(case, engine):
         optimizer = case.optimizer(model.parameters())
         kinds = {"all_devices": True} if engine == "spmd" else {"engine": engine}
         if case.library:
-            kinds["time_limit"] = 3
+            kinds["time_limit"] = 10
         dist = motley.distribute(model, batches[0], loss_fn, CLUSTERS[engine], optimizer, **kinds)
         if "not exact" in str(dist.plan):  # batch normalisation by micro-batch, with a warning
             return {"inexact": str(dist.plan)}

@@ -94,14 +94,14 @@ _SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "n
 _GROUPED = {**_SMALL, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def _decoder(name, model, config, full, tiny, sequence=2048, rows=64, single=False):
+def _decoder(name, model, config, full, tiny, sequence=2048, rows=64):
     big, small = config(**full), config(**{**_GROUPED, **tiny})
     return Family(
         name,
         _model(model, big, tokens(big.vocab_size, sequence)),
         _tiny(model, small, tokens(64, 12)),
         rows,
-        single=single,
+        single=True,  # of the loss, whatever the model's type
     )
 
 
@@ -138,7 +138,8 @@ def families():
                       num_key_value_heads=16, n_routed_experts=16, num_experts_per_tok=4, n_group=4, topk_group=2, vocab_size=32000,
                       q_lora_rank=512, kv_lora_rank=256)  # fmt: skip
     return [
-        Family("GPT-2", _model(hf.GPT2LMHeadModel, gpt2_full, tokens(50257, 1024)), _tiny(hf.GPT2LMHeadModel, gpt2_tiny, tokens(64, 12))),
+        Family("GPT-2", _model(hf.GPT2LMHeadModel, gpt2_full, tokens(50257, 1024)), _tiny(hf.GPT2LMHeadModel, gpt2_tiny, tokens(64, 12)),
+            single=True),
         _decoder("Llama-3-8B", hf.LlamaForCausalLM, hf.LlamaConfig, llama, {}),
         _decoder("Llama-3-70B", hf.LlamaForCausalLM, hf.LlamaConfig, llama70, {}),
         _decoder("Qwen3-8B", hf.Qwen3ForCausalLM, hf.Qwen3Config,
@@ -152,15 +153,15 @@ def families():
         _decoder("Phi-4", hf.Phi3ForCausalLM, hf.Phi3Config,
                  dict(hidden_size=5120, intermediate_size=17920, num_hidden_layers=40, num_attention_heads=40, num_key_value_heads=10,
                       vocab_size=100352, max_position_embeddings=16384, original_max_position_embeddings=16384, pad_token_id=0), {}),
-        _decoder("Mixtral-8x7B", hf.MixtralForCausalLM, hf.MixtralConfig, {}, dict(num_local_experts=4, num_experts_per_tok=2), single=True),
+        _decoder("Mixtral-8x7B", hf.MixtralForCausalLM, hf.MixtralConfig, {}, dict(num_local_experts=4, num_experts_per_tok=2)),
         _decoder("Qwen3-30B-A3B", hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig,
                  dict(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_hidden_layers=48, num_attention_heads=32,
                       num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8, vocab_size=151936),
-                 dict(head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2), single=True),
-        _decoder("DeepSeek-V3-small", hf.DeepseekV3ForCausalLM, hf.DeepseekV3Config, deep_small, deep_tiny, single=True),
+                 dict(head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)),
+        _decoder("DeepSeek-V3-small", hf.DeepseekV3ForCausalLM, hf.DeepseekV3Config, deep_small, deep_tiny),
         Family("BERT", _model(hf.BertForMaskedLM, bert_full, tokens(30522, 512)), _tiny(hf.BertForMaskedLM, bert_tiny, tokens(64, 12))),
         Family("T5", _model(hf.T5ForConditionalGeneration, t5_full, translated(32128, 512, 128)),
-               _tiny(hf.T5ForConditionalGeneration, t5_tiny, translated(64, 10, 7))),
+               _tiny(hf.T5ForConditionalGeneration, t5_tiny, translated(64, 10, 7)), single=True),
         Family("ViT", _model(hf.ViTForImageClassification, vit_full, images(224, 3, 1000)),
                _tiny(hf.ViTForImageClassification, vit_tiny, images(16, 3, 5))),
         Family("CLIP", _model(hf.CLIPModel, hf.CLIPConfig(), captioned(224, 49408, 77)),
