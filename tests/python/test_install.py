@@ -45,7 +45,6 @@ class Install(unittest.TestCase):
         assert done.returncode == 0, done.stdout + done.stderr
         (cls.wheel,) = [os.path.join(cls.folder, name) for name in os.listdir(cls.folder) if name.endswith(".whl")]
         cls.where = os.path.join(cls.folder, "environment")
-        # `torch alone`: the one of this environment, and what it needs, by a path.
         subprocess.run([sys.executable, "-m", "venv", cls.where], check=True)
         cls.python = os.path.join(cls.where, "bin", "python")
         done = run([cls.python, "-m", "pip", "install", "-q", f"torch=={torch.__version__.split('+')[0]}"], env=cls.environment)
