@@ -18,7 +18,7 @@ def load():
     if built is not None and built.python != python:
         raise ImportError(
             f"motley was built for Python {built.python}, but this is Python {python} ({sys.executable}): run "
-            f"{built.program}, or build motley again with `{sys.executable} -m pip install --no-build-isolation .` in its source tree"
+            f"{built.program}, or build motley again with `{sys.executable} -m pip install .` in its source tree"
         )
     try:
         torch = importlib.import_module("torch")
@@ -35,7 +35,7 @@ def load():
     if _version(built.torch) != _version(torch.__version__):
         raise ImportError(
             f"motley was built with torch {built.torch}, but this interpreter has torch {torch.__version__}: build it again "
-            f"with `{sys.executable} -m pip install --no-build-isolation .` in its source tree, or install torch {_version(built.torch)}"
+            f"with `{sys.executable} -m pip install .` in its source tree, or install torch {_version(built.torch)}"
         )
     try:
         importlib.import_module("motley._motley")
@@ -43,5 +43,5 @@ def load():
         raise ImportError(
             f"motley's extension cannot be loaded ({error}): a library that it was built with is missing, libtorch or another; "
             "install it (Debian: apt-get install libtorch1.13 python3-torch, all packages are in tools/packages.txt), or build "
-            f"motley again with `{sys.executable} -m pip install --no-build-isolation .` in its source tree"
+            f"motley again with `{sys.executable} -m pip install .` in its source tree"
         ) from None

@@ -162,31 +162,22 @@ def _setitem(self, index, value):
 _checkpointed = []  # (function, arguments, options, autocast) of the step that is captured, in order
 
 
-def _autocast():
-    return torch.is_autocast_enabled(), torch.is_autocast_cpu_enabled()
-
-
-def _set_autocast(state):
-    torch.set_autocast_enabled(state[0])
-    torch.set_autocast_cpu_enabled(state[1])
-
-
 def _note(function, arguments, options, result=None):
     tensors = [result] if isinstance(result, torch.Tensor) else result if isinstance(result, (tuple, list)) else []
     tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
     if torch.is_grad_enabled() and (not tensors or any(tensor.requires_grad for tensor in tensors)):
-        _checkpointed.append((function, arguments, options, _autocast()))
+        _checkpointed.append((function, arguments, options, _torch.autocast_modes()))
 
 
 def run_again():
     """Checkpointed functions once more, as a backward pass runs them: for what they do to buffers. The last is the first."""
-    functions, before = list(reversed(_checkpointed)), _autocast()
+    functions, before = list(reversed(_checkpointed)), _torch.autocast_modes()
     _checkpointed.clear()
     with torch.no_grad():
         for function, arguments, options, autocast in functions:
-            _set_autocast(autocast)
+            _torch.set_autocast_modes(autocast)
             function(*arguments, **options)
-    _set_autocast(before)
+    _torch.set_autocast_modes(before)
 
 
 class _CheckpointFunction:

@@ -152,6 +152,8 @@ class Saving:
             local["state"][index] = {
                 key: self._own("parameter", slot.name, value)
                 if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == slot.tensor.shape
+                else value.clone()  # torch 2 would go on counting steps in the other optimizer's tensor
+                if isinstance(value, torch.Tensor)
                 else value
                 for key, value in values.items()
             }

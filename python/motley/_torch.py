@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import inspect
 import math
 import pickle
 
@@ -51,6 +52,29 @@ def ready_to_capture():
     """Imports what torch 2 would import in the middle of a step, where functions of torch are replaced."""
     if VERSION >= (2, 1):
         importlib.import_module("torch._dynamo")
+
+
+def autocast_modes():
+    """Whether autocast is on, for GPUs and for CPUs."""
+    if VERSION >= (2, 4):
+        return torch.is_autocast_enabled("cuda"), torch.is_autocast_enabled("cpu")
+    return torch.is_autocast_enabled(), torch.is_autocast_cpu_enabled()
+
+
+def set_autocast_modes(modes):
+    if VERSION >= (2, 4):
+        torch.set_autocast_enabled("cuda", modes[0])
+        torch.set_autocast_enabled("cpu", modes[1])
+    else:
+        torch.set_autocast_enabled(modes[0])
+        torch.set_autocast_cpu_enabled(modes[1])
+
+
+def autocast_types():
+    """To what autocast casts, for GPUs and for CPUs."""
+    if VERSION >= (2, 4):
+        return torch.get_autocast_dtype("cuda"), torch.get_autocast_dtype("cpu")
+    return torch.get_autocast_gpu_dtype(), torch.get_autocast_cpu_dtype()
 
 
 def _autocast_type(device):
@@ -127,9 +151,13 @@ def checkpoint_replacements(note):
 
         return [(module, "_checkpoint_without_reentrant", plainly)]
 
-    def once(function, preserve_rng_state=True, context_fn=None, determinism_check=None, debug=None, *arguments, **options):
+    # How many arguments come before the function's own differs between versions.
+    kinds = inspect.signature(module._checkpoint_without_reentrant_generator).parameters.values()
+    own = sum(kind.kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds)
+
+    def once(function, *arguments, **options):
         yield  # before the function
-        note(function, arguments, options)  # and after it
+        note(function, arguments[own - 1 :], options)  # and after it
 
     return [(module, "_checkpoint_without_reentrant_generator", once)]
 

@@ -15,7 +15,7 @@ import zlib
 
 import torch
 
-from . import _motley
+from . import _motley, _torch
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
 _CODE = (type, types.ModuleType, types.BuiltinFunctionType, property, staticmethod, classmethod)
@@ -326,8 +326,8 @@ class _Cell:
 
 def _ambient():
     """Modes of torch that decide what a forward pass computes."""
-    modes = (torch.get_default_dtype(), torch.is_autocast_enabled(), torch.is_autocast_cpu_enabled())
-    return modes + ((torch.get_autocast_gpu_dtype(), torch.get_autocast_cpu_dtype()) if modes[1] or modes[2] else ())
+    modes = _torch.autocast_modes()
+    return (torch.get_default_dtype(), *modes) + (_torch.autocast_types() if any(modes) else ())
 
 
 def _content(tensor):

@@ -12,7 +12,7 @@ import re
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _motley
+from . import _motley, _torch
 from ._agree import Agreed
 from ._eager import plain_step
 from ._guard import Check, Report
@@ -44,21 +44,19 @@ class _Seen(TorchDispatchMode):
 def _without_autocast():
     """Autocast is off, whatever the model says."""
     kind = torch.autocast
-    enter, before = kind.__enter__, (torch.is_autocast_enabled(), torch.is_autocast_cpu_enabled())
+    enter, before = kind.__enter__, _torch.autocast_modes()
 
     def entered(self):
         self._enabled = False
         return enter(self)
 
     kind.__enter__ = entered
-    torch.set_autocast_enabled(False)
-    torch.set_autocast_cpu_enabled(False)
+    _torch.set_autocast_modes((False, False))
     try:
         yield
     finally:
         kind.__enter__ = enter
-        torch.set_autocast_enabled(before[0])
-        torch.set_autocast_cpu_enabled(before[1])
+        _torch.set_autocast_modes(before)
 
 
 def _widened(run, dist):

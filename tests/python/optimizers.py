@@ -142,6 +142,7 @@ class Lookahead(torch.optim.Optimizer):
     def __init__(self, base):
         self.base, self.param_groups, self.defaults, self.count = base, base.param_groups, base.defaults, 0
         self.state = base.state
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}  # torch 2 asks for them
         self.slow = {p: p.detach().clone() for group in base.param_groups for p in group["params"]}
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ REFUSED = (
     # numbers, and shapes that depend on them
     "w.sum().item()", "w if w.sum()", "float(w[0", "w.tolist()", "torch.nonzero(", "torch.is_nonzero(", "torch.equal(",
     "torch.allclose(", "torch.cov(", "torch.corrcoef(", "torch.bincount(", "torch.unique(", "torch.combinations(",
-    "torch.lobpcg(", "torch.index_reduce(", "torch.masked_select(", "w.repeat_interleave(torch.tensor(", "w[b]", "w[w > 0]",
+    "torch.lobpcg(", "torch.masked_select(", "w.repeat_interleave(torch.tensor(", "w[b]", "w[w > 0]",
     "w[torch.tensor([True", "w[x[:, 0] > 0]", "F.one_hot(i)",
     "nn.AdaptiveLogSoftmaxWithLoss(", "nn.RNN(4, 3) -> k(nn.utils.rnn.pack_padded",
     # random numbers that a step does not draw
@@ -34,6 +34,8 @@ REFUSED = (
     # memory read as another type, parameters that are written
     "w.view(torch.int64)", "F.embedding(i, w, max_norm", "nn.CrossMapLRN2d(",
 )  # fmt: skip
+if torch.__version__ < "2":
+    REFUSED += ("torch.index_reduce(",)  # its backward pass asks for numbers
 
 # Drawn anew: captured, but not the numbers of plain PyTorch.
 RANDOM = ("F.gumbel_softmax(", "F.alpha_dropout(", "F.feature_alpha", "torch.randn", "w[:, torch.randint(")
