@@ -213,7 +213,8 @@ std::string made_by(const FuzzOptions& options, const std::string& arguments,
 
 Kind clusters(const FuzzOptions& options) {
   return {files(options, {"clusters/local-mixed-4.yaml", "clusters/hap-64.yaml",
-                          "clusters/hap-a100-p100.yaml"}),
+                          "clusters/hap-a100-p100.yaml", "clusters/dgx-1-v100.yaml",
+                          "clusters/p2-v100-2.yaml"}),
           [](const std::string& text) {
             const Cluster cluster = parse_cluster(text, "mutant");
             parse_cluster(to_yaml(cluster), "mutant written again");

@@ -2,134 +2,194 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
-#include <tuple>
 
 namespace motley::grid::trials {
 
 namespace {
 
-int width(const Model& model) {
-  for (const Layer& layer : model.layers)
-    if (layer.block) return static_cast<int>(layer.output / static_cast<double>(model.tokens));
-  return 0;
+constexpr double kSigma = 0.1, kProfileSigma = 0.15;  // of a row's logarithm, at least
+constexpr double kRows = 20;  // a set counts as much as so many rows of a small one
+
+// Of a residual in sigmas: it loses weight beyond 2, and beyond 1 where the trial took longer than
+// predicted: whatever else runs on a machine and its network slows trials down, and none up.
+double width_of(double r) { return r < 0 ? 1 : 4; }
+double cauchy_weight(double r) { return 1 / (1 + r * r / width_of(r)); }
+double cauchy_loss(double r) { return width_of(r) * std::log1p(r * r / width_of(r)); }
+
+// The residuals of one set: rows, then profiles.
+Vector residuals(const Set& set, const std::vector<int>& rows, bool profiles, double sigma,
+                 const Constants& constants) {
+  Predictor predict(set, constants);
+  Vector r;
+  // Many rows of one table are not as many facts about its machine.
+  const double weight = std::min(1.0, std::sqrt(kRows / static_cast<double>(rows.size() + 1)));
+  for (int row : rows)
+    r.push_back(weight * std::log(predict(set.trials[row]).step / set.trials[row].measured) /
+                sigma);
+  for (const Profile& profile : set.profiles)
+    if (profiles) r.push_back(std::log(predict(profile) / profile.measured) / kProfileSigma);
+  return r;
 }
 
-// Of a residual in sigmas: beyond 2 it loses weight, so that trials which something else slowed
-// down do not bend the rest.
-double cauchy_weight(double r) { return 1 / (1 + r * r / 4); }
+}  // namespace
 
-// Levenberg-Marquardt with numeric derivatives, from `start` and with its time scales.
-Vector fit_parameters(const Set& set, const std::vector<int>& rows, const Fitted& start) {
-  constexpr double kSigma = 0.05, kProfileSigma = 0.15;
-  const size_t n = set.parameters.size();
-  Vector logs = start.logs;
-  auto residuals = [&](const Vector& at) {
-    Predictor predict(set, {at, start.time_scales});
-    Vector r;
-    for (int row : rows)
-      r.push_back(std::log(predict(set.trials[row]).step / set.trials[row].measured) / kSigma);
-    for (const Profile& profile : set.profiles)
-      r.push_back(std::log(predict(profile) / profile.measured) / kProfileSigma);
-    for (size_t i = 0; i < n; ++i)
-      r.push_back((at[i] - std::log(set.parameters[i].start)) / set.parameters[i].freedom);
+Constants starts(const std::vector<const Set*>& sets) {
+  Constants constants;
+  for (const Set* set : sets)
+    for (const Parameter& p : set->parameters) constants.emplace(p.name, std::log(p.start));
+  return constants;
+}
+
+namespace {
+
+// Levenberg-Marquardt with numeric derivatives. `sigma`: [seen] of its rows.
+Constants fit_at(const std::vector<Seen>& seen, const std::vector<const Set*>& profiled,
+                 const Vector& sigmas) {
+  std::vector<Seen> all = seen;
+  for (const Set* set : profiled)
+    if (std::none_of(all.begin(), all.end(), [&](const Seen& s) { return s.set == set; }))
+      all.push_back({set, {}});
+  std::map<std::string, double> freedom;
+  Constants now;
+  for (const Seen& s : all)
+    for (const Parameter& p : s.set->parameters)
+      if (now.emplace(p.name, std::log(p.start)).second) freedom[p.name] = p.freedom;
+  const Constants prior = now;
+  const size_t n = now.size();
+  std::vector<std::string> names;
+  for (const auto& [name, value] : now) names.push_back(name);
+  auto depends = [&](const Seen& s, const std::string& name) {
+    return std::any_of(s.set->parameters.begin(), s.set->parameters.end(),
+                       [&](const Parameter& p) { return p.name == name; });
+  };
+  auto profile_of = [&](const Seen& s) {
+    return std::find(profiled.begin(), profiled.end(), s.set) != profiled.end();
+  };
+  auto sigma_of = [&](size_t i) { return i < sigmas.size() ? sigmas[i] : kSigma; };
+  auto of_all = [&](const Constants& at) {
+    std::vector<Vector> r;
+    for (size_t i = 0; i < all.size(); ++i)
+      r.push_back(residuals(*all[i].set, all[i].rows, profile_of(all[i]), sigma_of(i), at));
+    Vector& priors = r.emplace_back();
+    for (const std::string& name : names)
+      priors.push_back((at.at(name) - prior.at(name)) / freedom[name]);
     return r;
   };
-  auto loss = [](const Vector& r) {
+  auto loss = [](const std::vector<Vector>& r) {
     double sum = 0;
-    for (double x : r) sum += 4 * std::log1p(x * x / 4);
+    for (const Vector& part : r)
+      for (double x : part) sum += cauchy_loss(x);
     return sum;
   };
-  Vector now = residuals(logs);
+  std::vector<Vector> at = of_all(now);
   double damping = 1e-2;
   for (int iteration = 0; iteration < 25; ++iteration) {
-    std::vector<Vector> jacobian;
-    for (size_t i = 0; i < n; ++i) {
-      Vector moved = logs;
-      moved[i] += 1e-3;
-      Vector r = residuals(moved);
-      for (size_t k = 0; k < r.size(); ++k) r[k] = (r[k] - now[k]) / 1e-3;
-      jacobian.push_back(std::move(r));
-    }
     std::vector<Vector> normal(n, Vector(n, 0.0));
     Vector gradient(n, 0.0);
-    for (size_t k = 0; k < now.size(); ++k) {
-      const double w = cauchy_weight(now[k]);
+    for (size_t part = 0; part < at.size(); ++part) {
+      const bool priors = part == all.size();
+      std::vector<size_t> on;
+      std::vector<Vector> slopes;
       for (size_t i = 0; i < n; ++i) {
-        gradient[i] -= w * jacobian[i][k] * now[k];
-        for (size_t j = 0; j < n; ++j) normal[i][j] += w * jacobian[i][k] * jacobian[j][k];
+        if (priors) {
+          on.push_back(i), slopes.emplace_back(n, 0.0);
+          slopes.back()[i] = 1 / freedom[names[i]];
+          continue;
+        }
+        if (!depends(all[part], names[i])) continue;
+        Constants moved = now;
+        moved[names[i]] += 1e-3;
+        Vector r =
+            residuals(*all[part].set, all[part].rows, profile_of(all[part]), sigma_of(part), moved);
+        for (size_t k = 0; k < r.size(); ++k) r[k] = (r[k] - at[part][k]) / 1e-3;
+        on.push_back(i), slopes.push_back(std::move(r));
+      }
+      for (size_t k = 0; k < at[part].size(); ++k) {
+        const double w = cauchy_weight(at[part][k]);
+        for (size_t i = 0; i < on.size(); ++i) {
+          gradient[on[i]] -= w * slopes[i][k] * at[part][k];
+          for (size_t j = 0; j < on.size(); ++j)
+            normal[on[i]][on[j]] += w * slopes[i][k] * slopes[j][k];
+        }
       }
     }
-    const double before = loss(now);
+    const double before = loss(at);
     bool better = false;
     for (int attempt = 0; attempt < 6 && !better; ++attempt) {
-      Vector moved = logs, step = solve(normal, gradient, damping);
-      for (size_t i = 0; i < n; ++i) moved[i] += std::clamp(step[i], -0.7, 0.7);
-      Vector r = residuals(moved);
+      const Vector step = solve(normal, gradient, damping);
+      Constants moved = now;
+      for (size_t i = 0; i < n; ++i) moved[names[i]] += std::clamp(step[i], -0.7, 0.7);
+      std::vector<Vector> r = of_all(moved);
       if (loss(r) < before) {
         better = true;
-        logs = moved;
-        now = std::move(r);
+        now = moved;
+        at = std::move(r);
         damping = std::max(damping / 5, 1e-6);
       } else {
         damping *= 5;
       }
     }
-    if (!better || before - loss(now) < 1e-4 * before) break;
+    if (!better || before - loss(at) < 1e-4 * before) break;
   }
-  return logs;
-}
-
-// TimeScales of layers from what is left of the rows' logarithms: an effect of width and degree and
-// another of the micro-batch, both normal around none, in noise (best linear unbiased
-// prediction, by backfitting), with the weights of the fit.
-TimeScales infer_time_scales(const Set& set, const std::vector<int>& rows, const Vector& logs) {
-  constexpr double kNoise = 0.05, kDegree = 0.1, kMicroBatch = 0.03;
-  struct Effect {
-    double value = 0, sum = 0, weights = 0;
-    void add(double left, double weight) { sum += weight * left, weights += weight; }
-    void update(double prior) {
-      value = sum / (weights + kNoise * kNoise / (prior * prior));
-      sum = weights = 0;
-    }
-  };
-  std::map<std::pair<int, int>, Effect> degree;             // width, tp
-  std::map<std::tuple<int, int, int>, Effect> micro_batch;  // and micro-batch
-  Predictor predict(set, {logs, {}});
-  struct Left {
-    double left;
-    Effect *degree, *micro_batch;
-    double weight() const {
-      return cauchy_weight((left - degree->value - micro_batch->value) / kNoise);
-    }
-  };
-  std::vector<Left> left;
-  for (int row : rows) {
-    const Trial& t = set.trials[row];
-    const int w = width(set.models[t.model]), tp = t.strategy.tp;
-    left.push_back({std::log(t.measured / predict(t).step), &degree[{w, tp}],
-                    &micro_batch[{w, tp, t.strategy.micro_batch}]});
-  }
-  for (int iteration = 0; iteration < 50; ++iteration) {
-    for (const Left& l : left) l.degree->add(l.left - l.micro_batch->value, l.weight());
-    for (auto& [key, effect] : degree) effect.update(kDegree);
-    for (const Left& l : left) l.micro_batch->add(l.left - l.degree->value, l.weight());
-    for (auto& [key, effect] : micro_batch) effect.update(kMicroBatch);
-  }
-  TimeScales time_scales;
-  for (const auto& [key, effect] : degree)
-    time_scales[key.first][{key.second, 0}] = std::exp(effect.value);
-  for (const auto& [key, effect] : micro_batch) {
-    const auto& [w, tp, mbs] = key;
-    time_scales[w][{tp, mbs}] = std::exp(degree[{w, tp}].value + effect.value);
-  }
-  return time_scales;
+  return now;
 }
 
 }  // namespace
 
+Constants fit(const std::vector<Seen>& seen, const std::vector<const Set*>& profiled) {
+  Vector sigmas(seen.size(), kSigma);
+  const Constants first = fit_at(seen, profiled, sigmas);
+  // A noisy table is trusted less: as its median residual says.
+  for (size_t i = 0; i < seen.size(); ++i) {
+    Predictor predict(*seen[i].set, first);
+    Vector off;
+    for (int row : seen[i].rows) {
+      const Trial& t = seen[i].set->trials[row];
+      off.push_back(std::abs(std::log(predict(t).step / t.measured)));
+    }
+    if (off.empty()) continue;
+    std::nth_element(off.begin(), off.begin() + off.size() / 2, off.end());
+    sigmas[i] = std::max(kSigma, 1.48 * off[off.size() / 2]);
+  }
+  return fit_at(seen, profiled, sigmas);
+}
+
+const char* to_string(Mechanism mechanism) {
+  switch (mechanism) {
+    case Mechanism::none:
+      return "none of them";
+    case Mechanism::launches:
+      return "launches";
+    case Mechanism::products:
+      return "products";
+    case Mechanism::traffic:
+      return "memory traffic";
+    case Mechanism::collectives:
+      return "collectives";
+    case Mechanism::messages:
+      return "messages";
+    case Mechanism::recomputation:
+      return "recomputation";
+    case Mechanism::schedule:
+      return "the schedule";
+  }
+  return "?";
+}
+
+Estimate Predictor::operator()(const Trial& trial) {
+  const Estimator& e = estimator(trial.model, trial.cluster);
+  Strategy s = trial.strategy;
+  if (without_ == Mechanism::recomputation) s.recompute = Recompute::none;
+  Estimate estimate = e.estimate(s);
+  // The work of a stage alone, as if no stage ever waited.
+  if (without_ == Mechanism::schedule) estimate.step -= estimate.pipeline * (1 - 1.0 / s.pp);
+  return estimate;
+}
+
 double Predictor::operator()(const Profile& profile) {
-  const Estimator& e = estimator(0, 0);
+  const Estimator& e = estimator(profile.model, 0);
   Strategy s;
   s.tp = profile.tp;
   int first = 0;
@@ -143,22 +203,32 @@ double Predictor::operator()(const Profile& profile) {
 const Estimator& Predictor::estimator(int model, int of_cluster) {
   auto& slot = estimators_[{model, of_cluster}];
   if (!slot) {
-    const Cluster& cluster = set_.clusters[of_cluster];
-    Calibration calibration = default_calibration(cluster, set_.models[model].precision);
-    for (size_t i = 0; i < fitted_.logs.size(); ++i)
-      set_.parameters[i].set(&calibration, std::exp(fitted_.logs[i]));
-    if (auto time_scales = fitted_.time_scales.find(width(set_.models[model]));
-        time_scales != fitted_.time_scales.end())
-      calibration.time_scale = time_scales->second;
-    slot = std::make_unique<Estimator>(set_.models[model], cluster, calibration, set_.times);
+    System system{set_.clusters[of_cluster], {}};
+    system.calibration = default_calibration(system.cluster, set_.models[model].precision);
+    for (const Parameter& p : set_.parameters) {
+      const auto known = constants_.find(p.name);
+      p.set(&system, known == constants_.end() ? p.start : std::exp(known->second));
+    }
+    constexpr double kNothing = 1e-12, kInfinite = 1e30;
+    for (auto& [type, rates] : system.calibration.types) {
+      if (without_ == Mechanism::launches) rates.launch = rates.collective = kNothing;
+      if (without_ == Mechanism::products) rates.flops = kInfinite;
+      if (without_ == Mechanism::traffic) rates.memory = kInfinite;
+    }
+    if (without_ == Mechanism::messages) system.calibration.message_launch = kNothing;
+    for (auto& [type, rates] : system.calibration.links) {
+      if (without_ == Mechanism::messages) rates.message = kInfinite;
+      if (without_ == Mechanism::collectives) rates.start = kNothing;
+    }
+    for (Group& group : system.cluster.groups)
+      if (without_ == Mechanism::collectives) {
+        group.link.bandwidth *= 1e6, group.uplink *= 1e6;
+        for (DirectLink& d : group.direct) d.bandwidth *= 1e6;
+      }
+    slot = std::make_unique<Estimator>(set_.models[model], system.cluster, system.calibration,
+                                       set_.times);
   }
   return *slot;
-}
-
-Calibration calibrated(const Set& set, const Vector& logs) {
-  Calibration c = default_calibration(set.clusters[0], set.models[0].precision);
-  for (size_t i = 0; i < logs.size(); ++i) set.parameters[i].set(&c, std::exp(logs[i]));
-  return c;
 }
 
 Vector solve(std::vector<Vector> a, Vector b, double damping) {
@@ -181,17 +251,6 @@ Vector solve(std::vector<Vector> a, Vector b, double damping) {
     b[i] /= a[i][i];
   }
   return b;
-}
-
-Fitted fit(const Set& set, const std::vector<int>& rows) {
-  Fitted fitted;
-  for (const Parameter& p : set.parameters) fitted.logs.push_back(std::log(p.start));
-  fitted.logs = fit_parameters(set, rows, fitted);
-  if (!set.time_scales) return fitted;
-  fitted.time_scales = infer_time_scales(set, rows, fitted.logs);
-  fitted.logs = fit_parameters(set, rows, fitted);
-  fitted.time_scales = infer_time_scales(set, rows, fitted.logs);
-  return fitted;
 }
 
 }  // namespace motley::grid::trials

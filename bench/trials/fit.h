@@ -1,8 +1,12 @@
-// The calibration of a set: its parameters, and time scales of layers, fitted to trials.
+// Constants of devices, links and the framework, fitted to the trials of several sets together.
+//
+// A parameter has one value wherever it occurs: "A100-80GB flops" of one node is that of many. So what
+// one set taught is what another, of which no row was seen, is predicted with.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,39 +16,53 @@
 namespace motley::grid::trials {
 
 using Vector = std::vector<double>;
+using Constants = std::map<std::string, double>;  // by name of the parameter, logarithms
 
-using TimeScales = std::map<int, std::map<std::pair<int, int>, double>>;  // by width of the model
-
-struct Fitted {
-  Vector logs;  // [parameter]
-  TimeScales time_scales;
+// The trials of a set that a fit sees.
+struct Seen {
+  const Set* set = nullptr;
+  std::vector<int> rows;
 };
 
-// Fits a set's parameters to the trials `rows` and to its profiles, by least squares on
-// log(predicted / measured) with a weak prior at their starts; and where the set says so, time
-// scales.
-Fitted fit(const Set& set, const std::vector<int>& rows);
+// The parameters of all sets by name, at their starts: nothing fitted.
+Constants starts(const std::vector<const Set*>& sets);
+// Every parameter that a row or a profile of `seen` depends on, by least squares on
+// log(predicted / measured) with a weak prior at its start. Profiles of layers alone are seen of all of
+// `profiled`: they are what `motley calibrate` would measure of a device, and no trials.
+Constants fit(const std::vector<Seen>& seen, const std::vector<const Set*>& profiled);
 
-// What the cost model says with a calibration that was fitted. REQUIRES: `set` outlives it.
+// Parts of the cost model that can be broken, to see that predictions need them.
+enum class Mechanism {
+  none,
+  launches,
+  products,
+  traffic,
+  collectives,
+  messages,
+  recomputation,
+  schedule
+};
+inline constexpr Mechanism kMechanisms[] = {
+    Mechanism::none,        Mechanism::launches, Mechanism::products,      Mechanism::traffic,
+    Mechanism::collectives, Mechanism::messages, Mechanism::recomputation, Mechanism::schedule};
+const char* to_string(Mechanism mechanism);
+
+// What the cost model says with these constants; what a set's parameters lack is at its start.
+// REQUIRES: `set` outlives it.
 class Predictor {
  public:
-  Predictor(const Set& set, Fitted fitted) : set_(set), fitted_(std::move(fitted)) {}
-  Estimate operator()(const Trial& trial) {
-    return estimator(trial.model, trial.cluster).estimate(trial.strategy);
-  }
+  Predictor(const Set& set, Constants constants, Mechanism without = Mechanism::none)
+      : set_(set), constants_(std::move(constants)), without_(without) {}
+  Estimate operator()(const Trial& trial);
   double operator()(const Profile& profile);  // seconds
-
- private:
   const Estimator& estimator(int model, int of_cluster);
 
+ private:
   const Set& set_;
-  Fitted fitted_;
+  Constants constants_;
+  Mechanism without_;
   std::map<std::pair<int, int>, std::unique_ptr<Estimator>> estimators_;
 };
-
-// The calibration of the set's first model on its first cluster, without time scales. `logs`: as
-// fitted.
-Calibration calibrated(const Set& set, const Vector& logs);
 
 // Solves (A + damping * diag(A)) x = b by Gaussian elimination.
 Vector solve(std::vector<Vector> a, Vector b, double damping);

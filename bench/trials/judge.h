@@ -1,4 +1,4 @@
-// Predictions of rows that their calibration has not seen.
+// Predictions of rows that their constants have not seen.
 #pragma once
 
 #include "trials/fit.h"
@@ -6,18 +6,27 @@
 
 namespace motley::grid::trials {
 
+// Of one set, [trial] each.
 struct Judged {
-  // [trial], by a calibration that has not seen it.
-  Vector predicted, without_time_scales;
-  Vector other_models;  // that has seen no trial of its model; empty: there are no others
-  Fitted fitted;        // to all rows
+  Vector left_out;          // by constants of which none saw a row of the set: the headline
+  Vector ten_fold;          // a tenth of the rows, by all others and the other sets
+  Vector unfitted;          // by the catalogue alone
+  Constants without, with;  // those of left_out; fitted to all sets
 };
 
-// The rows are shuffled once and cut in ten folds, each predicted from the other nine.
-Judged judge(const Set& set);
+// Rows that were measured.
+std::vector<int> rows_of(const Set& set);
 
-// Memory: the bytes the model does not state are a constant per device and a share of the
-// activations, two numbers fitted on all trials but the one predicted. Returns the mean error.
-double memory_error(const Set& set);
+// `sets`: all there are. Profiles of layers alone are seen in every case but `unfitted`.
+// `folds`: 0: no ten-fold.
+Judged judge(const Set& set, const std::vector<const Set*>& sets, int folds = 10);
+
+// The same where the rows of one kind (a model, a number of devices) are left out in turn.
+Vector leave_out_by(const Set& set, const std::vector<const Set*>& sets,
+                    const std::function<int(const Trial&)>& kind);
+
+// Memory with nothing fitted: the mean error of a trial's fullest stage, and what shares of the
+// prediction its parts have on average.
+double memory_error(const Set& set, MemoryParts* shares);
 
 }  // namespace motley::grid::trials

@@ -41,7 +41,7 @@ Statistics report(const std::string& name, const Set& set, const Vector& predict
 }
 
 int report_failures(const Set& set, const Judged& judged) {
-  Predictor predict(set, judged.fitted);
+  Predictor predict(set, judged.without);
   int failed = 0, said = 0, both = 0, slow = 0;
   std::vector<std::pair<double, bool>> usable;
   for (size_t i = 0; i < set.trials.size(); ++i) {
@@ -56,8 +56,8 @@ int report_failures(const Set& set, const Judged& judged) {
     }
     const bool fails = t.measured <= 0;
     failed += fails, said += bad, both += fails && bad;
-    slow += fails && !bad && judged.predicted[i] > 4.6;  // longer than the launcher waited
-    if (!bad) usable.push_back({judged.predicted[i], fails});
+    slow += fails && !bad && judged.left_out[i] > 4.6;  // longer than the launcher waited
+    if (!bad) usable.push_back({judged.left_out[i], fails});
   }
   std::sort(usable.begin(), usable.end());
   int top = 0;
@@ -70,21 +70,21 @@ int report_failures(const Set& set, const Judged& judged) {
 }
 
 void print_fit(const Set& set, const Judged& judged) {
-  for (size_t i = 0; i < set.parameters.size(); ++i)
-    fmt::print("    {} = {:.3g}", set.parameters[i].name, std::exp(judged.fitted.logs[i]));
-  fmt::print("\n");
+  for (const Parameter& p : set.parameters)
+    fmt::print("    {:32} {:9.3g}  left out {:9.3g}  seen {:9.3g}\n", p.name, p.start,
+               std::exp(judged.without.at(p.name)), std::exp(judged.with.at(p.name)));
 }
 
 void print_rows(const Set& set, const Judged& judged) {
+  Predictor predict(set, judged.without);
   for (size_t i = 0; i < set.trials.size(); ++i) {
     const Trial& t = set.trials[i];
-    Predictor predict(set, judged.fitted);
     const Estimate e = predict(t);
     fmt::print(
         "    {:70} measured {:8.4f} predicted {:8.4f} {:+6.1f}%  pipe {:.3f} tied {:.3f} "
         "grad {:.3f} opt {:.3f} mem {:.2f} ({:.2f}){}\n",
-        t.name, t.measured, judged.predicted[i],
-        t.measured > 0 ? 100 * (judged.predicted[i] / t.measured - 1) : 0.0, e.pipeline, e.tied,
+        t.name, t.measured, judged.left_out[i],
+        t.measured > 0 ? 100 * (judged.left_out[i] / t.measured - 1) : 0.0, e.pipeline, e.tied,
         e.gradients, e.optimizer, *std::max_element(e.memory.begin(), e.memory.end()) / 1e9,
         t.memory / 1e9, e.fits ? "" : " OOM");
   }
@@ -102,19 +102,6 @@ void Bars::hold(const std::string& name, const Statistics& is, const Statistics&
 bool Bars::held() const {
   for (const std::string& line : missed_) fmt::print("MISSED {}\n", line);
   return missed_.empty();
-}
-
-void Reported::print(const Set& set) {
-  for (const Record& r : records_) {
-    if (r.at("set") != set.name) continue;
-    fmt::print("{:32} {:>5} {:>8}  reported ({}): {}\n", "  " + r.at("system"), "",
-               r.at("error_percent"), r.at("source"), r.at("quantity"));
-    notes_.insert(r.at("note"));
-  }
-}
-
-void Reported::print_notes() const {
-  for (const std::string& note : notes_) fmt::print("reported: {}\n", note);
 }
 
 }  // namespace motley::grid::trials

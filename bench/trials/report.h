@@ -2,13 +2,11 @@
 #pragma once
 
 #include <functional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "trials/judge.h"
 #include "trials/sets.h"
-#include "trials/table.h"
 
 namespace motley::grid::trials {
 
@@ -41,17 +39,6 @@ class Bars {
 
  private:
   std::vector<std::string> missed_;
-};
-
-// The errors that others report for predictions of theirs.
-class Reported {
- public:
-  void print(const Set& set);
-  void print_notes() const;
-
- private:
-  std::vector<Record> records_ = read_csv("reported.csv", "bench/data");
-  std::set<std::string> notes_;  // of what was printed
 };
 
 }  // namespace motley::grid::trials

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reference/grid.h"
-#include "trials/fit.h"
+#include "trials/judge.h"
 #include "trials/sets.h"
 
 namespace motley::grid::trials {
@@ -55,40 +55,6 @@ void search_times(const std::vector<Searched>& cases) {
   }
 }
 
-// TransGAN as AMP's planner sees it: a projection, 12 blocks of 1024 channels on 81 tokens, 12 of
-// 16 channels on 82,944 tokens in windows of 324.
-Model amp_transgan() {
-  Model model;
-  model.name = "transgan";
-  model.precision = fp16_adam();
-  model.heads = 4;
-  model.tokens = 81;
-  auto block = [](double h, double tokens, double window) {
-    Layer l;
-    const double scores = 4 * tokens * window, hidden = tokens * h;
-    l.flops = 2 * tokens * 12 * h * h + 4 * tokens * window * h;
-    l.traffic_whole = (20 * scores + 60 * hidden) * 2;  // heads are not divided
-    l.kernels = 60;
-    l.parameters = 12 * h * h;
-    l.parameters_whole = 13 * h;
-    l.output = hidden;
-    l.saved_whole = 34 * hidden + 5 * scores;
-    l.all_reduces = 2;
-    l.block = true;
-    return l;
-  };
-  Layer project;
-  project.name = "projection";
-  project.parameters = 512.0 * 81 * 1024;
-  project.flops = 2 * project.parameters;
-  project.output = 81 * 1024;
-  project.kernels = 3;
-  model.layers.push_back(project);
-  for (int i = 0; i < 12; ++i) model.layers.push_back(block(1024, 81, 81));
-  for (int i = 0; i < 12; ++i) model.layers.push_back(block(16, 82944, 324));
-  return model;
-}
-
 }  // namespace
 
 void search_all() {
@@ -96,18 +62,18 @@ void search_all() {
   Calibration mixed;
   for (const char* name : {"amp-t4x16", "amp-mixed"}) {
     const Set set = amp(name);
-    std::vector<int> rows;
-    for (size_t i = 0; i < set.trials.size(); ++i)
-      if (set.trials[i].measured > 0) rows.push_back(static_cast<int>(i));
-    mixed = calibrated(set, fit(set, rows).logs);
-    cases.push_back({name, set.clusters[0], set.models[0], 32, mixed, ""});
+    Predictor predict(set, fit({{&set, rows_of(set)}}, {&set}));
+    const Estimator& fitted = predict.estimator(0, 0);
+    mixed = fitted.calibration();
+    cases.push_back({name, fitted.cluster(), set.models[0], 32, mixed, ""});
     if (std::string(name) != "amp-mixed") continue;
     // With every device: AMP's best degrees (1.28 s measured) with other layers, and one pipeline.
     for (const char* fixed : {"pp=8,dp=2,tp=1,mbs=1,zero=0,recompute=none", "pp=16,dp=1,tp=1"})
       cases.push_back(
-          {fmt::format("  {:.14}", fixed), set.clusters[0], set.models[0], 32, mixed, fixed});
+          {fmt::format("  {:.14}", fixed), fitted.cluster(), set.models[0], 32, mixed, fixed});
   }
-  cases.push_back({"amp-v100x16", load_cluster("amp-v100x16"), amp_transgan(), 64, mixed, ""});
+  const Set transgan = amp("amp-v100x16");
+  cases.push_back({transgan.name, transgan.clusters[0], transgan.models[0], 64, mixed, ""});
   for (int nodes : {32, 512}) {
     const Cluster cluster = parse_cluster(
         fmt::format("name: mixed-{0}\nlink: {{bandwidth: 200 Gbps, latency: 5 us}}\ngroups:\n"

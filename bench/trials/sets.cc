@@ -15,17 +15,56 @@ namespace motley::grid::trials {
 
 namespace {
 
-void add_rates(Set* set, const std::string& type, double flops, double memory, double launch) {
-  set->parameters.push_back({type + " flops", flops, 0.5,
-                             [type](Calibration* c, double x) { c->types[type].flops = x; }});
-  set->parameters.push_back({type + " memory", memory, 0.5,
-                             [type](Calibration* c, double x) { c->types[type].memory = x; }});
-  set->parameters.push_back({type + " launch", launch, 1.0,
-                             [type](Calibration* c, double x) { c->types[type].launch = x; }});
+void add(Set* set, const std::string& name, double start, double freedom,
+         std::function<void(System*, double)> setter) {
+  set->parameters.push_back({name, start, freedom, std::move(setter)});
 }
 
-#define MOTLEY_FIT(field, start, freedom) \
-  set.parameters.push_back({#field, start, freedom, [](Calibration* c, double x) { c->field = x; }})
+// What a device type is fitted in, from the catalogue's numbers on.
+void add_device(Set* set, const std::string& type) {
+  const auto rate = [&](const char* name, double start, double freedom, double Rates::*field) {
+    add(set, type + " " + name, start, freedom,
+        [type, field](System* s, double x) { s->calibration.types[type].*field = x; });
+  };
+  for (const DeviceType& t : device_catalogue()) {
+    if (t.name != type) continue;
+    rate("flops", (t.name[0] == 'A' ? 1.4 : 1) * t.half_flops, 0.1, &Rates::flops);
+    rate("memory", t.memory_bandwidth, 0.1, &Rates::memory);
+  }
+  rate("launch", 20e-6, 0.1, &Rates::launch);
+  rate("collective", 50e-6, 0.7, &Rates::collective);
+  rate("narrow", 20, 0.5, &Rates::narrow);
+  rate("step", 0.005, 0.5, &Rates::step);
+}
+
+// What a link type is fitted in.
+void add_link(Set* set, const std::string& name) {
+  const LinkType& type = *find_link_type(name);
+  add(set, name + " share", type.share, 0.1, [name, share = type.share](System* s, double x) {
+    for (Group& group : s->cluster.groups) {
+      if (group.link.type != name) continue;
+      group.link.bandwidth *= x / share;
+      for (GroupId child : group.children) s->cluster.groups[child.index].uplink *= x / share;
+    }
+  });
+  add(set, name + " message", type.message, 0.3,
+      [name](System* s, double x) { s->calibration.links[name].message = x; });
+  const bool known =
+      name.starts_with("NV");  // from tables of all-reduces; nothing says it of others
+  add(set, name + " start", type.start, known ? 0.2 : 2.0,
+      [name](System* s, double x) { s->calibration.links[name].start = x; });
+}
+
+// What belongs to DeepSpeed and PyTorch, whatever they run on.
+void add_framework(Set* set) {
+  const auto field = [&](const char* name, double start, double freedom, double Calibration::*at) {
+    add(set, fmt::format("DeepSpeed {}", name), start, freedom,
+        [at](System* s, double x) { s->calibration.*at = x; });
+  };
+  field("message_launch", 500e-6, 0.25, &Calibration::message_launch);
+  field("optimizer_passes", 1.4, 0.3, &Calibration::optimizer_passes);
+  field("overlap_power", 3, 0.02, &Calibration::overlap_power);
+}
 
 Strategy plain_strategy(int pp, int dp, int tp, int mbs, int gbs, Runtime runtime) {
   Strategy s;
@@ -58,18 +97,53 @@ Model amp_gpt2() {
   return model;
 }
 
+// TransGAN as AMP's planner sees it: a projection, 12 blocks of 1024 channels on 81 tokens, 12 of
+// 16 channels on 82,944 tokens in windows of 324.
+Model amp_transgan() {
+  Model model;
+  model.name = "transgan";
+  model.precision = fp16_adam();
+  model.heads = 4;
+  model.tokens = 81;
+  auto block = [](double h, double tokens, double window) {
+    Layer l;
+    const double scores = 4 * tokens * window, hidden = tokens * h;
+    l.flops = 2 * tokens * 12 * h * h + 4 * tokens * window * h;
+    l.traffic_whole = (20 * scores + 60 * hidden) * 2;  // heads are not divided
+    l.kernels = 60;
+    l.parameters = 12 * h * h;
+    l.parameters_whole = 13 * h;
+    l.output = hidden;
+    l.saved_whole = 34 * hidden + 5 * scores;
+    l.all_reduces = 2;
+    l.block = true;
+    return l;
+  };
+  Layer project;
+  project.name = "projection";
+  project.parameters = 512.0 * 81 * 1024;
+  project.flops = 2 * project.parameters;
+  project.output = 81 * 1024;
+  project.kernels = 3;
+  model.layers.push_back(project);
+  for (int i = 0; i < 12; ++i) model.layers.push_back(block(1024, 81, 81));
+  for (int i = 0; i < 12; ++i) model.layers.push_back(block(16, 82944, 324));
+  return model;
+}
+
 }  // namespace
 
 Set amp(const std::string& cluster) {
   Set set;
   set.name = cluster;
-  set.models = {amp_gpt2()};
+  const bool transgan = cluster == "amp-v100x16";
+  set.models = {transgan ? amp_transgan() : amp_gpt2()};
   set.clusters = {load_cluster(cluster)};
   for (const Record& r : read_csv("amp/trials.csv")) {
     if (r.at("cluster") != cluster) continue;
     Trial t;
     t.strategy = plain_strategy(integer(r, "pp"), integer(r, "dp"), integer(r, "tp"),
-                                integer(r, "mbs"), 32, Runtime::deepspeed);
+                                integer(r, "mbs"), transgan ? 64 : 32, Runtime::deepspeed);
     t.strategy.stages = list(r.at("stages"));
     t.name = to_string(t.strategy);
     t.measured = r.at("status") == "ok" ? real(r, "measured_s") : 0;
@@ -80,22 +154,19 @@ Set amp(const std::string& cluster) {
   }
   for (const Record& r : read_csv("amp/layer_times.csv")) {
     const std::string gpu = r.at("gpu") == "T4" ? "T4" : "V100-16GB";
-    const bool present = gpu == "T4" || cluster == "amp-mixed";
-    if (r.at("model") != "gpt2" || r.at("layer") != "transformer_12" || !present) continue;
+    const bool present =
+        set.clusters[0].types[0].name == gpu || set.clusters[0].types.back().name == gpu;
+    const bool block = r.at("layer") == "transformer_12" || r.at("layer") == "block1_6" ||
+                       r.at("layer") == "block6_6";
+    if (r.at("model") != set.models[0].name || !block || !present) continue;
+    const int layer = r.at("layer") == "transformer_12" ? 12 : r.at("layer") == "block1_6" ? 7 : 19;
     for (int tp : {1, 2, 4})
-      set.profiles.push_back({gpu, 12, tp, real(r, fmt::format("tp{}_s", tp).c_str())});
+      set.profiles.push_back({gpu, 0, layer, tp, real(r, fmt::format("tp{}_s", tp).c_str())});
   }
-  add_rates(&set, "T4", 25e12, 220e9, 20e-6);
-  if (cluster == "amp-mixed") add_rates(&set, "V100-16GB", 60e12, 700e9, 30e-6);
-  MOTLEY_FIT(ring_inside, 0.7, 0.5);
-  MOTLEY_FIT(ring_across, 0.7, 0.2);
-  MOTLEY_FIT(message_across, 0.6, 0.2);
-  MOTLEY_FIT(collective_launch, 50e-6, 1.0);
-  MOTLEY_FIT(hop_time, 10e-6, 1.0);
-  MOTLEY_FIT(collective_time, 100e-6, 1.0);
-  MOTLEY_FIT(message_launch, 500e-6, 1.0);
-  MOTLEY_FIT(optimizer_passes, 3, 0.7);
-  MOTLEY_FIT(step, 0.02, 1.0);
+  for (const DeviceType& type : set.clusters[0].types) add_device(&set, type.name);
+  add_link(&set, "PCIe3");
+  add_link(&set, set.clusters[0].groups[0].link.type);
+  add_framework(&set);
   return set;
 }
 
@@ -103,7 +174,7 @@ Set vtrain(const std::string& table) {
   Set set;
   set.name = "vtrain " + table;
   Precision precision = fp16_adam();
-  precision.gradient = precision.reduced = 2;
+  precision.gradient = 2;
   precision.reduce_buffer = 0;
   std::map<std::vector<int>, int> models;
   std::map<int, int> clusters;
@@ -126,8 +197,8 @@ Set vtrain(const std::string& table) {
     auto [cluster, new_cluster] = clusters.try_emplace(gpus, static_cast<int>(set.clusters.size()));
     if (new_cluster)
       set.clusters.push_back(parse_cluster(
-          fmt::format("name: a100\nlink: {{bandwidth: 800 Gbps, latency: 5 us}}\ngroups:\n  - "
-                      "{{name: node, count: {}, link: {{bandwidth: 300 GB/s, latency: 2 us}}, "
+          fmt::format("name: a100\nlink: {{type: InfiniBand-200, nominal: 800 Gbps}}\ngroups:\n  - "
+                      "{{name: node, count: {}, link: {{type: NVSwitch-A100}}, "
                       "devices: [{{type: A100-80GB, count: {}}}]}}\n",
                       std::max(1, gpus / 8), std::min(gpus, 8)),
           "a100"));
@@ -144,20 +215,10 @@ Set vtrain(const std::string& table) {
     t.name = fmt::format("h={} l={} {}", shape.hidden, shape.layers, to_string(t.strategy));
     set.trials.push_back(std::move(t));
   }
-  set.time_scales = true;
-  add_rates(&set, "A100-80GB", 200e12, 1500e9, 20e-6);
-  MOTLEY_FIT(ring_inside, 0.76, 0.1);  // the all-reduce tables of the same source: 229 GB/s
-  if (table == "multi") MOTLEY_FIT(ring_across, 0.7, 0.5);
-  MOTLEY_FIT(message_inside, 0.5, 0.3);
-  if (table == "multi") MOTLEY_FIT(message_across, 0.5, 0.7);
-  MOTLEY_FIT(collective_launch, 50e-6, 1.0);
-  MOTLEY_FIT(hop_time, 3e-6, 0.3);  // the same tables: 80 us of the smallest for 8 devices
-  MOTLEY_FIT(collective_time, 20e-6, 0.5);
-  MOTLEY_FIT(message_launch, 500e-6, 1.0);
-  MOTLEY_FIT(optimizer_passes, 3, 0.7);
-  MOTLEY_FIT(step, 0.005, 1.0);
-  MOTLEY_FIT(narrow, 30, 1.0);
-  MOTLEY_FIT(overlap_power, 2.5, 0.2);
+  add_device(&set, "A100-80GB");
+  add_link(&set, "NVSwitch-A100");
+  if (table == "multi") add_link(&set, "InfiniBand-200");
+  add_framework(&set);
   return set;
 }
 
@@ -209,13 +270,9 @@ Set sailor() {
     t.memory = real(r, "memory_bytes");
     set.trials.push_back(std::move(t));
   }
-  add_rates(&set, "GH200", 300e12, 3200e9, 5e-6);
-  set.parameters.erase(set.parameters.begin(), set.parameters.begin() + 2);  // layers are measured
-  MOTLEY_FIT(ring_across, 0.7, 0.3);
-  MOTLEY_FIT(message_across, 0.5, 0.5);
-  MOTLEY_FIT(message_launch, 500e-6, 1.0);
-  MOTLEY_FIT(step, 0.005, 1.0);
-  MOTLEY_FIT(overlap_power, 4, 0.7);
+  add_device(&set, "GH200");
+  set.parameters.erase(set.parameters.begin());  // layers are measured
+  add_framework(&set);
   return set;
 }
 

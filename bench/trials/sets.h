@@ -20,16 +20,22 @@ struct Trial {
   bool odd = false;     // counted apart
 };
 
+// What a parameter is a number of.
+struct System {
+  Cluster cluster;
+  Calibration calibration;
+};
+
 struct Parameter {
-  std::string name;
-  double start, freedom;  // prior: log-normal around start
-  std::function<void(Calibration*, double)> set;
+  std::string name;       // "A100-80GB flops", "NVSwitch-A100 share", "DeepSpeed message_launch"
+  double start, freedom;  // prior: log-normal around start, the catalogue's number
+  std::function<void(System*, double)> set;
 };
 
 // A forward pass of one layer, timed alone on one node.
 struct Profile {
   std::string type;
-  int layer = 0, tp = 1;
+  int model = 0, layer = 0, tp = 1;
   double measured = 0;
 };
 
@@ -41,10 +47,10 @@ struct Set {
   std::vector<Parameter> parameters;
   std::vector<Profile> profiles;  // calibrated with, never judged
   LayerTimes times;
-  bool time_scales = false;  // whether time scales of layers are inferred
 };
 
-// AMP's trials of GPT-2 on a cluster of its (amp-t4x16 or amp-mixed).
+// AMP's trials of GPT-2 on a cluster of its (amp-t4x16 or amp-mixed), or of TransGAN (amp-v100x16, of
+// which the repository has the profiles of layers but no trials).
 Set amp(const std::string& cluster);
 
 // Nodes of 8 A100, 800 Gbit/s between them; Megatron-DeepSpeed, activation checkpointing. `table`:

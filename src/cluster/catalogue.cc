@@ -24,4 +24,40 @@ const std::vector<DeviceType>& device_catalogue() {
   return catalogue;
 }
 
+// Numbers of known links. A direct link (NVLink) is one of those that a device has, a switch's port all
+// of them.
+//
+//   NVLink2, NVSwitch-A100   all_reduce_perf of nccl-tests on 8 GPUs of a DGX-1 V100 and on 8 A100, 1 MiB
+//                            to 1 GiB (tests/data/vtrain/allreduce.csv): the bandwidth of the bus at
+//                            1 GiB, by 6 links or one port; the smallest times at 2 to 8 GPUs
+//   PCIe3, PCIe4, UPI        what NCCL's topology search counts with: 12 and 24 GB/s of 16 lanes, 10 of
+//                            the link between two sockets
+//   Ethernet-*               TCP: a port of 10 Gbit/s is filled but for headers (1460 of 1538 bytes), of
+//                            larger ones NCCL's sockets get 70 to 75%
+const std::vector<LinkType>& link_catalogue() {
+  constexpr double G = 1e9, us = 1e-6;
+  static const std::vector<LinkType> catalogue = {
+      // name, nominal, share, message, latency, start
+      {"Ethernet-10", 1.25 * G, 0.95, 1.0, 15 * us, 40 * us},
+      {"Ethernet-100", 12.5 * G, 0.72, 0.9, 15 * us, 40 * us},
+      {"Ethernet-50", 6.25 * G, 0.72, 0.9, 15 * us, 40 * us},
+      {"InfiniBand-200", 25 * G, 0.92, 0.9, 5 * us, 20 * us},
+      {"NVLink1", 20 * G, 0.9, 1.0, 3 * us, 40 * us},
+      {"NVLink2", 25 * G, 0.9, 1.0, 3 * us, 40 * us},
+      {"NVLink3", 25 * G, 0.9, 1.0, 3 * us, 30 * us},
+      {"NVSwitch-A100", 300 * G, 0.77, 0.8, 3 * us, 30 * us},
+      {"NVSwitch-H100", 450 * G, 0.8, 0.8, 3 * us, 30 * us},
+      {"PCIe3", 15.75 * G, 0.76, 1.0, 10 * us, 30 * us},
+      {"PCIe4", 31.5 * G, 0.76, 1.0, 10 * us, 30 * us},
+      {"UPI", 20.8 * G, 0.48, 1.0, 1 * us, 30 * us},
+  };
+  return catalogue;
+}
+
+const LinkType* find_link_type(const std::string& name) {
+  for (const LinkType& type : link_catalogue())
+    if (type.name == name) return &type;
+  return nullptr;
+}
+
 }  // namespace motley

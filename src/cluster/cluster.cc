@@ -7,6 +7,8 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <numeric>
+#include <set>
 
 #include "cluster/part.h"
 #include "cluster/tariff.h"
@@ -40,6 +42,8 @@ namespace {
 constexpr size_t kMaxOps = 4096;    // measured operators of one device type
 constexpr size_t kMaxName = 200;    // characters of a name
 constexpr size_t kMaxTypes = 1024;  // device types that a file describes
+constexpr int kMaxDirect = 64;      // devices of a group with direct links
+constexpr int kMaxLinks = 64;       // direct links side by side
 
 // Walks one file; every failure names it and the path of the field.
 class Reader {
@@ -67,7 +71,8 @@ class Reader {
     }
     cluster_.name = root["name"] ? name(root["name"], "name") : "unnamed";
     allow(root, "",
-          {"name", "link", "groups", "devices", "device_types", "uplink", "count", "collectives"});
+          {"name", "link", "groups", "devices", "device_types", "uplink", "count", "collectives",
+           "direct"});
     group(root, GroupId(), "", 0);
     if (cluster_.devices.empty())
       throw error("the file", "has no devices", "give 'devices:' in some group");
@@ -276,6 +281,163 @@ class Reader {
     throw error(field, "is '" + name + "', which is not a known device type", known_names());
   }
 
+  // Bandwidth and latency of a link; where it has a type, what the catalogue says of that.
+  Link link_of(const YAML::Node& node, const std::string& path) const {
+    Link link;
+    if (const YAML::Node type = node["type"]) {
+      link.type = scalar(type, join(path, "type"));
+      const LinkType* known = find_link_type(link.type);
+      if (known == nullptr) {
+        std::vector<std::string> names;
+        for (const LinkType& t : link_catalogue()) names.push_back(t.name);
+        throw error(
+            join(path, "type"), "is '" + link.type + "', which is no known type of link",
+            fmt::format("give one of {}, or bandwidth and latency", fmt::join(names, ", ")));
+      }
+      link.bandwidth = known->nominal * known->share;
+      link.latency = known->latency;
+      if (const YAML::Node x = node["nominal"]; x && node["bandwidth"])
+        throw error(join(path, "nominal"), "stands beside bandwidth",
+                    "give bandwidth where it was measured, else nominal");
+      else if (x)
+        link.bandwidth = known->share * positive(x, "bandwidth", join(path, "nominal"));
+    } else if (node["nominal"]) {
+      throw error(join(path, "nominal"), "has no type beside it", "give the type of link");
+    } else if (!node["bandwidth"]) {
+      throw error(join(path, "bandwidth"), "is missing", "for example 10 Gbps");
+    }
+    if (const YAML::Node x = node["bandwidth"])
+      link.bandwidth = positive(x, "bandwidth", join(path, "bandwidth"));
+    if (const YAML::Node x = node["latency"])
+      link.latency = quantity(x, "time", join(path, "latency"));
+    return link;
+  }
+
+  Link read_link(const YAML::Node& node, const std::string& path) const {
+    if (!node) throw error(path, "is missing", "give link: {bandwidth: ..., latency: ...}");
+    if (!node.IsMap()) throw error(path, "is not a map", "give {bandwidth: ..., latency: ...}");
+    allow(node, path, {"kind", "type", "nominal", "bandwidth", "latency"});
+    Link link = link_of(node, path);
+    if (!node["kind"]) return link;
+    const std::string kind = scalar(node["kind"], join(path, "kind"));
+    for (LinkKind k : {LinkKind::switched, LinkKind::ring, LinkKind::bus})
+      if (link.kind = k; kind == to_string(k)) return link;
+    throw error(join(path, "kind"), "is '" + kind + "'", "give switch, ring or bus");
+  }
+
+  // Whole numbers of devices of a group.
+  std::vector<int> members(const YAML::Node& list, const std::string& path, const Group& g) const {
+    sequence(list, path);
+    std::vector<int> devices;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::string field = fmt::format("{}[{}]", path, i);
+      const double x = quantity(list[i], "number", field);
+      if (x != std::floor(x) || x < 0 || x >= g.device_count)
+        throw error(field, "is " + list[i].Scalar(),
+                    fmt::format("give a device from 0 to {}", g.device_count - 1));
+      devices.push_back(static_cast<int>(x));
+    }
+    return devices;
+  }
+
+  // Adds links between two devices; `pairs`: those that have one already.
+  void add_direct(int a, int b, int links, const Link& link, const std::string& field,
+                  std::set<std::pair<int, int>>* pairs, Group* g) const {
+    if (a == b) throw error(field, fmt::format("joins {} to itself", a), "give two devices");
+    if (!pairs->emplace(std::min(a, b), std::max(a, b)).second)
+      throw error(field, fmt::format("joins {} and {} again", a, b),
+                  "give each pair once, with its number of links");
+    g->direct.push_back({std::min(a, b), std::max(a, b), links, link.bandwidth, link.latency});
+  }
+
+  // The direct links of a group, whose devices are known: rings, meshes and pairs.
+  void read_direct(const YAML::Node& list, const std::string& path, Group* g) const {
+    sequence(list, path);
+    if (g->device_count > kMaxDirect)
+      throw error(path, fmt::format("is of a group of {} devices", g->device_count),
+                  fmt::format("give direct links inside groups of at most {}", kMaxDirect));
+    std::set<std::pair<int, int>> pairs;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::string field = fmt::format("{}[{}]", path, i);
+      const YAML::Node entry = list[i];
+      if (!entry.IsMap()) throw error(field, "is not a map", "give {kind: ring, bandwidth: ...}");
+      allow(entry, field,
+            {"kind", "type", "nominal", "bandwidth", "latency", "links", "over", "between"});
+      const Link link = link_of(entry, field);
+      const int links = entry["links"] ? count(entry["links"], join(field, "links")) : 1;
+      if (links > kMaxLinks)
+        throw error(join(field, "links"), fmt::format("is {}", links),
+                    fmt::format("give at most {}", kMaxLinks));
+      if (static_cast<bool>(entry["kind"]) == static_cast<bool>(entry["between"]))
+        throw error(field, "must have either 'kind' or 'between'",
+                    "give kind: ring, kind: mesh, or between: [[0, 1], [1, 2]]");
+      if (entry["between"]) {
+        if (entry["over"] || entry["links"])
+          throw error(field, "has 'over' or 'links' beside 'between'",
+                      "give the number of links as third number of a pair");
+        const YAML::Node between = entry["between"];
+        sequence(between, join(field, "between"));
+        for (size_t k = 0; k < between.size(); ++k) {
+          const std::string at = fmt::format("{}.between[{}]", field, k);
+          sequence(between[k], at);
+          if (between[k].size() != 2 && between[k].size() != 3)
+            throw error(at, fmt::format("has {} numbers", between[k].size()),
+                        "give two devices, and how many links they have if not one");
+          YAML::Node two;
+          two.push_back(between[k][0]), two.push_back(between[k][1]);
+          const std::vector<int> ends = members(two, at, *g);
+          int side = between[k].size() == 3 ? count(between[k][2], at + "[2]") : 1;
+          if (side > kMaxLinks)
+            throw error(at + "[2]", fmt::format("is {}", side),
+                        fmt::format("give at most {}", kMaxLinks));
+          add_direct(ends[0], ends[1], side, link, at, &pairs, g);
+        }
+        continue;
+      }
+      const std::string kind = scalar(entry["kind"], join(field, "kind"));
+      if (kind != "ring" && kind != "mesh")
+        throw error(join(field, "kind"), "is '" + kind + "'", "give ring or mesh");
+      std::vector<int> over(g->device_count);
+      std::iota(over.begin(), over.end(), 0);
+      if (entry["over"]) over = members(entry["over"], join(field, "over"), *g);
+      const size_t n = over.size();
+      if (n < 2) throw error(field, fmt::format("joins {} devices", n), "give two or more");
+      for (size_t a = 0; a < n; ++a)
+        for (size_t b = a + 1; b < n; ++b)
+          if (kind == "mesh" || b == a + 1 || (a == 0 && b + 1 == n))
+            add_direct(over[a], over[b], links, link, field, &pairs, g);
+    }
+  }
+
+  // Several ports of a group to the outside, each near some of its devices.
+  void read_nics(const YAML::Node& node, const std::string& path, Group* g) const {
+    const YAML::Node list = node["nics"];
+    const std::string field = join(path, "nics");
+    if (node["uplink"]) throw error(field, "stands beside uplink", "give one of them");
+    sequence(list, field);
+    std::vector<int> of(g->device_count, -1);
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::string at = fmt::format("{}[{}]", field, i);
+      if (!list[i].IsMap() || !list[i]["near"])
+        throw error(at, "has no 'near'", "give {bandwidth: 100 Gbps, near: [0, 1]}");
+      allow(list[i], at, {"type", "nominal", "bandwidth", "near"});
+      Nic nic{link_of(list[i], at).bandwidth, members(list[i]["near"], join(at, "near"), *g)};
+      if (nic.near.empty()) throw error(join(at, "near"), "is empty", "name the devices near it");
+      for (int d : nic.near) {
+        if (of[d] >= 0)
+          throw error(join(at, "near"), fmt::format("names device {} again", d),
+                      "give each device one NIC");
+        of[d] = static_cast<int>(i);
+      }
+      std::sort(nic.near.begin(), nic.near.end());
+      g->uplink += nic.bandwidth;
+      g->nics.push_back(std::move(nic));
+    }
+    for (int d = 0; d < g->device_count; ++d)
+      if (of[d] < 0)
+        throw error(field, fmt::format("leaves out device {}", d), "give each device one NIC");
+  }
+
   void group(const YAML::Node& node, GroupId parent, const std::string& path, int depth) {
     if (depth > 8) throw error(path, "is nested deeper than 8 groups", "use fewer levels");
     if (static_cast<int>(cluster_.groups.size()) > kMaxDevices)
@@ -286,28 +448,7 @@ class Reader {
     g.name = node["name"] ? name(node["name"], join(path, "name")) : (depth ? "group" : "cluster");
     g.parent = parent;
     g.first_device = cluster_.size();
-    YAML::Node link = node["link"];
-    if (!link)
-      throw error(join(path, "link"), "is missing", "give link: {bandwidth: ..., latency: ...}");
-    if (!link.IsMap())
-      throw error(join(path, "link"), "is not a map", "give {bandwidth: ..., latency: ...}");
-    allow(link, join(path, "link"), {"kind", "bandwidth", "latency"});
-    if (!link["bandwidth"])
-      throw error(join(path, "link.bandwidth"), "is missing", "for example 10 Gbps");
-    g.link.bandwidth = positive(link["bandwidth"], "bandwidth", join(path, "link.bandwidth"));
-    if (link["latency"])
-      g.link.latency = quantity(link["latency"], "time", join(path, "link.latency"));
-    if (link["kind"]) {
-      std::string kind = scalar(link["kind"], join(path, "link.kind"));
-      if (kind == "switch")
-        g.link.kind = LinkKind::switched;
-      else if (kind == "ring")
-        g.link.kind = LinkKind::ring;
-      else if (kind == "bus")
-        g.link.kind = LinkKind::bus;
-      else
-        throw error(join(path, "link.kind"), "is '" + kind + "'", "give switch, ring or bus");
-    }
+    g.link = read_link(node["link"], join(path, "link"));
     if (node["uplink"]) g.uplink = positive(node["uplink"], "bandwidth", join(path, "uplink"));
     if (node["collectives"])
       g.measured = read_collectives(node["collectives"], join(path, "collectives"));
@@ -321,7 +462,8 @@ class Reader {
         std::string child = join(path, fmt::format("groups[{}]", i));
         if (!groups[i].IsMap()) throw error(child, "is not a map", "give link and devices");
         allow(groups[i], child,
-              {"name", "count", "link", "uplink", "groups", "devices", "collectives"});
+              {"name", "count", "link", "uplink", "groups", "devices", "collectives", "direct",
+               "nics"});
         int copies = groups[i]["count"] ? count(groups[i]["count"], join(child, "count")) : 1;
         for (int c = 0; c < copies; ++c) {
           g.children.push_back(GroupId(static_cast<int64_t>(cluster_.groups.size())));
@@ -345,6 +487,8 @@ class Reader {
       }
     }
     g.device_count = cluster_.size() - g.first_device;
+    if (node["direct"]) read_direct(node["direct"], join(path, "direct"), &g);
+    if (node["nics"]) read_nics(node, path, &g);
     cluster_.groups[id.index] = std::move(g);
   }
 
@@ -353,44 +497,6 @@ class Reader {
   Cluster cluster_;
   Tariffs tariffs_;
 };
-
-void write_group(const Cluster& cluster, GroupId id, YAML::Emitter& out) {
-  const Group& g = cluster.groups[id.index];
-  out << YAML::Key << "link" << YAML::Value << YAML::Flow << YAML::BeginMap;
-  if (g.link.kind != LinkKind::switched)
-    out << YAML::Key << "kind" << YAML::Value << to_string(g.link.kind);
-  out << YAML::Key << "bandwidth" << YAML::Value << fmt::format("{}", g.link.bandwidth);
-  out << YAML::Key << "latency" << YAML::Value << fmt::format("{}", g.link.latency) << YAML::EndMap;
-  if (g.uplink > 0) out << YAML::Key << "uplink" << YAML::Value << fmt::format("{}", g.uplink);
-  if (!g.measured.empty()) {
-    out << YAML::Key << "collectives" << YAML::Value << YAML::BeginSeq;
-    for (const CollectiveRate& rate : g.measured)
-      out << YAML::Flow << YAML::BeginMap << YAML::Key << "form" << YAML::Value
-          << to_string(rate.collective) << YAML::Key << "latency" << YAML::Value
-          << fmt::format("{}", rate.latency) << YAML::Key << "bandwidth" << YAML::Value
-          << fmt::format("{}", rate.bandwidth) << YAML::EndMap;
-    out << YAML::EndSeq;
-  }
-  if (!g.children.empty()) {
-    out << YAML::Key << "groups" << YAML::Value << YAML::BeginSeq;
-    for (GroupId child : g.children) {
-      out << YAML::BeginMap << YAML::Key << "name" << YAML::Value
-          << cluster.groups[child.index].name;
-      write_group(cluster, child, out);
-      out << YAML::EndMap;
-    }
-    out << YAML::EndSeq;
-  } else {
-    out << YAML::Key << "devices" << YAML::Value << YAML::BeginSeq;
-    for (int d = 0; d < g.device_count;) {
-      int type = cluster.devices[g.first_device + d].type, n = 0;
-      while (d < g.device_count && cluster.devices[g.first_device + d].type == type) ++d, ++n;
-      out << YAML::Flow << YAML::BeginMap << YAML::Key << "type" << YAML::Value
-          << cluster.types[type].name << YAML::Key << "count" << YAML::Value << n << YAML::EndMap;
-    }
-    out << YAML::EndSeq;
-  }
-}
 
 // yaml-cpp recurses and expands aliases: both are bounded before it sees the text.
 void check_depth(const std::string& yaml, const std::string& name) {
@@ -467,108 +573,6 @@ Cluster load_cluster(const std::string& path_or_name) {
 
 Tariffs load_tariffs(const std::string& path_or_name) {
   return parse_tariffs(text_of(path_or_name), path_or_name);
-}
-
-std::string to_yaml(const Cluster& cluster) {
-  YAML::Emitter out;
-  out << YAML::BeginMap << YAML::Key << "name" << YAML::Value << cluster.name;
-  write_group(cluster, GroupId(0), out);
-  out << YAML::Key << "device_types" << YAML::Value << YAML::BeginSeq;
-  for (const DeviceType& t : cluster.types) {
-    out << YAML::Flow << YAML::BeginMap << YAML::Key << "name" << YAML::Value << t.name;
-    auto put = [&](const char* field, double x) {
-      if (x > 0) out << YAML::Key << field << YAML::Value << fmt::format("{}", x);
-    };
-    put("flops", t.flops);
-    put("half_flops", t.half_flops);
-    put("memory", t.memory + t.reserved);
-    put("reserved", t.reserved);
-    put("memory_bandwidth", t.memory_bandwidth);
-    put("overhead", t.overhead);
-    put("speed", t.speed);
-    if (!t.ops.empty()) {
-      out << YAML::Key << "ops" << YAML::Value << YAML::BeginSeq;
-      for (const OpRate& rate : t.ops) {
-        out << YAML::BeginMap << YAML::Key << "op" << YAML::Value << rate.op;
-        put("overhead", rate.overhead);
-        put("flops", rate.flops);
-        put("memory_bandwidth", rate.memory_bandwidth);
-        put("cached", rate.cached);
-        put("uncached_bandwidth", rate.uncached_bandwidth);
-        out << YAML::EndMap;
-      }
-      out << YAML::EndSeq;
-    }
-    out << YAML::EndMap;
-  }
-  out << YAML::EndSeq << YAML::EndMap;
-  return std::string(out.c_str()) + "\n";
-}
-
-Cluster scaled_down(const Cluster& cluster, int workers, double cores) {
-  // The child of the root that a device is in; the device itself in a flat cluster.
-  auto site = [&](int d) {
-    int64_t below = -1 - d;
-    for (GroupId g = cluster.devices[d].parent; cluster.groups[g.index].parent.valid();
-         g = cluster.groups[g.index].parent)
-      below = g.index;
-    return below;
-  };
-  std::vector<int> chosen, by_type(cluster.types.size());
-  std::map<int64_t, int> by_site;
-  std::vector<bool> taken(cluster.size());
-  while (static_cast<int>(chosen.size()) < std::min(workers, cluster.size())) {
-    int best = -1;
-    for (int d = 0; d < cluster.size(); ++d) {
-      if (taken[d]) continue;
-      auto rank = [&](int x) {
-        return std::pair(by_site[site(x)], by_type[cluster.devices[x].type]);
-      };
-      if (best < 0 || rank(d) < rank(best)) best = d;
-    }
-    taken[best] = true;
-    ++by_site[site(best)];
-    ++by_type[cluster.devices[best].type];
-    chosen.push_back(best);
-  }
-  std::sort(chosen.begin(), chosen.end());
-  const DeviceType core = [] {
-    for (const DeviceType& t : device_catalogue())
-      if (t.name == "cpu-core") return t;
-    return DeviceType{};
-  }();
-  Cluster whole = cluster;
-  FlopsPerSecond total = 0;
-  for (int d : chosen) total += cluster.type_of(d).flops;
-  double slower = 0;  // by how much time is stretched
-  for (size_t i = 0; i < whole.types.size(); ++i) {
-    if (by_type[i] == 0) continue;
-    DeviceType& t = whole.types[i];
-    t.speed = std::clamp(cores * t.flops / total, 0.01, 1.0);
-    slower = std::max(slower, t.flops / (core.flops * t.speed));
-    t.flops = t.half_flops = core.flops * t.speed;
-    t.memory_bandwidth = core.memory_bandwidth * t.speed;
-    t.overhead = core.overhead / t.speed;
-    t.ops.clear();
-  }
-  // The part of a group's devices that is left: ports shrink with the devices that share them.
-  auto left = [&](const Group& g) {
-    const auto first = std::lower_bound(chosen.begin(), chosen.end(), g.first_device);
-    const auto last = std::lower_bound(first, chosen.end(), g.first_device + g.device_count);
-    return static_cast<double>(last - first) / g.device_count;
-  };
-  for (Group& group : whole.groups) {
-    double shared = 1;
-    for (GroupId child : group.children)
-      if (const double part = left(whole.groups[child.index]); part > 0)
-        shared = std::min(shared, part);
-    group.link.bandwidth *= shared / slower;
-    group.uplink *= left(group) / slower;
-    group.measured.clear();
-  }
-  Cluster part = part_of(whole, chosen);
-  part.name = fmt::format("{}-scaled-{}", cluster.name, part.size());
-  return part;
 }
 
 Cluster flat_cluster(const std::vector<DeviceType>& types, const std::vector<int>& counts,

@@ -6,6 +6,10 @@
 // node's NIC: all its devices share it. `uplink` overrides it for one group, so that hosts with
 // different NICs can stand side by side.
 //
+// Beside its link a group may have other media: direct links between pairs of its devices (NVLink),
+// and several NICs, each near some of its devices. A message between two devices takes the direct
+// link that joins them, or else the tree; it never passes through a third device.
+//
 // The file (YAML; docs/cluster-file.md):
 //
 //   name: hapt-64
@@ -71,8 +75,39 @@ struct Link {
   LinkKind kind = LinkKind::switched;
   BytesPerSecond bandwidth =
       0;  // switched: of one port in one direction; ring: of one hop in one direction; bus: in all
-  Seconds latency = 0;  // one way, of one message
+  Seconds latency = 0;    // one way, of one message
+  std::string type = {};  // of the catalogue of links, empty: only what is above is known
   friend bool operator==(const Link&, const Link&) = default;
+};
+
+// A kind of link and what collectives were measured to get out of it: five constants.
+struct LinkType {
+  std::string name;
+  BytesPerSecond nominal = 0;  // of a port, or of one direct link, in one direction, as it is sold
+  double share = 1;            // of `nominal` that collectives of large tensors reach
+  double message = 1;          // of `nominal * share` that one message between two devices reaches
+  Seconds latency = 0;         // one way, a round of a collective included
+  Seconds start = 0;           // of a collective on the devices, whatever its size
+};
+// By name; see catalogue.cc.
+const std::vector<LinkType>& link_catalogue();
+// Null if there is none of the name.
+const LinkType* find_link_type(const std::string& name);
+
+// Between two devices of a group, both ways; they are counted from the group's first.
+struct DirectLink {
+  int a = 0, b = 0;
+  int links = 1;                 // as many side by side
+  BytesPerSecond bandwidth = 0;  // of one of them in one direction
+  Seconds latency = 0;
+  friend bool operator==(const DirectLink&, const DirectLink&) = default;
+};
+
+// A port of a group on the link above it, for the devices that are near it.
+struct Nic {
+  BytesPerSecond bandwidth = 0;  // in one direction
+  std::vector<int> near;         // devices, counted from the group's first, ascending
+  friend bool operator==(const Nic&, const Nic&) = default;
 };
 
 // The collectives of a group as they were measured. With p devices, S bytes in all and m the
@@ -107,6 +142,8 @@ struct Group {
   GroupId parent;                        // invalid for the root
   Link link;                             // joins the children
   BytesPerSecond uplink = 0;             // this group's port on the link above, if > 0
+  std::vector<DirectLink> direct;        // each pair once, a < b
+  std::vector<Nic> nics;                 // each device below is near one; empty: one port
   std::vector<CollectiveRate> measured;  // over all devices below; at most one of a form
   std::vector<GroupId> children;         // either groups ...
   int first_device = 0;  // ... or devices; both kinds of group know the range of devices below them

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
+#include "cluster/channels.h"
 #include "core/error.h"
 
 namespace motley {
@@ -77,7 +79,7 @@ class Part {
   }
 
   Cluster run() {
-    add(GroupId(0), GroupId(), 0);
+    add(GroupId(0), GroupId(), {});
     return std::move(to_);
   }
 
@@ -90,28 +92,29 @@ class Part {
     return {first - devices_.begin(), last - devices_.begin()};
   }
 
-  // `uplink`: of the groups passed over on the way from the parent, 0 if none has one.
-  void add(GroupId id, GroupId parent, BytesPerSecond uplink) {
+  // `above`: the groups passed over on the way from the parent, whose ports and direct links the
+  // group gets.
+  void add(GroupId id, GroupId parent, std::vector<GroupId> above) {
     const Group& g = from_.groups[id.index];
     auto [first, last] = below(id);
     std::vector<GroupId> children;  // those with devices; they are in the devices' order
     for (size_t d = first; d < last && !g.children.empty(); d = below(children.back()).second)
       children.push_back(g.children[child_with(from_, g, devices_[d])]);
-    if (uplink == 0) uplink = g.uplink;
+    above.push_back(id);
     if (children.size() == 1) {
-      add(children[0], parent, uplink);
+      add(children[0], parent, std::move(above));
       return;
     }
     GroupId mine(static_cast<int64_t>(to_.groups.size()));
     to_.groups.push_back({.name = g.name,
                           .parent = parent,
                           .link = g.link,
-                          .uplink = parent.valid() ? uplink : 0,
                           .measured = g.measured,
                           .first_device = static_cast<int>(first),
                           .device_count = static_cast<int>(last - first)});
     if (parent.valid()) to_.groups[parent.index].children.push_back(mine);
-    for (GroupId child : children) add(child, mine, 0);
+    for (GroupId passed : above) take_media(passed, parent.valid(), &to_.groups[mine.index]);
+    for (GroupId child : children) add(child, mine, {});
     if (children.empty())
       for (size_t i = first; i < last; ++i)
         to_.devices.push_back({type_[from_.devices[devices_[i]].type], mine});
@@ -122,15 +125,45 @@ class Part {
       if (std::isfinite(faster)) rate.bandwidth *= faster;
   }
 
+  // What a group has besides its link, of the devices that are left; the outermost port counts.
+  void take_media(GroupId id, bool port, Group* made) const {
+    const Group& g = from_.groups[id.index];
+    const auto place = [&](int d) {  // in the group made, -1: left out
+      const auto at = std::lower_bound(devices_.begin(), devices_.end(), g.first_device + d);
+      if (at == devices_.end() || *at != g.first_device + d) return -1;
+      return static_cast<int>(at - devices_.begin()) - made->first_device;
+    };
+    for (DirectLink link : g.direct) {
+      link.a = place(link.a), link.b = place(link.b);
+      if (link.a >= 0 && link.b >= 0) made->direct.push_back(link);
+    }
+    if (!port || made->uplink > 0) return;
+    made->uplink = g.uplink;
+    for (const Nic& nic : g.nics) {
+      Nic left{nic.bandwidth, {}};
+      for (int d : nic.near)
+        if (const int at = place(d); at >= 0) left.near.push_back(at);
+      if (left.near.empty())
+        made->uplink -= nic.bandwidth;
+      else
+        made->nics.push_back(std::move(left));
+    }
+  }
+
   const Cluster& from_;
   const std::vector<int>& devices_;
   std::vector<int> type_;
   Cluster to_;
 };
 
-}  // namespace
+BytesPerSecond least_of(const std::vector<Port>& ports) {
+  BytesPerSecond least = std::numeric_limits<double>::infinity();
+  for (const Port& port : ports) least = std::min(least, port.bandwidth);
+  return least;
+}
 
-std::vector<Port> ports_of(const Cluster& cluster, GroupId id) {
+// Without the group's direct links.
+std::vector<Port> ports_of_tree(const Cluster& cluster, GroupId id) {
   std::vector<Port> ports;
   const Group& group = cluster.groups[id.index];
   const int members =
@@ -148,10 +181,36 @@ std::vector<Port> ports_of(const Cluster& cluster, GroupId id) {
   return ports;
 }
 
+}  // namespace
+
+std::vector<Port> ports_of(const Cluster& cluster, GroupId id) {
+  std::vector<Port> ports;
+  const Group& group = cluster.groups[id.index];
+  if (!group.direct.empty() && group.device_count > 1) {
+    const BytesPerSecond direct = direct_bandwidth(group.device_count, group.direct);
+    for (int d = 0; d < group.device_count; ++d)
+      ports.push_back({group.first_device + d, 1, direct});
+    std::vector<Port> tree = ports_of_tree(cluster, id);
+    return direct > least_of(tree) ? ports : tree;
+  }
+  return ports_of_tree(cluster, id);
+}
+
+std::vector<GroupId> machines_of(const Cluster& cluster) {
+  std::vector<GroupId> machines;
+  int end = 0;  // of the devices so far; parents come before their children
+  for (size_t g = 0; g < cluster.groups.size(); ++g) {
+    const Group& group = cluster.groups[g];
+    if (group.device_count == 0 || group.first_device < end) continue;
+    if (!group.children.empty() && group.direct.empty()) continue;
+    machines.push_back(GroupId(static_cast<int64_t>(g)));
+    end = group.first_device + group.device_count;
+  }
+  return machines;
+}
+
 BytesPerSecond slowest_port(const Cluster& cluster, GroupId id) {
-  BytesPerSecond least = std::numeric_limits<double>::infinity();
-  for (const Port& port : ports_of(cluster, id)) least = std::min(least, port.bandwidth);
-  return least;
+  return least_of(ports_of(cluster, id));
 }
 
 Cluster shared_by(const Cluster& cluster, const std::vector<std::vector<int>>& groups) {
@@ -172,6 +231,7 @@ Cluster shared_by(const Cluster& cluster, const std::vector<std::vector<int>>& g
       const Link& above = cluster.groups[g.parent.index].link;
       if (g.uplink > 0 || above.kind == LinkKind::switched)
         out.uplink = (g.uplink > 0 ? g.uplink : above.bandwidth) / by.crossing;
+      for (Nic& nic : out.nics) nic.bandwidth /= by.crossing;
     }
     if (inside > 1 || by.crossing > 1) out.measured.clear();
   }
@@ -207,7 +267,16 @@ std::string look_of(const Cluster& cluster) {
   for (const Group& group : cluster.groups) {
     text(group.name);
     add(group.parent.index), add(group.link.kind), add(group.link.bandwidth);
+    text(group.link.type);
     add(group.link.latency), add(group.uplink), add(group.first_device), add(group.device_count);
+    add(group.direct.size());
+    for (const DirectLink& link : group.direct)
+      add(link.a), add(link.b), add(link.links), add(link.bandwidth), add(link.latency);
+    add(group.nics.size());
+    for (const Nic& nic : group.nics) {
+      add(nic.bandwidth), add(nic.near.size());
+      for (int d : nic.near) add(d);
+    }
     add(group.measured.size());
     for (const CollectiveRate& rate : group.measured)
       add(rate.collective), add(rate.latency), add(rate.bandwidth);
@@ -219,6 +288,74 @@ Cluster part_of(const Cluster& cluster, const std::vector<int>& devices) {
   MOTLEY_CHECK(!devices.empty() && std::is_sorted(devices.begin(), devices.end()));
   MOTLEY_CHECK(devices.front() >= 0 && devices.back() < cluster.size());
   return Part(cluster, devices).run();
+}
+
+Cluster scaled_down(const Cluster& cluster, int workers, double cores) {
+  // The child of the root that a device is in; the device itself in a flat cluster.
+  auto site = [&](int d) {
+    int64_t below = -1 - d;
+    for (GroupId g = cluster.devices[d].parent; cluster.groups[g.index].parent.valid();
+         g = cluster.groups[g.index].parent)
+      below = g.index;
+    return below;
+  };
+  std::vector<int> chosen, by_type(cluster.types.size());
+  std::map<int64_t, int> by_site;
+  std::vector<bool> taken(cluster.size());
+  while (static_cast<int>(chosen.size()) < std::min(workers, cluster.size())) {
+    int best = -1;
+    for (int d = 0; d < cluster.size(); ++d) {
+      if (taken[d]) continue;
+      auto rank = [&](int x) {
+        return std::pair(by_site[site(x)], by_type[cluster.devices[x].type]);
+      };
+      if (best < 0 || rank(d) < rank(best)) best = d;
+    }
+    taken[best] = true;
+    ++by_site[site(best)];
+    ++by_type[cluster.devices[best].type];
+    chosen.push_back(best);
+  }
+  std::sort(chosen.begin(), chosen.end());
+  const DeviceType core = [] {
+    for (const DeviceType& t : device_catalogue())
+      if (t.name == "cpu-core") return t;
+    return DeviceType{};
+  }();
+  Cluster whole = cluster;
+  FlopsPerSecond total = 0;
+  for (int d : chosen) total += cluster.type_of(d).flops;
+  double slower = 0;  // by how much time is stretched
+  for (size_t i = 0; i < whole.types.size(); ++i) {
+    if (by_type[i] == 0) continue;
+    DeviceType& t = whole.types[i];
+    t.speed = std::clamp(cores * t.flops / total, 0.01, 1.0);
+    slower = std::max(slower, t.flops / (core.flops * t.speed));
+    t.flops = t.half_flops = core.flops * t.speed;
+    t.memory_bandwidth = core.memory_bandwidth * t.speed;
+    t.overhead = core.overhead / t.speed;
+    t.ops.clear();
+  }
+  // The part of a group's devices that is left: ports shrink with the devices that share them.
+  auto left = [&](const Group& g) {
+    const auto first = std::lower_bound(chosen.begin(), chosen.end(), g.first_device);
+    const auto last = std::lower_bound(first, chosen.end(), g.first_device + g.device_count);
+    return static_cast<double>(last - first) / g.device_count;
+  };
+  for (Group& group : whole.groups) {
+    double shared = 1;
+    for (GroupId child : group.children)
+      if (const double part = left(whole.groups[child.index]); part > 0)
+        shared = std::min(shared, part);
+    group.link.bandwidth *= shared / slower;
+    group.uplink *= left(group) / slower;
+    for (DirectLink& link : group.direct) link.bandwidth /= slower;
+    for (Nic& nic : group.nics) nic.bandwidth /= slower;
+    group.measured.clear();
+  }
+  Cluster part = part_of(whole, chosen);
+  part.name = fmt::format("{}-scaled-{}", cluster.name, part.size());
+  return part;
 }
 
 }  // namespace motley

@@ -19,6 +19,10 @@ std::vector<Port> ports_of(const Cluster& cluster, GroupId group);
 // The least bandwidth of them; infinite where there are none.
 BytesPerSecond slowest_port(const Cluster& cluster, GroupId group);
 
+// The machines of a cluster, in the order of their devices: the outermost groups with direct links, and
+// besides those the groups that hold devices directly.
+std::vector<GroupId> machines_of(const Cluster& cluster);
+
 // Groups without any of the devices are left out, and a group of a single group is that group, with
 // its port on the outside. Types are those in use, in the cluster's order. A group that loses
 // devices keeps its measured rates, the bandwidths in proportion to its slowest port.

@@ -31,6 +31,10 @@ std::string place_of(const Cluster& cluster, GroupId id) {
     const Group& g = cluster.groups[id.index];
     place += fmt::format("{}|{}|{}|{}|{}/", g.name, static_cast<int>(g.link.kind), g.link.bandwidth,
                          g.link.latency, g.uplink);
+    for (const DirectLink& d : g.direct)
+      place += fmt::format("{}-{}:{}*{},{}/", d.a, d.b, d.links, d.bandwidth, d.latency);
+    for (const Nic& nic : g.nics)
+      place += fmt::format("{}:{}/", nic.bandwidth, fmt::join(nic.near, ","));
   }
   return place;
 }
@@ -184,10 +188,15 @@ Cluster with_more(const Cluster& cluster, const Resource& resource, double facto
     Group& group = more.groups[id.index];
     if (resource.kind == ResourceKind::latency) {
       group.link.latency /= factor;
+      for (DirectLink& link : group.direct) link.latency /= factor;
       continue;
     }
     group.link.bandwidth *= factor;
-    for (const GroupId child : group.children) more.groups[child.index].uplink *= factor;
+    for (DirectLink& link : group.direct) link.bandwidth *= factor;
+    for (const GroupId child : group.children) {
+      more.groups[child.index].uplink *= factor;
+      for (Nic& nic : more.groups[child.index].nics) nic.bandwidth *= factor;
+    }
   }
   follow_links(cluster, &more, resource, factor);
   return more;

@@ -46,12 +46,13 @@ bool FirstBound::too_large(const Strategy& s) const {
   const Bytes held = Estimator::again_at_once(s)
                          ? estimator_.transient_bytes(0, layers, s)
                          : (1 + c.fragmentation) * estimator_.activation_bytes(0, layers, s);
-  return estimator_.state_bytes(0, layers, s) + held > (room - c.context * s.pp) * (1 + 1e-12);
+  return estimator_.state_bytes(0, layers, s) + held >
+         (room - estimator_.context_bytes(s) * s.pp) * (1 + 1e-12);
 }
 
 Seconds FirstBound::tail(const Strategy& s, const Layers& layers) const {
   return estimator_.update_time(layers.parameters / s.pp, s, estimator_.fastest_memory()) +
-         estimator_.calibration().step;
+         estimator_.host_step();
 }
 
 const FirstBound::Layers& FirstBound::layers_of(const Strategy& s) {

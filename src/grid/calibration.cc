@@ -4,6 +4,22 @@
 
 namespace motley::grid {
 
+namespace {
+
+constexpr Seconds kCollectiveLaunch = 20e-6;
+constexpr Bytes kContext = 1.0e9;
+
+// NCCL's channels: its most with NVLink 4, two for each of 12 links, as many as links there are before,
+// and two over PCIe.
+int channels_of(const std::string& type) {
+  if (type.starts_with("GH200") || type.starts_with("H100")) return 32;
+  if (type.starts_with("A100")) return 24;
+  if (type.starts_with("V100") || type.starts_with("P100")) return 12;
+  return 2;
+}
+
+}  // namespace
+
 Calibration default_calibration(const Cluster& cluster, const Precision& precision) {
   Calibration calibration;
   for (const DeviceType& type : cluster.types) {
@@ -11,16 +27,15 @@ Calibration default_calibration(const Cluster& cluster, const Precision& precisi
     rates.flops = precision.half && type.half_flops > 0 ? type.half_flops : type.flops;
     rates.memory = type.memory_bandwidth;
     rates.launch = type.overhead;
+    rates.collective = kCollectiveLaunch;
+    rates.context = kContext;
+    rates.channels = channels_of(type.name);
     calibration.types[type.name] = rates;
   }
+  for (const Group& group : cluster.groups)
+    if (const LinkType* type = find_link_type(group.link.type))
+      calibration.links[type->name] = {type->message, type->start};
   return calibration;
-}
-
-double Calibration::time_scale_of(int tp, int micro_batch) const {
-  if (time_scale.empty()) return 1;
-  auto known = time_scale.find({tp, micro_batch});
-  if (known == time_scale.end()) known = time_scale.find({tp, 0});
-  return known == time_scale.end() ? 1 : known->second;
 }
 
 void LayerTimes::add(const std::string& type, int tp, int micro_batch, int layer, Time time) {

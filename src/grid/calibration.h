@@ -1,51 +1,56 @@
-// What the grid's cost model knows of the hardware beyond the cluster file: rates per device type
-// and how much of a link's nominal bandwidth each kind of communication reaches. A few physical
-// numbers; from the catalogue where nothing was measured, else fitted (bench/trials_bench.cc) or
-// from measured layer times (LayerTimes).
+// What the grid's cost model knows of the hardware: constants of device types and of link types, and
+// a few of the runtime. From the catalogue (cluster.h) where nothing was measured, else fitted
+// (bench/trials_bench.cc) or from measured layer times (LayerTimes). None belongs to a model or to a
+// cluster, so that what one cluster taught holds for the next (docs/predictions.md).
 #pragma once
 
 #include <map>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "cluster/cluster.h"
 #include "grid/model.h"
 
 namespace motley::grid {
 
+// Of a device type.
 struct Rates {
   FlopsPerSecond flops = 0;   // large matrix products in the model's precision
   BytesPerSecond memory = 0;  // of elementwise operators and the optimizer
-  Seconds launch = 0;         // of one kernel
+  Seconds launch = 0;         // of one kernel, on the host
+  Seconds collective = 0;     // of a collective of a tensor-parallel group, on the host
+  // A product of matrices runs at 1 / (1 + narrow / its width on a device) of the rate.
+  double narrow = 0;
+  Seconds step = 0;   // host work once a step
+  Bytes context = 0;  // of the driver and the kernels of PyTorch and its libraries, once loaded
+  int channels = 0;   // that NCCL opens in a communicator inside a machine
+};
+
+// What NCCL keeps of a communicator for each channel: buffers of its three protocols, 4 MiB, 4.7 MiB
+// and 0.5 MiB (NCCL_BUFFSIZE and those of LL128 and LL), to one neighbour and from another.
+constexpr Bytes kChannelBytes = 2 * 9.2 * 1024 * 1024;
+// Communicators of Megatron and DeepSpeed beside those of the degrees above 1: of all ranks, and of the
+// ranks that share a model.
+constexpr int kCommunicators = 2;
+
+// Of a link type.
+struct LinkRates {
+  double message = 1;  // of the bandwidth of collectives that a message between stages reaches
+  Seconds start = 0;   // of a collective, whatever its size
 };
 
 struct Calibration {
-  std::map<std::string, Rates> types;  // by name of the device type
-  // Shares of a link's nominal bandwidth: links between devices of one leaf group, and all others.
-  double ring_inside = 0.8, ring_across = 0.8;        // collectives
-  double message_inside = 0.8, message_across = 0.8;  // pipeline messages
-  Seconds collective_launch = 20e-6;  // of a collective of a tensor-parallel group, on the host
-  Seconds hop_time = 0;         // of each of its ring's 2 (n - 1) hops, beyond the link's latency
-  Seconds collective_time = 0;  // of the same, on the device, whatever its size
-  Seconds message_launch = 50e-6;  // of a pipeline message
-  double optimizer_passes = 3;     // over a parameter's gradient, weight and optimizer state
-  Seconds step = 0;                // host work once a step
+  std::map<std::string, Rates> types;      // by name of the device type
+  std::map<std::string, LinkRates> links;  // by name of the link type; of others a LinkRates{}
+  Seconds message_launch = 50e-6;          // of a pipeline message, on the host
+  double optimizer_passes = 3;  // over a parameter's gradient, weight and optimizer state
   // Host time and device time of a layer overlap: the layer takes (host^k + device^k)^(1/k).
   double overlap_power = 4;
-  // A matrix product cut tp ways runs at 1 / (1 + narrow * tp / hidden) of the rate.
-  double narrow = 0;
-  // How many times as long as its formula says a block takes: by tensor-parallel degree and
-  // micro-batch (0: all others of the degree). Kernels run more or less well at the sizes that a
-  // degree leaves them, as a profile of the layer, or trials, would tell. Nothing known: 1.
-  std::map<std::pair<int, int>, double> time_scale;
-  double time_scale_of(int tp, int micro_batch) const;
-  // Memory besides what the model states: per device, and as a share of the activations.
-  Bytes context = 1.0e9;
+  // What the allocator holds beside the activations, as a share of them.
   double fragmentation = 0.15;
 };
 
-// The catalogue's rates for every type of the cluster.
+// The catalogue's numbers for every device and link type of the cluster.
 Calibration default_calibration(const Cluster& cluster, const Precision& precision);
 
 // Measured device seconds of a layer, by device type, tensor-parallel degree and micro-batch,

@@ -164,7 +164,7 @@ bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy*
       for (int l = 0; l < layers; ++l) row[l] = state[l] + held * activation[l];
       problem.memory.push_back(std::move(row));
       problem.limit.push_back((Estimator::memory_limit(range % s->pp, *s, mesh) -
-                               estimator.calibration().context - transient - held * input) /
+                               estimator.context_bytes(*s) - transient - held * input) /
                               s->interleave);
     }
   }

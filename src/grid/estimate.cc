@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "cluster/part.h"
 #include "core/error.h"
 
 namespace motley::grid {
@@ -24,26 +25,27 @@ Estimator::Estimator(const Model& model, const Cluster& cluster, const Calibrati
                        type.name);
     rates_.push_back(known->second);
   }
-  const size_t links = topology_.links().size();
-  expert_bandwidth_ = std::numeric_limits<double>::infinity();
-  std::vector<bool> inside(links, false);
-  net::LinkLoad load(static_cast<int>(links));
+  std::vector<LinkRates> of_group;
   for (const Group& group : cluster.groups) {
-    if (!group.children.empty() || group.device_count < 2) continue;
-    for (int i = 0; i < group.device_count; ++i)
-      topology_.add_path(group.first_device + i, group.first_device + (i + 1) % group.device_count,
-                         1, &load);
+    const auto known = calibration.links.find(group.link.type);
+    of_group.push_back(known == calibration.links.end() ? LinkRates{} : known->second);
+    start_.push_back(of_group.back().start);
   }
-  for (const net::LinkUse& use : load.take()) inside[use.link] = true;
-  for (size_t l = 0; l < links; ++l) {
-    const double bandwidth = topology_.links()[l].bandwidth;
-    ring_bandwidth_.push_back(bandwidth *
-                              (inside[l] ? calibration.ring_inside : calibration.ring_across));
-    fastest_ring_ = std::max(fastest_ring_, ring_bandwidth_.back());
-    expert_bandwidth_ = std::min(expert_bandwidth_, ring_bandwidth_.back());
-    message_bandwidth_.push_back(
-        bandwidth * (inside[l] ? calibration.message_inside : calibration.message_across));
+  expert_bandwidth_ = std::numeric_limits<double>::infinity();
+  for (const net::NetworkLink& link : topology_.links()) {
+    ring_bandwidth_.push_back(link.bandwidth);
+    message_bandwidth_.push_back(link.bandwidth * of_group[link.group].message);
+    fastest_ring_ = std::max(fastest_ring_, link.bandwidth);
+    expert_bandwidth_ = std::min(expert_bandwidth_, link.bandwidth);
   }
+  // Channels of direct links leave a device by all of them.
+  BytesPerSecond widest = 0;
+  for (const Group& group : cluster.groups) {
+    std::vector<BytesPerSecond> sums(group.device_count, 0);
+    for (const DirectLink& d : group.direct)
+      for (int end : {d.a, d.b}) widest = std::max(widest, sums[end] += d.links * d.bandwidth);
+  }
+  fastest_ring_ += widest;
   for (const Layer& layer : model.layers)
     if (layer.block) width_ = std::max(width_, layer.output / static_cast<double>(model.tokens));
   for (int l = 0; l < model.size(); ++l) {
@@ -55,14 +57,13 @@ Estimator::Estimator(const Model& model, const Cluster& cluster, const Calibrati
     }
     first_like_.push_back(first);
   }
-  for (const Group& group : cluster.groups) {
-    if (!group.children.empty() || group.device_count == 0) continue;
+  for (GroupId id : machines_of(cluster)) {
+    const Group& group = cluster.groups[id.index];
     const bool first = widest_port_ == 0;
     smallest_node_ = first ? group.device_count : std::min(smallest_node_, group.device_count);
     largest_node_ = std::max(largest_node_, group.device_count);
-    widest_port_ = std::max(
-        widest_port_,
-        calibration.ring_across * topology_.bandwidth_into(group.first_device, group.device_count));
+    widest_port_ =
+        std::max(widest_port_, topology_.bandwidth_into(group.first_device, group.device_count));
   }
   even_nodes_ = smallest_node_ == largest_node_;
 }
@@ -135,6 +136,12 @@ double Estimator::best_data_seconds_per_byte(const Strategy& s) const {
   return std::max(best, 2.0 * (size - 1) / size * (inside ? s.tp : 1) / widest_port_);
 }
 
+Seconds Estimator::host_step() const {
+  Seconds least = std::numeric_limits<double>::infinity();
+  for (const Rates& rates : rates_) least = std::min(least, rates.step);
+  return least;
+}
+
 BytesPerSecond Estimator::fastest_memory() const {
   BytesPerSecond fastest = 0;
   for (const Rates& rates : rates_) fastest = std::max(fastest, rates.memory);
@@ -177,7 +184,7 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
                         times_.find(cluster_.types[type].name, s.tp, s.micro_batch, index, &time);
   const Rates& rates = rates_[type];
   auto device = [&](Flops flops, Bytes cut, Bytes whole) {
-    return b * flops / s.tp * (1 + calibration_.narrow * s.tp / width_) / rates.flops +
+    return b * flops / s.tp * (1 + rates.narrow * s.tp / width_) / rates.flops +
            b * (cut / s.tp + whole) / rates.memory;
   };
   auto pass = [&](Seconds host, Seconds work) {
@@ -193,8 +200,7 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
   double collectives = 0;
   if (s.tp > 1 && layer.all_reduces > 0) {
     communication += layer.all_reduces *
-                     (b * layer.output * activation * tensor.seconds_per_byte + tensor.latency +
-                      calibration_.collective_time + 2 * (s.tp - 1) * calibration_.hop_time);
+                     (b * layer.output * activation * tensor.seconds_per_byte + tensor.latency);
     collectives += layer.all_reduces;
   }
   if (s.cp > 1 && layer.key_values > 0) {  // an all-gather, half of an all-reduce
@@ -217,18 +223,13 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
         device(layer.flops, layer.traffic, layer.traffic_whole) + weights / rates.memory;
     time = {work + communication, 2 * work + communication};
   }
-  const Seconds host = layer.kernels * rates.launch + collectives * calibration_.collective_launch;
+  const Seconds host = layer.kernels * rates.launch + collectives * rates.collective;
   time.forward = pass(host, time.forward);
-  time.backward = pass(2 * host - collectives * calibration_.collective_launch, time.backward);
+  time.backward = pass(2 * host - collectives * rates.collective, time.backward);
   if (s.recompute == Recompute::full && layer.block) {
     time.backward += time.forward;
   } else if (s.recompute == Recompute::selective) {
     time.backward += device(layer.core_flops, layer.core_traffic, 0);
-  }
-  if (layer.block && !measured) {
-    const double time_scale = calibration_.time_scale_of(s.tp, s.micro_batch);
-    time.forward *= time_scale;
-    time.backward *= time_scale;
   }
   return time;
 }
@@ -444,15 +445,17 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
     ready[a] = ready[b] = meet;
     e.tied += time;
   }
-  Seconds reduced = 0, update = 0;
+  Seconds reduced = 0, update = 0, host_step = 0;
   const Bytes sent = reduced_at_end(s);
   for (int stage = 0; stage < s.pp; ++stage) {
     double held = 0;
     BytesPerSecond slow = std::numeric_limits<double>::infinity();
     for (int r = stage; r < ranges; r += s.pp) held += weights[r];
     for (int replica = 0; replica < s.dp; ++replica)
-      for (int type : mesh.types_of(static_cast<size_t>(stage) * s.dp + replica))
+      for (int type : mesh.types_of(static_cast<size_t>(stage) * s.dp + replica)) {
         slow = std::min(slow, rates_[type].memory);
+        host_step = std::max(host_step, rates_[type].step);
+      }
     const Mesh::Ring& ring = mesh.data[stage];
     Seconds reduce = 0;
     if (ring.size > 1 && sent > 0)
@@ -461,12 +464,13 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
     update = std::max(update, update_time(held, s, slow));
   }
   e.gradients = reduced - e.pipeline - e.tied;
-  e.optimizer = update + calibration_.step;
+  e.optimizer = update + host_step;
   e.step = reduced + e.optimizer;
   if (bound) return e;
 
   for (int stage = 0; stage < s.pp; ++stage) {
-    const Bytes used = stage_memory(stage, s);
+    e.parts.push_back(memory_parts(stage, s));
+    const Bytes used = e.parts.back().all();
     e.memory.push_back(used);
     if (const Bytes limit = memory_limit(stage, s, mesh); used > limit && e.fits) {
       e.fits = false;
@@ -477,14 +481,31 @@ Estimate Estimator::run(const Strategy& s, const Mesh& mesh, bool bound) const {
   return e;
 }
 
-Bytes Estimator::stage_memory(int stage, const Strategy& s) const {
+Bytes Estimator::context_bytes(const Strategy& s, Bytes* buffers) const {
+  const int communicators = kCommunicators + (s.tp > 1) + (s.dp * s.cp > 1) + (s.pp > 1);
+  Bytes most = 0;
+  for (const Rates& rates : rates_) {
+    const Bytes kept = s.ranks() > 1 ? rates.channels * communicators * kChannelBytes : 0;
+    if (rates.context + kept < most) continue;
+    most = rates.context + kept;
+    if (buffers) *buffers = kept;
+  }
+  return most;
+}
+
+MemoryParts Estimator::memory_parts(int stage, const Strategy& s) const {
+  MemoryParts parts;
+  parts.context = context_bytes(s, &parts.buffers);
+  parts.context -= parts.buffers;
   std::vector<int> first(s.stages.size() + 1, 0);
   for (size_t r = 0; r < s.stages.size(); ++r) first[r + 1] = first[r] + s.stages[r];
-  Bytes used = calibration_.context, transient = 0;
+  Bytes transient = 0;
   for (size_t r = stage; r < s.stages.size(); r += s.pp) {
     const Bytes activation = activation_bytes(first[r], first[r + 1], s);
-    used += state_bytes(first[r], first[r + 1], s) +
-            (1 + calibration_.fragmentation) * in_flight(static_cast<int>(r), s) * activation;
+    const Bytes held = in_flight(static_cast<int>(r), s) * activation;
+    parts.state += state_bytes(first[r], first[r + 1], s);
+    parts.activations += held;
+    parts.slack += calibration_.fragmentation * held;
     transient = std::max(transient, transient_bytes(first[r], first[r + 1], s));
     // At the end of a backward pass its gradients are there in the place of its activations; where
     // parameters are divided too, those of a layer and its gradients, one after the other.
@@ -496,7 +517,8 @@ Bytes Estimator::stage_memory(int stage, const Strategy& s) const {
       transient = std::max(transient, parameters(l, l + 1, s) * std::max(p.weight, p.gradient) -
                                           activation_bytes(l + 1, first[r + 1], s));
   }
-  return used + transient;
+  parts.transient = transient;
+  return parts;
 }
 
 }  // namespace motley::grid

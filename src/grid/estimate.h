@@ -4,8 +4,7 @@
 //   layer      host = kernels * launch (twice that backward)
 //              device = products / rate + traffic / memory bandwidth + tensor-parallel all-reduces
 //              a pass takes (host^k + device^k)^(1/k): device-bound for large micro-batches, the
-//              launch floor for small ones, so that time is sub-linear in the micro-batch; a block
-//              times its time_scale (Calibration), where that is known
+//              launch floor for small ones, so that time is sub-linear in the micro-batch
 //   stage      sum over its layers, each on the device type of its group that is slowest at it
 //   pipeline   exact 1F1B recurrence (schedule.h) per replica, transfers as the runtime does them
 //   gradients  when a stage's replicas are done its ranks all-reduce (ZeRO: reduce-scatter, and
@@ -66,10 +65,22 @@ struct Mesh {
   }
 };
 
+// What makes up the memory of a stage's rank.
+struct MemoryParts {
+  Bytes state = 0;        // parameters, gradients, optimizer
+  Bytes activations = 0;  // of the micro-batches in flight
+  Bytes slack = 0;        // of the allocator
+  Bytes transient = 0;    // alive for a while
+  Bytes context = 0;      // of the driver and of libraries
+  Bytes buffers = 0;      // of NCCL's communicators
+  Bytes all() const { return state + activations + slack + transient + context + buffers; }
+};
+
 struct Estimate {
   Seconds step = 0;
   Seconds pipeline = 0, tied = 0, gradients = 0, optimizer = 0;  // shares of the step
   std::vector<Bytes> memory;                                     // [stage] of one of its devices
+  std::vector<MemoryParts> parts;                                // [stage] what that is made of
   bool fits = true;
   std::string reason;  // which stage, how many bytes short
 };
@@ -114,6 +125,8 @@ class Estimator {
   Bytes reduced_at_end(const Strategy& strategy) const;
   // Seconds of the optimizer on so many parameters of a rank, at a rate of memory.
   Seconds update_time(double parameters, const Strategy& strategy, BytesPerSecond memory) const;
+  // Host work once a step, of the type with the least.
+  Seconds host_step() const;
   // Of the fastest device type.
   BytesPerSecond fastest_memory() const;
   // Of the message that carries a micro-batch over a boundary, one way.
@@ -133,7 +146,13 @@ class Estimator {
   Bytes transient_bytes(int first, int last, const Strategy& strategy) const;
   // How many micro-batches a range holds at most.
   double in_flight(int range, const Strategy& strategy) const;
-  Bytes stage_memory(int stage, const Strategy& strategy) const;
+  // Context and buffers are of the device type of the cluster that has most of them.
+  MemoryParts memory_parts(int stage, const Strategy& strategy) const;
+  Bytes stage_memory(int stage, const Strategy& strategy) const {
+    return memory_parts(stage, strategy).all();
+  }
+  // Bytes of the driver, of libraries and of communicators on a rank.
+  Bytes context_bytes(const Strategy& strategy, Bytes* buffers = nullptr) const;
   // What a stage's device may take, on average: where motley's runtime divides state, replicas with
   // more memory take more of it.
   static Bytes memory_limit(int stage, const Strategy& strategy, const Mesh& mesh) {
@@ -159,7 +178,8 @@ class Estimator {
   LayerTimes times_;
   net::Topology topology_;
   std::vector<BytesPerSecond> ring_bandwidth_, message_bandwidth_;  // [link] that is reached
-  BytesPerSecond fastest_ring_ = 0;                                 // of them
+  BytesPerSecond fastest_ring_ = 0;                                 // no ring is faster
+  std::vector<Seconds> start_;                // [group] of a collective that crosses its link
   BytesPerSecond expert_bandwidth_ = 0;       // of one rank's part of an all-to-all
   std::vector<Rates> rates_;                  // [type]
   std::vector<int> first_like_;               // [layer] the first that takes as long anywhere

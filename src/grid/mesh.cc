@@ -3,6 +3,7 @@
 #include <map>
 
 #include "grid/estimate.h"
+#include "net/traffic.h"
 
 namespace motley::grid {
 
@@ -25,6 +26,13 @@ class Flows {
   // Flows are numbered as they come. Devices are visited in the order of the cluster file.
   void add_ring(std::vector<int>* devices) {
     std::sort(devices->begin(), devices->end());
+    if (!topology_.plain()) {  // channels
+      const net::Chain chain =
+          net::traffic(topology_, Collective::all_reduce, net::Algorithm::ring, *devices, 1);
+      for (const net::LinkUse& use : chain[0].uses) load_.add(use.link, use.flows);
+      finish();
+      return;
+    }
     for (size_t i = 0; i < devices->size(); ++i)
       topology_.add_path((*devices)[i], (*devices)[(i + 1) % devices->size()], 1, &load_);
     finish();
@@ -56,11 +64,15 @@ class Flows {
   std::vector<size_t> first_;       // [flow], and the end
 };
 
-Seconds ring_latency(const net::Topology& topology, const std::vector<int>& devices) {
-  Seconds hop = 0;
-  for (size_t i = 0; i + 1 < devices.size(); ++i)
+// `start`: [group] of a collective that crosses it.
+Seconds ring_latency(const net::Topology& topology, const std::vector<Seconds>& start,
+                     const std::vector<int>& devices) {
+  Seconds hop = 0, begin = 0;
+  for (size_t i = 0; i + 1 < devices.size(); ++i) {
     hop = std::max(hop, topology.latency(devices[i], devices[i + 1]));
-  return 2 * (static_cast<double>(devices.size()) - 1) * hop;
+    begin = std::max(begin, start[topology.joining_group(devices[i], devices[i + 1])]);
+  }
+  return begin + 2 * (static_cast<double>(devices.size()) - 1) * hop;
 }
 
 void worsen(Mesh::Ring* ring, const Mesh::Ring& other) {
@@ -96,7 +108,7 @@ void set_groups(const Cluster& cluster, const Strategy& s, Mesh& mesh) {
 }
 
 void set_rings(const net::Topology& topology, const std::vector<double>& bandwidth,
-               const Strategy& s, Mesh& mesh) {
+               const std::vector<Seconds>& start, const Strategy& s, Mesh& mesh) {
   const int groups = s.pp * s.dp;
   mesh.tensor.resize(groups);
   mesh.context.resize(groups);
@@ -113,7 +125,7 @@ void set_rings(const net::Topology& topology, const std::vector<double>& bandwid
       for (int k = 0; k < each; ++k) {
         devices.clear();
         devices_of(o, k, &devices);
-        latency.push_back(ring_latency(topology, devices));
+        latency.push_back(ring_latency(topology, start, devices));
         flows.add_ring(&devices);
       }
     const double share = 2.0 * (size - 1) / size;
@@ -203,7 +215,7 @@ Mesh Estimator::mesh(const Strategy& s) const {
   Mesh mesh;
   mesh.pp = s.pp, mesh.dp = s.dp, mesh.tp = s.tp, mesh.cp = s.cp;
   set_groups(cluster_, s, mesh);
-  set_rings(topology_, ring_bandwidth_, s, mesh);
+  set_rings(topology_, ring_bandwidth_, start_, s, mesh);
   set_messages(topology_, message_bandwidth_, s, mesh);
   set_like(s, mesh);
   return mesh;

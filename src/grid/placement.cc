@@ -6,6 +6,7 @@
 #include <set>
 #include <tuple>
 
+#include "cluster/part.h"
 #include "core/error.h"
 
 namespace motley::grid {
@@ -13,8 +14,8 @@ namespace motley::grid {
 Nodes nodes_of(const Cluster& cluster) {
   Nodes nodes;
   std::map<std::tuple<std::vector<int>, int, double, double, double>, int> kinds;
-  for (const Group& group : cluster.groups) {
-    if (!group.children.empty() || group.device_count == 0) continue;
+  for (GroupId id : machines_of(cluster)) {
+    const Group& group = cluster.groups[id.index];
     std::vector<int> devices(group.device_count), types;
     std::iota(devices.begin(), devices.end(), group.first_device);
     for (int d : devices) types.push_back(cluster.devices[d].type);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
+#include <utility>
 
 #include "cluster/part.h"
 #include "core/error.h"
@@ -43,9 +45,9 @@ Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
   latency_.assign(nodes, 0);
   medium_.assign(nodes, -1);
 
-  auto link = [&](std::string name, BytesPerSecond bandwidth) {
+  auto link = [&](std::string name, BytesPerSecond bandwidth, int group) {
     MOTLEY_CHECK(bandwidth > 0, "{}", name);
-    links_.push_back({std::move(name), bandwidth});
+    links_.push_back({std::move(name), bandwidth, group});
     return static_cast<int>(links_.size()) - 1;
   };
   // Where the chains of broadcasts were measured, messages are as slow: [group]
@@ -65,8 +67,8 @@ Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
                                                               : 0;
     port *= reached[group - devices_];
     if (port > 0) {
-      up_[node] = link(name + " up", port);
-      down_[node] = link(name + " down", port);
+      up_[node] = link(name + " up", port, group - devices_);
+      down_[node] = link(name + " down", port, group - devices_);
     }
   };
   std::vector<std::string> names(cluster.groups.size());
@@ -98,14 +100,82 @@ Topology::Topology(const Cluster& cluster) : devices_(cluster.size()) {
     int node = devices_ + static_cast<int>(g);
     const Link& shared = cluster.groups[g].link;
     if (shared.kind == LinkKind::bus) {
-      medium_[node] = link(names[g] + " bus", reached[g] * shared.bandwidth);
+      medium_[node] = link(names[g] + " bus", reached[g] * shared.bandwidth, static_cast<int>(g));
     } else if (shared.kind == LinkKind::ring && children_[node] > 1) {
       medium_[node] = static_cast<int>(links_.size());
       for (const char* way : {"cw", "ccw"})
         for (int hop = 0; hop < children_[node]; ++hop)
-          link(fmt::format("{} hop {} {}", names[g], hop, way), reached[g] * shared.bandwidth);
+          link(fmt::format("{} hop {} {}", names[g], hop, way), reached[g] * shared.bandwidth,
+               static_cast<int>(g));
     }
   }
+  add_media(cluster, names);
+}
+
+void Topology::add_media(const Cluster& cluster, const std::vector<std::string>& names) {
+  const int groups = static_cast<int>(cluster.groups.size());
+  island_.assign(parent_.begin(), parent_.begin() + devices_);
+  islands_.resize(groups);
+  for (int g = groups; g-- > 0;) {  // children before parents
+    const Group& group = cluster.groups[g];
+    for (const DirectLink& d : group.direct) {
+      direct_.resize(devices_);
+      for (bool back : {false, true}) {
+        const int from = group.first_device + (back ? d.b : d.a);
+        const int to = group.first_device + (back ? d.a : d.b);
+        if (direct(from, to)) continue;  // an inner group's
+        direct_[from].push_back({to, static_cast<int>(links_.size())});
+        direct_latency_.resize(links_.size() + 1, 0);
+        direct_latency_.back() = d.latency;
+        links_.push_back(
+            {fmt::format("{} direct {} to {}", names[g], from, to), d.bandwidth * d.links, g});
+      }
+    }
+    if (group.direct.empty()) continue;
+    for (int i = 0; i < group.device_count; ++i) island_[group.first_device + i] = devices_ + g;
+    islands_[g] = group.direct;
+  }
+  for (int g = 0; g < groups; ++g) {
+    const Group& group = cluster.groups[g];
+    if (group.nics.size() < 2) continue;
+    const int node = devices_ + g;
+    ports_.resize(groups);
+    nics_.resize(devices_, 1), nic_.resize(devices_, 0);
+    ports_[g].resize(group.device_count);
+    up_[node] = down_[node] = -1;
+    for (size_t n = 0; n < group.nics.size(); ++n) {
+      const Nic& nic = group.nics[n];
+      NicPort port{static_cast<int>(links_.size()), parent_[group.first_device + nic.near[0]]};
+      for (const char* way : {"up", "down"})
+        links_.push_back({fmt::format("{} nic {} {}", names[g], n, way), nic.bandwidth,
+                          parent_[node] - devices_});
+      const int last = group.first_device + nic.near.back();
+      while (last >= first_[port.at] + count_[port.at]) port.at = parent_[port.at];
+      for (int d : nic.near) {
+        const int device = group.first_device + d;
+        ports_[g][d] = port;
+        if (nics_[device] > 1) continue;  // an outer group's count
+        nics_[device] = static_cast<int>(group.nics.size());
+        nic_[device] = static_cast<int>(n);
+      }
+    }
+  }
+}
+
+const std::pair<int, int>* Topology::direct(int from, int to) const {
+  if (direct_.empty()) return nullptr;
+  for (const auto& entry : direct_[from])
+    if (entry.first == to) return &entry;
+  return nullptr;
+}
+
+const std::vector<DirectLink>& Topology::direct_of(int island) const {
+  return islands_[island - devices_];
+}
+
+int Topology::joining_group(int a, int b) const {
+  if (const auto* link = direct(a, b)) return links_[link->second].group;
+  return lift(a, common_depth(a, b)) - devices_;
 }
 
 int Topology::lift(int node, int depth) const {
@@ -138,26 +208,50 @@ void Topology::cross_ring(int group, int from, int to, double flows, LinkLoad* l
   }
 }
 
-void Topology::add_path(int from, int to, double flows, LinkLoad* load) const {
-  MOTLEY_CHECK(from != to);
-  int top = common_depth(from, to);
-  int x = from, y = to;
-  for (; depth_[x] > top + 1; x = parent_[x]) {
-    if (up_[x] >= 0) load->add(up_[x], flows);
+int Topology::climb(int device, int top, bool up, double flows, LinkLoad* load) const {
+  // The outermost group below `top` with NICs, and the one that is near the device.
+  int outer = -1;
+  NicPort nic;
+  if (!ports_.empty())
+    for (int x = parent_[device]; depth_[x] > top; x = parent_[x])
+      if (!ports_[x - devices_].empty()) {
+        outer = x;
+        nic = ports_[x - devices_][device - first_[x]];
+      }
+  const std::vector<int>& port = up ? up_ : down_;
+  int x = device;
+  for (;; x = parent_[x]) {
+    if (x == (outer >= 0 ? nic.at : -1)) {
+      load->add(up ? nic.up : nic.up + 1, flows);
+      x = outer;
+    } else if (port[x] >= 0) {
+      load->add(port[x], flows);
+    }
+    if (depth_[x] == top + 1) return x;
     if (kind_[parent_[x]] == LinkKind::bus) load->add(medium_[parent_[x]], flows);
   }
-  for (; depth_[y] > top + 1; y = parent_[y]) {
-    if (down_[y] >= 0) load->add(down_[y], flows);
-    if (kind_[parent_[y]] == LinkKind::bus) load->add(medium_[parent_[y]], flows);
+}
+
+void Topology::add_path(int from, int to, double flows, LinkLoad* load) const {
+  MOTLEY_CHECK(from != to);
+  if (const auto* link = direct(from, to)) {
+    load->add(link->second, flows);
+    return;
   }
-  if (up_[x] >= 0) load->add(up_[x], flows);
-  if (down_[y] >= 0) load->add(down_[y], flows);
-  int group = parent_[x];
+  const int top = common_depth(from, to);
+  const int x = climb(from, top, true, flows, load), y = climb(to, top, false, flows, load);
+  const int group = parent_[x];
   if (kind_[group] == LinkKind::bus) load->add(medium_[group], flows);
   if (kind_[group] == LinkKind::ring) cross_ring(group, position_[x], position_[y], flows, load);
 }
 
 void Topology::add_all_pairs(const std::vector<int>& devices, LinkLoad* load) const {
+  if (!direct_.empty() || !ports_.empty()) {
+    for (int from : devices)
+      for (int to : devices)
+        if (from != to) add_path(from, to, 1, load);
+    return;
+  }
   // Members below every tree node touched; nodes are taken deepest first so that a group is
   // complete before it is counted into its parent.
   double n = static_cast<double>(devices.size());
@@ -235,6 +329,7 @@ void Topology::pairs_on_ring(int group, const std::vector<double>& members, Link
 }
 
 Seconds Topology::latency(int from, int to) const {
+  if (const auto* link = direct(from, to)) return direct_latency_[link->second];
   int top = common_depth(from, to);
   Seconds total = 0;
   for (int x = parent_[from]; depth_[x] > top; x = parent_[x]) total += latency_[x];
@@ -243,11 +338,23 @@ Seconds Topology::latency(int from, int to) const {
 }
 
 BytesPerSecond Topology::bandwidth_into(int first, int count) const {
-  BytesPerSecond least = std::numeric_limits<double>::infinity();
+  BytesPerSecond least = std::numeric_limits<double>::infinity(), beside = 0;
+  for (int d = 0; d < devices_ && !direct_.empty(); ++d)
+    for (const auto& [to, link] : direct_[d])
+      if ((d < first || d >= first + count) && to >= first && to < first + count)
+        beside += links_[link].bandwidth;
   for (int node = first; node >= 0 && count_[node] <= count; node = parent_[node])
     if (first_[node] == first && count_[node] == count && down_[node] >= 0)
       least = std::min(least, links_[down_[node]].bandwidth);
-  return least;
+    else if (node >= devices_ && !ports_.empty() && !ports_[node - devices_].empty() &&
+             first_[node] == first && count_[node] == count) {
+      std::set<int> ways;
+      for (const NicPort& port : ports_[node - devices_]) ways.insert(port.up);
+      BytesPerSecond sum = 0;
+      for (int way : ways) sum += links_[way].bandwidth;
+      least = std::min(least, sum);
+    }
+  return least + beside;
 }
 
 }  // namespace motley::net

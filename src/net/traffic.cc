@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "cluster/channels.h"
 #include "core/error.h"
 
 namespace motley::net {
@@ -18,14 +19,18 @@ const char* to_string(Algorithm algorithm) {
       return "hierarchical";
     case Algorithm::direct:
       return "direct";
+    case Algorithm::automatic:
+      return "automatic";
   }
   return "?";
 }
 
 Algorithm parse_algorithm(const std::string& name) {
-  for (Algorithm a : {Algorithm::ring, Algorithm::tree, Algorithm::hierarchical, Algorithm::direct})
+  for (Algorithm a : {Algorithm::ring, Algorithm::tree, Algorithm::hierarchical, Algorithm::direct,
+                      Algorithm::automatic})
     if (name == to_string(a)) return a;
-  throw user_error("net", "algorithm is '{}'; give ring, tree, hierarchical or direct", name);
+  throw user_error("net", "algorithm is '{}'; give ring, tree, hierarchical, direct or automatic",
+                   name);
 }
 
 int tree_parent(int ranks, int rank) {
@@ -71,8 +76,7 @@ class Builder {
       MOTLEY_CHECK(i == 0 || order_[i] != order_[i - 1], "device {} twice", order_[i]);
     }
     for (int d : order_) {
-      if (runs_.empty() || net_.leaf_group(runs_.back()[0]) != net_.leaf_group(d))
-        runs_.emplace_back();
+      if (runs_.empty() || net_.island(runs_.back()[0]) != net_.island(d)) runs_.emplace_back();
       runs_.back().push_back(d);
     }
   }
@@ -91,6 +95,8 @@ class Builder {
       case Algorithm::direct:
         direct(collective);
         break;
+      case Algorithm::automatic:
+        MOTLEY_CHECK(false, "chosen before");
     }
     if (!chain_.empty()) chain_[0].delay += tuning_.launch;
     return std::move(chain_);
@@ -106,16 +112,83 @@ class Builder {
     chain_.push_back(std::move(t));
   }
 
-  // Loads a ring, half each way round, and returns the sum of the latencies of its hops.
-  Seconds load_ring(const std::vector<int>& ring) {
+  // Loads `flows` on one ring, half each way round, and returns the sum of the latencies of its
+  // hops.
+  Seconds load_one_ring(const std::vector<int>& ring, double flows) {
     Seconds latency = 0;
     for (size_t i = 0; i < ring.size(); ++i) {
       int next = ring[(i + 1) % ring.size()];
-      net_.add_path(ring[i], next, 0.5, &load_);
-      net_.add_path(next, ring[i], 0.5, &load_);
+      net_.add_path(ring[i], next, flows / 2, &load_);
+      net_.add_path(next, ring[i], flows / 2, &load_);
       latency += net_.latency(ring[i], next);
     }
     return latency;
+  }
+  // Loads what the devices' rings carry of one unit flow: the channels of their direct links, each
+  // as much as it is fast, or one ring in the order given; returns the greatest latency.
+  Seconds load_ring(const std::vector<int>& devices) {
+    const std::vector<Channel> channels =
+        direct_among(devices).empty()
+            ? std::vector<Channel>()
+            : ring_channels(static_cast<int>(devices.size()), direct_among(devices));
+    if (channels.empty()) return load_one_ring(devices, 1);
+    Seconds latency = 0;
+    const double sum = sum_of(channels);
+    for (const Channel& channel : channels)
+      latency =
+          std::max(latency, load_one_ring(devices_of(channel, devices), channel.bandwidth / sum));
+    return latency;
+  }
+  // The direct links among devices of one island, numbered in their order; empty for others.
+  std::vector<DirectLink> direct_among(const std::vector<int>& devices) const {
+    const int island = net_.island(devices[0]), first = net_.first_of(island);
+    if (net_.direct_of(island).empty()) return {};
+    std::vector<int> members;
+    for (int d : devices) {
+      if (net_.island(d) != island) return {};
+      members.push_back(d - first);
+    }
+    return links_among(net_.direct_of(island), members);
+  }
+  static double sum_of(const std::vector<Channel>& channels) {
+    double sum = 0;
+    for (const Channel& channel : channels) sum += channel.bandwidth;
+    return sum;
+  }
+  static std::vector<int> devices_of(const Channel& channel, const std::vector<int>& devices) {
+    std::vector<int> order;
+    for (int i : channel.order) order.push_back(devices[i]);
+    return order;
+  }
+  // The devices of a run from one near a NIC to another, along a chain of direct links if there is
+  // one.
+  std::vector<int> from_nic(const Run& run, int nic) const {
+    std::vector<int> near;
+    for (size_t i = 0; i < run.size(); ++i)
+      if (net_.nic(run[i]) == nic) near.push_back(static_cast<int>(i));
+    if (near.empty()) near.push_back(0);
+    if (run.size() > 1 && !direct_among(run).empty()) {
+      const std::vector<int> chain =
+          chain_from(static_cast<int>(run.size()), direct_among(run), near);
+      if (!chain.empty()) return devices_of({chain, 0}, run);
+    }
+    std::vector<int> order = run;
+    std::rotate(order.begin(), order.begin() + near[0], order.end());
+    // The last one near it leads out.
+    if (near.size() > 1)
+      std::rotate(order.begin() + near.back() - near[0], order.begin() + near.back() - near[0] + 1,
+                  order.end());
+    return order;
+  }
+  // Of a ring through several runs: one from each NIC of the root's.
+  std::vector<std::vector<int>> orders_across() const {
+    std::vector<std::vector<int>> orders(net_.nics(order_[0]));
+    for (size_t nic = 0; nic < orders.size(); ++nic)
+      for (const Run& run : runs_) {
+        const std::vector<int> part = from_nic(run, static_cast<int>(nic));
+        orders[nic].insert(orders[nic].end(), part.begin(), part.end());
+      }
+    return orders;
   }
   // Loads a chain that carries `flows` along `order`, or against it; returns its latency.
   Seconds load_chain(const std::vector<int>& order, double flows, bool forward) {
@@ -154,14 +227,72 @@ class Builder {
   void ring(Collective collective) {
     if (collective == Collective::reduce || collective == Collective::broadcast) {
       bool forward = collective == Collective::broadcast;
+      if (runs_.size() == 1 && direct_chains(forward)) return;
       Seconds latency = load_chain(order_, 0.5, forward);
       latency = std::max(latency, load_chain(mirrored(runs_), 0.5, forward));
       emit(bytes_, latency);
       return;
     }
     double rounds = collective == Collective::all_reduce ? 2 : 1;
-    Seconds latency = load_ring(order_);
+    Seconds latency = 0;
+    if (runs_.size() == 1) {
+      latency = load_ring(order_);
+    } else {
+      const std::vector<std::vector<int>> orders = orders_across();
+      for (const std::vector<int>& order : orders)
+        latency = std::max(latency, load_one_ring(order, 1 / static_cast<double>(orders.size())));
+    }
     emit(rounds * (n_ - 1) / n_ * bytes_, rounds * (n_ - 1) / n_ * latency);
+  }
+
+  // A broadcast (or reduction) along the rings of the direct links, both ways round from the root, or
+  // along chains where there is no ring. False: there are neither.
+  bool direct_chains(bool forward) {
+    const std::vector<DirectLink> direct = direct_among(order_);
+    if (direct.empty()) return false;
+    const int n = static_cast<int>(order_.size());
+    std::vector<Channel> channels = ring_channels(n, direct);
+    const bool rings = n > 2 && !channels.empty();
+    if (!rings) channels = chain_channels(n, direct, 0);
+    if (channels.empty()) return false;
+    Seconds latency = 0;
+    const double sum = sum_of(channels);
+    for (const Channel& channel : channels) {
+      std::vector<int> order = devices_of(channel, order_);
+      const double flows = channel.bandwidth / sum;
+      latency = std::max(latency, load_chain(order, rings ? flows / 2 : flows, forward));
+      std::reverse(order.begin() + 1, order.end());
+      if (rings) latency = std::max(latency, load_chain(order, flows / 2, forward));
+    }
+    emit(bytes_, latency);
+    return true;
+  }
+
+  // Trees inside an island are chains along its direct links. False: there are none.
+  template <typename Up, typename Down>
+  bool direct_trees(Collective collective, bool rooted, const Up& up, const Down& down) {
+    const std::vector<DirectLink> direct = direct_among(order_);
+    if (direct.empty()) return false;
+    const int n = static_cast<int>(order_.size());
+    const std::vector<Channel> channels = chain_channels(n, direct, rooted ? 0 : -1);
+    if (channels.empty()) return false;
+    Seconds latency = 0;
+    const double sum = sum_of(channels);
+    for (const Channel& channel : channels) {
+      const std::vector<int> order = devices_of(channel, order_);
+      const double flows = 2 * channel.bandwidth / sum;  // two trees have the whole
+      Seconds along = 0;
+      for (int i = 1; i < n; ++i) {
+        const double below = n - i;
+        if (up(below) > 0) net_.add_path(order[i], order[i - 1], flows * up(below), &load_);
+        if (down(below) > 0) net_.add_path(order[i - 1], order[i], flows * down(below), &load_);
+        along += net_.latency(order[i - 1], order[i]);
+      }
+      latency = std::max(latency, along);
+    }
+    emit(bytes_, rooted ? latency : 2 * latency);
+    if (collective == Collective::all_reduce) chain_.back().cap = kChainShare * sum;
+    return true;
   }
 
   // One of the two trees, given the parent of every run (-1: the tree's root). `up(s)` and
@@ -233,6 +364,7 @@ class Builder {
       if (collective == Collective::reduce_scatter) return 0.5 * s / n_;
       return collective == Collective::all_gather ? 0.5 * (n_ - s) / n_ : 0.5;
     };
+    if (runs == 1 && direct_trees(collective, rooted, up, down)) return;
     Seconds latency =
         std::max(load_tree(first, rooted, up, down), load_tree(second, rooted, up, down));
     emit(bytes_, rooted ? latency : 2 * latency);
@@ -377,10 +509,32 @@ class Builder {
 
 }  // namespace
 
+namespace {
+
+// NCCL's choice for a collective by itself.
+Algorithm chosen(const Topology& topology, Collective collective, const std::vector<int>& devices,
+                 Bytes bytes, const Tuning& tuning, LinkLoad* load) {
+  const auto alone = [&](Algorithm algorithm) {
+    return simulate(topology.links(),
+                    {Builder(topology, devices, bytes, tuning, load).build(collective, algorithm)})
+        .makespan;
+  };
+  return alone(Algorithm::tree) < alone(Algorithm::ring) ? Algorithm::tree : Algorithm::ring;
+}
+
+Chain build(const Topology& topology, Collective collective, Algorithm algorithm,
+            const std::vector<int>& devices, Bytes bytes, const Tuning& tuning, LinkLoad* load) {
+  if (algorithm == Algorithm::automatic)
+    algorithm = chosen(topology, collective, devices, bytes, tuning, load);
+  return Builder(topology, devices, bytes, tuning, load).build(collective, algorithm);
+}
+
+}  // namespace
+
 Chain traffic(const Topology& topology, Collective collective, Algorithm algorithm,
               const std::vector<int>& devices, Bytes bytes, const Tuning& tuning) {
   LinkLoad load(static_cast<int>(topology.links().size()));
-  return Builder(topology, devices, bytes, tuning, &load).build(collective, algorithm);
+  return build(topology, collective, algorithm, devices, bytes, tuning, &load);
 }
 
 Seconds collective_time(const Topology& topology, Collective collective, Algorithm algorithm,
@@ -390,7 +544,7 @@ Seconds collective_time(const Topology& topology, Collective collective, Algorit
   chains.reserve(groups.size());
   LinkLoad load(static_cast<int>(topology.links().size()));
   for (const std::vector<int>& group : groups)
-    chains.push_back(Builder(topology, group, bytes, tuning, &load).build(collective, algorithm));
+    chains.push_back(build(topology, collective, algorithm, group, bytes, tuning, &load));
   return simulate(topology.links(), chains).makespan;
 }
 

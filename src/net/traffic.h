@@ -27,10 +27,17 @@
 //                                      through the heads, whose ring carries (n-m)/n S, m the
 //                                      smallest run
 //                  reduce, broadcast   chains in the runs and a chain across the heads
+//   automatic      all                 the faster of ring and tree for the group by itself, as NCCL
+//                                      chooses
 //   direct         all_reduce          reduce_scatter, then all_gather
 //                  reduce_scatter,
 //                  all_gather          S/n: a flow from each to each
 //                  reduce, broadcast   S: a flow from (to) each to (from) the root
+//
+// Inside a machine with direct links (cluster.h) channels are chosen as NCCL does
+// (cluster/channels.h): rings along direct links alone, which share the bytes as they are fast; for
+// trees, chains along them; where there are neither, hops go as paths do, by direct links or PCIe and
+// host. A ring across machines with several NICs is as many rings, each from the device near one.
 //
 // Trees are those of NCCL (Sanders, Speck, Traeff 2009). A tree edge moves two streams through one
 // device, which on real systems do not fill a link: `Tuning::tree_share` caps a tree's rate at that
@@ -54,15 +61,15 @@ namespace motley::net {
 inline constexpr Collective kReductionCollectives[] = {
     Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather, Collective::reduce,
     Collective::broadcast};
-enum class Algorithm { ring, tree, hierarchical, direct };
+enum class Algorithm { ring, tree, hierarchical, direct, automatic };
 
 const char* to_string(Algorithm algorithm);
 // Throws UserError that lists the names.
 Algorithm parse_algorithm(const std::string& name);
 
-// What a lone tree was measured to reach on NCCL, fitted on a third of the A100 rows of P2's
-// Appendix A (bench/reduce_bench.cc).
-constexpr double kNcclTreeShare = 0.6;
+// What a lone tree takes of a link: NCCL's tuning model counts a tree's bandwidth half (its ratio of
+// bus to algorithm is 0.5). P2's A100 rows, to which it is not fitted, say 0.61.
+constexpr double kNcclTreeShare = 0.5;
 
 struct Tuning {
   Seconds launch = 0;     // paid once by every collective before it moves data

@@ -86,7 +86,7 @@ grid::Model grid_model(const LayeredGraph& builder, int64_t samples) {
 
 grid::Estimator estimator_of(const grid::Model& model, const Cluster& cluster, double workspace) {
   grid::Calibration calibration = grid::default_calibration(cluster, model.precision);
-  calibration.context = 0;
+  for (auto& [type, rates] : calibration.types) rates.context = rates.channels = 0;
   calibration.fragmentation = workspace;
   return grid::Estimator(model, cluster, calibration);
 }

@@ -121,7 +121,12 @@ std::optional<Hierarchy> hierarchy_of(const Cluster& cluster) {
         return std::nullopt;
       below.insert(below.end(), g.children.begin(), g.children.end());
     }
-    if (first.children.empty())
+    // The devices of a machine with direct links are one level, as P2 puts them.
+    const bool machine = std::any_of(groups.begin(), groups.end(), [&](GroupId id) {
+      return !cluster.groups[id.index].direct.empty();
+    });
+    if (machine) below.clear();
+    if (first.children.empty() || machine)
       hierarchy.push_back({"device", first.device_count});
     else
       hierarchy.push_back({name_of(below), static_cast<int>(first.children.size())});

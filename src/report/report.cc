@@ -80,7 +80,8 @@ std::string link_text(const Link& link) {
 // What distinguishes one group from another, names apart.
 std::string kind_of(const Cluster& cluster, GroupId id) {
   const Group& group = cluster.groups[id.index];
-  std::string out = fmt::format("{} {} ", link_text(group.link), group.uplink);
+  std::string out = fmt::format("{} {} {} {} ", link_text(group.link), group.uplink,
+                                group.direct.size(), group.nics.size());
   for (GroupId child : group.children) out += "(" + kind_of(cluster, child) + ")";
   if (group.children.empty())
     for (int i = 0; i < group.device_count; ++i)
@@ -95,6 +96,13 @@ std::string draw_group(const Plan& plan, GroupId id, const std::vector<bool>& wo
   if (times > 1) out += fmt::format("{} × ", times);
   out += escape(
       fmt::format("{}: {}", group.name.empty() ? "group" : group.name, link_text(group.link)));
+  if (!group.direct.empty())
+    out +=
+        escape(fmt::format("; {} direct links of {}/s",
+                           std::accumulate(group.direct.begin(), group.direct.end(), 0,
+                                           [](int n, const DirectLink& d) { return n + d.links; }),
+                           format_bytes(group.direct[0].bandwidth)));
+  if (group.nics.size() > 1) out += fmt::format("; {} NICs", group.nics.size());
   if (group.uplink > 0) out += escape(fmt::format("; uplink {}/s", format_bytes(group.uplink)));
   out += "</div><div class=\"inside\">";
   const bool all = cluster.size() <= kDrawnDevices;

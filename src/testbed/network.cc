@@ -276,6 +276,11 @@ void Network::in_hub(const std::function<void()>& body) const { Impl::inside(imp
 
 std::unique_ptr<Network> open_network(const Cluster& cluster, std::string* why) {
   MOTLEY_CHECK(cluster.size() <= 1000, "{} workers", cluster.size());
+  for (const Group& group : cluster.groups)
+    if (!group.direct.empty() || group.nics.size() > 1)
+      throw user_error(
+          "emulate", "{}: group {} has {}, which are not emulated; describe it by one link",
+          cluster.name, group.name, group.direct.empty() ? "several nics" : "direct links");
   std::string mode = "network namespaces";
   if (const int fd = new_namespace(); fd >= 0) {
     close(fd);

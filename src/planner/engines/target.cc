@@ -315,7 +315,8 @@ class TargetSearch {
     model_ = grid_model(*builder, samples);
     if (model_.size() < 1) return;
     grid::Calibration calibration = grid::default_calibration(cluster_, model_.precision);
-    calibration.context = calibration.fragmentation = 0;
+    calibration.fragmentation = 0;
+    for (auto& [type, rates] : calibration.types) rates.context = rates.channels = 0;
     const grid::Estimator estimator(model_, cluster_, calibration);
     std::vector<Priced> found, defaults;
     const Deadline searching = options_.limits.deadline.part(kSearching);

@@ -1,0 +1,85 @@
+// What the grid takes of types of links and of machines with direct links.
+#include <gtest/gtest.h>
+
+#include "grid/estimate.h"
+#include "grid/search.h"
+#include "reference/grid.h"
+
+namespace motley::grid {
+namespace {
+
+Model small_gpt() {
+  TransformerShape shape;
+  shape.layers = 8;
+  shape.hidden = 1024;
+  shape.heads = 16;
+  return transformer_model("gpt", shape, fp16_adam());
+}
+
+Estimator estimator_of(const Model& model, const Cluster& cluster) {
+  return Estimator(model, cluster, default_calibration(cluster, model.precision));
+}
+
+SearchOptions options_of(int global_batch, const std::string& fixed) {
+  SearchOptions options;
+  options.global_batch = global_batch;
+  options.fixed = parse_fixed(fixed);
+  return options;
+}
+
+TEST(Estimate, ConstantsAreOfTheTypeOfDeviceAndLink) {
+  // Two nodes of two on links of one type between nodes of another: what is within starts in 30 us,
+  // what leaves a node in 40; a message gets 0.8 of NVSwitch and 0.9 of Ethernet.
+  const Cluster cluster = parse_cluster(
+      "link: {type: Ethernet-100}\ngroups: [{count: 2, link: {type: NVSwitch-A100}, devices: "
+      "[{type: "
+      "A100-80GB, count: 2}]}]",
+      "typed");
+  const Model model = small_gpt();
+  Calibration calibration = default_calibration(cluster, model.precision);
+  EXPECT_EQ(calibration.links.size(), 2u);
+  const Estimator e(model, cluster, calibration);
+  const auto mesh_of = [&](const Estimator& of, const char* fixed) {
+    return of.mesh(complete(of, options_of(32, fixed)));
+  };
+  const Mesh inside = mesh_of(e, "tp=2,dp=2"), across = mesh_of(e, "tp=4");
+  EXPECT_DOUBLE_EQ(inside.tensor[0].latency, 30e-6 + 2 * 3e-6);
+  EXPECT_DOUBLE_EQ(inside.data[0].latency, 40e-6 + 2 * 21e-6);
+  EXPECT_DOUBLE_EQ(across.tensor[0].latency, 40e-6 + 2 * 3 * 21e-6);
+  EXPECT_DOUBLE_EQ(inside.tensor[0].seconds_per_byte, 1 / (0.77 * 300e9));
+  EXPECT_DOUBLE_EQ(mesh_of(e, "pp=4").message_seconds_per_byte[0], 1 / (0.8 * 0.77 * 300e9));
+  EXPECT_DOUBLE_EQ(mesh_of(e, "pp=4").message_seconds_per_byte[1], 1 / (0.9 * 0.72 * 12.5e9));
+  // Of a measured link nothing is taken off.
+  const Cluster measured = parse_cluster(
+      "link: {bandwidth: 9 GB/s}\ndevices: [{type: A100-80GB, count: 2}]", "measured");
+  const Estimator m(model, measured, default_calibration(measured, model.precision));
+  EXPECT_DOUBLE_EQ(mesh_of(m, "tp=2").tensor[0].seconds_per_byte, 1 / 9e9);
+  EXPECT_DOUBLE_EQ(mesh_of(m, "pp=2").message_seconds_per_byte[0], 1 / 9e9);
+  // Narrower products run at less of the rate.
+  calibration.types["A100-80GB"].narrow = 1024;
+  const Estimator narrow(model, cluster, calibration);
+  const auto seconds = [&](const Estimator& of, const char* fixed) {
+    const Strategy s = complete(of, options_of(32, fixed));
+    const Mesh mesh = of.mesh(s);
+    return of.layer_time(1, 0, s, mesh.tensor[0], mesh.context[0]).forward;
+  };
+  EXPECT_GT(seconds(narrow, "tp=2,mbs=32") / seconds(e, "tp=2,mbs=32"),
+            seconds(narrow, "tp=1,mbs=32") / seconds(e, "tp=1,mbs=32"));
+}
+
+TEST(Estimate, RingsOfAMachineWithDirectLinksAreItsChannels) {
+  const Cluster cluster = load_cluster("dgx-1-v100");
+  const Estimator e = estimator_of(small_gpt(), cluster);
+  const auto per_second = [&](const char* fixed) {
+    const Strategy s = complete(e, options_of(32, fixed));
+    const Mesh mesh = e.mesh(s);
+    EXPECT_GE(mesh.tensor[0].seconds_per_byte, e.best_ring(s.tp).seconds_per_byte);
+    return 2. * (s.tp - 1) / s.tp / mesh.tensor[0].seconds_per_byte / 1e9;
+  };
+  EXPECT_NEAR(per_second("tp=8"), 135, 0.1);
+  EXPECT_NEAR(per_second("tp=4"), 90, 0.1);
+  EXPECT_NEAR(per_second("tp=2"), 22.5, 0.1);
+}
+
+}  // namespace
+}  // namespace motley::grid
