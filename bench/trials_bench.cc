@@ -64,8 +64,8 @@ struct SetBars {
   double left_out, without_odd, unfitted;
 };
 constexpr SetBars kBars[] = {
-    {"amp-t4x16", 12, 12, 15},    {"amp-mixed", 12, 10, 15},    {"vtrain single", 10, 10, 15},
-    {"vtrain multi", 10, 10, 15}, {"sailor GH200", 10, 10, 15},
+    {"amp-t4x16", 10, 10, 14}, {"amp-mixed", 12, 10, 14},    {"vtrain single", 9, 9, 9},
+    {"vtrain multi", 9, 9, 9}, {"sailor GH200", 10, 10, 10},
 };
 constexpr double kMemoryBar = 10;
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "core/error.h"
@@ -131,6 +132,49 @@ Model amp_transgan() {
   return model;
 }
 
+// The profiles of single layers on the set's devices; equal layers have the mean of theirs.
+void add_profiles(Set* set) {
+  const Model& model = set->models[0];
+  struct Sum {
+    double seconds = 0;
+    int layers = 0;
+  };
+  std::map<std::tuple<std::string, int, int>, Sum> sums;  // type, first of the layers alike, tp
+  const auto first_like = [&](size_t l) {
+    for (size_t first = 0; first < l; ++first) {
+      Layer other = model.layers[first];
+      other.name = model.layers[l].name;
+      if (other == model.layers[l]) return first;
+    }
+    return l;
+  };
+  std::map<std::string, size_t> rows;  // of a device so far
+  for (const Record& r : read_csv("amp/layer_times.csv")) {
+    const std::string type = r.at("gpu") == "T4" ? "T4" : "V100-16GB";
+    if (r.at("model") != model.name) continue;
+    const size_t layer = first_like(rows[type]++);
+    for (int tp : {1, 2, 4}) {
+      Sum& sum = sums[{type, static_cast<int>(layer), tp}];
+      sum.seconds += real(r, fmt::format("tp{}_s", tp).c_str());
+      ++sum.layers;
+    }
+  }
+  for (const auto& [type, count] : rows)
+    MOTLEY_CHECK(count == model.layers.size(), "{} layers of {} on {}", count, model.name, type);
+  for (const auto& [key, sum] : sums) {
+    const auto& [type, layer, tp] = key;
+    const bool present = std::any_of(set->clusters[0].types.begin(), set->clusters[0].types.end(),
+                                     [&, of = type](const DeviceType& t) { return t.name == of; });
+    if (!model.layers[layer].block || !present) continue;
+    // On one device the time is taken as it is; cut, it says what collectives cost.
+    const double mean = sum.seconds / sum.layers;
+    if (tp == 1)
+      set->times.add(type, layer, LayerProfile{1, mean});
+    else
+      set->profiles.push_back({type, 0, layer, tp, mean});
+  }
+}
+
 }  // namespace
 
 Set amp(const std::string& cluster) {
@@ -152,17 +196,7 @@ Set amp(const std::string& cluster) {
             t.strategy.micro_batch <= 2;
     set.trials.push_back(std::move(t));
   }
-  for (const Record& r : read_csv("amp/layer_times.csv")) {
-    const std::string gpu = r.at("gpu") == "T4" ? "T4" : "V100-16GB";
-    const bool present =
-        set.clusters[0].types[0].name == gpu || set.clusters[0].types.back().name == gpu;
-    const bool block = r.at("layer") == "transformer_12" || r.at("layer") == "block1_6" ||
-                       r.at("layer") == "block6_6";
-    if (r.at("model") != set.models[0].name || !block || !present) continue;
-    const int layer = r.at("layer") == "transformer_12" ? 12 : r.at("layer") == "block1_6" ? 7 : 19;
-    for (int tp : {1, 2, 4})
-      set.profiles.push_back({gpu, 0, layer, tp, real(r, fmt::format("tp{}_s", tp).c_str())});
-  }
+  add_profiles(&set);
   for (const DeviceType& type : set.clusters[0].types) add_device(&set, type.name);
   add_link(&set, "PCIe3");
   add_link(&set, set.clusters[0].groups[0].link.type);

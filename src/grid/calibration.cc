@@ -1,5 +1,7 @@
 #include "grid/calibration.h"
 
+#include <cmath>
+
 #include "core/error.h"
 
 namespace motley::grid {
@@ -41,6 +43,29 @@ Calibration default_calibration(const Cluster& cluster, const Precision& precisi
 void LayerTimes::add(const std::string& type, int tp, int micro_batch, int layer, Time time) {
   MOTLEY_CHECK(tp >= 1 && micro_batch >= 1 && layer >= 0);
   table_[{type, tp}][layer][micro_batch] = time;
+}
+
+void LayerTimes::add(const std::string& type, int layer, LayerProfile profile) {
+  MOTLEY_CHECK(layer >= 0 && profile.micro_batch >= 1 && profile.forward > 0);
+  profiles_[{type, layer}] = profile;
+}
+
+const LayerProfile* LayerTimes::profile(const std::string& type, int layer) const {
+  const auto known = profiles_.find({type, layer});
+  return known == profiles_.end() ? nullptr : &known->second;
+}
+
+Slower slower_than(Seconds host, Seconds device, Seconds seconds, double overlap_power) {
+  constexpr double kHost = 0.7, kDevice = 0.2;
+  const double k = overlap_power;
+  const auto rest = [&](Seconds other) {  // what goes with `other`
+    return std::pow(std::pow(seconds, k) - std::pow(other, k), 1 / k);
+  };
+  if (device >= seconds || host >= seconds)
+    return {std::min(1.0, seconds / host), std::min(1.0, seconds / device)};
+  const auto cost = [](double factor, double known) { return std::abs(std::log(factor)) / known; };
+  const double by_host = rest(device) / host, by_device = rest(host) / device;
+  return {cost(by_host, kHost) < cost(by_device, kDevice) ? by_host : 1, 1};
 }
 
 bool LayerTimes::find(const std::string& type, int tp, double micro_batch, int layer,

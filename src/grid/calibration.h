@@ -53,6 +53,22 @@ struct Calibration {
 // The catalogue's numbers for every device and link type of the cluster.
 Calibration default_calibration(const Cluster& cluster, const Precision& precision);
 
+// A forward pass of a whole layer timed by itself on one device, host and all.
+struct LayerProfile {
+  int micro_batch = 1;
+  Seconds forward = 0;
+};
+
+// By how much host and device are slower than a formula says, where both together, (host^k +
+// device^k)^(1/k), were measured to take `seconds`. Neither takes longer than both. What is missing is
+// the launches', of which a formula knows least (their logarithm to 0.7, that of rates to 0.2), unless
+// it is so little that the device's rate may be the reason; then neither is changed, as a layer timed
+// by itself waits for the host at its end.
+struct Slower {
+  double host = 1, device = 1;
+};
+Slower slower_than(Seconds host, Seconds device, Seconds seconds, double overlap_power);
+
 // Measured device seconds of a layer, by device type, tensor-parallel degree and micro-batch,
 // all-reduces included; the host's launches are added as for layers that were not measured. Between
 // measured micro-batches times are interpolated linearly, below the smallest they shrink in
@@ -67,7 +83,14 @@ class LayerTimes {
   // False if (type, tp, layer) was never measured.
   bool find(const std::string& type, int tp, double micro_batch, int layer, Time* time) const;
 
+  // Of layers whose times are not there: a profile of one micro-batch, which tells how many launches
+  // they take, or how well their kernels run, however they are cut. Equal layers have the profile of
+  // the first.
+  void add(const std::string& type, int layer, LayerProfile profile);
+  const LayerProfile* profile(const std::string& type, int layer) const;
+
  private:
+  std::map<std::pair<std::string, int>, LayerProfile> profiles_;
   std::map<std::pair<std::string, int>, std::map<int, std::map<int, Time>>> table_;
 };
 

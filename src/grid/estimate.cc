@@ -175,6 +175,13 @@ std::vector<Seconds> Estimator::group_times(const Strategy& s, const Mesh& mesh,
   return seconds;
 }
 
+Seconds Estimator::alone(const Layer& layer, const Rates& rates, double samples) const {
+  const Bytes weights = (layer.parameters + layer.parameters_whole + layer.expert_parameters) *
+                        model_.precision.weight;
+  return samples * layer.flops * (1 + rates.narrow / width_) / rates.flops +
+         (samples * (layer.traffic + layer.traffic_whole) + weights) / rates.memory;
+}
+
 LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
                                        const Mesh::Ring& tensor, const Mesh::Ring& context) const {
   const Layer& layer = model_.layers[index];
@@ -215,6 +222,8 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
     communication += 2 * ratio * b * layer.routed / s.tp * activation / expert_bandwidth_;
     collectives += 2;
   }
+  Seconds host = layer.kernels * rates.launch + collectives * rates.collective;
+  Seconds host_back = 2 * host - collectives * rates.collective;
   if (!measured) {
     const Bytes weights =
         (layer.parameters / s.tp + layer.parameters_whole + layer.expert_parameters / s.tp / s.ep) *
@@ -222,10 +231,17 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
     const Seconds work =
         device(layer.flops, layer.traffic, layer.traffic_whole) + weights / rates.memory;
     time = {work + communication, 2 * work + communication};
+    if (const LayerProfile* profile = times_.profile(cluster_.types[type].name, index)) {
+      const Slower slower =
+          slower_than(layer.kernels * rates.launch, alone(layer, rates, profile->micro_batch),
+                      profile->forward, calibration_.overlap_power);
+      host *= slower.host, host_back *= slower.host;
+      const Seconds more = (slower.device - 1) * work;
+      time.forward += more, time.backward += 2 * more;
+    }
   }
-  const Seconds host = layer.kernels * rates.launch + collectives * rates.collective;
   time.forward = pass(host, time.forward);
-  time.backward = pass(2 * host - collectives * rates.collective, time.backward);
+  time.backward = pass(host_back, time.backward);
   if (s.recompute == Recompute::full && layer.block) {
     time.backward += time.forward;
   } else if (s.recompute == Recompute::selective) {

@@ -172,6 +172,9 @@ class Estimator {
                               const std::vector<int>& first,
                               const std::vector<double>& weights) const;
 
+  // Device seconds of a layer's forward pass on one device, by formula.
+  Seconds alone(const Layer& layer, const Rates& rates, double samples) const;
+
   Model model_;
   Cluster cluster_;
   Calibration calibration_;

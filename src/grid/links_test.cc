@@ -1,6 +1,8 @@
 // What the grid takes of types of links and of machines with direct links.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "grid/estimate.h"
 #include "grid/search.h"
 #include "reference/grid.h"
@@ -65,6 +67,39 @@ TEST(Estimate, ConstantsAreOfTheTypeOfDeviceAndLink) {
   };
   EXPECT_GT(seconds(narrow, "tp=2,mbs=32") / seconds(e, "tp=2,mbs=32"),
             seconds(narrow, "tp=1,mbs=32") / seconds(e, "tp=1,mbs=32"));
+}
+
+TEST(Estimate, AProfileTellsTheLaunchesOfALayer) {
+  // Launches of 1 s and a device of 1 s that take 4 s together: 63^(1/3) s of launches.
+  EXPECT_NEAR(slower_than(1, 1, 4, 3).host, std::cbrt(63), 1e-12);
+  EXPECT_EQ(slower_than(1, 1, 4, 3).device, 1);
+  // 5 s on the device and 1 s of launches, measured 5.5 s: the rate of the device is as likely.
+  EXPECT_EQ(slower_than(1, 5, 5.5, 3).host, 1);
+  // Neither takes longer than both.
+  EXPECT_DOUBLE_EQ(slower_than(1, 6, 4, 3).device, 4. / 6);
+  EXPECT_DOUBLE_EQ(slower_than(6, 1, 4, 3).host, 4. / 6);
+
+  // A model whose blocks launch twice as many kernels as it is told, on a slow host.
+  const Cluster cluster = load_cluster("amp-v100x16");
+  Model model = small_gpt(), truth = model;
+  for (Layer& layer : truth.layers) layer.kernels *= layer.block ? 2 : 1;
+  Calibration calibration = default_calibration(cluster, model.precision);
+  calibration.types["V100-16GB"].launch = 60e-6;
+  const Estimator real(truth, cluster, calibration);
+  const Strategy one = complete(real, options_of(32, "tp=1,dp=16,mbs=1"));
+  const Mesh mesh = real.mesh(one);
+  LayerTimes times;
+  for (int l = 0; l < model.size(); ++l)
+    if (model.layers[l].block)
+      times.add(
+          "V100-16GB", l,
+          LayerProfile{1, real.layer_time(l, 0, one, mesh.tensor[0], mesh.context[0]).forward});
+  const Estimator told(model, cluster, calibration), profiled(model, cluster, calibration, times);
+  for (const char* fixed : {"tp=1,dp=16,mbs=2", "pp=4,dp=4,mbs=1", "tp=2,dp=8,mbs=1"}) {
+    const Strategy s = complete(real, options_of(32, fixed));
+    EXPECT_NEAR(profiled.estimate(s).step / real.estimate(s).step, 1, 0.05) << fixed;
+    EXPECT_LT(told.estimate(s).pipeline / real.estimate(s).pipeline, 0.9) << fixed;
+  }
 }
 
 TEST(Estimate, RingsOfAMachineWithDirectLinksAreItsChannels) {
