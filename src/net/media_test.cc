@@ -62,6 +62,32 @@ TEST(Media, AllReducesOfADgx1AreAsMeasured) {
         << n;
 }
 
+TEST(Media, PublicFiguresOfNccl) {
+  // Bandwidths of the bus of all_reduce_perf as NVIDIA and users publish them, large tensors: a DGX A100
+  // about 230 GB/s; two of them with eight ports of 200 Gbit/s about 190; a DGX-1 V100 about 130; a
+  // box of GPUs on PCIe 3 switches under one socket about 10 to 12, across sockets below that.
+  const auto all = [](const std::string& yaml, Algorithm algorithm = Algorithm::automatic) {
+    const Cluster cluster = parse_cluster(yaml, "public");
+    return bus(Topology(cluster), range(cluster.size()), algorithm);
+  };
+  EXPECT_NEAR(all("link: {type: NVSwitch-A100}\ndevices: [{type: A100-80GB, count: 8}]"), 230, 12);
+  EXPECT_NEAR(bus(Topology(load_cluster("dgx-1-v100")), range(8), Algorithm::automatic), 130, 7);
+  std::string nics;
+  for (int n = 0; n < 8; ++n)
+    nics += fmt::format("{}{{type: InfiniBand-200, near: [{}]}}", n ? ", " : "", n);
+  EXPECT_NEAR(
+      all(fmt::format("link: {{type: InfiniBand-200}}\ngroups: [{{count: 2, nics: [{}], link: "
+                      "{{type: NVSwitch-A100}}, devices: [{{type: A100-80GB, count: 8}}]}}]",
+                      nics)),
+      190, 15);
+  const char* box =
+      "link: {{type: UPI}}\ngroups: [{{count: {}, link: {{type: PCIe3}}, groups: [{{count: 2, "
+      "link: "
+      "{{type: PCIe3}}, devices: [{{type: 1080Ti, count: 2}}]}}]}}]";
+  EXPECT_NEAR(all(fmt::format(fmt::runtime(box), 1), Algorithm::ring), 11, 1.5);
+  EXPECT_LT(all(fmt::format(fmt::runtime(box), 2), Algorithm::ring), 10.5);
+}
+
 TEST(Media, WhatIsNoNeighbourGoesThroughTheHost) {
   const Topology net(load_cluster("p2-v100-2"));
   // The ring at the total of its links: 2 * 3 * 22.5 GB/s.
