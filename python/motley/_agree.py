@@ -9,7 +9,7 @@ import warnings
 
 import torch
 
-from . import _motley, _optim
+from . import _motley, _optim, _torch
 from ._capture import capture_step
 from ._errors import UserError
 from ._plan import Plan, load
@@ -29,7 +29,7 @@ def send_text(group, text):
         body.copy_(data)
     body = body.to(group.device)
     group.all_reduce(body)
-    return bytes(body.cpu().numpy().tobytes()).decode()
+    return bytes(_torch.bytes_of(body.cpu())).decode()
 
 
 def captured(step):

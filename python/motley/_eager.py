@@ -48,7 +48,7 @@ class Draws(TorchDispatchMode):
 
     def _numbers(self, name, numbers, shape, dtype, device):
         """The elements of the next node that is such an operator; None: there is none."""
-        key = torch.get_rng_state().numpy().tobytes()
+        key = bytes(_torch.bytes_of(torch.get_rng_state()))
         if key in self.given:  # the same draw once more
             node, numbers_type, scaled = self.given[key]
         else:

@@ -25,7 +25,7 @@ from multiprocessing import util
 
 import torch
 
-from . import _motley
+from . import _motley, _torch
 from ._errors import PeerLost, UserError
 from ._pieces import plain
 
@@ -33,12 +33,6 @@ _ROW = 128  # bytes of a worker's "address port token"
 _PATIENCE = 60  # seconds until a worker that waits to end says so
 _HELLO = 5  # seconds for the token of a connection
 _STRANGERS = 32  # connections at once that have not given it
-
-
-def bytes_of(tensor):
-    """A tensor's elements as bytes, without a copy where it is on the CPU and contiguous."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() > 0 else memoryview(b"")
 
 
 def _rank_0():
@@ -389,7 +383,7 @@ class Peers:
                 answer.append(row)
             _send_header(connection, {"count": count, "moved": moved, "values": answer})
             for tensor in tensors:
-                connection.sendall(bytes_of(tensor))
+                connection.sendall(_torch.bytes_of(tensor.cpu()))
 
     def _lost(self):
         """Why there is no answer to wait for: a worker is hung; '' if none is."""
@@ -482,7 +476,7 @@ class Peers:
                         for key, type_name, value in row:
                             if type_name is not None:
                                 value = torch.empty(value, dtype=getattr(torch, type_name))
-                                buffer = bytes_of(value)
+                                buffer = _torch.bytes_of(value)
                                 _receive(connection, len(buffer), buffer, lost=self._lost)
                             values.append((key, value))
                         self._put(result, covers, rank, kind, name, shape, values)

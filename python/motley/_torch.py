@@ -1,6 +1,7 @@
 """What differs between the versions of torch, 1.13 to 2.x. Nothing else in the package asks for a version."""
 
 import contextlib
+import ctypes
 import importlib
 import inspect
 import math
@@ -20,6 +21,16 @@ def _storage(tensor):
 def memory_of(tensor):
     """The address of a tensor's memory and where in it the tensor begins."""
     return _storage(tensor).data_ptr(), tensor.storage_offset()
+
+
+def bytes_of(tensor):
+    """The memory of a tensor on the CPU as a memoryview of bytes; without numpy, which torch 2 need not have."""
+    flat = tensor.detach().contiguous()
+    if flat.numel() == 0:
+        return memoryview(b"")
+    array = (ctypes.c_uint8 * (flat.numel() * flat.element_size())).from_address(flat.data_ptr())
+    array.owner = flat  # lives as long as the view
+    return memoryview(array).cast("B")
 
 
 def storage_of(tensor):

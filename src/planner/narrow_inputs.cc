@@ -8,6 +8,19 @@
 
 namespace motley::planner {
 
+namespace {
+
+// Whether a value that is held whole may be sliced to a placement: nothing else makes that.
+bool can_slice(const std::vector<Step>& steps, ValueId value, Placement to) {
+  if (Theory::conversion(Placement::replicated(), to) != Collective::slice) return false;
+  return std::all_of(steps.begin(), steps.end(), [&](const Step& step) {
+    return step.is_compute() || step.value != value || step.to != to ||
+           (step.kind == Collective::slice && step.from.is_replicated());
+  });
+}
+
+}  // namespace
+
 void narrow_inputs(Plan* plan) {
   const Graph& graph = *plan->graph;
   const Theory& theory = *plan->theory;
@@ -45,7 +58,7 @@ void narrow_inputs(Plan* plan) {
       if (!one || !piece) continue;
       for (size_t t = 0; t < triples.size() && !changed; ++t) {
         if (triples[t].out[0] != *piece || !triples[t].kernel.empty() ||
-            (view && Theory::conversion(whole, triples[t].in[0]) != Collective::slice))
+            (view && !can_slice(steps, operands[0], triples[t].in[0])))
           continue;
         steps[s].triple = static_cast<int>(t);
         std::erase_if(steps, [&](const Step& use) {
@@ -57,11 +70,13 @@ void narrow_inputs(Plan* plan) {
           slice.from = whole;
           slice.to = triples[t].in[0];
           slice.kind = Collective::slice;
-          if (std::find(steps.begin(), steps.end(), slice) == steps.end()) {
-            const auto at = std::find_if(steps.begin(), steps.end(), [&](const Step& step) {
-              return step.is_compute() && step.node == graph.value(value).producer;
-            });
-            steps.insert(at, slice);
+          const auto view_step = std::find_if(steps.begin(), steps.end(), [&](const Step& step) {
+            return step.is_compute() && step.node == graph.value(value).producer;
+          });
+          const auto view_at = view_step - steps.begin();
+          if (std::find(steps.begin(), view_step, slice) == view_step) {
+            std::erase(steps, slice);  // made later, for others
+            steps.insert(steps.begin() + view_at, slice);
           }
         }
         changed = true;

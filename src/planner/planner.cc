@@ -210,6 +210,10 @@ void finish(PlanReport* report, DType precision) {
   }
   if (report->candidates.empty()) return;
   Plan& best = *report->candidates[0].plan;
+  if (!best.pipeline) {
+    const std::vector<std::string> problems = motley::check(*best.theory, best.program);
+    MOTLEY_CHECK(problems.empty(), "the plan found is not sound: {}", problems.front());
+  }
   for (size_t c = 1; c < report->candidates.size(); ++c) {
     const Candidate& other = report->candidates[c];
     best.alternatives.push_back({other.plan->engine, other.note, false, true, other.simulated_s});

@@ -343,7 +343,13 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
       }
       sent = {};
     } else {
-      std::vector<at::Tensor> results = compute(in, step, micro_batch);
+      std::vector<at::Tensor> results;
+      try {
+        results = compute(in, step, micro_batch);
+      } catch (c10::Error& error) {
+        error.add_context(fmt::format("in {} (node {} of the plan)", in.node->op, in.id.index));
+        throw;
+      }
       MOTLEY_CHECK(results.size() >= in.results.size(), "{} has {} results, not {}", in.node->op,
                    results.size(), in.results.size());
       for (size_t o = 0; o < in.results.size(); ++o) {

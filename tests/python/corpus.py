@@ -128,14 +128,12 @@ def _families(library):
 def _of_family(family):
     """A family's model in its tiny size, on batches of six rows."""
     build, batch = family.tiny
-    # Of numbers near zero, Adam takes the sign alone: rounding would show.
-    optimizer = (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)) if family.single else None
 
     def rows(generator):
         given = batch(6, generator)
         return given if isinstance(given, tuple) else (given,)
 
-    return Case(family.name, lambda: (build(), family.loss_fn, rows), optimizer, single=family.single, library=True)
+    return Case(family.name, lambda: (build(), family.loss_fn, rows), family.optimizer, single=family.single, library=True)
 
 
 def cases(file):

@@ -40,7 +40,7 @@ class Install(unittest.TestCase):
         cls.environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         # The build folder is used again.
         command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", cls.folder, ROOT,
-                   "-C", "build-dir=" + os.environ["MOTLEY_BINARY_DIR"], "-C", "cmake.define.MOTLEY_TESTS=ON"]  # fmt: skip
+                   f"--config-settings=build-dir={os.environ['MOTLEY_BINARY_DIR']}", "--config-settings=cmake.define.MOTLEY_TESTS=ON"]  # fmt: skip
         done = run(command, env=cls.environment)
         assert done.returncode == 0, done.stdout + done.stderr
         (cls.wheel,) = [os.path.join(cls.folder, name) for name in os.listdir(cls.folder) if name.endswith(".whl")]
