@@ -25,6 +25,7 @@ struct Site {
   Seconds latency = kNetworkLatency;
   std::vector<Site> children;
   std::vector<std::string> devices;  // types
+  std::string direct;                // links between pairs of them, as a cluster file has them
   std::map<Collective, NcclFit> measured;
 
   int size() const {
@@ -229,13 +230,9 @@ class Assembler {
                                                        [](auto& p) { return p.size() > 1; });
     if (!split) {
       // Joined through others by something nearer: a ring or mesh of NVLinks with gaps.
-      if (parts.size() == 1 && farthest != Near::nvlink) {
-        const int links = nvlinks(gpus);
-        if (links > 0) {
-          site.bandwidth = nvlink_of(type) * links * kGB, site.latency = 3e-6;
-          site.why = fmt::format("{} NVLink{} of {} GB/s, not from each to each", links,
-                                 links > 1 ? "s" : "", nvlink_of(type));
-        }
+      if (parts.size() == 1 && farthest != Near::nvlink && nvlinks(gpus) > 0) {
+        site.direct = pairs(gpus);
+        site.why += fmt::format(", beside NVLinks of {} GB/s", nvlink_of(type));
       }
       for (const int g : gpus) site.devices.push_back(types[g]);
       if (!std::is_sorted(gpus.begin(), gpus.end()))
@@ -251,6 +248,16 @@ class Assembler {
       site.children.push_back(
           inside(part, types, to_string(farthest) == std::string("SYS") ? "socket" : "switch"));
     return site;
+  }
+
+  // "[0, 1, 2], [0, 3]": the GPUs of a group that NVLinks join, and by how many.
+  std::string pairs(const std::vector<int>& gpus) const {
+    std::string list;
+    for (size_t a = 0; a < gpus.size(); ++a)
+      for (size_t b = a + 1; b < gpus.size(); ++b)
+        if (const int links = matrix_.between[gpus[a]][gpus[b]].links; links > 0)
+          list += fmt::format("{}[{}, {}, {}]", list.empty() ? "" : ", ", a, b, links);
+    return list;
   }
 
   // NVLinks of the GPU that has the fewest, to those of a group; behind a switch of all its own, to
@@ -351,7 +358,7 @@ class Assembler {
     std::vector<Site*>& sites = by_size.begin()->second;
     for (Site* site : sites) {
       const bool first = site->why.empty();
-      if (!first || run.collective == Collective::all_reduce) {
+      if (site->direct.empty() && (!first || run.collective == Collective::all_reduce)) {
         site->bandwidth = fitted.port;
         site->latency = fitted.latency;
         site->why.clear();
@@ -377,6 +384,12 @@ class Assembler {
     std::string out =
         fmt::format("{}link: {{bandwidth: {:.6g}, latency: {:.4g}}}{}\n", indent, site.bandwidth,
                     site.latency, site.why.empty() ? "" : "  # assumed: " + site.why);
+    if (!site.direct.empty())
+      out += fmt::format("{0}direct:\n{0}  - {{type: {1}, between: [{2}]}}\n", indent,
+                         site.devices[0].starts_with("P100")   ? "NVLink1"
+                         : site.devices[0].starts_with("V100") ? "NVLink2"
+                                                               : "NVLink3",
+                         site.direct);
     if (!site.measured.empty()) {
       out += indent + "collectives:\n";
       for (const auto& [collective, fitted] : site.measured)

@@ -27,8 +27,12 @@ std::string data(const std::string& name) {
 std::string outline(const Cluster& c, GroupId id = GroupId(0)) {
   const Group& g = c.groups[id.index];
   const std::string at = fmt::format(" at {:.4g}", g.link.bandwidth / 1e9);
+  int links = 0;
+  for (const DirectLink& d : g.direct) links += d.links;
+  const std::string direct =
+      links > 0 ? fmt::format(", {} pairs with {} NVLinks", g.direct.size(), links) : "";
   if (g.children.empty())
-    return fmt::format("{} {}{}", g.device_count, c.type_of(g.first_device).name, at);
+    return fmt::format("{} {}{}{}", g.device_count, c.type_of(g.first_device).name, at, direct);
   return fmt::format("{} of ({}){}", g.children.size(), outline(c, g.children[0]), at);
 }
 
@@ -43,7 +47,8 @@ TEST(Machines, OfEightKindsAreReadLevelByLevel) {
       {"dgx-h100", "NVIDIA H100 80GB HBM3, 81559 MiB", 8, "8 H100-80GB at 450"},
       {"dgx-a100", "NVIDIA A100-SXM4-80GB, 81920 MiB", 8, "8 A100-80GB at 300"},
       {"hgx-a100-4", "NVIDIA A100-SXM4-40GB, 40960 MiB", 4, "4 A100-40GB at 300"},
-      {"dgx-1-v100", "Tesla V100-SXM2-32GB, 32510 MiB", 8, "8 V100-32GB at 150"},
+      {"dgx-1-v100", "Tesla V100-SXM2-32GB, 32510 MiB", 8,
+       "8 V100-32GB at 7.2, 16 pairs with 24 NVLinks"},
       {"pcie-a100-pairs", "NVIDIA A100-PCIE-40GB, 40960 MiB", 4,
        "2 of (2 A100-40GB at 300) at 14.4"},
       {"t4-8", "Tesla T4, 15360 MiB", 8, "2 of (2 of (2 T4 at 12) at 9.6) at 7.2"},
