@@ -21,6 +21,7 @@ struct Searched {
   int global_batch = 0;
   Calibration calibration;
   std::string fixed;
+  LayerTimes times;
   std::vector<int> cp = {1};  // context-parallel degrees tried
 };
 
@@ -28,7 +29,7 @@ void search_times(const std::vector<Searched>& cases) {
   fmt::print("\n{:24} {:>7} {:>10} {:>10} {:>8} {:>8} {:>9}  {}\n", "search", "devices", "step s",
              "bound s", "CPU s", "found", "costed", "best, stop, baselines");
   for (const Searched& c : cases) {
-    const Estimator estimator(c.model, c.cluster, c.calibration);
+    const Estimator estimator(c.model, c.cluster, c.calibration, c.times);
     SearchOptions options;
     options.global_batch = c.global_batch;
     options.runtime = Runtime::deepspeed;
@@ -65,15 +66,16 @@ void search_all() {
     Predictor predict(set, fit({{&set, rows_of(set)}}, {&set}));
     const Estimator& fitted = predict.estimator(0, 0);
     mixed = fitted.calibration();
-    cases.push_back({name, fitted.cluster(), set.models[0], 32, mixed, ""});
+    cases.push_back({name, fitted.cluster(), set.models[0], 32, mixed, "", set.times});
     if (std::string(name) != "amp-mixed") continue;
     // With every device: AMP's best degrees (1.28 s measured) with other layers, and one pipeline.
     for (const char* fixed : {"pp=8,dp=2,tp=1,mbs=1,zero=0,recompute=none", "pp=16,dp=1,tp=1"})
-      cases.push_back(
-          {fmt::format("  {:.14}", fixed), fitted.cluster(), set.models[0], 32, mixed, fixed});
+      cases.push_back({fmt::format("  {:.14}", fixed), fitted.cluster(), set.models[0], 32, mixed,
+                       fixed, set.times});
   }
   const Set transgan = amp("amp-v100x16");
-  cases.push_back({transgan.name, transgan.clusters[0], transgan.models[0], 64, mixed, ""});
+  cases.push_back(
+      {transgan.name, transgan.clusters[0], transgan.models[0], 64, mixed, "", transgan.times});
   for (int nodes : {32, 512}) {
     const Cluster cluster = parse_cluster(
         fmt::format("name: mixed-{0}\nlink: {{bandwidth: 200 Gbps, latency: 5 us}}\ngroups:\n"
