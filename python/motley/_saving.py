@@ -1,11 +1,10 @@
 """The state of a distributed model in the layout of the plain one: whole tensors, under the model's own names."""
 
 import collections
-import os
 
 import torch
 
-from . import _gradients, _torch
+from . import _formats, _gradients, _torch
 from ._agree import send_text
 from ._errors import UserError
 from ._mirror import current, inside
@@ -160,37 +159,52 @@ class Saving:
         with self._group.peers.change(self._held), _torch.without_subclasses():
             load(self.optimizer, local)
 
-    def save(self, path):
-        """Writes {model, optimizer, steps} in the original layout; torch.load reads it. Collective; rank 0 writes."""
-        problem = ""
+    def save(self, path, format=None):
+        """Writes {model, optimizer, steps} in the original layout. Collective; rank 0 writes.
+
+        format   'torch', which torch.load reads; 'safetensors', the model alone, also by a name that ends so; 'dcp', a folder that
+                 torch.distributed.checkpoint reads
+        """
+        kind, problem = _formats.format_of(path, format), ""
+        _formats.needs(kind)
         if self._group.rank == 0:
             try:
                 file = {"model": self.state_dict(), "steps": self._steps}
-                if self.optimizer is not None:
+                if self.optimizer is not None and kind != "safetensors":
                     file["optimizer"] = self.optimizer_state_dict()
-                target = os.path.realpath(path)
-                beside = target if os.path.exists(target) and not os.path.isfile(target) else f"{target}.part"
-                torch.save(file, beside)  # into a device or a pipe as it is; never replaces one
-                if beside != target:
-                    os.replace(beside, target)
+                    if kind == "dcp":
+                        file["optimizer"] = _formats.by_name(file["optimizer"], self._optimized_names())
+                _formats.write(path, file, kind)
             except (OSError, RuntimeError) as error:
                 problem = f"[distribute] {path} cannot be written: {str(error).splitlines()[0]}; give a file in a folder that exists"
         problem = send_text(self._group, problem)
         if problem:
             raise UserError(problem)
 
-    def load(self, path):
-        """Goes on from a file that save() wrote, on this or another cluster; every worker reads it."""
+    @inside
+    def _optimized_names(self):
+        return [slot.name for slot in self._optimized()]
+
+    def load(self, path, format=None):
+        """Goes on from a file that save() wrote, on this or another cluster, or from a model's file in one of its formats; every worker reads it."""
+        kind = _formats.format_of(path, format)
+        _formats.needs(kind)
         try:
-            file = _torch.load(path)
-            steps, state = int(file["steps"]), file["model"]
+            file = _formats.read(path, kind)
+            steps, state = int(file.get("steps", 0) if kind != "torch" else file["steps"]), file["model"]
         except OSError as error:
-            raise UserError(f"[distribute] {path} cannot be read: {error.strerror}; give a file that save() wrote") from None
+            raise UserError(f"[distribute] {path} cannot be read: {error.strerror or error}; give a file that save() wrote") from None
         except Exception:
             raise UserError(f"[distribute] {path} is damaged or not a file that save() wrote") from None
-        self.load_state_dict(state)
-        if self.optimizer is not None:
+        self.load_state_dict(self._with_tied(state))
+        if self.optimizer is not None and kind != "safetensors":
             if "optimizer" not in file:
                 raise UserError(f"[distribute] {path} holds no optimizer; use load_state_dict(torch.load(path)['model'])")
-            self.load_optimizer_state_dict(file["optimizer"])
+            self.load_optimizer_state_dict(_formats.by_index(file["optimizer"], self._optimized_names()))
         self._steps = steps
+
+    def _with_tied(self, state):
+        """A state in which a tied parameter is under all of its names; files of safetensors have it under one."""
+        names, _ = self._names()
+        known = {name: state[key] for key, name in names if name is not None and key in state}
+        return {**{key: known[name] for key, name in names if name in known}, **state}

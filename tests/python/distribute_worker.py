@@ -1,6 +1,7 @@
 """One of three workers: everything that distribute() promises, against plain PyTorch in double precision."""
 
 import copy
+import importlib
 import os
 import sys
 
@@ -238,6 +239,7 @@ def checkpoint():
         assert "cannot be written" in str(error) and "\n" not in str(error), error
     else:
         raise AssertionError("a file in no folder was written")
+    formats(dist, file)
     if RANK == 0:
         with open(f"{FOLDER}/damaged.pt", "wb") as out:
             with open(f"{FOLDER}/checkpoint.pt", "rb") as whole:
@@ -250,6 +252,54 @@ def checkpoint():
             assert words in str(error), error
         else:
             raise AssertionError(words)
+
+
+def found(module):
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
+
+
+def formats(dist, file):
+    """The same checkpoint as other programs write and read it, both ways; then training goes on as it would have."""
+    plain = net()
+    expected = support.plain_training(plain, F.cross_entropy, batches(5), adam(plain))[3:]
+    kinds = [name for name, module in (("safetensors", "safetensors"), ("dcp", "torch.distributed.checkpoint.state_dict")) if found(module)]
+    for kind in kinds:
+        path = f"{FOLDER}/model.safetensors" if kind == "safetensors" else f"{FOLDER}/folder"
+        for _ in range(2):  # the second one replaces the first
+            dist.save(path, format=kind if kind == "dcp" else None)
+        dist._group.barrier()
+        if kind == "safetensors":
+            from safetensors.torch import load_file
+
+            read = load_file(path)
+        else:
+            import torch.distributed.checkpoint as dcp
+            from torch.distributed.checkpoint import state_dict as states
+
+            other = net(seed=9)
+            optimizer = adam(other)
+            held = {"model": other.state_dict(), "optimizer": states.get_optimizer_state_dict(other, optimizer)}
+            dcp.load(held, checkpoint_id=path, no_dist=True)
+            states.set_optimizer_state_dict(other, optimizer, held["optimizer"])
+            read = held["model"]
+            other.load_state_dict(read)
+            read = {key: value.clone() for key, value in read.items()}
+            for got, loss in zip(support.plain_training(other, F.cross_entropy, batches(5)[3:], optimizer), expected):
+                near(got, loss)
+        assert sorted(read) == sorted(file["model"]) and all(torch.equal(read[key], file["model"][key]) for key in read)
+    for kind in kinds:
+        again = net(seed=11)
+        back = distributed(again, adam(again))
+        back.load(f"{FOLDER}/model.safetensors" if kind == "safetensors" else f"{FOLDER}/folder")
+        assert back.steps == 3
+        if kind == "safetensors":  # of the model alone
+            back.load_optimizer_state_dict(file["optimizer"])
+        for batch, loss in zip(batches(5)[3:], expected):
+            near(back.train_step(*batch), loss)
 
 
 def beside_torch_distributed():
