@@ -33,7 +33,7 @@ constexpr size_t kFewNodes = 20'000;
 struct Args {
   std::string model, cluster, output, fix, target,
       engine = "auto", memory = "on", optimizer = "adamw", strategy, profile, precision = "fp32",
-      recompute = "auto", virtual_devices = "auto", segments = "1", layers;
+      recompute = "auto", virtual_devices = "auto", segments = "1", layers, duplex = "auto";
   int scale = 0, threads = 0;
   int64_t batch = 0, micro_batch = 0;
   double time_limit = 0;  // 0: not given
@@ -90,6 +90,11 @@ void add_search_options(CLI::App* command, Args* args) {
           "--segments", args->segments,
           "Parts of the model with shares of their own: a number (default: 1), auto, or names "
           "of modules, such as features,classifier")
+      ->group(group);
+  command
+      ->add_option("--duplex", args->duplex,
+                   "Parts of the batch that take turns, one communicating while another computes: "
+                   "auto (default): two where that is faster; a number; off")
       ->group(group);
   command
       ->add_option(
@@ -180,6 +185,7 @@ planner::PlanOptions options_of(const Args& args) {
   options.fix = args.fix;
   options.virtual_devices = planner::parse_virtual_devices(args.virtual_devices);
   options.segments = planner::parse_segments(args.segments);
+  options.duplex = planner::parse_duplex(args.duplex);
   parse_optimizer(args.optimizer, &options.optimizer);
   options.precision = args.precision == "bf16"   ? DType::bf16
                       : args.precision == "fp16" ? DType::f16

@@ -82,6 +82,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
   training.seed = options.seed;
   training.learning_rate = options.learning_rate;
   training.clip = options.clip;
+  training.overlap = options.overlap != "off";
   training.data = options.data;
   training.checkpoint = options.checkpoint;
   training.checkpoint_every = options.checkpoint_every;
@@ -130,6 +131,11 @@ void work(const RunOptions& options, const Rendezvous& where) {
       if (options.clip > 0) step["gradient_norm"] = s.gradient_norm;
       steps.push_back(step);
     }
+    Json communication = Json::array();
+    for (const Worker::Communication& c : report.communication)
+      communication.push_back({{"comm_s", c.seconds},
+                               {"exposed_comm_s", c.waited},
+                               {"hidden_comm_s", std::max(0.0, c.seconds - c.waited)}});
     print_json({{"model", plan.model},
                 {"workers", where.size},
                 {"data", report.data},
@@ -137,6 +143,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
                 {"pacing", pacing},
                 {"steps", steps},
                 {"in_flight", report.in_flight},
+                {"communication", communication},
                 {"median_step_s", report.median_step_s},
                 {"predicted_step_s", plan.predicted_step_s}});
   } else if (!report.steps.empty()) {
@@ -166,6 +173,7 @@ std::vector<std::string> RunOptions::arguments() const {
   if (clip > 0) add("--clip", fmt::format("{}", clip));
   if (emulate) words.push_back("--emulate");
   if (!profile.empty()) add("--profile", profile);
+  if (!overlap.empty()) add("--overlap", overlap);
   add("--device", device);
   if (json) words.push_back("--json");
   return words;
@@ -212,6 +220,12 @@ void add_training_options(CLI::App* command, RunOptions* options) {
       ->group(group);
   command->add_option("--clip", options->clip, "Largest norm of the gradient; default: no clipping")
       ->check(positive_number())
+      ->group(group);
+  command
+      ->add_option("--overlap", options->overlap,
+                   "Whether collectives travel while devices compute: on (default), or off, to see "
+                   "what it brings")
+      ->check(CLI::IsMember({"on", "off"}))
       ->group(group);
   command->add_option("--seed", options->seed, "Seed of parameters, data and dropout; default: 0")
       ->check(whole_number())

@@ -21,6 +21,7 @@ struct RunOptions {
   bool emulate = false;
   std::string profile;          // file; empty: the numbers in the plan
   std::string device = "auto";  // or cpu, cuda
+  std::string overlap = "on";   // or off: collectives are waited for where they stand
   int threads = 1;              // of each local worker
   bool json = false;
 

@@ -1,6 +1,7 @@
 #include "cli/simulate_command.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 
 #include "cli/commands.h"
@@ -39,6 +40,7 @@ void add_simulate_command(CLI::App& app) {
         devices.push_back({{"busy_s", d.busy},
                            {"comm_s", d.comm},
                            {"exposed_comm_s", d.exposed_comm},
+                           {"hidden_comm_s", std::max(0.0, d.comm - d.exposed_comm)},
                            {"idle_s", d.idle},
                            {"peak_memory_bytes", d.peak_memory}});
       print_json({{"step_s", sim.step},
@@ -49,12 +51,14 @@ void add_simulate_command(CLI::App& app) {
     }
     std::printf("%s a step, load balance %.1f%%\n", format_seconds(sim.step).c_str(),
                 100 * sim.load_balance);
-    std::printf("  %-6s %-12s %10s %10s %10s %12s\n", "device", "type", "busy", "comm", "idle",
-                "peak memory");
+    std::printf("  %-6s %-12s %10s %10s %10s %10s %12s\n", "device", "type", "busy", "comm",
+                "hidden", "idle", "peak memory");
     for (int d = 0; d < plan.cluster.size(); ++d) {
       const DeviceTime& t = sim.devices[d];
-      std::printf("  %-6d %-12s %10s %10s %10s %12s\n", d, plan.cluster.type_of(d).name.c_str(),
-                  format_seconds(t.busy).c_str(), format_seconds(t.comm).c_str(),
+      std::printf("  %-6d %-12s %10s %10s %10s %10s %12s\n", d,
+                  plan.cluster.type_of(d).name.c_str(), format_seconds(t.busy).c_str(),
+                  format_seconds(t.comm).c_str(),
+                  format_seconds(std::max(0.0, t.comm - t.exposed_comm)).c_str(),
                   format_seconds(t.idle).c_str(), format_bytes(t.peak_memory).c_str());
     }
     if (!args->trace.empty())

@@ -145,7 +145,7 @@ class Reader {
     if (!node.IsMap()) throw error(path, "is not a map", "give name, flops, memory, ...");
     allow(node, path,
           {"name", "like", "flops", "half_flops", "memory", "reserved", "memory_bandwidth",
-           "overhead", "speed", "ops", "price", "watts", "idle_watts"});
+           "overhead", "speed", "interference", "ops", "price", "watts", "idle_watts"});
     if (!node["name"]) throw error(join(path, "name"), "is missing", "give the type a name");
     DeviceType type;
     std::string name = this->name(node["name"], join(path, "name"));
@@ -183,6 +183,10 @@ class Reader {
     } else if (!complete) {
       type.speed = 0;
     }
+    take("interference", "number", &type.interference, false);
+    if (type.interference > 100)
+      throw error(join(path, "interference"), "is more than 100",
+                  "give by what part computation is slower beside a collective, such as 0.1");
     if (node["ops"]) read_ops(node["ops"], join(path, "ops"), &type);
     read_tariff(node, path, name, base);
     std::erase_if(known_, [&](const DeviceType& k) { return k.name == name; });

@@ -62,6 +62,7 @@ struct DeviceType {
       1;  // emulation: share of one core of the machine it is emulated on (0: not emulated)
   std::vector<OpRate> ops;  // measured, by name; before the numbers above where there is one
   Bytes reserved = 0;       // besides `memory`: context, workspaces and buffers that libraries keep
+  double interference = 0;  // by what part computation is slower while a collective runs beside it
   friend bool operator==(const DeviceType&, const DeviceType&) = default;
 };
 

@@ -251,7 +251,7 @@ std::string look_of(const Cluster& cluster) {
   for (const DeviceType& type : cluster.types) {
     text(type.name);
     for (const double number : {type.flops, type.half_flops, type.memory, type.memory_bandwidth,
-                                type.overhead, type.speed, type.reserved})
+                                type.overhead, type.speed, type.reserved, type.interference})
       add(number);
     add(type.ops.size());
     for (const OpRate& op : type.ops) {

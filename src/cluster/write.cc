@@ -84,6 +84,7 @@ std::string to_yaml(const Cluster& cluster) {
     put("memory_bandwidth", t.memory_bandwidth);
     put("overhead", t.overhead);
     put("speed", t.speed);
+    put("interference", t.interference);
     if (!t.ops.empty()) {
       out << YAML::Key << "ops" << YAML::Value << YAML::BeginSeq;
       for (const OpRate& rate : t.ops) {

@@ -63,6 +63,9 @@ class Communicator {
   virtual void all_to_all(const std::vector<at::Tensor>& send,
                           std::vector<at::Tensor>& receive) = 0;
   virtual void barrier() = 0;
+  // This rank has failed: collectives of its that are under way end in an exception, where the
+  // backend can end them.
+  virtual void abort() {}
 
   // One message between two ranks, started and not waited for: it travels while the caller
   // computes. A message is met by the receive of the same tag, tag >= 1; messages of one pair and

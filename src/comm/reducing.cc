@@ -110,6 +110,7 @@ class Reducing final : public Communicator {
     group_.all_to_all(send_pieces, receive_pieces);
   }
   void barrier() override { group_.barrier(); }
+  void abort() override { group_.abort(); }
   std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
     return group_.send(tensor, to, tag);
   }

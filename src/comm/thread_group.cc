@@ -150,6 +150,7 @@ class ThreadCommunicator final : public Communicator {
     meeting_.seen(rank_);
   }
   void barrier() override { meeting_.wait(); }
+  void abort() override { meeting_.abort(); }
   std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
     {
       // The copy stands for what is in the network: no worker's memory.

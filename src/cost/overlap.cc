@@ -104,6 +104,35 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
   return messages;
 }
 
+std::vector<int> gradient_buckets(const Theory& theory, const Program& program) {
+  const Graph& graph = theory.graph();
+  const std::vector<bool> pure = pure_gradients(graph);
+  const int end = static_cast<int>(program.steps.size());
+  std::vector<int> ends(end, -1);
+  auto gradient = [&](int s) {
+    const Step& step = program.steps[s];
+    return !step.is_compute() && step.kind == Collective::all_reduce && pure[step.value.index];
+  };
+  for (int s = 0; s < end;) {
+    if (!gradient(s)) {
+      ++s;
+      continue;
+    }
+    const TensorSpec& spec = graph.spec(program.steps[s].value);
+    auto bytes = static_cast<Bytes>(spec.bytes());
+    int next = s + 1;
+    for (; bytes < kAloneBytes && next < end && gradient(next); ++next) {
+      const TensorSpec& other = graph.spec(program.steps[next].value);
+      const auto more = static_cast<Bytes>(other.bytes());
+      if (other.dtype != spec.dtype || more >= kAloneBytes || bytes + more > kMessageBytes) break;
+      bytes += more;
+    }
+    ends[s] = next;
+    s = next;
+  }
+  return ends;
+}
+
 Seconds hidden_seconds(const Theory& theory, const Program& program, const CostModel& model,
                        const Fractions& fractions, ValueId* first) {
   if (first != nullptr) *first = {};

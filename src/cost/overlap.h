@@ -33,6 +33,11 @@ std::vector<bool> barriers(const Theory& theory, const Program& program, const S
 std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program,
                                                const Shares& shares);
 
+// [step] Of a program whose collectives travel beside computation (shard/duplex.h): where the
+// message ends that begins with this step: all-reduces of pure gradients of one type that stand side by
+// side, small ones up to kMessageBytes, large ones alone. Of other steps, -1.
+std::vector<int> gradient_buckets(const Theory& theory, const Program& program);
+
 // Seconds for which a gradient of so many bytes keeps the network busy at least, alone or as part
 // of a message.
 Seconds message_seconds(const CostModel& model, Bytes bytes);

@@ -129,7 +129,8 @@ class Alternatives {
   std::vector<TensorChoice> run(bool* out_of_time) {
     std::vector<Tensors> all;
     if (!plan_->pipeline) {
-      if (plan_->cluster.size() > 1) all = groups_of(*plan_->theory, plan_->program, -1);
+      if (plan_->cluster.size() > 1 && !plan_->duplex)
+        all = groups_of(*plan_->theory, plan_->program, -1);
     } else {
       for (int s = 0; s < plan_->pipeline->stages(); ++s)
         if (plan_->pipeline->replicas[0].stages[s].devices.size() > 1)

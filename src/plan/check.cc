@@ -226,7 +226,19 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit) {
     return problems;
   }
   Theory theory(*plan.graph);  // derived afresh: nothing of the planner is trusted
-  problems = check(theory, plan.program);
+  std::unique_ptr<Duplex> duplex;
+  try {
+    if (plan.duplex) {
+      if (theory.segments() > 1) return {"duplex: the model has segments; plan one segment"};
+      duplex = duplex_of(theory, plan.duplex->samples, "duplex");
+    }
+  } catch (const UserError& e) {
+    return {e.what()};
+  }
+  if (duplex && to_text(duplex->graph) != to_text(plan.duplex->graph))
+    return {"duplex: its graph is not that of the batch in parts"};
+  const Theory& running = duplex ? *duplex->theory : theory;
+  problems = check(running, plan.program);
   if (static_cast<int>(plan.ratios.size()) != theory.segments() ||
       std::any_of(plan.ratios.begin(), plan.ratios.end(), [&](const auto& ratios) {
         return static_cast<int>(ratios.size()) != plan.cluster.size();
@@ -235,7 +247,7 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit) {
   } else if (problems.empty() && memory_limit) {
     Shares shares(plan.ratios);
     Fractions fractions(plan.cluster, shares);
-    auto peak = memory_of(theory, plan.program, fractions,
+    auto peak = memory_of(running, plan.program, fractions,
                           static_cast<int>(plan.cluster.types.size()), plan.optimizer)
                     .peak;
     for (size_t t = 0; t < peak.size(); ++t)

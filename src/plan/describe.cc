@@ -184,8 +184,8 @@ struct Sum {
 };
 
 std::string describe_stored(const Plan& plan) {
-  const Theory& theory = *plan.theory;
-  const Graph& graph = *plan.graph;
+  const Theory& theory = plan.running();
+  const Graph& graph = theory.graph();
   std::string out;
   auto stored = stored_placements(theory, plan.program);
   std::map<std::string, Sum> by_placement;
@@ -213,8 +213,8 @@ std::string describe_stored(const Plan& plan) {
 }
 
 std::string describe_communication(const Plan& plan, const Shares& shares) {
-  const Theory& theory = *plan.theory;
-  const Graph& graph = *plan.graph;
+  const Theory& theory = plan.running();
+  const Graph& graph = theory.graph();
   std::map<std::string, Sum> comm;
   const std::vector<bool> is_gradient = pure_gradients(graph);
   for (const Step& step : plan.program.steps) {
@@ -244,13 +244,14 @@ std::string describe_communication(const Plan& plan, const Shares& shares) {
 }
 
 std::string describe_recomputation(const Plan& plan) {
+  const Graph& graph = plan.running().graph();
   int again = 0, forward = 0, places = 0;
   for (size_t s = 0; s < plan.program.steps.size(); ++s) {
     const Step& step = plan.program.steps[s];
     again += step.again;
     places += step.again && !plan.program.steps[s - 1].again;
-    forward += !step.again && step.is_compute() && !is_source(plan.graph->node(step.node)) &&
-               plan.graph->node(step.node).phase == Phase::forward;
+    forward += !step.again && step.is_compute() && !is_source(graph.node(step.node)) &&
+               graph.node(step.node).phase == Phase::forward;
   }
   if (again == 0) return "";
   return fmt::format("  recomputes  {} of {} forward steps, in {} places of the backward pass\n",
@@ -261,10 +262,14 @@ std::string describe_recomputation(const Plan& plan) {
 
 std::string describe(const Plan& plan) {
   if (plan.pipeline) return describe_pipeline(plan);
-  const Theory& theory = *plan.theory;
+  const Theory& theory = plan.running();
   const Shares shares(plan.ratios);
   std::string out = fmt::format("{} on {} devices of {}, global batch {}\n", plan.model,
                                 plan.cluster.size(), plan.cluster.name, plan.batch);
+  if (plan.duplex)
+    out += fmt::format(
+        "  duplex      {} parts, of {} samples: one communicates while another computes\n",
+        plan.duplex->parts(), fmt::join(plan.duplex->samples, " and "));
   out += describe_precision(plan) + describe_shares(plan) + describe_stored(plan) +
          describe_recomputation(plan) + describe_communication(plan, shares) +
          describe_reductions(plan);
@@ -272,11 +277,15 @@ std::string describe(const Plan& plan) {
   Fractions fractions(plan.cluster, shares);
   CostModel model(plan.cluster, plan.reductions);
   ProgramCost cost = cost_of(theory, plan.program, model, fractions, plan.optimizer);
-  const Seconds hidden = hidden_seconds(theory, plan.program, model, fractions);
+  const Seconds hidden = plan.duplex ? std::max(0.0, cost.step - plan.predicted_step_s)
+                                     : hidden_seconds(theory, plan.program, model, fractions);
   out += fmt::format("  predicted   {} a step: {} of communication",
-                     format_seconds(cost.step - hidden), format_seconds(cost.comm));
+                     format_seconds(plan.duplex && plan.predicted_step_s > 0 ? plan.predicted_step_s
+                                                                             : cost.step - hidden),
+                     format_seconds(cost.comm));
   if (hidden > 1e-9 * cost.step)
-    out += fmt::format(", {} of it during the backward pass", format_seconds(hidden));
+    out += fmt::format(", {} of it during {}", format_seconds(hidden),
+                       plan.duplex ? "computation" : "the backward pass");
   for (size_t t = 0; t < cost.compute.size(); ++t)
     out += fmt::format(", {} busy {}", plan.cluster.types[t].name, format_seconds(cost.compute[t]));
   out += "\n  memory      ";

@@ -231,6 +231,30 @@ std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Theory& whol
   return pipeline;
 }
 
+std::unique_ptr<Duplex> read_duplex(const Json& json, const Theory& whole, int64_t batch,
+                                    const std::string& name) {
+  Fields fields(json, "plan", name);
+  const Json& list = fields.array("parts");
+  std::vector<int64_t> parts;
+  int64_t sum = 0;
+  for (const Json& n : list) {
+    if (!n.is_number_integer() || n.get<int64_t>() < 1 || n.get<int64_t>() > batch)
+      throw fields.bad("parts", "holds " + n.dump() + "; give the samples of every part");
+    parts.push_back(n.get<int64_t>());
+    sum += parts.back();
+    if (parts.size() > kMaxParts || sum > batch) break;
+  }
+  if (parts.empty() || parts.size() > kMaxParts || sum != batch)
+    throw fields.bad("parts",
+                     fmt::format("is {}; give 1 to {} numbers of samples that add up to the "
+                                 "batch of {}",
+                                 list.dump(), kMaxParts, batch));
+  if (whole.segments() > 1)
+    throw user_error("plan", "{}: the model has {} segments; leave duplex out, or plan one segment",
+                     name, whole.segments());
+  return duplex_of(whole, parts, name);
+}
+
 constexpr size_t kMaxReductions = 1 << 14, kMaxReductionSteps = 64;
 
 std::vector<int> read_devices(const Json& list, const Fields& fields, const char* name) {
@@ -336,7 +360,8 @@ Json to_json(const Plan& plan) {
   if (plan.pipeline)
     j["pipeline"] = to_json(*plan.pipeline);
   else
-    j["program"] = program_lines(*plan.theory, plan.program);
+    j["program"] = program_lines(plan.running(), plan.program);
+  if (plan.duplex) j["duplex"] = {{"parts", plan.duplex->samples}};
   j["fingerprint"] = fmt::format("{:016x}", plan.graph_fingerprint);
   j["graph"] = lines(to_text(*plan.graph));
   return j;
@@ -374,7 +399,7 @@ Plan parse_plan(const std::string& text, const std::string& name) {
                                ? std::strtoull(fields.text("fingerprint").c_str(), nullptr, 16)
                                : 0;
   if (const Json* pipeline = fields.find("pipeline")) {
-    for (const char* other : {"ratios", "program"})
+    for (const char* other : {"ratios", "program", "duplex"})
       if (fields.find(other))
         throw fields.bad(other, "cannot be combined with a pipeline; its stages have their own");
     if (version == 1)
@@ -387,7 +412,9 @@ Plan parse_plan(const std::string& text, const std::string& name) {
       if (static_cast<int>(ratios.size()) != plan.cluster.size())
         throw fields.bad("ratios", fmt::format("has {} numbers; the cluster has {} devices",
                                                ratios.size(), plan.cluster.size()));
-    plan.program = read_program(*plan.theory, fields.array("program"), name + ": program");
+    if (const Json* duplex = fields.find("duplex"))
+      plan.duplex = read_duplex(*duplex, *plan.theory, plan.batch, name + ": duplex");
+    plan.program = read_program(plan.running(), fields.array("program"), name + ": program");
   }
   if (fields.find("reductions")) {
     const Json& list = fields.array("reductions");

@@ -18,6 +18,7 @@
 #include "core/file.h"
 #include "cost/cost.h"
 #include "plan/pipeline.h"
+#include "shard/duplex.h"
 #include "shard/program.h"
 
 namespace motley {
@@ -43,8 +44,11 @@ struct Plan {
   Ratios ratios;  // [segment][device] share of every cut factor; sum 1 each. Pipelines: empty
   std::unique_ptr<Graph> graph;  // the whole batch's step; stable addresses: theory refers to it
   std::unique_ptr<Theory> theory;
-  Program program;                         // pipelines: empty
+  Program program;                         // pipelines: empty; of `duplex`: of its graph
   std::unique_ptr<PipelinePlan> pipeline;  // null: one SPMD program
+  // The batch in parts whose communication hides behind one another's computation (shard/duplex.h);
+  // null: whole.
+  std::unique_ptr<Duplex> duplex;
 
   // What all-reduces do instead of the plain collective: over all devices, or those of a stage or
   // of one rank in all replicas, or of all ranks of a stage in all replicas (joint_gradients); of
@@ -59,6 +63,9 @@ struct Plan {
 
   // Of the graph that the plan was made for; a file whose graph has another was changed since.
   uint64_t graph_fingerprint = 0;
+
+  // What `program` runs.
+  const Theory& running() const { return duplex ? *duplex->theory : *theory; }
 
   void set_graph(Graph g) {
     graph_fingerprint = fingerprint(g);

@@ -283,6 +283,10 @@ int count_blocks(const Graph& graph) {
 }
 
 std::optional<Arrangement> read_arrangement(const Plan& plan, std::string* reason) {
+  if (plan.duplex) {
+    *reason = "its batch is taken in parts side by side; plan again with --duplex off";
+    return std::nullopt;
+  }
   if (!plan.pipeline) return of_one_program(plan, reason);
   const PipelinePlan& pipeline = *plan.pipeline;
   const int stages = pipeline.stages();

@@ -11,12 +11,12 @@ namespace {
 
 // Nothing is asked for that only some engine can do.
 bool everything(const PlanOptions& o) {
-  return o.target.empty() && o.engine == "auto" && o.strategy.empty() && o.fix.empty() &&
-         !o.virtual_devices.forced();
+  return o.duplex <= 0 && o.target.empty() && o.engine == "auto" && o.strategy.empty() &&
+         o.fix.empty() && !o.virtual_devices.forced();
 }
 
 bool wants_one_program(const PlanOptions& o) {
-  return o.target.empty() && o.fix.empty() && !o.virtual_devices.forced() &&
+  return o.duplex <= 0 && o.target.empty() && o.fix.empty() && !o.virtual_devices.forced() &&
          (o.engine == "auto" || o.engine == "spmd");
 }
 // Shares that are given are of the whole batch.
@@ -24,13 +24,19 @@ bool wants_accumulated(const PlanOptions& o) {
   return wants_one_program(o) && o.memory_limit && o.strategy.empty() && o.ratios.empty() &&
          o.segments.one();
 }
+bool wants_duplex(const PlanOptions& o) {
+  return o.duplex >= 0 && o.target.empty() && o.fix.empty() && !o.virtual_devices.forced() &&
+         o.segments.one() &&
+         (o.engine == "duplex" || o.duplex > 0 || (everything(o) && o.ratios.empty()));
+}
 bool wants_grid(const PlanOptions& o) {
-  return o.strategy.empty() && o.target.empty() &&
+  return o.duplex <= 0 && o.strategy.empty() && o.target.empty() &&
          (everything(o) || o.engine == "grid" || !o.fix.empty());
 }
 bool wants_quick(const PlanOptions& o) { return everything(o) && o.segments.one(); }
 bool wants_pipeline(const PlanOptions& o) {
-  return o.strategy.empty() && o.fix.empty() && (everything(o) || o.engine == "pipeline");
+  return o.duplex <= 0 && o.strategy.empty() && o.fix.empty() &&
+         (everything(o) || o.engine == "pipeline");
 }
 bool wants_virtual(const PlanOptions& o) {
   return o.virtual_devices.forced() || o.engine == "virtual" ||
@@ -75,6 +81,7 @@ const std::vector<Engine>& engines() {
       {"grid", 0, 0.9, wants_quick, quick_of},
       {"spmd", 0, 0.4, wants_one_program, one_program},
       {"spmd", 2, 0.9, wants_accumulated, plan_accumulated},
+      {"duplex", 2, 0.5, wants_duplex, plan_duplex},
       {"pipeline", 1, 0.8, wants_pipeline, pipeline_of},
       {"grid", 0, 0.4, wants_grid, grid_of},
       {"virtual", 2, 0.9, wants_virtual, virtual_of},

@@ -97,6 +97,11 @@ EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster
 EngineResult plan_accumulated(const PlanOptions& options, const Cluster& cluster,
                               const GraphOf& graph_of, Seconds known);
 
+// One program on the parts of a batch (options.duplex; 0: two, where that is faster than `known`),
+// whose communication hides behind one another's computation.
+EngineResult plan_duplex(const PlanOptions& options, const Cluster& cluster,
+                         const GraphOf& graph_of, Seconds known);
+
 // The search of pipeline/search.h over micro-batch sizes, numbers of pipelines, orders of
 // sub-clusters, stages and sub-meshes, on all sub-clusters or without some. The time of a stage on
 // a mesh is the sum over its layers, each at its share of the program that the SPMD engine finds

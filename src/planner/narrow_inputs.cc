@@ -22,8 +22,8 @@ bool can_slice(const std::vector<Step>& steps, ValueId value, Placement to) {
 }  // namespace
 
 void narrow_inputs(Plan* plan) {
-  const Graph& graph = *plan->graph;
-  const Theory& theory = *plan->theory;
+  const Theory& theory = plan->running();
+  const Graph& graph = theory.graph();
   std::vector<Step>& steps = plan->program.steps;
   const auto whole = Placement::replicated();
   for (bool changed = true; changed;) {

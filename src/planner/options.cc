@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/limits.h"
 #include "graph/segment.h"
+#include "shard/duplex.h"
 
 namespace motley::planner {
 
@@ -62,6 +63,16 @@ SegmentRequest parse_segments(const std::string& text) {
     throw user_error("plan", "--segments names {} modules; give at most {}", request.modules.size(),
                      kMaxSegments - 1);
   return request;
+}
+
+int parse_duplex(const std::string& text) {
+  if (text == "auto") return 0;
+  if (text == "off") return -1;
+  int parts = 0;
+  if (!read_number(text, &parts) || parts < 1 || parts > kMaxParts)
+    throw user_error("plan", "--duplex is '{}'; give auto, off, or a number from 1 to {}", text,
+                     kMaxParts);
+  return parts;
 }
 
 int parse_layers(const std::string& text) {

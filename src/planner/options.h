@@ -49,6 +49,8 @@ struct SegmentRequest {
 VirtualDevices parse_virtual_devices(const std::string& text);
 // "auto", a number or names of modules, separated by commas. Throws UserError.
 SegmentRequest parse_segments(const std::string& text);
+// "auto", "off" or a number from 1 to kMaxParts. Throws UserError.
+int parse_duplex(const std::string& text);
 // "auto", a number, or empty: the finest. Throws UserError.
 int parse_layers(const std::string& text);
 
@@ -65,6 +67,10 @@ struct PlanOptions {
   std::vector<double> ratios;  // [device] shares of one program; empty: searched
   bool all_devices = false;    // one program uses every device, also where fewer are faster
   bool baselines = true;       // what the usual strategies take is predicted too
+
+  // Parts of the batch, side by side (shard/duplex.h): 0: two where that is faster; -1: never;
+  // else so many, and no other plan.
+  int duplex = 0;
 
   Optimizer optimizer = Optimizer::adamw;
   DType precision = DType::f32;        // bf16, f16: computes in that; f32: in the graph's own type

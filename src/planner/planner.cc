@@ -52,7 +52,15 @@ void check(const PlanOptions& o) {
     throw user_error("plan",
                      "segments are of programs that the spmd engine searches; leave out strategy, "
                      "fixed choices, virtual devices and other engines");
-  if (!o.ratios.empty() && o.engine != "spmd")
+  if (o.duplex > 0 &&
+      ((o.engine != "auto" && o.engine != "duplex") || !o.target.empty() || !o.fix.empty() ||
+       o.virtual_devices.forced() || !o.segments.one() || !o.micro_batches.empty()))
+    throw user_error("plan",
+                     "parts of a batch (--duplex) are of one program; leave out engines, targets, "
+                     "fixed choices, micro-batches, virtual devices and segments");
+  if (o.engine == "duplex" && o.duplex < 0)
+    throw user_error("plan", "engine duplex with --duplex off has nothing to do; leave one out");
+  if (!o.ratios.empty() && o.engine != "spmd" && o.engine != "duplex" && o.duplex <= 0)
     throw user_error("plan", "ratios are shares of one program; give engine spmd, not {}",
                      o.engine);
   for (int64_t size : o.micro_batches)
@@ -78,8 +86,8 @@ Cluster as_measured(const Cluster& cluster, const PlanOptions& options, const Gr
 
 // Whether plans that do not compute the same as one device may be the answer.
 bool asked(const PlanOptions& options) {
-  return options.engine != "auto" || !options.fix.empty() || !options.strategy.empty() ||
-         options.virtual_devices.forced();
+  return options.engine != "auto" || options.duplex > 0 || !options.fix.empty() ||
+         !options.strategy.empty() || options.virtual_devices.forced();
 }
 
 // Why no plan of any engine fits, if that is plain: parameters, gradients and optimizer state have

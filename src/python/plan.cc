@@ -30,6 +30,8 @@ planner::PlanOptions options_of(const CapturedGraph& graph, const py::dict& give
       options.virtual_devices = planner::parse_virtual_devices(value.cast<std::string>());
     else if (name == "segments")
       options.segments = planner::parse_segments(value.cast<std::string>());
+    else if (name == "duplex")
+      options.duplex = planner::parse_duplex(value.cast<std::string>());
     else if (name == "layers")
       options.layers = planner::parse_layers(value.cast<std::string>());
     else if (name == "ratios")

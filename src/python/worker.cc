@@ -262,6 +262,7 @@ class LocalWorker {
   std::string input_placement(const std::string& name) const {
     const size_t i = find("input", name);
     if (!idle()) return to_string(worker_->input_placement(i));
+    if (plan_->duplex) return to_string(Placement::replicated());
     const ValueId value = plan_->graph->inputs[i].value;
     return to_string(stored_placements(*plan_->theory, plan_->program)[value.index]);
   }

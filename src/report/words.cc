@@ -166,7 +166,7 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
 std::vector<ParameterGroup> parameter_groups(const Plan& plan) {
   std::vector<ParameterGroup> groups;
   if (!plan.pipeline) {
-    add_parameters(*plan.theory, plan.program, plan.ratios, -1, &groups);
+    add_parameters(plan.running(), plan.program, plan.ratios, -1, &groups);
     return groups;
   }
   for (int s = 0; s < plan.pipeline->stages(); ++s) {
@@ -206,7 +206,7 @@ std::vector<Communication> communications(const Plan& plan) {
     const CostModel model(plan.cluster, plan.reductions);
     const Shares shares(plan.ratios);
     const Fractions fractions(model.cluster(), shares);
-    add_communications("", *plan.theory, plan.program, model, fractions, 1, 0, &list);
+    add_communications("", plan.running(), plan.program, model, fractions, 1, 0, &list);
   } else {
     const PipelinePlan& pipeline = *plan.pipeline;
     for (int s = 0; s < pipeline.stages(); ++s) {

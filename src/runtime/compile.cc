@@ -34,12 +34,18 @@ std::vector<std::vector<int>> Executor::assign_slots(const Phases& phases) {
 }
 
 void Executor::compile() {
+  using Kind = Instruction::Kind;
   const int end = static_cast<int>(program_.steps.size());
   const Phases phases = phases_of(theory_, program_);
   const std::vector<std::vector<int>> dead = assign_slots(phases);
   for (const auto& [v, p] : accumulated(theory_, program_)) accumulated_.push_back(slot(v, p));
   const std::set<int> left_out(options_.left_out.begin(), options_.left_out.end());
-  std::vector<GradientMessage> messages = gradient_messages(theory_, program_, shares_);
+  std::vector<GradientMessage> messages;
+  std::vector<int> bucket_end(end, -1);  // of asynchronous programs
+  if (options_.asynchronous)
+    bucket_end = gradient_buckets(theory_, program_);
+  else
+    messages = gradient_messages(theory_, program_, shares_);
   for (GradientMessage& m : messages)
     std::erase_if(m.steps, [&](int s) { return left_out.count(s) > 0; });
   std::erase_if(messages, [](const GradientMessage& m) { return m.steps.empty(); });
@@ -74,11 +80,18 @@ void Executor::compile() {
     in.free = dead[s];
     if (!step.is_compute()) {
       in.message = message_of[s];
-      in.kind = left_out.count(s) ? Instruction::Kind::keep
-                : in.message >= 0 ? Instruction::Kind::bucket
-                                  : Instruction::Kind::convert;
+      in.kind = left_out.count(s) ? Kind::keep : in.message >= 0 ? Kind::bucket : Kind::convert;
       in.steps = {step};
       in.last = last_use(s);
+      in.beside = options_.asynchronous && !moves_nothing(step.kind) && in.kind == Kind::convert;
+      if (in.beside && bucket_end[s] > s + 1) {
+        in.kind = Kind::bucket;
+        for (const int last = bucket_end[s] - 1; s < last;) {
+          ++s;
+          in.steps.push_back(program_.steps[s]);
+          in.free.insert(in.free.end(), dead[s].begin(), dead[s].end());
+        }
+      }
       if (in.message >= 0) {
         // All of a message are there where the first is needed.
         const std::vector<int>& members = messages[in.message].steps;
@@ -127,6 +140,7 @@ Executor::Instruction Executor::compiled(const Step& step) const {
     in.begin = shares_.begin(cut, rank);
   }
   in.placements = triple.out;
+  in.meets = !triple.collectives.empty();
   if (is_source(node)) {
     in.kind = Instruction::Kind::source;
   } else if (is_boundary(node)) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/background.h"
 #include "core/error.h"
 #include "runtime/instruction.h"
 #include "runtime/random.h"
@@ -50,8 +51,8 @@ Factored factored(const Theory& theory, ValueId value, Placement p) {
   return f;
 }
 
-// The elements in one run that may be overwritten: those of the tensor itself if `last` says that
-// its value is not read again and nothing else holds them.
+}  // namespace
+
 at::Tensor own_elements(const at::Tensor& tensor, bool last) {
   const bool shared =
       !last || tensor.use_count() > 1 || tensor.storage().use_count() > 1 || tensor.numel() == 0;
@@ -60,8 +61,6 @@ at::Tensor own_elements(const at::Tensor& tensor, bool last) {
       !shared && flat.is_contiguous();  // an expanded tensor has no elements of its own
   return own || !flat.is_alias_of(tensor) ? flat : flat.clone(at::MemoryFormat::Contiguous);
 }
-
-}  // namespace
 
 Executor::Executor(const Theory& theory, const Program& program, const Shares& shares,
                    Communicator& communicator, ExecutorOptions options)
@@ -73,9 +72,11 @@ Executor::Executor(const Theory& theory, const Program& program, const Shares& s
   MOTLEY_CHECK(shares.devices() == communicator.size());
   stored_ = stored_placements(theory, program);
   compile();
+  if (options_.asynchronous) {
+    travelling_.resize(values_.size());
+    background_ = std::make_unique<Background>();
+  }
 }
-
-Executor::~Executor() = default;
 
 int Executor::slot(ValueId value, Placement placement) const {
   return slots_.at({value, placement});
@@ -106,10 +107,9 @@ void Executor::set(ValueId source, at::Tensor local) {
 
 at::Tensor Executor::get(ValueId source) const { return sources_.at(source); }
 
-void Executor::convert(const Instruction& instruction) {
+at::Tensor Executor::converted(const Instruction& instruction, at::Tensor from) {
   const Step& step = instruction.steps[0];
   const int rank = communicator_.rank();
-  const at::Tensor& from = values_[slot(step.value, step.from)];
   at::Tensor to;
   const Shape target = local_shape(step.value, step.to);
   switch (step.kind) {
@@ -156,7 +156,7 @@ void Executor::convert(const Instruction& instruction) {
     default:
       MOTLEY_CHECK(false, "{}", to_string(step.kind));
   }
-  values_[slot(step.value, step.to)] = to;
+  return to;
 }
 
 // Pieces in the shares of one segment become pieces in those of another: to every device what its
@@ -244,7 +244,8 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
       const int stream =
           options_.random_stream.empty() ? in.id.index : options_.random_stream[in.id.index];
       const InWhole of_step =
-          options_.random_part.empty()
+          !options_.random_rows.empty() ? InWhole(options_.random_rows[in.id.index])
+          : options_.random_part.empty()
               ? InWhole()
               : InWhole(options_.random_part[in.id.index], options_.parts, micro_batch);
       if (!in.placements[0].is_shard())
@@ -320,11 +321,18 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
     const Instruction& in = instructions_[i];
     const bool sends = in.kind == Instruction::Kind::send;
     if (sends && !overlap_) continue;
-    bool is_compute = in.steps.empty() || sends;
+    if (options_.asynchronous) arrive_for(in);
+    bool is_compute = in.steps.empty() || sends || in.beside;
     const bool exchanges = in.kind == Instruction::Kind::boundary && !in.passes;
     if (options_.before) options_.before(is_compute && !exchanges);
-    if (in.kind == Instruction::Kind::convert) {
-      convert(in);
+    const double since = is_compute && !exchanges ? 0 : now_seconds();
+    if (in.beside) {
+      start(in);
+    } else if (in.kind == Instruction::Kind::convert) {
+      const Step& s = in.steps[0];
+      at::Tensor& held = values_[slot(s.value, s.from)];
+      at::Tensor from = in.last ? std::move(held) : held;
+      values_[slot(s.value, s.to)] = converted(in, std::move(from));
     } else if (in.kind == Instruction::Kind::keep) {
       const Step& s = in.steps[0];
       values_[slot(s.value, s.to)] = values_[slot(s.value, s.from)];
@@ -364,13 +372,14 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
         values_[in.results[o]] = std::move(results[o]);
       }
     }
-    if (options_.observe && !sends) {
+    if (options_.observe && !sends && !in.beside) {
       for (const Step& s : in.steps) options_.observe(s.value, s.to, values_[slot(s.value, s.to)]);
       if (is_compute)
         for (size_t o = 0; o < in.results.size(); ++o)
           if (in.results[o] >= 0)
             options_.observe(in.node->outputs[o], in.placements[o], values_[in.results[o]]);
     }
+    if (since > 0) blocked_ += now_seconds() - since;
     for (int s : in.free) values_[s].reset();
     if (options_.after) options_.after(is_compute && !exchanges, &in);
     if (summing_)
@@ -418,9 +427,10 @@ void Executor::commit() {
 }
 
 Executor::Result Executor::step(int64_t number) {
-  overlap_ = true;
+  overlap_ = options_.overlap && !options_.asynchronous;
   run(0, instructions_.size(), number, 0);
   overlap_ = false;
+  arrive_all();
   Result result;
   if (theory_.graph().loss.valid()) {
     Placement placement;

@@ -16,9 +16,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -29,6 +31,7 @@
 namespace motley {
 
 struct Operator;
+class Background;
 
 struct ExecutorOptions {
   at::Device device = at::kCPU;
@@ -42,6 +45,11 @@ struct ExecutorOptions {
   std::vector<int> random_stream;
   std::vector<PartCut> random_part;
   int parts = 1;  // micro-batches
+  // [node] The same of a step in parts (shard/duplex.h).
+  std::vector<Duplex::Rows> random_rows;
+  // Collectives are started where they stand and waited for where their results are read.
+  bool asynchronous = false;
+  bool overlap = true;  // false: every collective is waited for where it stands
   // [buffer of the graph] Its updates hold from the next forward pass on; otherwise they are the
   // same in every micro-batch, and hold from the next step on.
   std::vector<bool> updated_by_part;
@@ -104,12 +112,20 @@ class Executor {
   // Forgets the piece of an input.
   void unset(ValueId source) { sources_.erase(source); }
 
+  // Of all steps so far: seconds that collectives took, and those for which this device waited.
+  // Of gradients that are on their way during the backward pass the waiting alone is known.
+  struct Communication {
+    double seconds = 0, waited = 0;
+  };
+  Communication communication();
+
   // Puts a value together from all devices' pieces; collective. For checkpoints and tests.
   at::Tensor gather(ValueId value, Placement placement, const at::Tensor& local,
                     PieceForm form = PieceForm::padded);
 
  private:
   struct Instruction;
+  struct Travelling;
   int slot(ValueId value, Placement placement) const;
   // In compile.cc.
   void compile();
@@ -122,7 +138,12 @@ class Executor {
   std::vector<at::Tensor> gradients() const;
   void update_buffers();
   void add_up(int slot);
-  void convert(const Instruction& instruction);
+  at::Tensor converted(const Instruction& instruction, at::Tensor from);
+  // In asynchronous.cc.
+  void start(const Instruction& instruction);
+  void arrive(int slot);
+  void arrive_for(const Instruction& instruction);
+  void arrive_all();
   at::Tensor exchange(const Instruction& instruction);
   void send(const Instruction& instruction);
   std::vector<at::Tensor> compute(const Instruction& instruction, int64_t step_number,
@@ -152,10 +173,14 @@ class Executor {
     bool released;  // nothing reads it after its phase
   };
   std::map<ValueId, Output> outputs_;
-  size_t backward_ = 0, reduction_ = 0;  // first instructions of these phases
-  std::vector<int> accumulated_;         // slots that the reduction starts from
-  Flight sums_;                          // of them
-  bool summing_ = false;                 // in backward()
+  size_t backward_ = 0, reduction_ = 0;                  // first instructions of these phases
+  std::vector<int> accumulated_;                         // slots that the reduction starts from
+  Flight sums_;                                          // of them
+  bool summing_ = false;                                 // in backward()
+  std::vector<std::shared_ptr<Travelling>> travelling_;  // [slot]
+  double waited_ = 0, blocked_ = 0;         // for what travels; in collectives that do not
+  std::shared_ptr<c10::Stream> stream_;     // of collectives, on a CUDA device
+  std::unique_ptr<Background> background_;  // ends before what it uses
 };
 
 }  // namespace motley

@@ -1,6 +1,7 @@
 // What an executor has compiled a program to (executor.h); for executor.cc and compile.cc alone.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -39,8 +40,17 @@ struct Executor::Instruction {
   int message = -1;                   // send, bucket: which message of gradients
   bool last = false;                  // one conversion: its operand is not read again
   bool passes = false;                // boundary: nothing moves
+  bool beside = false;                // conversion: travels beside computation
+  bool meets = false;                 // a collective inside
   std::vector<int> free;              // slots dead after this instruction
   std::vector<int> sums;              // slots added to the sums of micro-batches after it
 };
+
+// Of a clock that runs evenly.
+double now_seconds();
+
+// The elements in one run that may be overwritten: those of the tensor itself if `last` says that
+// its value is not read again and nothing else holds them.
+at::Tensor own_elements(const at::Tensor& tensor, bool last);
 
 }  // namespace motley

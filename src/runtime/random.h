@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "interpret/interpret.h"
-#include "shard/micro_batch.h"
+#include "shard/duplex.h"
 
 namespace motley {
 
@@ -20,11 +20,17 @@ double random_element(uint64_t seed, int64_t step, int node, int64_t index);
 // Where element i of a part of a value is in the whole.
 struct InWhole {
   InWhole() = default;
+  // One of equal parts.
   InWhole(const PartCut& cut, int parts, int64_t part)
       : size(cut.size),
         length(cut.is_whole() ? 1 : cut.size / parts),
         inner(cut.inner),
         begin(part * length) {}
+  explicit InWhole(const Duplex::Rows& rows)
+      : size(rows.cut.size),
+        length(rows.cut.is_whole() ? 1 : rows.length),
+        inner(rows.cut.inner),
+        begin(rows.begin) {}
   int64_t operator()(int64_t i) const {
     return size == 0
                ? i

@@ -66,6 +66,7 @@ struct Trainer::Impl {
     ExecutorOptions execution;
     execution.seed = options.seed;
     execution.device = options.device;
+    execution.overlap = options.overlap;
     if (padding) {
       execution.before = [this](bool compute) { padding->before(compute); };
       execution.after = [this](bool compute, const void* instruction) {
@@ -329,6 +330,20 @@ std::vector<int> Trainer::in_flight() {
   return list;
 }
 
+std::vector<Worker::Communication> Trainer::communication() {
+  const Worker::Communication own = impl_->worker->communication();
+  at::Tensor all = at::zeros({impl_->group.size(), 2}, at::kDouble);
+  all[impl_->group.rank()][0] = own.seconds;
+  all[impl_->group.rank()][1] = own.waited;
+  all = all.to(impl_->options.device);
+  impl_->group.all_reduce(all);
+  all = all.cpu();
+  std::vector<Worker::Communication> list;
+  for (int64_t r = 0; r < all.size(0); ++r)
+    list.push_back({all[r][0].item<double>(), all[r][1].item<double>()});
+  return list;
+}
+
 namespace {
 
 // Whether to save now, and to stop: all workers have to do it at the same step, and learn of
@@ -374,11 +389,13 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
   RunReport report;
   report.data = trainer.data_description();
   std::vector<Seconds> times;
+  std::vector<Worker::Communication> first;
   group.barrier();
   Votes votes(group, options);
   for (int64_t i = 0; i < steps; ++i) {
     report.steps.push_back(trainer.step());
     if (i > 0 || steps == 1) times.push_back(report.steps.back().seconds);
+    if (i == 0 && steps > 1) first = trainer.communication();
     if (progress) progress(report.steps.back());
     if (options.checkpoint.empty()) continue;
     votes.cast(report.steps.back().seconds);
@@ -390,6 +407,14 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
     break;
   }
   report.in_flight = trainer.in_flight();
+  report.communication = trainer.communication();
+  const auto counted = static_cast<double>(std::max<size_t>(1, times.size()));
+  for (size_t r = 0; r < report.communication.size(); ++r) {
+    Worker::Communication& c = report.communication[r];
+    if (!first.empty()) c.seconds -= first[r].seconds, c.waited -= first[r].waited;
+    c.seconds /= counted;
+    c.waited /= counted;
+  }
   std::sort(times.begin(), times.end());
   if (!times.empty())
     report.median_step_s = (times[(times.size() - 1) / 2] + times[times.size() / 2]) / 2;

@@ -26,6 +26,7 @@
 #include "plan/plan.h"
 #include "runtime/emulate.h"
 #include "runtime/plan_model.h"
+#include "runtime/worker.h"
 
 namespace motley {
 
@@ -42,6 +43,7 @@ struct TrainOptions {
   std::function<int()> stop_signal;
   double speed = 0;              // padding of this worker (emulate.h); 0: none
   at::Device device = at::kCPU;  // of this worker: where the group's tensors are
+  bool overlap = true;           // false: every collective is waited for where it stands
 };
 
 struct StepReport {
@@ -66,6 +68,8 @@ class Trainer {
   at::Tensor parameter(const std::string& name);
   // The most micro-batches that each worker held at once; collective, the same on all.
   std::vector<int> in_flight();
+  // What each worker has communicated since the trainer was made; likewise.
+  std::vector<Worker::Communication> communication();
 
  private:
   struct Impl;
@@ -76,8 +80,10 @@ struct RunReport {
   std::vector<StepReport> steps;
   std::string data;            // what was trained on, in words
   std::vector<int> in_flight;  // [rank] most micro-batches held at once
-  int stopped = 0;             // by which signal; 0: it took all steps
-  Seconds median_step_s = 0;   // the first step warms up and does not count if there are others
+  // [rank] In a step, the first not counted if there are others.
+  std::vector<Worker::Communication> communication;
+  int stopped = 0;            // by which signal; 0: it took all steps
+  Seconds median_step_s = 0;  // the first step warms up and does not count if there are others
 };
 
 // Trains `steps` steps, saving checkpoints if they are asked for. `progress` is called on every

@@ -47,7 +47,10 @@ Plan in_precision(const Plan& plan, DType dtype, DType compute) {
     return result;
   };
   if (!plan.pipeline) {
-    other.program = translate(*plan.theory, plan.program, *other.theory);
+    if (plan.duplex)
+      other.duplex =
+          duplex_of(*other.theory, plan.duplex->samples, "the plan in another precision");
+    other.program = translate(plan.running(), plan.program, other.running());
     return other;
   }
   const PipelinePlan& from = *plan.pipeline;

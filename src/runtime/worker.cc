@@ -12,18 +12,29 @@ namespace {
 
 const std::vector<ReductionProgram> kNone;
 
-// One SPMD program on all devices.
+ExecutorOptions executing(const Plan& plan, ExecutorOptions options) {
+  if (!plan.duplex) return options;
+  options.asynchronous = options.overlap;
+  options.random_rows = plan.duplex->random;
+  for (NodeId id : plan.duplex->node_of) options.random_stream.push_back(id.index);
+  return options;
+}
+
+// One SPMD program on all devices. Of a batch in parts every device takes the whole, and cuts it.
 class SpmdWorker final : public Worker {
  public:
   SpmdWorker(const Plan& plan, Communicator& group, const ExecutorOptions& options)
-      : graph_(*plan.graph),
-        theory_(*plan.theory),
+      : plan_(plan),
+        graph_(plan.running().graph()),
+        theory_(plan.running()),
         device_(options.device),
         rank_(group.rank()),
         shares_(plan.ratios),
         // NCCL has reductions of its own.
         group_(reducing(group, device_.is_cuda() ? kNone : plan.reductions)),
-        executor_(*plan.theory, plan.program, shares_, *group_, options),
+        executor_(theory_, plan.program, shares_, *group_, executing(plan, options)),
+        before_(options.before),
+        after_(options.after),
         parameters_(graph_.parameters.size()),
         buffers_(graph_.buffers.size()) {
     std::iota(parameters_.begin(), parameters_.end(), 0);
@@ -47,15 +58,18 @@ class SpmdWorker final : public Worker {
   at::Tensor buffer(size_t i) const override { return executor_.get(graph_.buffers[i].value); }
 
   Placement input_placement(size_t i) const override {
-    return executor_.stored(graph_.inputs[i].value);
+    return plan_.duplex ? Placement::replicated() : executor_.stored(graph_.inputs[i].value);
   }
   at::Tensor input_piece(size_t i, const at::Tensor& whole) const override {
-    return piece(graph_.inputs[i].value, whole);
+    return plan_.duplex ? whole : piece(graph_.inputs[i].value, whole);
   }
   Result step(int64_t number, const std::vector<at::Tensor>& inputs) override {
-    MOTLEY_CHECK(inputs.size() == graph_.inputs.size());
-    for (size_t i = 0; i < inputs.size(); ++i)
-      executor_.set(graph_.inputs[i].value, inputs[i].to(device_));
+    MOTLEY_CHECK(inputs.size() == plan_.graph->inputs.size());
+    if (plan_.duplex)
+      set_parts(inputs);
+    else
+      for (size_t i = 0; i < inputs.size(); ++i)
+        executor_.set(graph_.inputs[i].value, inputs[i].to(device_));
     Executor::Result result = executor_.step(number);
     for (const Input& input : graph_.inputs) executor_.unset(input.value);
     return {result.loss.item<double>(), std::move(result.gradients)};
@@ -74,7 +88,38 @@ class SpmdWorker final : public Worker {
     return whole(graph_.buffers[buffer].value, local);
   }
 
+  Communication communication() override {
+    const Executor::Communication c = executor_.communication();
+    return {c.seconds, c.waited};
+  }
+
  private:
+  // This device's pieces of every part of a batch.
+  void set_parts(const std::vector<at::Tensor>& inputs) {
+    const Duplex& duplex = *plan_.duplex;
+    std::vector<at::Tensor> whole = inputs;
+    if (!duplex.before.outputs.empty()) {
+      if (before_) before_(true);
+      Feeds feeds;
+      for (const Input& i : duplex.before.inputs)
+        for (size_t k = 0; k < inputs.size(); ++k)
+          if (plan_.graph->inputs[k].name == i.name) feeds.inputs[i.name] = inputs[k];
+      for (at::Tensor& made : interpret(duplex.before, feeds).outputs)
+        whole.push_back(std::move(made));
+      if (after_) after_(true, &duplex);
+    }
+    for (size_t i = 0; i < graph_.inputs.size(); ++i) {
+      const Duplex::Rows& rows = duplex.inputs[i];
+      const ValueId value = graph_.inputs[i].value;
+      at::Tensor part = whole.at(duplex.input_of[i]);
+      if (rows.length > 0)
+        part = part.reshape({rows.cut.outer, rows.cut.size, rows.cut.inner})
+                   .narrow(1, rows.begin, rows.length)
+                   .reshape(graph_.spec(value).shape);
+      executor_.set(value, piece(value, part).to(device_));
+    }
+  }
+
   at::Tensor piece(ValueId value, const at::Tensor& whole) const {
     return executor_.piece(value, executor_.stored(value), whole);
   }
@@ -85,13 +130,16 @@ class SpmdWorker final : public Worker {
     return part_of(layout_of(theory_, value, executor_.stored(value), shares_), rank_, 0);
   }
 
-  const Graph& graph_;
+  const Plan& plan_;
+  const Graph& graph_;  // of the program
   const Theory& theory_;
   at::Device device_;
   int rank_;
   Shares shares_;
   std::unique_ptr<Communicator> group_;
   Executor executor_;
+  std::function<void(bool compute)> before_;  // as in ExecutorOptions
+  std::function<void(bool compute, const void* instruction)> after_;
   std::vector<int> parameters_, buffers_;
 };
 

@@ -43,6 +43,12 @@ class Worker {
   // `inputs`: the piece of every input of the plan, of one global batch. Collective.
   virtual Result step(int64_t number, const std::vector<at::Tensor>& inputs) = 0;
 
+  // As in Executor, since it was made.
+  struct Communication {
+    double seconds = 0, waited = 0;
+  };
+  virtual Communication communication() { return {}; }
+
   // Where this worker's piece of the i-th of them lies in the whole. The workers of one group hold
   // all of it together, or each.
   virtual Part parameter_part(size_t i) const = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -34,22 +35,21 @@ struct Way {
 
 class Divider {
  public:
-  Divider(const Theory& theory, int64_t samples, int parts, const std::string& where)
+  Divider(const Theory& theory, std::vector<int64_t> sizes, size_t part, const std::string& where)
       : theory_(theory),
         graph_(theory.graph()),
-        samples_(samples),
-        parts_(parts),
+        sizes_(std::move(sizes)),
+        samples_(std::accumulate(sizes_.begin(), sizes_.end(), int64_t{0})),
+        parts_(static_cast<int>(sizes_.size())),
+        own_(sizes_[part]),
         where_(where),
         ways_(graph_.values.size()) {
-    MOTLEY_CHECK(parts >= 1 && theory.segments() == 1);
+    MOTLEY_CHECK(parts_ >= 1 && theory.segments() == 1);
   }
 
   MicroBatch run() {
     out_.parts = parts_;
     if (parts_ == 1) return whole();
-    if (samples_ % parts_ != 0)
-      throw user_error("plan", "{}: a batch of {} has no {} equal micro-batches", where_, samples_,
-                       parts_);
     find_early();
     cut_inputs();
     for (size_t n = 0; n < graph_.nodes.size(); ++n) reach(NodeId(n));
@@ -86,7 +86,14 @@ class Divider {
   // ---- the placements that a micro-batch can have a value in
 
   bool divides(ValueId v, Placement p) const {
-    return !p.is_shard() || theory_.cut_size(v, p) % parts_ == 0;
+    return !p.is_shard() || divides(theory_.cut_size(v, p));
+  }
+  // Whether every part gets a whole number of so many rows.
+  bool divides(int64_t rows) const {
+    int64_t sum = 0;
+    for (const int64_t size : sizes_)
+      if ((sum += size) * rows % samples_ != 0) return false;
+    return true;
   }
 
   // Inputs are cut along their first dimension of as many rows as the batch; whole without one.
@@ -134,7 +141,7 @@ class Divider {
       const Triple& triple = triples[t];
       if (!triple.kernel.empty() && !is_batch_norm(triple)) continue;
       if (is_source(node) && !triple.out[0].is_replicated()) continue;
-      if (triple.cut % parts_ != 0) continue;
+      if (!divides(triple.cut)) continue;
       double cost = 0;
       for (size_t i = 0; i < inputs.size() && cost >= 0; ++i) {
         const Way* in = way(inputs[i], triple.in[i]);
@@ -285,9 +292,13 @@ class Divider {
       }
     return cut;
   }
+  double share() const { return static_cast<double>(own_) / static_cast<double>(samples_); }
   TensorSpec local_spec(ValueId v, Placement p) const {
     TensorSpec spec = graph_.spec(v);
-    if (p.is_shard()) spec.shape[p.dim] /= parts_;  // of the cut factor, which they divide
+    if (p.is_shard()) {
+      const int64_t rows = theory_.cut_size(v, p);
+      spec.shape[p.dim] = spec.shape[p.dim] / rows * (rows * own_ / samples_);
+    }
     return spec;
   }
 
@@ -353,7 +364,7 @@ class Divider {
         squared ? made_by(graph_.inputs_of(*squared)[0], "aten::native_batch_norm") : nullptr;
     if (norm == nullptr || graph_.inputs_of(*squared)[0] != norm->outputs[2]) return;
     const TensorSpec& x = graph_.spec(graph_.inputs_of(*norm)[0]);
-    const double n = static_cast<double>(x.numel() / x.shape[1]), part = n / parts_;
+    const double n = static_cast<double>(x.numel() / x.shape[1]), part = n * share();
     if (part <= 1) return;
     (*args)[2] = std::get<double>(node.args[2]) * (part / (part - 1)) / (n / (n - 1));
   }
@@ -371,9 +382,9 @@ class Divider {
         way(v, Placement::partial())->kind != Way::Kind::scaled)
       return;
     const Phase phase = graph_.node(graph_.value(v).producer).phase;
-    const NodeId id = out_.graph.add("aten::mul.Tensor",
-                                     {value_[v.index].at(Placement::replicated()), 1.0 / parts_},
-                                     {graph_.spec(v)}, phase);
+    const NodeId id =
+        out_.graph.add("aten::mul.Tensor", {value_[v.index].at(Placement::replicated()), share()},
+                       {graph_.spec(v)}, phase);
     note(id, NodeId(), {});
     value_[v.index][Placement::partial()] = out_.graph.node(id).outputs[0];
   }
@@ -437,8 +448,10 @@ class Divider {
 
   const Theory& theory_;
   const Graph& graph_;
+  const std::vector<int64_t> sizes_;  // [part]
   const int64_t samples_;
   const int parts_;
+  const int64_t own_;  // samples of this part
   const std::string& where_;
   std::vector<bool> early_;                           // [node] follows from the batch alone
   std::vector<Placement> cut_;                        // [input]
@@ -472,7 +485,15 @@ std::string normalised_by_part(const Graph& whole, const MicroBatch& part) {
 
 MicroBatch micro_batch_of(const Theory& whole, int64_t samples, int parts,
                           const std::string& where) {
-  return Divider(whole, samples, parts, where).run();
+  if (samples % parts != 0)
+    throw user_error("plan", "{}: a batch of {} has no {} equal micro-batches", where, samples,
+                     parts);
+  return Divider(whole, std::vector<int64_t>(parts, samples / parts), 0, where).run();
+}
+
+MicroBatch part_of_batch(const Theory& whole, const std::vector<int64_t>& sizes, size_t part,
+                         const std::string& where) {
+  return Divider(whole, sizes, part, where).run();
 }
 
 }  // namespace motley

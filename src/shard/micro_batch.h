@@ -59,6 +59,11 @@ struct MicroBatch {
 MicroBatch micro_batch_of(const Theory& whole, int64_t samples, int parts,
                           const std::string& where);
 
+// The step of one of several parts of a batch, of so many samples each. Only parts of equal size have
+// equal graphs; all have the same nodes. REQUIRES: sizes of at least 1 whose sum is the batch.
+MicroBatch part_of_batch(const Theory& whole, const std::vector<int64_t>& sizes, size_t part,
+                         const std::string& where);
+
 // "4 batch normalisations see one of 8 micro-batches at a time", of a part that is not exact.
 std::string normalised_by_part(const Graph& whole, const MicroBatch& part);
 

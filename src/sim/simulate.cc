@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "cost/overlap.h"
+#include "sim/overlapped.h"
 #include "sim/pipeline.h"
 
 namespace motley {
@@ -31,7 +32,7 @@ Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline)
                      "devices; at most {:.3g} are drawn",
                      spans_of(plan), kMaxSpans);
   if (plan.pipeline) return simulate_pipeline(plan, with_spans, deadline);
-  const Theory& theory = *plan.theory;
+  const Theory& theory = plan.running();
   const Graph& graph = *plan.graph;
   const int devices = plan.cluster.size();
   CostModel model(plan.cluster, plan.reductions);
@@ -57,7 +58,11 @@ Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline)
     }
   };
   const WalkOptions options{.each = with_spans, .deadline = deadline};
+  Overlapped overlapped;
   add([&] {
+    if (plan.duplex)
+      return walk_overlapped(theory, plan.program, model, fractions, &now, &overlapped, sink,
+                             options);
     return walk(theory, plan.program, model, fractions, 0,
                 static_cast<int>(plan.program.steps.size()), &now, sink, options);
   });
@@ -78,13 +83,20 @@ Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline)
     DeviceTime& t = sim.devices[d];
     t.idle += sim.step - now[d];
     t.exposed_comm = t.comm;
+    if (plan.duplex) {
+      // What it waited for was noted as idle; of that, the network was busy for it meanwhile.
+      t.comm = overlapped.comm[d];
+      t.exposed_comm = std::min(overlapped.exposed[d], t.idle);
+      t.idle -= t.exposed_comm;
+    }
     t.peak_memory = memory.peak[plan.cluster.devices[d].type];
     busiest = std::max(busiest, t.busy);
     total += t.busy;
   }
   // What the executor sends beside the backward pass. The spans are of steps without it.
-  const Seconds hidden = hidden_seconds(theory, plan.program, model, fractions);
+  const Seconds hidden = plan.duplex ? 0 : hidden_seconds(theory, plan.program, model, fractions);
   const Seconds comm = devices > 0 ? sim.devices[0].comm : 0;
+  if (plan.duplex && comm > 0) sim.overlap = 1 - sim.devices[0].exposed_comm / comm;
   if (hidden != 0 && comm > 0) {
     sim.step -= hidden;
     sim.overlap = std::max(0.0, hidden / comm);

@@ -1,0 +1,89 @@
+#include "comm/background.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+
+#include <chrono>
+#include <utility>
+
+namespace motley {
+
+Background::Background()
+    : thread_([this, threads = at::get_num_threads()] {
+        at::set_num_threads(threads);  // of this thread's own pool
+        run();
+      }) {}
+
+Background::~Background() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    work_.clear();
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+int64_t Background::start(std::function<void()> work) {
+  const at::ThreadLocalState state;
+  const std::lock_guard lock(mutex_);
+  work_.push_back([state, work = std::move(work)] {
+    const at::ThreadLocalStateGuard guard(state);
+    work();
+  });
+  changed_.notify_all();
+  return ++started_;
+}
+
+void Background::wait(int64_t number) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return done_ >= number || failure_; });
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void Background::wait_all() {
+  int64_t last = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    last = started_;
+  }
+  wait(last);
+}
+
+bool Background::idle() {
+  const std::lock_guard lock(mutex_);
+  return done_ == started_ || failure_;
+}
+
+double Background::worked() {
+  const std::lock_guard lock(mutex_);
+  return worked_;
+}
+
+void Background::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return ending_ || (!work_.empty() && !failure_); });
+    if (ending_) return;
+    std::function<void()> work = std::move(work_.front());
+    work_.pop_front();
+    lock.unlock();
+    const auto begin = std::chrono::steady_clock::now();
+    std::exception_ptr failure;
+    try {
+      work();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    work = nullptr;
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    lock.lock();
+    worked_ += seconds;
+    ++done_;
+    if (failure) failure_ = failure;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace motley

@@ -1,0 +1,308 @@
+// One SPMD program on the parts of a batch, the communication of one beside the computation of
+// another (HiDup; shard/duplex.h).
+//
+// Which program is best depends on what hides: with overlap a step takes no less than
+// max(computation, communication), without it their sum. Programs are searched for on the step of
+// one part at prices w * computation + (1 - w) * communication: the least of these is a lower bound
+// of every max for each w, as in a Lagrangian dual. w = 1/2 is the program that is best without
+// overlap; w moves to the side that is longer, as far as that changes the program. Every program
+// found is divided into stages (spmd/stage_division.h), with the reductions of gradients where they
+// hide best, and simulated.
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <memory>
+
+#include "bounds/compute_bound.h"
+#include "core/error.h"
+#include "planner/batch_step.h"
+#include "planner/engines.h"
+#include "reduce/cluster.h"
+#include "sim/simulate.h"
+#include "spmd/stage_division.h"
+
+namespace motley::planner {
+
+namespace {
+
+constexpr int kSearches = 5;        // for one number of parts
+constexpr double kWorthIt = 0.998;  // of the step of another plan: less is noise
+
+// Computation takes 2 w of its time, communication 2 (1 - w).
+Cluster weighed(const Cluster& cluster, double w) {
+  Cluster result = cluster;
+  const double compute = 2 * w, comm = 2 * (1 - w);
+  for (DeviceType& type : result.types) {
+    type.flops /= compute;
+    type.half_flops /= compute;
+    type.memory_bandwidth /= compute;
+    type.overhead *= compute;
+    for (OpRate& rate : type.ops) {
+      rate.overhead *= compute;
+      rate.flops /= compute;
+      rate.memory_bandwidth /= compute;
+      rate.uncached_bandwidth /= compute;
+    }
+  }
+  for (Group& group : result.groups) {
+    group.link.bandwidth /= comm;
+    group.link.latency *= comm;
+    group.uplink /= comm;
+    for (CollectiveRate& rate : group.measured) {
+      rate.bandwidth /= comm;
+      rate.latency *= comm;
+    }
+  }
+  return result;
+}
+
+class DuplexSearch {
+ public:
+  DuplexSearch(const PlanOptions& options, const Cluster& cluster, const GraphOf& graph_of,
+               Seconds known)
+      : options_(options),
+        cluster_(cluster),
+        step_(step_of(options, graph_of)),
+        reductions_(reduce::reductions_of_all(cluster)),
+        model_(cluster, reductions_),
+        best_(options.duplex > 0 ? std::numeric_limits<Seconds>::infinity() : kWorthIt * known) {
+    result_.engine = "duplex";
+    result_.record = options.record;
+    result_.reason = "no program in parts is faster";
+  }
+
+  EngineResult run() {
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      if (step_->theory().segments() > 1)
+        result_.reason = "a step of several segments is not taken in parts";
+      else if (cluster_.size() == 1 && options_.duplex == 0)
+        result_.reason = "one device does not communicate";
+      else
+        search(options_.duplex > 0 ? options_.duplex : 2);
+    } catch (const TimeIsUp&) {
+      if (result_.candidates.empty()) result_.reason = "time ran out before a plan was found";
+    } catch (const UserError& error) {
+      result_.reason = error.what();
+      result_.refused = true;
+    }
+    if (!best_program_.steps.empty()) finish();
+    result_.search_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return std::move(result_);
+  }
+
+ private:
+  void search(int parts) {
+    if (parts > options_.batch)
+      throw user_error("plan", "--duplex {}: a batch of {} has no {} parts; give fewer", parts,
+                       options_.batch, parts);
+    const std::vector<int64_t> samples = even_parts(options_.batch, parts);
+    const std::string where = fmt::format("--duplex {}", parts);
+    plan_ = std::make_unique<Plan>();
+    plan_->set_graph(step_->graph());
+    plan_->duplex = duplex_of(*plan_->theory, samples, where);
+    const Graph& graph = plan_->duplex->first->graph;
+    const auto part = std::make_shared<const BatchStep>(graph, samples[0]);
+    // Parts launch every operator once each.
+    if (bounds::compute_bound(part->theory(), model_, parts) *
+            (static_cast<double>(options_.batch) / static_cast<double>(samples[0] * parts)) >=
+        best_)
+      return;
+    double low = 0, high = 1, w = 0.5;
+    for (int i = 0; i < kSearches; ++i) {
+      options_.limits.deadline.check();
+      Seconds compute = 0, comm = 0;
+      if (!attempt(part, samples, w, where, &compute, &comm)) return;
+      // The longer of the two limits the step.
+      (compute > comm ? low : high) = w;
+      const double next = (low + high) / 2;
+      if (std::abs(compute - comm) < 0.02 * std::max(compute, comm) || next < 0.05 || next > 0.95)
+        return;
+      w = next;
+    }
+  }
+
+  // Whether there is a program. *compute, *comm: of its step, all parts.
+  bool attempt(const std::shared_ptr<const BatchStep>& part, const std::vector<int64_t>& samples,
+               double w, const std::string& where, Seconds* compute, Seconds* comm) {
+    Cluster prices = weighed(cluster_, w);
+    for (int again = 0; again < 3; ++again) {
+      ProgramRequest request;
+      request.model = options_.model;
+      request.batch = samples[0];
+      request.baselines = request.parts = false;
+      request.reductions = reduce::reductions_of_all;
+      request.strategy = options_.strategy;
+      request.alternation.optimizer = options_.optimizer;
+      request.alternation.memory_limit = options_.memory_limit;
+      request.alternation.recompute = options_.recompute;
+      request.alternation.ratios = options_.ratios;
+      request.alternation.limits = options_.limits;
+      request.alternation.certify_work = 1e-9;
+      ProgramPlanner planner(part, prices, request);
+      ProgramResult found = planner.run();
+      ++result_.planned;
+      result_.states += found.states;
+      if (!found.feasible) {
+        if (best_program_.steps.empty()) result_.reason = found.reason;
+        return false;
+      }
+      const Bytes lacking = evaluate(part->theory(), found.plan, where, compute, comm);
+      if (lacking <= 0) return true;
+      // Other parts hold activations too.
+      for (DeviceType& type : prices.types) type.memory -= lacking;
+      for (const DeviceType& type : prices.types)
+        if (type.memory <= 0) return false;
+    }
+    if (best_program_.steps.empty()) result_.reason = "the activations of all parts do not fit";
+    return false;
+  }
+
+  spmd::DivisionProblem priced(const Duplex& duplex, const Theory& part, const Program& program,
+                               const std::vector<StepRole>& roles, const Fractions& fractions,
+                               Seconds* compute, Seconds* comm) const {
+    spmd::DivisionProblem problem;
+    problem.parts = duplex.parts();
+    for (const DeviceType& type : cluster_.types) problem.interference.push_back(type.interference);
+    std::vector<Seconds> busy(cluster_.types.size(), 0);
+    *comm = 0;
+    for (size_t i = 0; i < program.steps.size(); ++i) {
+      const Step& step = program.steps[i];
+      spmd::DividedStep& priced = problem.steps.emplace_back();
+      const NodeId node = step.is_compute() ? step.node : part.graph().value(step.value).producer;
+      priced.once = duplex.shared[node.index];
+      const double times = priced.once || roles[i].late ? 1 : problem.parts;
+      if (step.is_compute()) {
+        const Triple& triple = part.triples(step.node)[step.triple];
+        const Work work = work_of(part, step.node, triple);
+        const Seconds inside = triple.collectives.empty()
+                                   ? 0
+                                   : inner_seconds(part, step.node, triple, model_, fractions);
+        *comm += times * inside;
+        if (work.free && inside == 0) continue;
+        const std::vector<double>& f = fractions.by_type(work.cut);
+        for (int t = 0; t < model_.types(); ++t) {
+          const Seconds seconds = work.free ? 0 : model_.compute(t, work, f[t]);
+          priced.compute.push_back(seconds + inside);
+          busy[t] += times * seconds;
+        }
+      } else if (!moves_nothing(step.kind)) {
+        const Placement cut = step.from.is_shard() ? step.from : step.to;
+        const Seconds seconds = model_.collective(
+            step.kind, static_cast<Bytes>(part.graph().spec(step.value).bytes()),
+            fractions.profile(part.cut(step.value, cut), model_.net()), step.form);
+        *comm += times * seconds;
+        if (!roles[i].communicates) continue;
+        priced.comm = seconds;
+        priced.made = roles[i].made;
+        priced.reader = roles[i].first_reader;
+      }
+    }
+    *compute = *std::max_element(busy.begin(), busy.end());
+    return problem;
+  }
+
+  // Bytes of gradients that travel while half-stages compute longer than they communicate.
+  std::vector<double> slack_of(const spmd::DivisionProblem& problem,
+                               const std::vector<int>& begin) const {
+    const int stages = static_cast<int>(begin.size()), n = static_cast<int>(problem.steps.size());
+    std::vector<Seconds> compute(stages, 0), comm(stages, 0);
+    auto stage_of = [&](int step) {
+      return static_cast<int>(std::upper_bound(begin.begin(), begin.end(), step) - begin.begin()) -
+             1;
+    };
+    for (int i = 0; i < n; ++i) {
+      const spmd::DividedStep& step = problem.steps[i];
+      if (!step.compute.empty())
+        compute[stage_of(i)] += *std::max_element(step.compute.begin(), step.compute.end());
+      if (step.comm > 0) comm[stage_of(std::min(step.reader, n - 1))] += step.comm;
+    }
+    constexpr Bytes many = 64 << 20;
+    const double seconds_per_byte = model_.net().all_reduce(many) / many;
+    std::vector<double> bytes;
+    for (int s = 0; s < stages; ++s)
+      for (int p = 0; p < problem.parts; ++p) {
+        const Seconds next = p + 1 < problem.parts ? comm[s] : s + 1 < stages ? comm[s + 1] : 0;
+        bytes.push_back(std::max(0.0, compute[s] - next) / std::max(seconds_per_byte, 1e-30));
+      }
+    return bytes;
+  }
+
+  // Makes a plan of a program of one part. Returns the bytes that the fullest device lacks.
+  Bytes evaluate(const Theory& part, const Plan& found, const std::string& where, Seconds* compute,
+                 Seconds* comm) {
+    const Duplex& duplex = *plan_->duplex;
+    plan_->cluster = cluster_;
+    plan_->optimizer = options_.optimizer;
+    plan_->ratios = found.ratios;
+    plan_->reductions = reductions_;
+    const Shares shares(found.ratios);
+    const Fractions fractions(cluster_, shares);
+    Program program = found.program;
+    choose_forms(part, &program, model_, fractions);
+    const std::vector<StepRole> roles = roles_of(duplex, part, program);
+    const spmd::DivisionProblem problem =
+        priced(duplex, part, program, roles, fractions, compute, comm);
+    StageDivision division;
+    division.begin = spmd::divide(problem).begin;
+    division.slack = slack_of(problem, division.begin);
+    Bytes lacking = 0;
+    for (const Reduce reduce : {Reduce::ready, Reduce::slack, Reduce::end}) {
+      division.reduce = reduce;
+      plan_->program = mirrored(duplex, part, program, division, where);
+      const std::vector<Bytes> peak =
+          memory_of(plan_->running(), plan_->program, fractions, model_.types(), options_.optimizer)
+              .peak;
+      Bytes over = 0;
+      for (int t = 0; t < model_.types() && options_.memory_limit; ++t)
+        over = std::max(over, peak[t] - cluster_.types[t].memory);
+      lacking = reduce == Reduce::ready ? over : std::min(lacking, over);
+      if (over > 0) continue;
+      const Seconds seconds = simulate(*plan_, false, options_.limits.deadline).step;
+      if (seconds >= best_) continue;
+      best_ = seconds;
+      best_program_ = plan_->program;
+      best_ratios_ = found.ratios;
+      peak_ = peak;
+      note_ = fmt::format("{} parts in {} stages, {} of computation and {} of communication",
+                          duplex.parts(), division.begin.size(), format_seconds(*compute),
+                          format_seconds(*comm));
+    }
+    return lacking;
+  }
+
+  void finish() {
+    plan_->engine = "duplex";
+    plan_->model = options_.model;
+    plan_->batch = options_.batch;
+    plan_->program = std::move(best_program_);
+    plan_->ratios = std::move(best_ratios_);
+    plan_->predicted_step_s = best_;
+    for (int d = 0; d < cluster_.size(); ++d)
+      plan_->peak_memory_bytes.push_back(peak_[cluster_.devices[d].type]);
+    result_.add(std::move(plan_), note_);
+  }
+
+  const PlanOptions& options_;
+  const Cluster& cluster_;
+  std::shared_ptr<BatchStep> step_;
+  const std::vector<ReductionProgram> reductions_;
+  const CostModel model_;
+  Seconds best_;                // what a plan has to be faster than
+  std::unique_ptr<Plan> plan_;  // with the program that is looked at
+  Program best_program_;        // no steps: none is faster than what is known
+  Ratios best_ratios_;
+  std::vector<Bytes> peak_;  // [type]
+  std::string note_;
+  EngineResult result_;
+};
+
+}  // namespace
+
+EngineResult plan_duplex(const PlanOptions& options, const Cluster& cluster,
+                         const GraphOf& graph_of, Seconds known) {
+  return DuplexSearch(options, cluster, graph_of, known).run();
+}
+
+}  // namespace motley::planner

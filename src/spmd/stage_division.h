@@ -1,0 +1,57 @@
+// Where the program of one part of a batch is divided into stages, so that as much as can be of what
+// one part communicates hides behind what another computes (shard/duplex.h).
+//
+// With c_k(p) what part p computes in stage k, m_k(p) the collectives that stage needs, and k parts
+// taking turns, what is computed in one half-stage is beside the communication of the next:
+//
+//     t = m_1(1) + sum over half-stages of  c (+) m of the half-stage behind it
+//     c (+) m = max over types of  m                                if m >= (1 + a) c
+//                                  c + m a / (1 + a)                otherwise
+//
+// a being how much slower a device type computes beside a collective (DeviceType::interference). A
+// half-stage lasts as long as the slowest type takes. For two parts this is HiDup's formula, of the
+// whole step: its stages are of the forward pass alone, and its backward pass is charged serially.
+//
+// A collective runs in front of the stage that reads its result, so there has to be a boundary
+// between what makes its operand and what reads its result. The best of all such divisions is found
+// by dynamic programming over (end of the stage before, end of this one): n positions and stages of
+// at most s steps take n s^2. Where that is too much, boundaries are at steps that make or read what
+// is communicated, and a few between.
+#pragma once
+
+#include <vector>
+
+#include "core/units.h"
+
+namespace motley::spmd {
+
+struct DividedStep {
+  std::vector<Seconds> compute;  // [type] of one part; collectives inside count
+  Seconds comm = 0;              // of a collective, in front of the stage of step `reader`
+  // Steps; -1: there from the start; the end: needed then, and sent with the last stage.
+  int made = -1, reader = 0;
+  bool once = false;  // of the first part alone: the result serves all
+};
+
+struct DivisionProblem {
+  int parts = 2;
+  std::vector<double> interference;  // [type]
+  std::vector<DividedStep> steps;
+};
+
+struct Divided {
+  Seconds seconds = 0;
+  std::vector<int> begin;  // first steps of the stages, ascending from 0
+};
+
+// Seconds of computation beside a collective: one half-stage.
+Seconds beside(const std::vector<Seconds>& compute, Seconds comm,
+               const std::vector<double>& interference);
+
+// By the formula above; infinite if some collective has no boundary to run at.
+Seconds division_seconds(const DivisionProblem& problem, const std::vector<int>& begin);
+
+// The fastest division. `most`: about how many pairs of stages are looked at.
+Divided divide(const DivisionProblem& problem, double most = 2e7);
+
+}  // namespace motley::spmd

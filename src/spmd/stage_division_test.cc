@@ -1,0 +1,94 @@
+#include "spmd/stage_division.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/rng.h"
+
+namespace motley::spmd {
+namespace {
+
+using ::testing::ElementsAre;
+
+// One device type; each step computes, or communicates what a step before it made.
+DivisionProblem random_problem(Rng* rng) {
+  DivisionProblem problem;
+  const int types = 1 + static_cast<int>(rng->below(2)), n = 2 + static_cast<int>(rng->below(9));
+  problem.parts = 2 + static_cast<int>(rng->below(2));
+  for (int t = 0; t < types; ++t)
+    problem.interference.push_back(rng->below(2) ? 0 : rng->uniform());
+  for (int i = 0; i < n; ++i) {
+    DividedStep& step = problem.steps.emplace_back();
+    step.once = rng->below(6) == 0;
+    if (i == 0 || i + 1 == n || rng->below(3) > 0) {
+      for (int t = 0; t < types; ++t) step.compute.push_back(rng->uniform());
+      continue;
+    }
+    step.comm = 2 * rng->uniform();
+    step.made = static_cast<int>(rng->below(i + 1)) - 1;
+    step.reader = i + 1 + static_cast<int>(rng->below(n - i));
+  }
+  return problem;
+}
+
+Divided by_brute_force(const DivisionProblem& problem) {
+  const int n = static_cast<int>(problem.steps.size());
+  Divided best{std::numeric_limits<double>::infinity(), {}};
+  for (int cuts = 0; cuts < 1 << (n - 1); ++cuts) {
+    std::vector<int> begin = {0};
+    for (int i = 1; i < n; ++i)
+      if (cuts >> (i - 1) & 1) begin.push_back(i);
+    const Seconds seconds = division_seconds(problem, begin);
+    if (seconds < best.seconds) best = {seconds, begin};
+  }
+  return best;
+}
+
+TEST(StageDivision, EqualsTheBestOfAllDivisions) {
+  Rng rng(25);
+  for (int i = 0; i < 400; ++i) {
+    const DivisionProblem problem = random_problem(&rng);
+    const Divided found = divide(problem), best = by_brute_force(problem);
+    ASSERT_NEAR(found.seconds, best.seconds, 1e-12) << "problem " << i;
+    ASSERT_NEAR(division_seconds(problem, found.begin), found.seconds, 1e-12) << "problem " << i;
+  }
+}
+
+// a computes 1 s, sends 1 s, b computes 1 s: of two parts each, the one's 1 s of sending is beside
+// the other's computation.
+TEST(StageDivision, OnePartSendsWhileTheOtherComputes) {
+  DivisionProblem problem{2, {0.0}, {{{1}}, {{}, 1, 0, 2}, {{1}}}};
+  const Divided found = divide(problem);
+  EXPECT_THAT(found.begin, ElementsAre(0, ::testing::AnyOf(1, 2)));
+  EXPECT_DOUBLE_EQ(found.seconds, 1 + 1 + 1 + 1);  // a1, a2 | send 1, b1 | send 2, b2
+  problem.interference = {0.5};
+  // Beside 1 s of sending, 1 s of computation gets two thirds done.
+  EXPECT_NEAR(divide(problem).seconds, 1 + 4. / 3 + 4. / 3 + 1, 1e-12);
+}
+
+// What is gathered once delays the first part alone.
+TEST(StageDivision, WhatIsSharedIsSentOnce) {
+  DivisionProblem problem{2, {0.0}, {{{}, 3, -1, 1, true}, {{1}}}};
+  EXPECT_DOUBLE_EQ(divide(problem).seconds, 3 + 1 + 1);
+}
+
+TEST(StageDivision, ThinsOutWhatIsTooLarge) {
+  Rng rng(4);
+  DivisionProblem problem{2, {0.1}, {}};
+  for (int i = 0; i < 3000; ++i) {
+    DividedStep& step = problem.steps.emplace_back();
+    if (i % 300 == 150) {
+      step.comm = 30;
+      step.made = i - 100;
+      step.reader = i + 1;
+    } else {
+      step.compute = {rng.uniform()};
+    }
+  }
+  const Divided all = divide(problem, 1e12), few = divide(problem, 1e5);
+  EXPECT_LE(all.seconds, few.seconds + 1e-9);
+  EXPECT_LE(few.seconds, 1.05 * all.seconds);
+}
+
+}  // namespace
+}  // namespace motley::spmd

@@ -1,0 +1,154 @@
+// Steps in parts, from the batch to a run: the same as one device, whatever the program, its stages,
+// the parts and the shares.
+#include "shard/duplex.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "capture/capture.h"
+#include "core/error.h"
+#include "graph/canonical.h"
+#include "planner/planner.h"
+#include "reference/sample.h"
+#include "runtime/verify.h"
+#include "sim/simulate.h"
+
+namespace motley {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+Graph captured(const std::string& model, int64_t batch) {
+  return canonicalize(capture(model, batch).graph);
+}
+
+Cluster cluster_of(int fast, int slow, double bandwidth) {
+  DeviceType a = device_catalogue().back(), b = a;
+  a.name = "fast";
+  b.name = "slow";
+  b.flops /= 3;
+  return flat_cluster({a, b}, {fast, slow}, {LinkKind::switched, bandwidth, 1e-5});
+}
+
+// A random program of one part with random ratios, divided into random stages.
+Plan random_plan(const std::string& model, int64_t batch, int parts, Rng* rng) {
+  Plan plan;
+  plan.engine = "duplex";
+  plan.model = model;
+  plan.batch = batch;
+  plan.cluster = cluster_of(1, 2, 1e9);
+  plan.set_graph(captured(model, batch));
+  plan.duplex = duplex_of(*plan.theory, even_parts(batch, parts), "test");
+  const Theory part(plan.duplex->first->graph);
+  plan.ratios = {{0.2 + rng->uniform(), rng->uniform(), rng->uniform()}};
+  const double sum = plan.ratios[0][0] + plan.ratios[0][1] + plan.ratios[0][2];
+  for (double& r : plan.ratios[0]) r /= sum;
+  const CostModel cost(plan.cluster);
+  spmd::ProblemBuilder builder(part, cost, plan.optimizer);
+  builder.price(Fractions(plan.cluster, Shares(plan.ratios)));
+  const Program program = spmd::random_program(builder, rng);
+  StageDivision division;
+  division.begin = {0};
+  const int steps = static_cast<int>(program.steps.size());
+  const double dense = rng->uniform() * rng->uniform();
+  for (int i = 1; i < steps; ++i)
+    if (rng->chance(dense)) division.begin.push_back(i);
+  division.reduce = static_cast<Reduce>(rng->below(3));
+  for (size_t s = 0; s < division.begin.size() * static_cast<size_t>(parts); ++s)
+    division.slack.push_back(1e4 * rng->uniform());
+  plan.program = mirrored(*plan.duplex, part, program, division, "test");
+  return plan;
+}
+
+const char* const kModels[] = {
+    "bert:layers=1,hidden=16,heads=2,seq=6,vocab=24,dropout=0.2",
+    "bert-moe:layers=1,hidden=16,heads=2,seq=6,vocab=24,experts=4,every=1",
+    "gpt:layers=1,hidden=16,heads=2,seq=8,vocab=24",
+    "llama:layers=1,hidden=16,heads=4,kv_heads=2,ffn=24,seq=6,vocab=24",
+    "mlp:layers=2,hidden=16,in=12,classes=5",
+    "moe:layers=1,hidden=16,heads=4,kv_heads=2,ffn=24,experts=4,seq=6,vocab=24",
+    "transgan:layers=1,hidden=64,heads=1,side=4,latent=16",
+    "vgg19:width=2,image=32",
+    "vit:layers=1,hidden=16,heads=2,image=16,patch=8,classes=5"};
+
+TEST(Duplex, RandomProgramsInPartsAreOneDevice) {
+  Rng rng(25);
+  for (const char* model : kModels)
+    for (const auto& [batch, parts] : {std::pair(8, 2), {7, 2}, {11, 3}}) {
+      SCOPED_TRACE(fmt::format("{}, {} samples in {} parts", model, batch, parts));
+      const Plan made = random_plan(model, batch, parts, &rng);
+      const std::string text = to_json(made).dump();
+      const Plan plan = parse_plan(text, "made.json");
+      EXPECT_EQ(to_json(plan).dump(), text);
+      ASSERT_THAT(check(plan, false), IsEmpty());
+      const Verification v = verify_plan(plan, DType::f64, static_cast<uint64_t>(batch));
+      EXPECT_TRUE(v.equivalent) << v.gradient_error << " of " << v.worst_parameter << ", loss "
+                                << v.loss_error;
+      const Simulation sim = simulate(plan);
+      double most = 0;
+      for (const DeviceTime& d : sim.devices) {
+        EXPECT_NEAR(d.busy + d.exposed_comm + d.idle, sim.step, 1e-9 * sim.step);
+        EXPECT_LE(d.exposed_comm, d.comm * (1 + 1e-9));
+        most = std::max({most, d.busy, d.comm});
+      }
+      EXPECT_GE(sim.step, most * (1 - 1e-9));  // no program is faster than either
+    }
+}
+
+TEST(Duplex, RefusesWhatIsNotASumOverSamples) {
+  const Graph graph = captured("convnet:width=4,image=8", 8);
+  const Theory theory(graph);
+  try {
+    duplex_of(theory, {4, 4}, "here");
+    FAIL();
+  } catch (const UserError& e) {
+    EXPECT_THAT(e.what(), HasSubstr("here: the batch cannot be taken in parts side by side"));
+  }
+}
+
+// Checker and reader trust no field.
+TEST(Duplex, WrongFilesAreRefused) {
+  Rng rng(3);
+  Json json = to_json(random_plan(kModels[4], 8, 2, &rng));
+  auto problem = [&](const Json& parts) {
+    Json wrong = json;
+    wrong["duplex"]["parts"] = parts;
+    try {
+      parse_plan(wrong.dump(), "f.json");
+      return std::string();
+    } catch (const UserError& e) {
+      return std::string(e.what());
+    }
+  };
+  EXPECT_THAT(problem({4, 3}), HasSubstr("f.json: duplex: field 'parts' is [4,3]"));
+  EXPECT_THAT(problem({4, -4, 8}), HasSubstr("holds -4"));
+  EXPECT_THAT(problem(std::vector<int>(17, 1)), HasSubstr("add up to the batch"));
+  EXPECT_THAT(problem("two"), HasSubstr("parts"));
+  EXPECT_THAT(problem(Json::array()), HasSubstr("parts"));
+}
+
+planner::PlanReport planned(const std::string& model, int64_t batch, const Cluster& cluster,
+                            int duplex) {
+  planner::PlanOptions options;
+  options.model = model;
+  options.batch = batch;
+  options.duplex = duplex;
+  options.baselines = false;
+  return planner::plan([&](int64_t samples) { return captured(model, samples); }, cluster, options);
+}
+
+// Where communication is about as long as computation, parts are faster; where it is negligible they
+// are not taken.
+TEST(Duplex, IsChosenWhereItPays) {
+  const char* model = "gpt:layers=2,hidden=128,heads=4,seq=64,vocab=512";
+  const planner::PlanReport slow = planned(model, 16, cluster_of(2, 2, 4e8), 0);
+  ASSERT_FALSE(slow.candidates.empty());
+  EXPECT_TRUE(slow.candidates[0].plan->duplex) << slow.candidates[0].plan->engine;
+  const planner::PlanReport fast = planned(model, 16, cluster_of(2, 2, 1e13), 0);
+  ASSERT_FALSE(fast.candidates.empty());
+  EXPECT_FALSE(fast.candidates[0].plan->duplex);
+}
+
+}  // namespace
+}  // namespace motley
