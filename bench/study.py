@@ -76,6 +76,7 @@ class Study:
             writer = csv.DictWriter(file, list(self.rows[0]))
             writer.writeheader()
             writer.writerows(self.rows)
-        (folder / f"{self.name}.svg").write_text(svg)
+        if svg:
+            (folder / f"{self.name}.svg").write_text(svg)
         (folder / f"{self.name}.txt").write_text("\n".join(self.lines) + "\n")
         return folder

@@ -19,6 +19,9 @@
 #include "planner/engines.h"
 #include "reduce/cluster.h"
 #include "sim/simulate.h"
+#include "solver/order.h"
+#include "spmd/build.h"
+#include "spmd/parts_search.h"
 #include "spmd/stage_division.h"
 
 namespace motley::planner {
@@ -26,6 +29,7 @@ namespace motley::planner {
 namespace {
 
 constexpr int kSearches = 5;        // for one number of parts
+constexpr size_t kSmall = 60;       // nodes of problems that are polished
 constexpr double kWorthIt = 0.998;  // of the step of another plan: less is noise
 
 // Computation takes 2 w of its time, communication 2 (1 - w).
@@ -118,9 +122,34 @@ class DuplexSearch {
       (compute > comm ? low : high) = w;
       const double next = (low + high) / 2;
       if (std::abs(compute - comm) < 0.02 * std::max(compute, comm) || next < 0.05 || next > 0.95)
-        return;
+        break;
       w = next;
     }
+    if (options_.strategy.empty() && !best_program_.steps.empty()) polish(part->theory(), where);
+  }
+
+  // At the shares of the best program so far, programs at more prices, and changed node by node.
+  void polish(const Theory& part, const std::string& where) {
+    const Shares shares(best_ratios_);
+    const Fractions fractions(cluster_, shares);
+    spmd::ProblemBuilder builder(part, model_, options_.optimizer);
+    builder.price(fractions, plan_->duplex->parts());
+    spmd::PartsSearch search;
+    search.parts = plan_->duplex->parts();
+    for (const DeviceType& type : cluster_.types) search.interference.push_back(type.interference);
+    search.limits = options_.limits;
+    const bool small = builder.problem().nodes.size() <= kSmall;
+    search.weights = small ? 7 : 3;
+    search.polish = small ? 2000 : 0;
+    const spmd::PartsProgram found =
+        spmd::search_in_parts(builder.problem(), solver::make_order(builder.problem()), search);
+    ++result_.planned;
+    if (found.solution.option.empty()) return;
+    Plan plan;
+    plan.ratios = best_ratios_;
+    plan.program = builder.program(found.solution);
+    Seconds compute = 0, comm = 0;
+    evaluate(part, plan, where, &compute, &comm);
   }
 
   // Whether there is a program. *compute, *comm: of its step, all parts.
