@@ -55,6 +55,7 @@ Plan random_plan(const std::string& model, int64_t batch, int parts, Rng* rng) {
   for (int i = 1; i < steps; ++i)
     if (rng->chance(dense)) division.begin.push_back(i);
   division.reduce = static_cast<Reduce>(rng->below(3));
+  division.ahead = static_cast<int>(rng->below(4));
   for (size_t s = 0; s < division.begin.size() * static_cast<size_t>(parts); ++s)
     division.slack.push_back(1e4 * rng->uniform());
   plan.program = mirrored(*plan.duplex, part, program, division, "test");
@@ -75,7 +76,7 @@ const char* const kModels[] = {
 TEST(Duplex, RandomProgramsInPartsAreOneDevice) {
   Rng rng(25);
   for (const char* model : kModels)
-    for (const auto& [batch, parts] : {std::pair(8, 2), {7, 2}, {11, 3}}) {
+    for (const auto& [batch, parts] : {std::pair(8, 2), {7, 2}, {11, 3}, {6, 1}}) {
       SCOPED_TRACE(fmt::format("{}, {} samples in {} parts", model, batch, parts));
       const Plan made = random_plan(model, batch, parts, &rng);
       const std::string text = to_json(made).dump();

@@ -15,7 +15,7 @@ Colour colour_of(const Plan& plan, const Span& span) {
   if (span.kind == WalkKind::wait) return Colour::wait;
   if (span.name == "optimizer" || span.name == "step") return Colour::optimizer;
   const bool backward = span.node.valid() && !plan.pipeline
-                            ? plan.graph->node(span.node).phase == Phase::backward
+                            ? plan.running().graph().node(span.node).phase == Phase::backward
                             : span.name.starts_with("backward");
   return backward ? Colour::backward : Colour::forward;
 }
@@ -43,6 +43,10 @@ std::vector<Bar> merge(const std::vector<Bar>& bars, Seconds threshold) {
   return out;
 }
 
+int row_of(const Lane& lane, int devices) {
+  return lane.devices[0] + (lane.beside ? devices : 0);
+}
+
 bool equal(const Span& a, const Span& b) {
   return a.begin == b.begin && a.end == b.end && a.kind == b.kind && a.name == b.name;
 }
@@ -50,13 +54,17 @@ bool equal(const Span& a, const Span& b) {
 }  // namespace
 
 std::vector<Lane> lanes_of(const Plan& plan, const Simulation& simulation, size_t budget) {
-  std::vector<std::vector<const Span*>> by_device(plan.cluster.size());
-  for (const Span& s : simulation.spans) by_device[s.device].push_back(&s);
+  // What travels beside computation has rows of its own, behind those of the devices.
+  const int devices = plan.cluster.size(), rows = plan.duplex ? 2 * devices : devices;
+  std::vector<std::vector<const Span*>> by_device(rows);
+  for (const Span& s : simulation.spans)
+    by_device[s.device + (plan.duplex && s.kind == WalkKind::comm ? devices : 0)].push_back(&s);
   // Devices of one hash and equal spans are one lane.
   std::map<size_t, std::vector<int>> heads;  // hash -> lanes
   std::vector<Lane> lanes;
-  for (int d = 0; d < plan.cluster.size(); ++d) {
-    auto& spans = by_device[d];
+  for (int row = 0; row < rows; ++row) {
+    const int d = row % devices;
+    auto& spans = by_device[row];
     std::stable_sort(spans.begin(), spans.end(),
                      [](const Span* a, const Span* b) { return a->begin < b->begin; });
     size_t hash = spans.size();
@@ -64,21 +72,22 @@ std::vector<Lane> lanes_of(const Plan& plan, const Simulation& simulation, size_
       hash = hash * 1000003 + std::hash<double>()(s->end) + std::hash<std::string>()(s->name);
     int lane = -1;
     for (int candidate : heads[hash]) {
-      const auto& other = by_device[lanes[candidate].devices[0]];
-      if (std::equal(spans.begin(), spans.end(), other.begin(), other.end(),
+      const auto& other = by_device[row_of(lanes[candidate], devices)];
+      if (lanes[candidate].beside == (row >= devices) &&
+          std::equal(spans.begin(), spans.end(), other.begin(), other.end(),
                      [](const Span* a, const Span* b) { return equal(*a, *b); }))
         lane = candidate;
     }
     if (lane < 0) {
       lane = static_cast<int>(lanes.size());
       heads[hash].push_back(lane);
-      lanes.emplace_back();
+      lanes.emplace_back().beside = row >= devices;
     }
     lanes[lane].devices.push_back(d);
   }
   const size_t most = std::max<size_t>(16, budget / std::max<size_t>(1, lanes.size()));
   for (Lane& lane : lanes) {
-    for (const Span* s : by_device[lane.devices[0]])
+    for (const Span* s : by_device[row_of(lane, devices)])
       lane.bars.push_back({s->begin, s->end, colour_of(plan, *s), s->name, 1});
     if (lane.bars.empty()) continue;
     Seconds threshold =
@@ -114,6 +123,7 @@ Json to_json(const Plan& plan, const std::vector<Lane>& lanes) {
     std::vector<int> stages;
     if (plan.pipeline)
       for (const Seat& seat : plan.pipeline->seats(lane.devices[0])) stages.push_back(seat.stage);
+    if (lane.beside) label += " · communication";
     if (!stages.empty()) label += fmt::format(" · stage {}", fmt::join(stages, " + "));
     list.push_back({{"label", label}, {"bars", std::move(bars)}});
   }

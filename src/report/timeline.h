@@ -27,6 +27,7 @@ struct Bar {
 struct Lane {
   std::vector<int> devices;  // that share it, ascending
   std::vector<Bar> bars;     // by begin
+  bool beside = false;       // what they communicate beside computation
 };
 
 std::vector<Lane> lanes_of(const Plan& plan, const Simulation& simulation, size_t budget);

@@ -248,10 +248,11 @@ class Mirror {
       const StepRole& role = roles_[i];
       if (role.late || role.source) continue;
       const bool moves = travels(i);
-      const int stage = stage_of(moves ? role.first_reader : i);
+      const int stage = stage_of(moves ? role.first_reader : i),
+                first = role.made < 0 ? 0 : stage_of(role.made) + 1;
       // What is made in the stage that needs it cannot travel before.
-      if (moves && stage < stages && (role.made < 0 || stage_of(role.made) < stage))
-        groups[stage].push_back(i);
+      if (moves && first <= stage)
+        groups[std::max(first, stage - division_.ahead)].push_back(i);
       else
         bodies[stage_of(i)].push_back(i);
     }

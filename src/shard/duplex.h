@@ -10,6 +10,9 @@
 // and a gradient reduced once, behind the sum. Parts need not be equal; what depends on the batch
 // alone, such as the count of targets that a mean divides by, is computed from all of it, before.
 //
+// One part is allowed: then parameters are gathered ahead of their use and gradients reduced while
+// the backward pass goes on.
+//
 // A program of it is made of a program of one part and a division into stages (mirrored()):
 //
 //   stage k of every part in turn; behind it, the collectives that stage k + 1 of this part needs,
@@ -82,6 +85,9 @@ enum class Reduce : uint8_t { ready, slack, end };
 struct StageDivision {
   std::vector<int> begin;  // steps of the part's program, ascending; the first stage begins at 0
   Reduce reduce = Reduce::ready;
+  // A collective whose operand is there is started so many stages before the one in front of which
+  // it has to be: parameters are gathered ahead of their use, and held for so long.
+  int ahead = 0;
   // [stage * parts + part] Bytes of gradients that may travel beside it, for Reduce::slack.
   std::vector<double> slack;
 };

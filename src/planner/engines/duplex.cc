@@ -82,8 +82,10 @@ class DuplexSearch {
         result_.reason = "a step of several segments is not taken in parts";
       else if (cluster_.size() == 1 && options_.duplex == 0)
         result_.reason = "one device does not communicate";
+      else if (options_.duplex > 0)
+        search(options_.duplex);
       else
-        search(options_.duplex > 0 ? options_.duplex : 2);
+        search_parts();
     } catch (const TimeIsUp&) {
       if (result_.candidates.empty()) result_.reason = "time ran out before a plan was found";
     } catch (const UserError& error) {
@@ -97,6 +99,22 @@ class DuplexSearch {
   }
 
  private:
+  // Two parts, and one.
+  void search_parts() {
+    try {
+      search(2);
+    } catch (const UserError& error) {
+      result_.reason = error.what();
+    }
+    std::unique_ptr<Plan> two = std::move(plan_);
+    const Program program = best_program_;
+    const Seconds step = best_;
+    search(1);
+    if (best_ < step) return;
+    plan_ = std::move(two);
+    best_program_ = program;
+  }
+
   void search(int parts) {
     if (parts > options_.batch)
       throw user_error("plan", "--duplex {}: a batch of {} has no {} parts; give fewer", parts,
@@ -125,7 +143,7 @@ class DuplexSearch {
         break;
       w = next;
     }
-    if (options_.strategy.empty() && !best_program_.steps.empty()) polish(part->theory(), where);
+    if (parts > 1 && options_.strategy.empty() && !best_program_.steps.empty()) polish(part->theory(), where);
   }
 
   // At the shares of the best program so far, programs at more prices, and changed node by node.
@@ -258,6 +276,23 @@ class DuplexSearch {
     return bytes;
   }
 
+  static std::vector<int> stages_of_equal_time(const spmd::DivisionProblem& problem, int stages) {
+    Seconds all = 0, sum = 0;
+    auto of = [](const spmd::DividedStep& step) {
+      return step.compute.empty() ? 0
+                                  : *std::max_element(step.compute.begin(), step.compute.end());
+    };
+    for (const spmd::DividedStep& step : problem.steps) all += of(step);
+    std::vector<int> begin = {0};
+    for (size_t i = 0; i < problem.steps.size(); ++i) {
+      if (sum >= all * static_cast<double>(begin.size()) / stages &&
+          begin.back() < static_cast<int>(i))
+        begin.push_back(static_cast<int>(i));
+      sum += of(problem.steps[i]);
+    }
+    return begin;
+  }
+
   // Makes a plan of a program of one part. Returns the bytes that the fullest device lacks.
   Bytes evaluate(const Theory& part, const Plan& found, const std::string& where, Seconds* compute,
                  Seconds* comm) {
@@ -273,12 +308,22 @@ class DuplexSearch {
     const std::vector<StepRole> roles = roles_of(duplex, part, program);
     const spmd::DivisionProblem problem =
         priced(duplex, part, program, roles, fractions, compute, comm);
-    StageDivision division;
-    division.begin = spmd::divide(problem).begin;
-    division.slack = slack_of(problem, division.begin);
-    Bytes lacking = 0;
-    for (const Reduce reduce : {Reduce::ready, Reduce::slack, Reduce::end}) {
-      division.reduce = reduce;
+    std::vector<StageDivision> divisions;
+    if (problem.parts == 1) {
+      for (const int stages : {4, 16, 64})
+        for (const int ahead : {1, 2}) {
+          divisions.push_back({stages_of_equal_time(problem, stages), Reduce::ready, ahead, {}});
+          if (divisions.back().begin.size() < static_cast<size_t>(stages)) break;
+        }
+    } else {
+      const std::vector<int> begin = spmd::divide(problem).begin;
+      for (const int ahead : {0, 1})
+        for (const Reduce reduce : {Reduce::ready, Reduce::slack, Reduce::end})
+          divisions.push_back({begin, reduce, ahead, slack_of(problem, begin)});
+    }
+    Bytes lacking = std::numeric_limits<Bytes>::infinity();
+    for (const StageDivision& division : divisions) {
+      options_.limits.deadline.check();
       plan_->program = mirrored(duplex, part, program, division, where);
       const std::vector<Bytes> peak =
           memory_of(plan_->running(), plan_->program, fractions, model_.types(), options_.optimizer)
@@ -286,16 +331,17 @@ class DuplexSearch {
       Bytes over = 0;
       for (int t = 0; t < model_.types() && options_.memory_limit; ++t)
         over = std::max(over, peak[t] - cluster_.types[t].memory);
-      lacking = reduce == Reduce::ready ? over : std::min(lacking, over);
+      lacking = std::min(lacking, over);
       if (over > 0) continue;
       const Seconds seconds = simulate(*plan_, false, options_.limits.deadline).step;
-      if (seconds >= best_) continue;
+      // What runs again in the backward pass may not be sent during the forward pass.
+      if (seconds >= best_ || !motley::check(plan_->running(), plan_->program).empty()) continue;
       best_ = seconds;
       best_program_ = plan_->program;
       best_ratios_ = found.ratios;
       peak_ = peak;
-      note_ = fmt::format("{} parts in {} stages, {} of computation and {} of communication",
-                          duplex.parts(), division.begin.size(), format_seconds(*compute),
+      note_ = fmt::format("{} part{} in {} stages, {} of computation and {} of communication",
+                          duplex.parts(), duplex.parts() == 1 ? "" : "s", division.begin.size(), format_seconds(*compute),
                           format_seconds(*comm));
     }
     return lacking;
