@@ -43,9 +43,7 @@ std::vector<Bar> merge(const std::vector<Bar>& bars, Seconds threshold) {
   return out;
 }
 
-int row_of(const Lane& lane, int devices) {
-  return lane.devices[0] + (lane.beside ? devices : 0);
-}
+int row_of(const Lane& lane, int devices) { return lane.devices[0] + (lane.beside ? devices : 0); }
 
 bool equal(const Span& a, const Span& b) {
   return a.begin == b.begin && a.end == b.end && a.kind == b.kind && a.name == b.name;

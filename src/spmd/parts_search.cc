@@ -32,7 +32,8 @@ std::pair<Seconds, Seconds> sums_of(const Problem& problem, const Solution& solu
   std::vector<Seconds> compute(problem.types, 0);
   Seconds comm = 0;
   for (size_t n = 0; n < problem.nodes.size(); ++n) {
-    const Option& option = problem.option_tables[problem.nodes[n].table].options[solution.option[n]];
+    const Option& option =
+        problem.option_tables[problem.nodes[n].table].options[solution.option[n]];
     for (int t = 0; t < problem.types; ++t) compute[t] += option.compute[t] + option.comm;
   }
   for (const Conversion& c : solution.conversions) {
@@ -121,8 +122,7 @@ PartsProgram search_in_parts(const Problem& problem, const Order& order,
         for (int k = 0; k < problem.types; ++k) weights.compute[k] = k == t;
       const Solution solution = solve_folded(weighed(problem, w), order, weights, search.limits);
       if (solution.option.empty()) return best;
-      best.lower_bound =
-          std::max(best.lower_bound, search.parts * solution.lower_bound);
+      best.lower_bound = std::max(best.lower_bound, search.parts * solution.lower_bound);
       if (starts.insert(solution.option).second) found.push_back(solution);
       attempt(evaluate(problem, solution.option, mean));
       if (t > 0) continue;

@@ -21,8 +21,8 @@ struct PartsSearch {
   int parts = 2;
   std::vector<double> interference;  // [type]
   solver::Limits limits;
-  int weights = 7;       // that are tried
-  int polish = 20'000;   // divisions that polishing may take, about
+  int weights = 7;      // that are tried
+  int polish = 20'000;  // divisions that polishing may take, about
 };
 
 struct PartsProgram {

@@ -68,7 +68,8 @@ TEST(PartsSearch, TheBestProgramWithOverlapIsNotTheBestWithout) {
   EXPECT_NE(with.solution.option, without.option);
   // Of the program that is best without overlap, both parts compute one after another.
   EXPECT_NEAR(divide(division_of(problem, without, search)).seconds, 2 * without.price, 1e-9);
-  EXPECT_NEAR(with.divided.seconds, 2 * (6 * 1 + 0.02) + 1, 0.03);  // all split, one collective shows
+  EXPECT_NEAR(with.divided.seconds, 2 * (6 * 1 + 0.02) + 1,
+              0.03);  // all split, one collective shows
 }
 
 // On the same graphs and prices, two parts, one type and no interference as there.

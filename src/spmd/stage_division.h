@@ -34,7 +34,7 @@ struct DividedStep {
 };
 
 struct DivisionProblem {
-  int parts = 2;  // at least
+  int parts = 2;                     // at least
   std::vector<double> interference;  // [type]
   std::vector<DividedStep> steps;
 };

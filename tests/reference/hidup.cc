@@ -88,8 +88,8 @@ class Hidup {
     state.full = k - begin_ == most_;
     Labels& labels = states_[k][state];
     for (const auto& [time, debt] : *labels_) {
-      const std::pair<Seconds, Seconds> label(
-          time + std::max(debt, comm) + std::max(compute, comm), compute);
+      const std::pair<Seconds, Seconds> label(time + std::max(debt, comm) + std::max(compute, comm),
+                                              compute);
       if (std::any_of(labels.begin(), labels.end(), [&](const auto& other) {
             return other.first <= label.first && other.second <= label.second;
           }))

@@ -89,6 +89,7 @@ class DuplexSearch {
     } catch (const TimeIsUp&) {
       if (result_.candidates.empty()) result_.reason = "time ran out before a plan was found";
     } catch (const UserError& error) {
+      if (options_.duplex > 0) throw;
       result_.reason = error.what();
       result_.refused = true;
     }
@@ -143,7 +144,8 @@ class DuplexSearch {
         break;
       w = next;
     }
-    if (parts > 1 && options_.strategy.empty() && !best_program_.steps.empty()) polish(part->theory(), where);
+    if (parts > 1 && options_.strategy.empty() && !best_program_.steps.empty())
+      polish(part->theory(), where);
   }
 
   // At the shares of the best program so far, programs at more prices, and changed node by node.
@@ -279,8 +281,7 @@ class DuplexSearch {
   static std::vector<int> stages_of_equal_time(const spmd::DivisionProblem& problem, int stages) {
     Seconds all = 0, sum = 0;
     auto of = [](const spmd::DividedStep& step) {
-      return step.compute.empty() ? 0
-                                  : *std::max_element(step.compute.begin(), step.compute.end());
+      return step.compute.empty() ? 0 : *std::max_element(step.compute.begin(), step.compute.end());
     };
     for (const spmd::DividedStep& step : problem.steps) all += of(step);
     std::vector<int> begin = {0};
@@ -341,8 +342,8 @@ class DuplexSearch {
       best_ratios_ = found.ratios;
       peak_ = peak;
       note_ = fmt::format("{} part{} in {} stages, {} of computation and {} of communication",
-                          duplex.parts(), duplex.parts() == 1 ? "" : "s", division.begin.size(), format_seconds(*compute),
-                          format_seconds(*comm));
+                          duplex.parts(), duplex.parts() == 1 ? "" : "s", division.begin.size(),
+                          format_seconds(*compute), format_seconds(*comm));
     }
     return lacking;
   }
