@@ -219,7 +219,7 @@ void finish(PlanReport* report, DType precision) {
   if (report->candidates.empty()) return;
   Plan& best = *report->candidates[0].plan;
   if (!best.pipeline) {
-    const std::vector<std::string> problems = motley::check(*best.theory, best.program);
+    const std::vector<std::string> problems = motley::check(best.running(), best.program);
     MOTLEY_CHECK(problems.empty(), "the plan found is not sound: {}", problems.front());
   }
   for (size_t c = 1; c < report->candidates.size(); ++c) {

@@ -28,9 +28,9 @@ namespace motley::planner {
 
 namespace {
 
-constexpr int kSearches = 5;        // for one number of parts
-constexpr size_t kSmall = 60;       // nodes of problems that are polished
-constexpr double kWorthIt = 0.998;  // of the step of another plan: less is noise
+constexpr int kSearches = 5;       // for one number of parts
+constexpr size_t kSmall = 60;      // nodes of problems that are polished
+constexpr double kWorthIt = 0.98;  // of the step of another plan: less is not worth it
 
 // Computation takes 2 w of its time, communication 2 (1 - w).
 Cluster weighed(const Cluster& cluster, double w) {
