@@ -326,41 +326,6 @@ TEST_F(Cli, VirtualDevices) {
                  "cannot be combined with an engine");
 }
 
-// Parts of a batch are planned, checked, simulated, explained, shown, and run as one device runs it.
-TEST_F(Cli, PartsOfABatch) {
-  const std::string small =
-      "plan gpt:layers=1,hidden=32,heads=4,seq=8,vocab=64 --cluster local-mixed-4 --batch 9 ";
-  const std::string plan = path("d.json");
-  for (const char* parts : {"1", "2", "3"}) {
-    const Outcome made = motley(small + "--json -o " + plan + " --duplex " + parts);
-    ASSERT_EQ(made.code, 0) << made.err;
-    EXPECT_EQ(parse_json(read_file(plan), plan)["duplex"]["parts"].size(), std::stoul(parts));
-    EXPECT_EQ(motley("check " + plan).code, 0);
-    const Json sim = motley("simulate --json " + plan).json();
-    EXPECT_NEAR(sim["step_s"].get<double>(), made.json()["predicted_step_s"].get<double>(), 1e-12);
-    for (const Json& d : sim["devices"])
-      EXPECT_NEAR(d["hidden_comm_s"].get<double>() + d["exposed_comm_s"].get<double>(),
-                  d["comm_s"].get<double>(), 1e-12);
-    const Outcome verify = motley("verify --json " + plan);
-    ASSERT_EQ(verify.code, 0) << verify.err;
-    EXPECT_LT(verify.json()["gradient_error"].get<double>(), 1e-9);
-  }
-  for (const std::string& shown : {"explain " + plan, "report " + plan + " -o " + path("d.html"),
-                                   "simulate " + plan + " --trace " + path("d.trace")}) {
-    const Outcome o = motley(shown);
-    EXPECT_EQ(o.code, 0) << shown << o.err;
-  }
-  EXPECT_EQ(motley("export " + plan + " --to ddp -o " + path("e")).code, 2);
-  const Outcome on = motley("run --json --steps 2 " + plan),
-                off = motley("run --json --steps 2 --overlap off " + plan);
-  ASSERT_EQ(on.code, 0) << on.err;
-  EXPECT_EQ(on.json()["steps"][1]["loss"], off.json()["steps"][1]["loss"]);
-  for (const Json& device : off.json()["communication"]) EXPECT_EQ(device["hidden_comm_s"], 0);
-  expect_mistake(small + "--duplex two", "--duplex is 'two'");
-  expect_mistake(small + "--duplex 10", "a batch of 9 has no 10 parts");
-  expect_mistake(small + "--duplex 2 --engine grid", "leave out engines");
-}
-
 // Replicas that divide experts are one stage group, whose program is searched.
 TEST_F(Cli, ExpertParallelGridsArePlans) {
   const std::string what =

@@ -4,9 +4,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
 
 #include "capture/capture.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "graph/canonical.h"
 #include "planner/planner.h"
 #include "reference/sample.h"
@@ -149,6 +153,47 @@ TEST(Duplex, IsChosenWhereItPays) {
   const planner::PlanReport fast = planned(model, 16, cluster_of(2, 2, 1e13), 0);
   ASSERT_FALSE(fast.candidates.empty());
   EXPECT_FALSE(fast.candidates[0].plan->duplex);
+}
+
+// What the program prints on standard output or, if it fails, on standard error.
+std::string printed(const std::string& words, int code = 0) {
+  const std::string out = ::testing::TempDir() + "duplex.out";
+  const int status = std::system(fmt::format("cd {} && timeout 120 {}/motley {} > {}.1 2> {}.2",
+                                             MOTLEY_SOURCE_DIR, MOTLEY_BINARY_DIR, words, out, out)
+                                     .c_str());
+  EXPECT_EQ(WEXITSTATUS(status), code) << words << "\n" << read_file(out + ".2");
+  return read_file(out + (code == 0 ? ".1" : ".2"));
+}
+Json json_of(const std::string& words) { return parse_json(printed(words + " --json"), words); }
+
+// Planned, checked, simulated, explained, shown, and run as one device runs it.
+TEST(Duplex, OnTheCommandLine) {
+  const std::string small =
+      "plan gpt:layers=1,hidden=32,heads=4,seq=8,vocab=64 --cluster local-mixed-4 --batch 9 ";
+  const std::string plan = ::testing::TempDir() + "duplex.json";
+  for (const char* parts : {"1", "2", "3"}) {
+    const Json made = json_of(small + "-o " + plan + " --duplex " + parts);
+    EXPECT_EQ(parse_json(read_file(plan), plan)["duplex"]["parts"].size(), std::stoul(parts));
+    printed("check " + plan);
+    const Json sim = json_of("simulate " + plan);
+    EXPECT_NEAR(sim["step_s"].get<double>(), made["predicted_step_s"].get<double>(), 1e-12);
+    for (const Json& d : sim["devices"])
+      EXPECT_NEAR(d["hidden_comm_s"].get<double>() + d["exposed_comm_s"].get<double>(),
+                  d["comm_s"].get<double>(), 1e-12);
+    EXPECT_LT(json_of("verify " + plan)["gradient_error"].get<double>(), 1e-9);
+  }
+  printed("explain " + plan);
+  printed("report " + plan + " -o " + plan + ".html");
+  printed("simulate " + plan + " --trace " + plan + ".trace");
+  EXPECT_THAT(printed("export " + plan + " --to ddp -o " + plan + ".d", 3),
+              HasSubstr("--duplex off"));
+  const Json on = json_of("run --steps 2 " + plan),
+             off = json_of("run --steps 2 --overlap off " + plan);
+  EXPECT_EQ(on["steps"][1]["loss"], off["steps"][1]["loss"]);
+  for (const Json& device : off["communication"]) EXPECT_EQ(device["hidden_comm_s"], 0);
+  EXPECT_THAT(printed(small + "--duplex two", 2), HasSubstr("--duplex is 'two'"));
+  EXPECT_THAT(printed(small + "--duplex 10", 2), HasSubstr("a batch of 9 has no 10 parts"));
+  EXPECT_THAT(printed(small + "--duplex 2 --engine grid", 2), HasSubstr("leave out engines"));
 }
 
 }  // namespace
