@@ -34,7 +34,7 @@ TEST(Zoo, TextKeepsWhatIsNotDefault) {
 TEST(ZooErrors, NameTheMistake) {
   EXPECT_EQ(error_of("gtp"),
             "[zoo] there is no model 'gtp'; the zoo has bert, bert-moe, convnet, gpt, llama, mlp, "
-            "moe, resnet50, transgan, vgg19, vit");
+            "moe, resnet50, transgan, vgg19, vit, vit-moe");
   EXPECT_EQ(error_of("mlp:depth=3"),
             "[zoo] mlp has no parameter 'depth'; it has layers, hidden, in, classes, dropout");
   EXPECT_EQ(error_of("mlp:layers"), "[zoo] mlp: 'layers' is not of the form parameter=value");
