@@ -5,6 +5,7 @@
     simulate(plan)                                   what every device does when
     save(thing, path), load(path)                    files that the motley program reads too
     distribute(model, example_inputs, loss_fn, cluster)     trains by a plan under torchrun
+    wrap(model, optimizer, cluster)                  the same as a model that a training loop calls
     GradScaler(dist)                                 scales losses as torch.cuda.amp.GradScaler does
     DataSplitter(dataset, dist)                      each worker's rows of every batch
 
@@ -21,9 +22,10 @@ from ._distribute import Distributed, distribute  # noqa: E402
 from ._errors import CaptureError, MismatchError, NoPlanError, PeerLost, UserError  # noqa: E402
 from ._plan import Plan, load, plan, save, simulate  # noqa: E402
 from ._scaler import GradScaler  # noqa: E402
+from ._wrapped import wrap  # noqa: E402
 
 __all__ = [
     "CaptureError", "DataSplitter", "Distributed", "GradScaler", "MismatchError", "NoPlanError", "PeerLost", "Plan",
-    "UserError", "capture", "distribute", "load", "plan", "save", "simulate",
+    "UserError", "capture", "distribute", "load", "plan", "save", "simulate", "wrap",
 ]  # fmt: skip
 __version__ = "0.1.0"

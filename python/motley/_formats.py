@@ -58,7 +58,11 @@ def write(path, file, kind):
     beside = target if os.path.exists(target) and not os.path.isfile(target) else f"{target}.part"
     if kind == "safetensors":
         writer, _ = _safetensors()
-        tensors = {key: value.contiguous() for key, value in file["model"].items() if isinstance(value, torch.Tensor)}
+        tensors, seen = {}, set()
+        for key, value in file["model"].items():
+            if isinstance(value, torch.Tensor) and id(value) not in seen:  # tied ones under their first name
+                tensors[key] = value.contiguous()
+                seen.add(id(value))
         writer.save_file(tensors, beside, {"format": "pt", "steps": str(file["steps"])})
     else:
         torch.save(file, beside)  # into a device or a pipe as it is; never replaces one

@@ -70,9 +70,11 @@ class Saving:
         """
         whole = self._whole_tensors()
         names, held = self._names()
-        state = collections.OrderedDict()
+        state, copies = collections.OrderedDict(), {}  # tied parameters are one tensor, as in plain PyTorch
         for key, name in names:
-            state[key] = held[key] if name is None else whole[name].detach().cpu().clone()
+            if name is not None and name not in copies:
+                copies[name] = whole[name].detach().cpu().clone()
+            state[key] = held[key] if name is None else copies[name]
         return state
 
     def load_state_dict(self, state, strict=True):

@@ -190,7 +190,7 @@ class Watch:
 
     def _field(self, holder, key, label, depth):
         self._entry(holder, key, label)
-        value = holder.get(key, _MISSING)
+        value = _entry(holder, key)
         if isinstance(holder, dict) or not isinstance(value, types.FunctionType):  # methods run, and are known so
             self._value(value, f"{label}.{key}", depth + 1)
 
@@ -198,8 +198,7 @@ class Watch:
         place = id(holder), key
         if place not in self._seen and len(self._entries) < _MOST:
             self._seen.add(place)
-            # Subclasses of dict may have a get of their own.
-            value = dict.get(holder, key, _MISSING) if isinstance(holder, dict) else holder.get(key, _MISSING)
+            value = _entry(holder, key)
             self._add(holder, key, value, f"{label}.{key}")
 
     def _add(self, holder, key, value, label):
@@ -291,12 +290,11 @@ class Watch:
             found.append(f"the mode of autocast or the default type changed ({self._ambient} and {_ambient()})")
         return found
 
-
     def _moved(self):
         """Entries, lengths and versions that are not as they were, in words."""
         found, self._still = [], None
         for at, (holder, key, value) in enumerate(self._entries):
-            now = holder.get(key, _MISSING)
+            now = _entry(holder, key)
             if now is not value:
                 if type(now) is type(value) and isinstance(value, _PLAIN + (tuple,)) and _equal(now, value):
                     self._entries[at] = holder, key, now
@@ -309,6 +307,11 @@ class Watch:
             if tensor._version != version:
                 found.append(f"{self._version_labels[at]} was changed in place")
         return found
+
+
+def _entry(holder, key):
+    """Of a dict, which may have a get() of its own, or of what is read like one."""
+    return dict.get(holder, key, _MISSING) if isinstance(holder, dict) else holder.get(key, _MISSING)
 
 
 class _Cell:

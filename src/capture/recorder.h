@@ -189,6 +189,7 @@ class Recorder {
   void determinant(const OpInfo& info, Stack* stack);
   void solve(const OpInfo& info, Stack* stack);
   void ctc_loss(const OpInfo& info, Stack* stack);
+  void read_number(const OpInfo& info, Stack* stack);
   void refuse_value(const OpInfo& info, Stack* stack);
   void refuse_storage(const OpInfo& info, Stack* stack);
 

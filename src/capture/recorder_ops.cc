@@ -1,9 +1,12 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "capture/recorder.h"
 #include "core/error.h"
+#include "interpret/interpret.h"
 #include "interpret/operators.h"
 
 namespace motley::recording {
@@ -16,7 +19,7 @@ const std::unordered_map<std::string, Handler>& Recorder::handlers() {
       {"aten::_linalg_det", &Recorder::determinant},
       {"aten::_linalg_slogdet", &Recorder::determinant},
       {"aten::_linalg_solve_ex", &Recorder::solve},
-      {"aten::_local_scalar_dense", &Recorder::refuse_value},
+      {"aten::_local_scalar_dense", &Recorder::read_number},
       {"aten::_to_copy", &Recorder::to_copy},
       {"aten::_unique", &Recorder::refuse_value},
       {"aten::_unique2", &Recorder::refuse_value},
@@ -329,6 +332,47 @@ void Recorder::batch_norm_backward(const OpInfo& info, Stack* stack) {
   c10::IValue* args = arguments(info, stack);
   if (args[7].toBool()) args[3] = args[4] = c10::IValue();  // in training they are not read
   record(info, stack);
+}
+
+// The graph of a value that follows from constants alone.
+Graph part_of(const Graph& graph, ValueId value) {
+  std::set<NodeId> needed;
+  std::vector<ValueId> open = {value};
+  while (!open.empty()) {
+    const NodeId producer = graph.value(open.back()).producer;
+    open.pop_back();
+    if (!needed.insert(producer).second) continue;
+    for (ValueId v : graph.inputs_of(graph.node(producer))) open.push_back(v);
+  }
+  Graph part;
+  std::map<ValueId, ValueId> moved;
+  for (NodeId id : needed) {
+    Node node = graph.node(id);
+    for (Arg& arg : node.args) {
+      if (auto* one = std::get_if<ValueId>(&arg); one != nullptr && one->valid())
+        *one = moved.at(*one);
+      if (auto* list = std::get_if<std::vector<ValueId>>(&arg))
+        for (ValueId& v : *list)
+          if (v.valid()) v = moved.at(v);
+    }
+    std::vector<TensorSpec> specs;
+    for (ValueId v : node.outputs)
+      specs.push_back(v.valid() ? graph.spec(v) : TensorSpec{DType::f32, {-1}});
+    const NodeId made = part.add(node.op, node.args, specs, node.phase);
+    for (size_t o = 0; o < node.outputs.size(); o++)
+      if (node.outputs[o].valid()) moved[node.outputs[o]] = part.node(made).outputs[o];
+  }
+  part.outputs = {moved.at(value)};
+  return part;
+}
+
+// A number that follows from constants alone, such as whether positions that are 0, 1, 2, ... have
+// a gap, is the same in every step.
+void Recorder::read_number(const OpInfo& info, Stack* stack) {
+  const at::Tensor tensor = arguments(info, stack)[0].toTensor();
+  if (!known(tensor) || !fixed(tensor)) return refuse_value(info, stack);
+  const at::Tensor number = interpret(part_of(graph(), value_of(tensor, info.name)), {}).outputs[0];
+  finish(info, stack, number.item());
 }
 
 void Recorder::refuse_value(const OpInfo& info, Stack*) {
