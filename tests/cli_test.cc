@@ -60,6 +60,15 @@ class Cli : public ::testing::Test {
   fs::path folder_;
 };
 
+TEST_F(Cli, HelpAndVersion) {
+  for (const char* option : {"--help", "--version", "plan --help"}) {
+    const Outcome o = motley(option);
+    EXPECT_EQ(o.code, 0) << option;
+    EXPECT_THAT(o.out, HasSubstr("motley")) << option;
+    EXPECT_EQ(o.err, "") << option;
+  }
+}
+
 // One program and a pipeline, both in bf16: recorded, described, run as one device runs it. Where
 // memory is short, blocks are computed again.
 TEST_F(Cli, PrecisionAndRecomputation) {

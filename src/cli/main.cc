@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
   CLI::App app{"motley plans and runs the training of one model on unequal accelerators."};
   app.name("motley");
   app.require_subcommand(1);
+  app.set_version_flag("--version", "motley " MOTLEY_VERSION);
   std::string level = "warn";
   app.add_option("--log", level, "How much is logged: warn (default), info or debug")
       ->check(CLI::IsMember({"warn", "info", "debug"}));
