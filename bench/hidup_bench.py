@@ -86,12 +86,14 @@ class Bench(Study):
         for model, batch, strategy in MEASURED:
             self.profile = self.tmp / "profile"
             cluster = self.tmp / "two.yaml"
-            cluster.write_text(emulated(bits))
-            self.quiet("calibrate", "--cluster", cluster, "--emulate", "--model", model, "--batch", batch // 4, "--json", "-o", self.profile)
             at = bits
-            for _ in range(4):
-                plan, (step, compute, comm, hidden) = self.plan_at(model, batch, strategy, at)
-                at *= comm / compute
+            for turn in range(3):  # a profile holds for the link that it was measured on
+                cluster.write_text(emulated(at))
+                self.quiet("calibrate", "--cluster", cluster, "--emulate", "--model", model, "--batch", batch // 4, "--json", "-o",
+                           self.profile)
+                if turn < 2:
+                    _, (_, compute, comm, _) = self.plan_at(model, batch, strategy, at)
+                    at *= comm / compute
             plan, (step, compute, comm, hidden) = self.plan_at(model, batch, strategy, at)
             times = {"on": [], "off": []}
             for _ in range(self.args.runs):
