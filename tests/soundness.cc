@@ -125,6 +125,7 @@ const std::vector<SoundnessCase>& soundness_cases() {
       {"transgan:layers=1,hidden=128,heads=2,side=2,latent=8", 3},
       {"vgg19:width=2,image=32,classes=5", 4},
       {"vit:layers=1,hidden=16,heads=4,image=8,patch=4,classes=5", 6},
+      {"vit-moe:layers=2,hidden=8,heads=2,image=8,patch=4,classes=5,experts=5", 6},
   };
   return cases;
 }
