@@ -383,7 +383,7 @@ class Peers:
                 answer.append(row)
             _send_header(connection, {"count": count, "moved": moved, "values": answer})
             for tensor in tensors:
-                connection.sendall(_torch.bytes_of(tensor.cpu()))
+                connection.sendall(_torch.bytes_of(tensor.detach().cpu()))
 
     def _lost(self):
         """Why there is no answer to wait for: a worker is hung; '' if none is."""

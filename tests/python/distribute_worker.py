@@ -290,7 +290,9 @@ def formats(dist, file):
             read = {key: value.clone() for key, value in read.items()}
             for got, loss in zip(support.plain_training(other, F.cross_entropy, batches(5)[3:], optimizer), expected):
                 near(got, loss)
-        assert sorted(read) == sorted(file["model"]) and all(torch.equal(read[key], file["model"][key]) for key in read)
+        model = file["model"]
+        tied = len(model) - len({value.data_ptr() for value in model.values()}) if kind == "safetensors" else 0  # under one name there
+        assert len(read) == len(model) - tied and all(torch.equal(read[key], model[key]) for key in read)
     for kind in kinds:
         again = net(seed=11)
         back = distributed(again, adam(again))
