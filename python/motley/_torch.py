@@ -25,9 +25,11 @@ def memory_of(tensor):
 
 def bytes_of(tensor):
     """The memory of a tensor on the CPU as a memoryview of bytes; without numpy, which torch 2 need not have."""
-    flat = tensor.detach().contiguous()
+    flat = tensor.detach().contiguous().reshape(-1)
     if flat.numel() == 0:
         return memoryview(b"")
+    if VERSION < (2, 0):
+        return memoryview(flat.view(torch.uint8).numpy())
     array = (ctypes.c_uint8 * (flat.numel() * flat.element_size())).from_address(flat.data_ptr())
     array.owner = flat  # lives as long as the view
     return memoryview(array).cast("B")
