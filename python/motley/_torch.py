@@ -28,8 +28,10 @@ def bytes_of(tensor):
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.numel() == 0:
         return memoryview(b"")
-    if VERSION < (2, 0):
+    try:
         return memoryview(flat.view(torch.uint8).numpy())
+    except RuntimeError:  # no numpy
+        pass
     array = (ctypes.c_uint8 * (flat.numel() * flat.element_size())).from_address(flat.data_ptr())
     array.owner = flat  # lives as long as the view
     return memoryview(array).cast("B")
