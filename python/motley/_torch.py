@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 
+_address = torch.Tensor.data_ptr  # another thread may be capturing, and has replaced it meanwhile
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
@@ -28,11 +29,7 @@ def bytes_of(tensor):
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.numel() == 0:
         return memoryview(b"")
-    try:
-        return memoryview(flat.view(torch.uint8).numpy())
-    except RuntimeError:  # no numpy
-        pass
-    array = (ctypes.c_uint8 * (flat.numel() * flat.element_size())).from_address(flat.data_ptr())
+    array = (ctypes.c_uint8 * (flat.numel() * flat.element_size())).from_address(_address(flat))
     array.owner = flat  # lives as long as the view
     return memoryview(array).cast("B")
 
