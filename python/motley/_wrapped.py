@@ -8,6 +8,7 @@ import torch
 from ._distribute import distribute
 from ._errors import UserError
 from ._mirror import ours
+from ._step import call_model, replaced
 
 
 class Outputs(dict):
@@ -87,15 +88,11 @@ class Wrapped(torch.nn.Module):
                 "[distribute] the step draws random numbers, dropout for example, so that a further forward pass would give other "
                 "outputs than the step had; call model.eval() and the model again, or set the dropout to 0"
             )
-        call = getattr(torch, "func", None)
-        call = call.functional_call if call is not None else torch.nn.utils.stateless.functional_call
-        whole = self.dist._whole_tensors()
-        slots = self.dist._step_spec.parameters + self.dist._step_spec.buffers
-        tensors = {slot.name: whole[slot.name].detach().clone().to(slot.tensor.device) for slot in slots}
-        known = {name for name, _ in [*self.module.named_parameters(), *self.module.named_buffers()]}
-        tensors = {name: tensor for name, tensor in tensors.items() if name in known}
-        with torch.no_grad(), ours():
-            output = call(self.module, tensors, inputs if isinstance(inputs, tuple) else (), inputs if isinstance(inputs, dict) else {})
+        whole, step = self.dist._whole_tensors(), self.dist._step_spec
+        slots = step.parameters + step.buffers
+        tensors = [whole[slot.name].detach().clone().to(slot.tensor.device) for slot in slots]
+        with torch.no_grad(), ours(), replaced(slots, tensors):
+            output = call_model(self.module, inputs)
         if isinstance(output, dict):
             return dict(output.items())
         if isinstance(output, (tuple, list)):
