@@ -8,32 +8,19 @@
 
 #include <cstdlib>
 
-#include "capture/capture.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "graph/canonical.h"
 #include "planner/planner.h"
 #include "reference/sample.h"
 #include "runtime/verify.h"
 #include "sim/simulate.h"
+#include "two_speeds.h"
 
 namespace motley {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-Graph captured(const std::string& model, int64_t batch) {
-  return canonicalize(capture(model, batch).graph);
-}
-
-Cluster cluster_of(int fast, int slow, double bandwidth) {
-  DeviceType a = device_catalogue().back(), b = a;
-  a.name = "fast";
-  b.name = "slow";
-  b.flops /= 3;
-  return flat_cluster({a, b}, {fast, slow}, {LinkKind::switched, bandwidth, 1e-5});
-}
 
 // A random program of one part with random ratios, divided into random stages.
 Plan random_plan(const std::string& model, int64_t batch, int parts, Rng* rng) {

@@ -6,9 +6,7 @@
 
 #include <algorithm>
 
-#include "capture/capture.h"
 #include "core/error.h"
-#include "graph/canonical.h"
 #include "graph/precision.h"
 #include "graph/segment.h"
 #include "planner/program_plan.h"
@@ -18,24 +16,13 @@
 #include "sim/simulate.h"
 #include "soundness.h"
 #include "spmd/segments.h"
+#include "two_speeds.h"
 
 namespace motley {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-Graph captured(const std::string& model, int64_t batch) {
-  return canonicalize(capture(model, batch).graph);
-}
-
-Cluster cluster_of(int fast, int slow, double bandwidth) {
-  DeviceType a = device_catalogue().back(), b = a;
-  a.name = "fast";
-  b.name = "slow";
-  b.flops /= 3;
-  return flat_cluster({a, b}, {fast, slow}, {LinkKind::switched, bandwidth, 1e-5});
-}
 
 // A random program of a graph with random ratios in every segment, as a plan.
 Plan random_plan(const std::string& model, int64_t batch, Graph graph, DType precision, Rng* rng) {

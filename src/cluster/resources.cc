@@ -65,16 +65,7 @@ void speed_up(Cluster* cluster, const std::vector<int>& devices, double factor, 
       if (kind == ResourceKind::memory) {
         type.memory *= factor;
       } else {
-        type.flops *= factor;
-        type.half_flops *= factor;
-        type.memory_bandwidth *= factor;
-        type.overhead /= factor;
-        for (OpRate& rate : type.ops) {
-          rate.overhead /= factor;
-          rate.flops *= factor;
-          rate.memory_bandwidth *= factor;
-          rate.uncached_bandwidth *= factor;
-        }
+        slow_down(&type, 1 / factor);
       }
       const int64_t of_type = std::count_if(cluster->devices.begin(), cluster->devices.end(),
                                             [&](const Device& x) { return x.type == old; });
@@ -91,6 +82,19 @@ void speed_up(Cluster* cluster, const std::vector<int>& devices, double factor, 
 }
 
 }  // namespace
+
+void slow_down(DeviceType* type, double factor) {
+  type->flops /= factor;
+  type->half_flops /= factor;
+  type->memory_bandwidth /= factor;
+  type->overhead *= factor;
+  for (OpRate& rate : type->ops) {
+    rate.overhead *= factor;
+    rate.flops /= factor;
+    rate.memory_bandwidth /= factor;
+    rate.uncached_bandwidth /= factor;
+  }
+}
 
 std::vector<DeviceGroup> device_groups(const Cluster& cluster) {
   std::map<std::pair<int, std::string>, size_t> place;

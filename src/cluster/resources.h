@@ -20,6 +20,9 @@ struct DeviceGroup {
 };
 std::vector<DeviceGroup> device_groups(const Cluster& cluster);
 
+// A device type that computes, also as measured, and launches so many times slower.
+void slow_down(DeviceType* type, double factor);
+
 enum class ResourceKind { speed, memory, bandwidth, latency };
 const char* to_string(ResourceKind kind);
 

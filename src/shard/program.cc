@@ -103,23 +103,6 @@ bool may_reduce(const Theory& theory, const std::vector<bool>& pure, const Step&
   return !step.each && of_gradients(theory, pure, step);
 }
 
-// What a step reads and makes, as (value, placement) pairs.
-template <typename F>
-void for_each_read(const Theory& theory, const Step& step, F f) {
-  if (!step.is_compute()) return f(step.value, step.from);
-  const Triple& triple = theory.triples(step.node)[step.triple];
-  size_t i = 0;
-  for (ValueId v : theory.graph().inputs_of(theory.graph().node(step.node))) f(v, triple.in[i++]);
-}
-template <typename F>
-void for_each_made(const Theory& theory, const Step& step, F f) {
-  if (!step.is_compute()) return f(step.value, step.to);
-  const Triple& triple = theory.triples(step.node)[step.triple];
-  const Node& node = theory.graph().node(step.node);
-  for (size_t o = 0; o < node.outputs.size(); ++o)
-    if (node.outputs[o].valid()) f(node.outputs[o], triple.out[o]);
-}
-
 bool is_backward(const Theory& theory, const Step& step) {
   return step.is_compute() && theory.graph().node(step.node).phase == Phase::backward;
 }

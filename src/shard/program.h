@@ -65,6 +65,23 @@ std::string to_text(const Theory& theory, const Step& step);
 // of its theory.
 Step parse_step(const Theory& theory, const std::string& line, const std::string& where);
 
+// What a step reads and makes, as f(value, placement).
+template <typename F>
+void for_each_read(const Theory& theory, const Step& step, F f) {
+  if (!step.is_compute()) return f(step.value, step.from);
+  const Triple& triple = theory.triples(step.node)[step.triple];
+  size_t i = 0;
+  for (ValueId v : theory.graph().inputs_of(theory.graph().node(step.node))) f(v, triple.in[i++]);
+}
+template <typename F>
+void for_each_made(const Theory& theory, const Step& step, F f) {
+  if (!step.is_compute()) return f(step.value, step.to);
+  const Triple& triple = theory.triples(step.node)[step.triple];
+  const Node& node = theory.graph().node(step.node);
+  for (size_t o = 0; o < node.outputs.size(); ++o)
+    if (node.outputs[o].valid()) f(node.outputs[o], triple.out[o]);
+}
+
 // What is wrong with a program, as sentences; empty if it is equivalent to the graph. Trusts
 // nothing but the theory: REQUIRES only that triple numbers are in range where they are used.
 std::vector<std::string> check(const Theory& theory, const Program& program);

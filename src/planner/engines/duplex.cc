@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "bounds/compute_bound.h"
+#include "cluster/resources.h"
 #include "core/error.h"
 #include "planner/batch_step.h"
 #include "planner/engines.h"
@@ -36,18 +37,7 @@ constexpr double kWorthIt = 0.98;  // of the step of another plan: less is not w
 Cluster weighed(const Cluster& cluster, double w) {
   Cluster result = cluster;
   const double compute = 2 * w, comm = 2 * (1 - w);
-  for (DeviceType& type : result.types) {
-    type.flops /= compute;
-    type.half_flops /= compute;
-    type.memory_bandwidth /= compute;
-    type.overhead *= compute;
-    for (OpRate& rate : type.ops) {
-      rate.overhead *= compute;
-      rate.flops /= compute;
-      rate.memory_bandwidth /= compute;
-      rate.uncached_bandwidth /= compute;
-    }
-  }
+  for (DeviceType& type : result.types) slow_down(&type, compute);
   for (Group& group : result.groups) {
     group.link.bandwidth /= comm;
     group.link.latency *= comm;
