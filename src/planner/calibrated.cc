@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "cluster/resources.h"
 #include "core/error.h"
 #include "planner/batch_step.h"
 #include "planner/engines.h"
@@ -89,15 +90,7 @@ Cluster corrected(const Cluster& cluster, const PlanOptions& request, const Grap
     const auto [measured, modelled] = seconds[type.name];
     if (!(measured > 0 && modelled > 0)) continue;
     const double slower = measured / modelled;
-    type.flops /= slower;
-    type.half_flops /= slower;
-    type.memory_bandwidth /= slower;
-    type.overhead *= slower;
-    for (OpRate& op : type.ops) {
-      op.overhead *= slower;
-      op.flops /= slower;
-      op.memory_bandwidth /= slower;
-    }
+    slow_down(&type, slower);
   }
   return result;
 }
