@@ -65,12 +65,16 @@ def free_port():
         return s.getsockname()[1]
 
 
+def environment():
+    """Of workers. Their output is buffered, so that a line is written in one piece, whatever the others write."""
+    return {name: value for name, value in dict(os.environ, OMP_NUM_THREADS="1").items() if name != "PYTHONUNBUFFERED"}
+
+
 def launch(workers, script, *arguments, timeout=280):
     """Runs a script under torchrun; its standard output. AssertionError with all it said if it fails."""
     command = [sys.executable, "-m", "motley.launch", "--nproc_per_node", str(workers), "--master_addr",
                "127.0.0.1", "--master_port", str(free_port()), script, *map(str, arguments)]  # fmt: skip
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    done = subprocess.run(command, env=environment, timeout=timeout, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment(), timeout=timeout, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

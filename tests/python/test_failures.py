@@ -27,9 +27,7 @@ class Failures(unittest.TestCase):
             with self.subTest(way=way, rank=rank):
                 command = [sys.executable, "-m", "motley.launch", "--nproc_per_node", "3", "--master_addr", "127.0.0.1",
                            "--master_port", str(support.free_port()), WORKER, way, str(rank)]  # fmt: skip
-                done = subprocess.run(
-                    command, env=dict(os.environ, OMP_NUM_THREADS="1"), timeout=100, capture_output=True, text=True
-                )
+                done = subprocess.run(command, env=support.environment(), timeout=100, capture_output=True, text=True)
                 ended = time.time()
                 failing = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("failing")]
                 if way != "thread":  # which does not decide how its process ends
