@@ -27,7 +27,7 @@ class Adviser {
         next_(question.cluster.size()),
         pool_(question) {}
 
-  Advice run() {
+  Advice run(std::unique_ptr<Plan> known) {
     Advice advice;
     const Variant now = unchanged(question_.cluster);
     std::vector<Variant> edits;
@@ -54,7 +54,15 @@ class Adviser {
       find(v, weight / weights, &advice.out_of_time);
       weights -= weight;
     };
-    plan(now, 3);
+    if (known) {
+      planner::Candidate candidate;
+      candidate.plan = std::move(known);
+      candidate.note = "the plan as it is";
+      pool_.add(now, std::move(candidate));
+      weights -= 3;
+    } else {
+      plan(now, 3);
+    }
     for (const Variant& v : edits) plan(v, 2);
     for (const Group& g : groups) {
       if (g.without) plan(*g.without, 1);
@@ -232,6 +240,8 @@ class Adviser {
 
 }  // namespace
 
-Advice advise(const Question& question) { return Adviser(question).run(); }
+Advice advise(const Question& question, std::unique_ptr<Plan> known) {
+  return Adviser(question).run(std::move(known));
+}
 
 }  // namespace motley::advise

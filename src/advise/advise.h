@@ -77,8 +77,9 @@ struct Advice {
   std::shared_ptr<Plan> plan;            // of `now`; null: there is none
 };
 
-// Throws UserError where an edit is wrong.
-Advice advise(const Question& question);
+// `known`: a plan of the cluster as it is, tried like those that are found; the cluster is not
+// planned for then. Throws UserError where an edit is wrong.
+Advice advise(const Question& question, std::unique_ptr<Plan> known = nullptr);
 
 // "seconds", "money", "energy".
 const char* to_string(Objective objective);

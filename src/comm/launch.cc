@@ -225,7 +225,9 @@ class Workers {
     variables.try_emplace("MALLOC_MMAP_THRESHOLD_", "1073741824");
     variables.try_emplace("MALLOC_TRIM_THRESHOLD_", "17179869184");
     if (options_.network != nullptr) {
-      variables["MASTER_ADDR"] = options_.network->hub_address();
+      // torch's store is held by rank 0, motley's own by the hub.
+      variables["MASTER_ADDR"] = options_.program.empty() ? options_.network->hub_address()
+                                                          : options_.network->worker_address(0);
       variables["GLOO_SOCKET_IFNAME"] = kWorkerInterface;
       variables[kNetworkVariable] = options_.network->mode();
     }

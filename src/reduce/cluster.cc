@@ -69,24 +69,13 @@ std::vector<ReductionStep> synthesised(const Cluster& cluster, const net::Topolo
 // groups come first.
 Seconds seconds_of(const std::vector<ReductionStep>& steps, const ReductionProgram& first,
                    const net::Topology& network, Bytes bytes) {
-  const int size = static_cast<int>(first.devices.size());
-  net::SparseStates states(size);
+  std::vector<double> held(steps.size(), 1);
+  if (first.steps.size() == steps.size())
+    held = held_in_steps(first.steps, static_cast<int>(first.devices.size()));
   Seconds seconds = 0;
-  for (size_t s = 0; s < steps.size(); ++s) {
-    // What the first group holds, which is what every group holds; all_gather makes it.
-    double held = 1;
-    if (first.steps.size() == steps.size()) {
-      const std::vector<int>& members = first.steps[s].groups[0];
-      held = 0;
-      for (const auto& [chunk, count] : states.held(members[0])) held += count;
-      held /= size;
-      if (first.steps[s].collective == Collective::all_gather)
-        held *= static_cast<double>(members.size());
-      states.apply(first.steps[s].collective, first.steps[s].groups);
-    }
+  for (size_t s = 0; s < steps.size(); ++s)
     seconds += net::collective_time(network, steps[s].collective, net::Algorithm::ring,
-                                    steps[s].groups, held * bytes);
-  }
+                                    steps[s].groups, held[s] * bytes);
   return seconds;
 }
 
@@ -133,6 +122,21 @@ std::optional<Hierarchy> hierarchy_of(const Cluster& cluster) {
     groups = std::move(below);
   }
   return hierarchy;
+}
+
+std::vector<double> held_in_steps(const std::vector<ReductionStep>& steps, int devices) {
+  net::SparseStates states(devices);
+  std::vector<double> held;
+  for (const ReductionStep& step : steps) {
+    const std::vector<int>& members = step.groups[0];
+    int chunks = 0;
+    for (const auto& [chunk, count] : states.held(members[0])) chunks += count;
+    held.push_back(static_cast<double>(chunks) / devices);
+    if (step.collective == Collective::all_gather)
+      held.back() *= static_cast<double>(members.size());
+    states.apply(step.collective, step.groups);
+  }
+  return held;
 }
 
 Seconds seconds_of(const std::vector<ReductionStep>& steps, const net::Topology& network,

@@ -15,6 +15,10 @@ namespace motley::reduce {
 // The levels of a cluster whose groups are alike at every depth.
 std::optional<Hierarchy> hierarchy_of(const Cluster& cluster);
 
+// [step] What part of the tensor the first group holds, which is what every group does; an
+// all-gather makes it. REQUIRES: check(steps) is empty.
+std::vector<double> held_in_steps(const std::vector<ReductionStep>& steps, int devices);
+
 // The time of the steps, one after another, on rings of `network`; `bytes`: the whole tensor.
 // REQUIRES: check(steps) is empty.
 Seconds seconds_of(const std::vector<ReductionStep>& steps, const net::Topology& network,

@@ -5,7 +5,8 @@ namespace motley::report {
 const char* const kStyle = R"css(
 :root { color-scheme: light dark; --paper: #fff; --ink: #1d2330; --soft: #5b6475; --line: #dde1e8;
   --panel: #f5f6f9; --forward: #3b78d8; --backward: #2b9a86; --optimizer: #8a63c9; --comm: #e08a1e;
-  --wait: #c9ced8; --good: #2b9a86; --bad: #c8443c; }
+  --wait: #c9ced8; --good: #1d7f6d; --bad: #c8443c; --l1: #5aa9a0; --l2: #d9b93a; --l3: #e08a1e;
+  --l4: #c8443c; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14171d; --ink: #e4e8f0; --soft: #98a2b3;
   --line: #2d333e; --panel: #1c2028; --forward: #5b94ee; --backward: #3fb8a1; --optimizer: #a888e0;
   --comm: #eda345; --wait: #3b424f; --good: #3fb8a1; --bad: #ee6c63; } }
@@ -41,8 +42,24 @@ td { overflow-wrap: break-word; max-width: 480px; }
   background: var(--panel); max-width: 100%; }
 .group > .title { font-size: 12px; color: var(--soft); overflow-wrap: anywhere; }
 .inside { display: flex; flex-wrap: wrap; gap: 3px; }
-.device { width: 18px; height: 18px; border-radius: 3px; }
+.hang { display: flex; flex-direction: column; max-width: 100%; }
+.wire { display: flex; align-items: stretch; gap: 5px; min-height: 20px; margin-left: 22px; font-size: 12px;
+  line-height: 20px; color: var(--soft); }
+.wire i { width: 4px; } .wire i.l3 { width: 6px; } .wire i.l4 { width: 8px; }
+.leaf { display: flex; flex-direction: column; align-items: center; }
+.leaf i { height: 9px; width: 3px; } .leaf i.l3 { width: 5px; } .leaf i.l4 { width: 7px; }
+.device { min-width: 22px; height: 22px; padding: 0 4px; border-radius: 4px; color: #fff;
+  font: 600 12px/22px system-ui, sans-serif; text-align: center; }
 .device.off { opacity: .25; }
+.gauge { white-space: nowrap; margin-left: 8px; }
+.gauge i { display: inline-block; width: 10px; height: 10px; border-radius: 5px; margin-right: 4px; }
+i.l0 { background: var(--wait); } i.l1 { background: var(--l1); } i.l2 { background: var(--l2); }
+i.l3 { background: var(--l3); } i.l4 { background: var(--l4); }
+.better { color: var(--good); } .worse { color: var(--bad); }
+h3 { font-size: 14px; font-weight: 600; margin: 14px 0 4px; }
+.cols { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 8px 36px; }
+ul.verdict { margin: 6px 0; padding-left: 20px; } ul.verdict li:first-child { font-weight: 600; }
+details { margin: 8px 0; } summary { cursor: pointer; color: var(--soft); padding: 4px 0; }
 #timeline { border: 1px solid var(--line); border-radius: 8px; overflow-y: auto; max-height: 520px;
   position: relative; background: var(--paper); }
 #timeline canvas { position: sticky; top: 0; left: 0; display: block; width: 100%;

@@ -1,5 +1,7 @@
 #include "report/html.h"
 
+#include <algorithm>
+
 #include "core/ranges.h"
 
 namespace motley::report {
@@ -53,6 +55,19 @@ std::string row(const std::vector<std::string>& cells, bool head) {
     out += fmt::format("<{}>{}</{}>", tag, cell, tag);
   }
   return out + "</tr>\n";
+}
+
+std::string bar(const std::vector<std::pair<const char*, double>>& parts, double whole,
+                const std::string& title) {
+  std::string out = fmt::format("<div class=\"bar\" title=\"{}\">", escape(title));
+  for (const auto& [kind, part] : parts)
+    out += fmt::format("<i class=\"{}\" style=\"width:{:.2f}%\"></i>", kind,
+                       whole > 0 ? std::clamp(100 * part / whole, 0.0, 100.0) : 0.0);
+  return out + "</div>";
+}
+
+std::string fold(const std::string& summary, const std::string& inside) {
+  return fmt::format("<details><summary>{}</summary>\n{}</details>\n", escape(summary), inside);
 }
 
 std::string ranges(const std::vector<int>& numbers) { return format_ranges(numbers, "–"); }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/file.h"
 
@@ -16,6 +18,13 @@ std::string script_json(const Json& json);
 
 // One row of a table; cells are HTML already. `head`: a header row.
 std::string row(const std::vector<std::string>& cells, bool head = false);
+
+// Parts of a whole, each of a style of assets.cc, as a bar.
+std::string bar(const std::vector<std::pair<const char*, double>>& parts, double whole,
+                const std::string& title);
+
+// Folded away behind a line of text; `inside` is HTML.
+std::string fold(const std::string& summary, const std::string& inside);
 
 // "3-5, 8" of ascending numbers.
 std::string ranges(const std::vector<int>& numbers);

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "cluster/part.h"
 #include "report/assets.h"
 #include "report/html.h"
+#include "report/insight.h"
+#include "report/picture.h"
 #include "report/timeline.h"
 #include "report/words.h"
 #include "sim/simulate.h"
@@ -20,40 +21,12 @@ using namespace report;
 constexpr size_t kBars = 40000;                     // of the timeline
 constexpr int kDeviceRows = 1024, kCommRows = 200;  // of tables
 constexpr int kParameterRows = 2000;                //
-constexpr int kDrawnDevices = 2048;                 // beyond, equal groups are drawn once
-constexpr const char* kTypeColours[] = {"#3b78d8", "#e08a1e", "#2b9a86", "#c8558e",
-                                        "#8a63c9", "#7a8a2e", "#b8574a", "#5b7f95"};
-
-std::string type_colour(int type) { return kTypeColours[type % std::size(kTypeColours)]; }
 
 std::string shape_text(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 std::string fact(const std::string& value, const std::string& what) {
   return fmt::format("<div class=\"fact\"><b>{}</b><span>{}</span></div>\n", escape(value),
                      escape(what));
-}
-
-// "replica 0, stage 1 + 3"; empty: no work.
-std::string seat_text(const Plan& plan, int device) {
-  if (!plan.pipeline) return "";
-  std::vector<int> stages;
-  int replica = 0;
-  for (const Seat& seat : plan.pipeline->seats(device)) {
-    replica = seat.replica;
-    stages.push_back(seat.stage);
-  }
-  if (stages.empty()) return "";
-  return fmt::format("replica {}, stage {}", replica, fmt::join(stages, " + "));
-}
-
-// Parts of a whole, as a bar.
-std::string bar(const std::vector<std::pair<const char*, double>>& parts, double whole,
-                const std::string& title) {
-  std::string out = fmt::format("<div class=\"bar\" title=\"{}\">", escape(title));
-  for (const auto& [kind, part] : parts)
-    out += fmt::format("<i class=\"{}\" style=\"width:{:.2f}%\"></i>", kind,
-                       whole > 0 ? std::clamp(100 * part / whole, 0.0, 100.0) : 0.0);
-  return out + "</div>";
 }
 
 std::string legend(const std::vector<std::pair<std::string, std::string>>& entries) {
@@ -65,111 +38,6 @@ std::string legend(const std::vector<std::pair<std::string, std::string>>& entri
 
 std::string more(size_t all, size_t shown) {
   return all > shown ? fmt::format("<p class=\"soft\">and {} more</p>\n", all - shown) : "";
-}
-
-// ---- the cluster
-
-std::string link_text(const Link& link) {
-  const char* kind = link.kind == LinkKind::ring  ? "ring"
-                     : link.kind == LinkKind::bus ? "bus"
-                                                  : "switch";
-  return fmt::format("{} of {}/s, {}", kind, format_bytes(link.bandwidth),
-                     format_seconds(link.latency));
-}
-
-// What distinguishes one group from another, names apart.
-std::string kind_of(const Cluster& cluster, GroupId id) {
-  const Group& group = cluster.groups[id.index];
-  std::string out = fmt::format("{} {} {} {} ", link_text(group.link), group.uplink,
-                                group.direct.size(), group.nics.size());
-  for (GroupId child : group.children) out += "(" + kind_of(cluster, child) + ")";
-  if (group.children.empty())
-    for (int i = 0; i < group.device_count; ++i)
-      out += fmt::format("{},", cluster.devices[group.first_device + i].type);
-  return out;
-}
-
-std::string draw_group(const Plan& plan, GroupId id, const std::vector<bool>& works, int times) {
-  const Cluster& cluster = plan.cluster;
-  const Group& group = cluster.groups[id.index];
-  std::string out = "<div class=\"group\"><div class=\"title\">";
-  if (times > 1) out += fmt::format("{} × ", times);
-  out += escape(
-      fmt::format("{}: {}", group.name.empty() ? "group" : group.name, link_text(group.link)));
-  if (!group.direct.empty())
-    out +=
-        escape(fmt::format("; {} direct links of {}/s",
-                           std::accumulate(group.direct.begin(), group.direct.end(), 0,
-                                           [](int n, const DirectLink& d) { return n + d.links; }),
-                           format_bytes(group.direct[0].bandwidth)));
-  if (group.nics.size() > 1) out += fmt::format("; {} NICs", group.nics.size());
-  if (group.uplink > 0) out += escape(fmt::format("; uplink {}/s", format_bytes(group.uplink)));
-  out += "</div><div class=\"inside\">";
-  const bool all = cluster.size() <= kDrawnDevices;
-  for (size_t i = 0; i < group.children.size();) {
-    size_t end = i + 1;
-    const std::string kind = all ? "" : kind_of(cluster, group.children[i]);
-    while (!all && end < group.children.size() && kind_of(cluster, group.children[end]) == kind)
-      ++end;
-    out += draw_group(plan, group.children[i], works, static_cast<int>(end - i));
-    i = end;
-  }
-  for (int k = 0; group.children.empty() && k < std::min(group.device_count, kDrawnDevices); ++k) {
-    const int d = group.first_device + k;
-    std::string what = fmt::format("device {}: {}", d, cluster.type_of(d).name);
-    if (const std::string seat = seat_text(plan, d); !seat.empty()) what += ", " + seat;
-    out += fmt::format("<div class=\"device{}\" style=\"background:{}\" title=\"{}\"></div>",
-                       works[d] ? "" : " off", type_colour(cluster.devices[d].type), escape(what));
-  }
-  return out + "</div></div>";
-}
-
-std::string cluster_section(const Plan& plan, const Simulation& simulation) {
-  const Cluster& cluster = plan.cluster;
-  std::vector<bool> works;
-  for (const DeviceTime& d : simulation.devices) works.push_back(d.busy > 0);
-  std::string out = "<h2>Cluster</h2>\n";
-  std::vector<std::pair<std::string, std::string>> entries;
-  const std::vector<int> count = cluster.count_by_type();
-  for (size_t t = 0; t < cluster.types.size(); ++t)
-    entries.emplace_back(
-        type_colour(static_cast<int>(t)),
-        fmt::format("{} × {}: {}/s, {} of memory", count[t], cluster.types[t].name,
-                    format_flops(cluster.types[t].flops), format_bytes(cluster.types[t].memory)));
-  if (std::count(works.begin(), works.end(), false) > 0)
-    entries.emplace_back("transparent", "faint: without work");
-  return out + legend(entries) + draw_group(plan, GroupId{0}, works, 1) + "\n";
-}
-
-// ---- what was compared
-
-std::string choice_section(const Plan& plan, Seconds simulated) {
-  const Seconds own = plan.predicted_step_s > 0 ? plan.predicted_step_s : simulated;
-  std::string out = "<h2>Choice</h2>\n";
-  if (plan.alternatives.empty())
-    return out + "<p class=\"soft\">The plan does not say what it was compared with.</p>\n";
-  Seconds most = own;
-  for (const Alternative& a : plan.alternatives)
-    if (a.feasible) most = std::max(most, a.step_s);
-  out += "<div class=\"wide\"><table>\n" + row({"", "step", "", ""}, true);
-  auto line = [&](const std::string& name, Seconds s, const char* kind, const std::string& what) {
-    out += row({escape(name), format_seconds(s) + fmt::format(" ({:.2f}×)", own > 0 ? s / own : 1),
-                bar({{kind, s}}, most, format_seconds(s)), escape(what)});
-  };
-  line(plan.engine + " (this plan)", own, "fits", "");
-  std::vector<const Alternative*> order;
-  for (const Alternative& a : plan.alternatives) order.push_back(&a);
-  std::stable_sort(order.begin(), order.end(), [](const Alternative* a, const Alternative* b) {
-    return std::tuple(!a->feasible, a->step_s) < std::tuple(!b->feasible, b->step_s);
-  });
-  for (const Alternative* a : order) {
-    const std::string name = a->name + (a->baseline ? " (baseline)" : "");
-    if (a->feasible)
-      line(name, a->step_s, a->baseline ? "comm" : "busy", a->what);
-    else
-      out += row({escape(name), "infeasible", "", escape(a->what)});
-  }
-  return out + "</table></div>\n";
 }
 
 // ---- stages
@@ -359,14 +227,15 @@ std::string communication_section(const Plan& plan, const Simulation& simulation
   }
   out += "</table></div>\n" + more(order.size(), std::min<size_t>(order.size(), kCommRows));
   if (list.empty()) return out;
-  out += "<h2>Why</h2>\n<div class=\"wide\"><table>\n" +
-         row({"what", "tensor", "because", "times", "seconds"}, true);
+  std::string why = "<div class=\"wide\"><table>\n" +
+                    row({"what", "tensor", "because", "times", "seconds"}, true);
   for (size_t i = 0; i < list.size() && i < kCommRows; ++i) {
     const Communication& c = list[i];
-    out += row({escape(c.where.empty() ? c.what : c.where + ": " + c.what), escape(c.tensor),
+    why += row({escape(c.where.empty() ? c.what : c.where + ": " + c.what), escape(c.tensor),
                 escape(c.why), std::to_string(c.count), format_seconds(c.seconds)});
   }
-  return out + "</table></div>\n" + more(list.size(), std::min<size_t>(list.size(), kCommRows));
+  why += "</table></div>\n" + more(list.size(), std::min<size_t>(list.size(), kCommRows));
+  return out + fold("Why each is needed", why);
 }
 
 std::string parameter_section(const Plan& plan) {
@@ -390,7 +259,7 @@ std::string parameter_section(const Plan& plan) {
 
 }  // namespace
 
-std::string to_html(const Plan& plan) {
+std::string to_html(const Plan& plan, const ReportParts& parts) {
   const Simulation simulation = simulate(plan, /*with_spans=*/true);
   const std::string title = escape(fmt::format("{} on {}", plan.model, plan.cluster.name));
   std::string out =
@@ -424,13 +293,15 @@ std::string to_html(const Plan& plan) {
               "of communication hidden");
   out += "</div>\n";
   out += choice_section(plan, simulation.step);
+  out += "<h2>Cluster, and the load on its links</h2>\n" + picture(plan, simulation);
+  if (parts.explanation) out += explanation_section(plan, *parts.explanation, parts.explained);
+  if (parts.advice) out += what_if_section(*parts.question, *parts.advice);
   out += stage_section(plan);
   out += device_section(plan, simulation);
   out += timeline_section(plan, simulation);
   out += communication_section(plan, simulation);
   out += parameter_section(plan);
-  out += cluster_section(plan, simulation);
-  out += "<h2>In short</h2>\n<pre>" + escape(describe(plan)) + "</pre>\n";
+  out += fold("The plan in words", "<pre>" + escape(describe(plan)) + "</pre>\n");
   out += fmt::format("<script>{}</script>\n</body>\n</html>\n", kScript);
   return out;
 }

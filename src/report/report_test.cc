@@ -135,7 +135,7 @@ TEST(Report, PagesOfEveryEngineAreWholeAndWellFormed) {
     EXPECT_THAT(html, HasSubstr("default-src 'none'"));
     const Simulation sim = simulate(*plan, true);
     for (const std::string& text :
-         {plan->engine + " (this plan)", format_seconds(sim.step), std::string("zero (baseline)"),
+         {plan->engine + " (this plan)", format_seconds(sim.step), std::string("ZeRO in one pass"),
           std::string("a &amp; b"), std::string("no room"), std::string("weight")})
       EXPECT_THAT(html, HasSubstr(text));
     EXPECT_EQ(html.find("<h2>Stages") != std::string::npos, plan->pipeline != nullptr);

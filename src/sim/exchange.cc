@@ -68,6 +68,11 @@ Exchanges::Exchanges(const Plan& plan, const Deadline& deadline)
     joint_.push_back(joint_gradients(pipeline_, s, plan.reductions, plan.cluster.size()));
 }
 
+Seconds Exchanges::time_of(const std::vector<net::PairMessage>& messages) const {
+  if (on_messages) on_messages(messages);
+  return net::messages_time(topology_, messages);
+}
+
 std::vector<Bytes> Exchanges::divided_bytes(int s, const std::vector<bool>& which,
                                             bool gradients) const {
   const StagePlan& plan = planned(0, s);
@@ -104,7 +109,7 @@ Seconds Exchanges::around(int s, const std::vector<Bytes>& by_rank) const {
       ring.push_back({from, to, rounds * largest * by_rank[i]});
       latency = std::max(latency, topology_.latency(from, to));
     }
-  return ring.empty() ? 0 : net::messages_time(topology_, ring) + (rounds - 1) * latency;
+  return ring.empty() ? 0 : time_of(ring) + (rounds - 1) * latency;
 }
 
 Holding Exchanges::holding(size_t r, int s, ValueId v, Placement p) const {
@@ -136,7 +141,7 @@ std::vector<Way> Exchanges::ways() const {
   for (const auto& [way, list] : messages) {
     Way w;
     std::tie(w.from, w.to, w.backward) = way;
-    w.sent.seconds = net::messages_time(topology_, list);
+    w.sent.seconds = time_of(list);
     // A later stage's forward value that an earlier one reads in its backward pass.
     const Transfer* first = nullptr;
     for (const Transfer& t : pipeline_.parts().transfers)
@@ -189,6 +194,13 @@ Seconds Exchanges::exchange_sums(const std::vector<Holding>& held,
       const Fractions fractions(model.cluster(), even);
       gathered = std::max(gathered, model.collective(Collective::all_gather, bytes,
                                                      fractions.profile(taken.cut, model.net())));
+      if (on_messages) {
+        std::vector<net::PairMessage> ring;
+        const double others = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
+        for (size_t i = 0; i < ranks; ++i)
+          ring.push_back({(*taken.devices)[i], (*taken.devices)[(i + 1) % ranks], bytes * others});
+        on_messages(ring);
+      }
     }
     if (deadline_.over()) throw TimeIsUp();
     for (size_t from = 0; from < held.size(); ++from)
@@ -267,6 +279,7 @@ Seconds Exchanges::reduced_seconds(int s, const std::vector<Bytes>& reduced) con
     const auto programs = programs_for(plan_.reductions, ranks, plan_.cluster.size());
     const auto program = std::find_if(programs.rbegin(), programs.rend(),
                                       [&](const auto& p) { return reduced[i] >= p.from; });
+    if (program != programs.rend() && on_reduction) on_reduction(ranks, &*program, reduced[i]);
     if (program != programs.rend())
       seconds = std::max(seconds, program->fixed + reduced[i] * program->seconds_per_byte);
     else
@@ -277,7 +290,7 @@ Seconds Exchanges::reduced_seconds(int s, const std::vector<Bytes>& reduced) con
   if (ring.empty()) return seconds;
   for (const net::PairMessage& m : ring)
     latency = std::max(latency, topology_.latency(m.from, m.to));
-  return seconds + net::messages_time(topology_, ring) + (2.0 * (replicas - 1) - 1) * latency;
+  return seconds + time_of(ring) + (2.0 * (replicas - 1) - 1) * latency;
 }
 
 Sent Exchanges::over_replicas(int s) const {
@@ -285,13 +298,18 @@ Sent Exchanges::over_replicas(int s) const {
   const Sums sums = sums_of(s);
   const std::vector<Bytes> parts = divided_bytes(s, sums.scattered, true);
   Sent sent{sum_of(sums.others), sums.gathered};
-  if (!sums.others.empty()) sent.seconds += net::messages_time(topology_, sums.others);
+  if (!sums.others.empty()) sent.seconds += time_of(sums.others);
   sent.seconds += around(s, parts);
   if (sums.jointly > 0) {
     const std::vector<int> devices = devices_of(pipeline_, s);
-    sent.seconds += CollectiveModel(part_of(plan_.cluster, devices),
-                                    programs_for(plan_.reductions, devices, plan_.cluster.size()))
-                        .all_reduce(sums.jointly);
+    const auto programs = programs_for(plan_.reductions, devices, plan_.cluster.size());
+    sent.seconds +=
+        CollectiveModel(part_of(plan_.cluster, devices), programs).all_reduce(sums.jointly);
+    if (on_reduction) {
+      const auto program = std::find_if(programs.rbegin(), programs.rend(),
+                                        [&](const auto& p) { return sums.jointly >= p.from; });
+      on_reduction(devices, program == programs.rend() ? nullptr : &*program, sums.jointly);
+    }
   }
   sent.seconds += reduced_seconds(s, sums.reduced);
   for (Bytes b : sums.reduced) sent.bytes += 2 * others * b;
@@ -314,7 +332,7 @@ Sent Exchanges::tied(const Tied& tied) const {
     }
     gathered = std::max(gathered, exchange_sums(held, models, spec, &messages));
   }
-  return {sum_of(messages), net::messages_time(topology_, messages) + gathered};
+  return {sum_of(messages), time_of(messages) + gathered};
 }
 
 }  // namespace motley

@@ -4,6 +4,7 @@
 // is for sim/pipeline.h to say.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -71,6 +72,11 @@ class Exchanges {
   // In the slowest replica, all at once.
   Sent tied(const Tied& tied) const;
 
+  // Called with all messages of which the time was asked, those of a way for one micro-batch.
+  std::function<void(const std::vector<net::PairMessage>&)> on_messages;
+  // Called with all-reduces over devices of several replicas that a program takes (null: on a ring).
+  std::function<void(const std::vector<int>& devices, const ReductionProgram*, Bytes)> on_reduction;
+
  private:
   // The gradients of a stage by how replicas sum them.
   struct Sums {
@@ -82,6 +88,7 @@ class Exchanges {
   };
   Sums sums_of(int stage) const;
   void add_tied_parts(int stage, size_t parameter, std::vector<net::PairMessage>* messages) const;
+  Seconds time_of(const std::vector<net::PairMessage>& messages) const;
   Seconds reduced_seconds(int stage, const std::vector<Bytes>& reduced) const;
   // [rank] Bytes of a replica's pieces of some parameters of a stage, or of their gradients.
   // REQUIRES: the pieces of all replicas are alike.

@@ -245,9 +245,9 @@ struct Network::Impl {
     if (problem = batch("ip", hub, ip + up); !problem.empty()) return problem;
     if (problem = batch("tc", hub, tc); !problem.empty()) return problem;
     for (int r = 0; r < cluster.size(); ++r) {
-      const std::string lines = fmt::format(
-          "link set lo up\nlink set {0} mtu 9000 up\naddr add 10.77.{1}.{2}/16 dev {0}\n",
-          kWorkerInterface, r / 250, 1 + r % 250);
+      const std::string lines =
+          fmt::format("link set lo up\nlink set {0} mtu 9000 up\naddr add {1}/16 dev {0}\n",
+                      kWorkerInterface, Network::worker_address(r));
       if (problem = batch("ip", workers[r], lines + route(kWorkerInterface)); !problem.empty())
         return problem;
       if (below_[r].empty()) continue;
@@ -271,6 +271,9 @@ Network::~Network() = default;
 
 const std::string& Network::mode() const { return impl_->mode; }
 int Network::worker(int rank) const { return impl_->workers[rank]; }
+std::string Network::worker_address(int rank) {
+  return fmt::format("10.77.{}.{}", rank / 250, 1 + rank % 250);
+}
 const std::string& Network::hub_address() const { return impl_->address; }
 void Network::in_hub(const std::function<void()>& body) const { Impl::inside(impl_->hub, body); }
 

@@ -43,6 +43,8 @@ class Network {
   const std::string& mode() const;
   // A descriptor of a worker's namespace, for setns() between fork and exec.
   int worker(int rank) const;
+  // The address of a worker, for the others.
+  static std::string worker_address(int rank);
   // The address that every worker reaches and on which sockets made by in_hub() can listen.
   const std::string& hub_address() const;
   // Runs a body whose calls make sockets of the hub, on a thread of its own.

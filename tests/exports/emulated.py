@@ -14,9 +14,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 from measured_ddp import Padding  # noqa: E402
 
 folder = sys.argv[1]
-# Rank 0 holds torch's store, not the hub of the network that MASTER_ADDR names.
-if os.environ.get("MASTER_ADDR", "").startswith("10.77."):
-    os.environ["MASTER_ADDR"] = "10.77.0.1"
 padding = Padding(float(os.environ["MOTLEY_SPEEDS"].split(",")[int(os.environ["RANK"])]))
 torch.set_num_threads(1)
 module = torch.nn.modules.module
