@@ -170,7 +170,7 @@ TEST(Duplex, OnTheCommandLine) {
     EXPECT_LT(json_of("verify " + plan)["gradient_error"].get<double>(), 1e-9);
   }
   printed("explain " + plan);
-  printed("report " + plan + " -o " + plan + ".html");
+  printed("report --time-limit 1 " + plan + " -o " + plan + ".html");
   printed("simulate " + plan + " --trace " + plan + ".trace");
   EXPECT_THAT(printed("export " + plan + " --to ddp -o " + plan + ".d", 3),
               HasSubstr("--duplex off"));

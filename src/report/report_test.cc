@@ -12,6 +12,7 @@
 #include "report/html.h"
 #include "report/timeline.h"
 #include "report/words.h"
+#include "sim/traffic.h"
 
 namespace motley {
 namespace {
@@ -160,6 +161,42 @@ TEST(Report, NamesCannotBreakOut) {
   for (const char* tag : {"<img", "<b>alert", "<!--"}) EXPECT_THAT(html, Not(HasSubstr(tag)));
   EXPECT_THAT(timeline_of(html)["lanes"][0]["label"].get<std::string>(), HasSubstr(evil));
   EXPECT_EQ(report::escape("a\x01<\n"), "a\xEF\xBF\xBD&lt;\n");
+}
+
+// Gradients of 2 x 64 x 64 floats around a ring of two: each sends half of them twice.
+TEST(Report, LinksCarryWhatIsSent) {
+  const Plan plan = spmd_plan(flat_cluster({two_types("big")[0]}, {2}, kLink), 1 << 16);
+  const net::Topology topology(plan.cluster);
+  Bytes sent = 0;
+  for (const auto& c : report::communications(plan)) sent += c.bytes;
+  const std::vector<Bytes> bytes = link_bytes(plan, topology);
+  ASSERT_EQ(bytes.size(), 4u);  // up and down of two devices
+  for (const Bytes b : bytes) EXPECT_NEAR(b, sent, 1e-6 * sent);
+}
+
+TEST(Report, ExplanationAndWhatIfsAreOfThePlanAndEscaped) {
+  for (const auto& plan : plans_of_all()) {
+    ReportParts parts;
+    parts.explained.seconds = 1;
+    const explain::Explanation explanation = explain::explain(plan.get(), parts.explained);
+    advise::Question question;
+    question.cluster = plan->cluster;
+    advise::Advice advice;
+    advice.now.found = true;
+    advice.now.cost.step = 2;
+    advice.now.name = "as it is";
+    advice.edits = {{"add <b>2", true, "", {1, 0, 0}, {}, 4, ""},
+                    {"drop", false, "n<o", {}, {}, 2, ""}};
+    parts.explanation = &explanation;
+    parts.question = &question;
+    parts.advice = &advice;
+    const std::string html = to_html(*plan, parts);
+    EXPECT_EQ(misnested(html), "");
+    for (const std::string& text :
+         {report::escape(explanation.verdict[0]), std::string("add &lt;b&gt;2"),
+          std::string("-50.0%"), std::string("n&lt;o"), std::string("What limits the step")})
+      EXPECT_THAT(html, HasSubstr(text));
+  }
 }
 
 TEST(Report, SaysWhatIsSentAndWhy) {
