@@ -379,7 +379,8 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
     ASSERT_EQ(simulate.code, 0) << simulate.err;
     EXPECT_NEAR(simulate.json()["step_s"].get<double>(),
                 plan.json()["predicted_step_s"].get<double>(), 1e-12);
-    Outcome report = motley("report --json --time-limit 1 " + path("p.json") + " -o " + path("p.html"));
+    Outcome report =
+        motley("report --json --time-limit 1 " + path("p.json") + " -o " + path("p.html"));
     ASSERT_EQ(report.code, 0) << report.err;
     EXPECT_EQ(report.json()["path"], path("p.html"));
     EXPECT_THAT(read_file(path("p.html")), HasSubstr("as predicted when planned"));
