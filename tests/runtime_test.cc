@@ -21,7 +21,7 @@
 #include "capture/capture.h"
 #include "comm/gloo.h"
 #include "comm/launch.h"
-#include "comm/nccl.h"
+#include "comm/meeting.h"
 #include "comm/process_group.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -176,18 +176,38 @@ void part_of_a_group(ProcessCommunicator& group) {
   equals_the_thread_group(*part);
 }
 
-// The communicator over any backend of c10d, here gloo.
+// The communicator over any backend of c10d: gloo, under its own name and as one of which nothing is
+// known, not even that it has tags.
 void over_c10d(ProcessCommunicator& group) {
-  Rendezvous where = *rendezvous_from_environment();
-  where.prefix += "/over_c10d";
-  where.store_outside = true;
-  const auto over = communicator_over(gloo_group(meet(where, "gloo"), where), at::kCPU);
-  MOTLEY_CHECK(over->rank() == group.rank() && over->size() == group.size());
-  equals_the_thread_group(*over);
-  const Plan plan = make(kModels[0], 12, uneven_cluster(group.size()));
-  const RunReport expected = train(plan, group, {}, 3), report = train(plan, *over, {}, 3);
-  for (int i = 0; i < 3; ++i)
-    MOTLEY_CHECK(std::abs(report.steps[i].loss - expected.steps[i].loss) < 1e-5, "step {}", i);
+  for (const char* name : {"gloo", "unheard-of"}) {
+    int made = 0;
+    OverProcessGroups over;
+    over.backend = backend_named(name);
+    over.control = &group;
+    for (int r = 0; r < group.size(); ++r) over.ranks.push_back(r);
+    over.make = [&](const std::vector<int>& ranks) {
+      const auto one = [&] {
+        Rendezvous where =
+            part_of(*rendezvous_from_environment(), ranks, fmt::format("/{}{}", name, made++));
+        const auto store = meet(where, "gloo");
+        return process_group_of(gloo_group(store, where), store, at::kCPU);
+      };
+      ProcessGroups groups;
+      groups.collectives = one();
+      groups.up = one();
+      groups.down = one();
+      return groups;
+    };
+    const auto communicator = communicator_over(std::move(over));
+    MOTLEY_CHECK(communicator->rank() == group.rank() && communicator->size() == group.size());
+    MOTLEY_CHECK(communicator->has_messages());
+    equals_the_thread_group(*communicator);
+    const Plan plan = make(kModels[0], 12, uneven_cluster(group.size()));
+    const RunReport expected = train(plan, group, {}, 3),
+                    report = train(plan, *communicator, {}, 3);
+    for (int i = 0; i < 3; ++i)
+      MOTLEY_CHECK(std::abs(report.steps[i].loss - expected.steps[i].loss) < 1e-5, "step {}", i);
+  }
 }
 
 void different_backends(ProcessCommunicator& group) {
@@ -414,21 +434,16 @@ TEST(ProcessGroupTest, WorkersOfDifferentBackendsAreToldSo) {
               AllOf(HasSubstr("uses"), HasSubstr("give all workers the same --device")));
 }
 
-TEST(NcclTest, WhatIsMissingIsSaid) {
-  if (has_nccl() && cuda_devices() > 0) GTEST_SKIP() << "nothing is missing";
-  const std::string text = message_of([] { require_cuda(); });
-  EXPECT_THAT(text, HasSubstr(has_nccl() ? "no CUDA device" : "this libtorch has no NCCL"));
-  EXPECT_EQ(text.find('\n'), std::string::npos);
-  if (!has_nccl()) {
-    EXPECT_EQ(message_of([] { join_nccl({}, 0); }), text);
-  }
+TEST(DeviceTest, HowCudaDevicesAreUsedIsSaid) {
   // `motley run` says it before it reads the plan, with code 2.
   const std::string out = testing::TempDir() + "/motley_no_cuda";
   const int status = std::system(
       (std::string(MOTLEY_BINARY_DIR) + "/motley run /no/plan.json --device cuda 2>" + out)
           .c_str());
   EXPECT_EQ(WEXITSTATUS(status), 2);
-  EXPECT_EQ(read_file(out, 1 << 16), "motley: " + text + "\n");
+  const std::string text = read_file(out, 1 << 16);
+  EXPECT_THAT(text, HasSubstr("torchrun --nproc_per_node=N -m motley.run /no/plan.json"));
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
   std::filesystem::remove(out);
 }
 

@@ -11,7 +11,7 @@ import weakref
 
 import torch
 
-from . import _gradients, _motley, _optim, _scaler, _torch
+from . import _backend, _gradients, _motley, _optim, _scaler, _torch
 from ._agree import agreed_plan, replanner, send_text
 from ._errors import UserError, flag, warn, whole_number
 from ._following import Following
@@ -25,7 +25,7 @@ from ._scaler import ScaledStep
 from ._state import Held, Peers
 from ._step import Step, call_model, loss_of, prefix_of_loss, replaced
 
-_groups = {}  # [device] joined once in the life of the process
+_groups = {}  # [device, backend] joined once in the life of the process
 
 
 class Workers:
@@ -55,19 +55,29 @@ class Workers:
             return self.native.limit_bandwidth(cluster, devices)
 
 
-def group(device="auto"):
+def group(device="auto", backend=None):
     """This process among the workers that torchrun, Slurm or mpirun started; alone if none did."""
+    if backend is not None:
+        _backend.check(backend)
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"[distribute] device is {device!r}; give 'auto', 'cpu' or 'cuda'")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device == "auto":
         device = "cuda" if _motley.cuda_devices() >= local else "cpu"
     elif device == "cuda" and _motley.cuda_devices() == 0:
-        raise UserError("[distribute] device is 'cuda', but torch was built without NCCL or sees no device; give 'cpu'")
-    if device not in _groups:
-        outside = torch.distributed.is_available() and torch.distributed.is_initialized()
-        _groups[device] = Workers(_motley.Group(outside, device == "cuda"))
-    return _groups[device]
+        raise UserError("[distribute] device is 'cuda', but torch sees no device; give 'cpu'")
+    if backend is None and device == "cuda" and torch.distributed.is_nccl_available():
+        backend = "nccl"
+    if (device, backend) not in _groups:
+        outside = torch.distributed.is_available() and torch.distributed.is_initialized() and not _backend.begun
+        native = _motley.Group(outside, device == "cuda", _backend.make_groups)
+        if device == "cuda":
+            torch.cuda.set_device(native.device)
+        if backend is not None and native.size > 1:
+            _backend.begin(native)
+            native.use(backend)
+        _groups[device, backend] = Workers(native)
+    return _groups[device, backend]
 
 
 class _Loss(torch.autograd.Function):
@@ -454,7 +464,7 @@ def _say_of_loss(step):
 
 
 def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="adamw", *, plan=None, seed=0, device="auto",
-               emulate=False, verify=True, **options):
+               backend=None, emulate=False, verify=True, **options):
     """Trains a model by a plan on the workers that torchrun, Slurm or mpirun started; collective.
 
     model, example_inputs, loss_fn   as for capture(); rank 0's parameters are everyone's
@@ -463,7 +473,9 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     optimizer      'adamw', 'sgd', a torch.optim.Optimizer on model.parameters(), or None
     plan           a Plan or a plan file, instead of a cluster
     seed           of dropout, which does not depend on the sharding
-    device         'cpu' (gloo), 'cuda' (NCCL) or 'auto'
+    device         'cpu', 'cuda' or 'auto'
+    backend        of torch.distributed, for the plan's tensors: 'gloo', 'nccl' or any that is registered there; default: gloo
+                   on the CPU, NCCL on CUDA devices where this torch has it
     emulate        slows this process and its sockets down to the devices and links of the cluster
     verify         whether the first steps are compared with the plain model's: loss, gradients and buffers
     options        engine, memory_limit, time_limit, ratios, all_devices, precision, as for plan()
@@ -482,7 +494,9 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     _optim.check_parameters(optimizer, parameters)
     if cluster is not None:
         cluster = cluster_of(cluster)
-    workers = group(device)
+    workers = group(device, backend)
+    if not workers.native.has_messages and options.get("engine", "auto") == "auto":
+        options["engine"] = "spmd"  # the others' plans need messages
     _same_everywhere(workers, _optim.signature(optimizer, step.parameters), "the optimizer")
     if workers.rank == 0:
         _say_of_loss(step)

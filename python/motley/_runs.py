@@ -12,7 +12,7 @@ import weakref
 
 import torch
 
-from . import _motley
+from . import _backend, _motley
 from ._agree import captured, followed_plan
 from ._errors import UserError, warn
 
@@ -30,6 +30,9 @@ class Run:
         speed = 0.0
         if emulate and group.rank in plan.devices:
             speed = plan.cluster.speed(plan.devices.index(group.rank))
+        for backend in plan.cluster.backends:
+            _backend.check(backend)
+            _backend.begin(group.native)
         self.worker = _motley.Worker(plan._native, group.native, plan.devices, seed, speed)
         self.leaves = [(name, tensor.shape, tensor.dtype) for name, tensor in step.leaves]
         self.adopt(step, agreed.watch)

@@ -9,7 +9,6 @@
 #include "cli/commands.h"
 #include "cluster/profile.h"
 #include "comm/launch.h"
-#include "comm/nccl.h"
 #include "core/error.h"
 #include "core/units.h"
 #include "measure/calibrate.h"
@@ -30,10 +29,9 @@ struct CalibrateArgs {
   bool stages = false, emulate = false, json = false;
 
   // The command line of workers.
-  std::vector<std::string> words(bool cuda) const {
-    std::vector<std::string> list = {
-        "calibrate", "--cluster",          cluster, "-o", output, "--batch", std::to_string(batch),
-        "--device",  cuda ? "cuda" : "cpu"};
+  std::vector<std::string> words() const {
+    std::vector<std::string> list = {"calibrate", "--cluster",          cluster, "-o", output,
+                                     "--batch",   std::to_string(batch)};
     for (const std::string& model : models) {
       list.push_back("--model");
       list.push_back(model);
@@ -159,24 +157,14 @@ void work(const CalibrateArgs& args, const Rendezvous& where) {
       options.stages.push_back(
           {s.shape, model, s.micro_batch, s.theory, s.devices, s.nodes, &s.program, s.ratios});
   }
-  std::unique_ptr<Communicator> group;
+  const std::unique_ptr<ProcessCommunicator> group = join_group(where);
   std::string mode;
-  const bool cuda = args.device == "cuda";
-  const int index = cuda ? cuda_device_of(where) : 0;
-  if (cuda) {
-    options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
-    group = join_nccl(where, index);
-  } else {
-    auto processes = join_group(where);
-    if (args.emulate) {
-      options.speed = cluster.type_of(where.rank).speed;
-      mode = emulate_links(*processes, cluster);
-    }
-    group = std::move(processes);
+  if (args.emulate) {
+    options.speed = cluster.type_of(where.rank).speed;
+    mode = emulate_links(*group, cluster);
   }
   options.subgroup = [&](const std::vector<int>& ranks, const std::string& name) {
-    const Rendezvous part = part_of(where, ranks, name);
-    return cuda ? join_nccl(part, index) : std::unique_ptr<Communicator>(join_group(part));
+    return join_group(part_of(where, ranks, name));
   };
   if (where.rank == 0)
     options.progress = [](const std::string& what) {
@@ -202,14 +190,11 @@ void calibrate_command(CalibrateArgs args) {
                          "--cluster {}: device type {} has speed 0; give its share of a core, or "
                          "--scale",
                          args.cluster, type.name);
-  bool cuda = args.device == "cuda";
-  if (cuda) require_cuda();
-  if (cuda && args.emulate)
-    throw user_error("calibrate", "--emulate works on the CPU; give it without --device cuda");
-  if (args.device == "auto")
-    cuda = !args.emulate && has_nccl() && cuda_devices() >= (where ? 1 : cluster.size());
+  if (args.device == "cuda")
+    throw user_error("calibrate",
+                     "--device cuda: CUDA devices are measured through Python: torchrun "
+                     "--nproc_per_node=N -m motley.discover -o cluster.yaml");
   if (where) {
-    args.device = cuda ? "cuda" : "cpu";
     run_worker([&] { work(args, *where); });
     return;
   }
@@ -219,7 +204,7 @@ void calibrate_command(CalibrateArgs args) {
                      "give --emulate --scale",
                      args.cluster, cluster.size());
   LaunchOptions launch;
-  launch.arguments = args.words(cuda);
+  launch.arguments = args.words();
   launch.workers = cluster.size();
   std::unique_ptr<Network> network;
   if (args.emulate) network = network_for(cluster);
@@ -257,9 +242,9 @@ void add_measured_options(CLI::App* command, CalibrateArgs* args) {
 void add_worker_options(CLI::App* command, CalibrateArgs* args) {
   const std::string group = "Workers";
   command
-      ->add_option("--device", args->device,
-                   "cuda: CUDA devices over NCCL; cpu: the CPU over gloo; auto (default): CUDA if "
-                   "there is a device for every worker, and no --emulate")
+      ->add_option(
+          "--device", args->device,
+          "cpu: the CPU over gloo, as auto (default); cuda: says how CUDA devices are measured")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->group(group);
   command->add_flag("--emulate", args->emulate, "Emulate the cluster on this machine")

@@ -9,7 +9,6 @@
 #include "cli/commands.h"
 #include "cluster/profile.h"
 #include "comm/launch.h"
-#include "comm/nccl.h"
 #include "core/error.h"
 #include "core/interrupted.h"
 #include "core/units.h"
@@ -45,40 +44,21 @@ Plan sound_plan(const RunOptions& options, int workers) {
   return plan;
 }
 
-// Whether to train on CUDA devices. `workers` of them are started on this machine; 0: unknown.
-bool on_cuda(const RunOptions& options, int workers) {
-  if (options.device == "cpu") return false;
-  if (options.device == "auto")
-    return !options.emulate && has_nccl() && cuda_devices() >= std::max(workers, 1);
-  if (options.emulate)
-    throw user_error("run", "--emulate works on the CPU; give it without --device cuda");
-  require_cuda();
-  if (workers > cuda_devices())
+void check_device(const RunOptions& options) {
+  if (options.device == "cuda")
     throw user_error("run",
-                     "--device cuda: the plan is for {} devices, but this machine has {}; use "
-                     "torchrun or Slurm on several",
-                     workers, cuda_devices());
-  return true;
+                     "--device cuda: workers on CUDA devices are started through Python: torchrun "
+                     "--nproc_per_node=N -m motley.run {}",
+                     options.plan);
 }
 
 void work(const RunOptions& options, const Rendezvous& where) {
-  const bool cuda = on_cuda(options, 0);
   const Plan plan = sound_plan(options, where.size);
   const bool talks = where.rank == 0;
   set_threads(options.threads);
   graph_of_model(plan);
   TrainOptions training;
-  std::unique_ptr<Communicator> group;
-  ProcessCommunicator* sockets = nullptr;  // the group, where it can be paced
-  if (cuda) {
-    const int index = cuda_device_of(where);
-    training.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
-    group = join_nccl(where, index);
-  } else {
-    std::unique_ptr<ProcessCommunicator> processes = join_group(where);
-    sockets = processes.get();
-    group = std::move(processes);
-  }
+  const std::unique_ptr<ProcessCommunicator> group = join_group(where);
   training.seed = options.seed;
   training.learning_rate = options.learning_rate;
   training.clip = options.clip;
@@ -97,7 +77,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
       throw user_error("run", "--emulate: device type {} has speed 0; give its share of a core",
                        type.name);
     training.speed = type.speed;
-    pacing = emulate_links(*sockets, plan.cluster);
+    pacing = emulate_links(*group, plan.cluster);
     double cores = 0;
     for (int d = 0; d < plan.cluster.size(); ++d) cores += plan.cluster.type_of(d).speed;
     if (talks) {
@@ -180,11 +160,11 @@ std::vector<std::string> RunOptions::arguments() const {
 }
 
 void run_command(const RunOptions& options) {
+  check_device(options);
   if (const auto where = rendezvous_from_environment()) {
     run_worker([&] { work(options, *where); });
     return;
   }
-  if (options.device == "cuda") on_cuda(options, 0);
   LaunchOptions launch;
   const Plan plan = sound_plan(options, 0);
   launch.workers = plan.cluster.size();
@@ -193,9 +173,7 @@ void run_command(const RunOptions& options) {
                      "{}: the plan is for {} devices; more than {} workers are not started on one "
                      "machine, use torchrun or Slurm",
                      options.plan, launch.workers, kMaxLocalWorkers);
-  RunOptions local = options;
-  local.device = on_cuda(options, launch.workers) ? "cuda" : "cpu";
-  launch.arguments = local.arguments();
+  launch.arguments = options.arguments();
   launch.threads = options.threads;
   launch.stops = !options.checkpoint.empty();
   std::unique_ptr<Network> network;
@@ -246,8 +224,8 @@ void add_worker_options(CLI::App* command, RunOptions* options) {
   const std::string group = "Workers";
   command
       ->add_option("--device", options->device,
-                   "cuda: CUDA devices over NCCL; cpu: the CPU over gloo; auto (default): CUDA if "
-                   "there is a device for every worker, and no --emulate")
+                   "cpu: the CPU over gloo, as auto (default); cuda: says how to start workers on "
+                   "CUDA devices")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->group(group);
   command->add_option("--threads", options->threads, "Threads of each worker; default: 1")

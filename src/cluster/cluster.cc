@@ -72,7 +72,7 @@ class Reader {
     cluster_.name = root["name"] ? name(root["name"], "name") : "unnamed";
     allow(root, "",
           {"name", "link", "groups", "devices", "device_types", "uplink", "count", "collectives",
-           "direct"});
+           "direct", "backend"});
     group(root, GroupId(), "", 0);
     if (cluster_.devices.empty())
       throw error("the file", "has no devices", "give 'devices:' in some group");
@@ -454,6 +454,7 @@ class Reader {
     g.first_device = cluster_.size();
     g.link = read_link(node["link"], join(path, "link"));
     if (node["uplink"]) g.uplink = positive(node["uplink"], "bandwidth", join(path, "uplink"));
+    if (node["backend"]) g.backend = name(node["backend"], join(path, "backend"));
     if (node["collectives"])
       g.measured = read_collectives(node["collectives"], join(path, "collectives"));
     YAML::Node groups = node["groups"], devices = node["devices"];
@@ -467,7 +468,7 @@ class Reader {
         if (!groups[i].IsMap()) throw error(child, "is not a map", "give link and devices");
         allow(groups[i], child,
               {"name", "count", "link", "uplink", "groups", "devices", "collectives", "direct",
-               "nics"});
+               "nics", "backend"});
         int copies = groups[i]["count"] ? count(groups[i]["count"], join(child, "count")) : 1;
         for (int c = 0; c < copies; ++c) {
           g.children.push_back(GroupId(static_cast<int64_t>(cluster_.groups.size())));

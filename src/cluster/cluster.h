@@ -146,7 +146,8 @@ struct Group {
   std::vector<DirectLink> direct;        // each pair once, a < b
   std::vector<Nic> nics;                 // each device below is near one; empty: one port
   std::vector<CollectiveRate> measured;  // over all devices below; at most one of a form
-  std::vector<GroupId> children;         // either groups ...
+  std::string backend = {};  // of torch.distributed, between the devices below; empty: not said
+  std::vector<GroupId> children;  // either groups ...
   int first_device = 0;  // ... or devices; both kinds of group know the range of devices below them
   int device_count = 0;
 };

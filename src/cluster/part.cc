@@ -113,7 +113,11 @@ class Part {
                           .first_device = static_cast<int>(first),
                           .device_count = static_cast<int>(last - first)});
     if (parent.valid()) to_.groups[parent.index].children.push_back(mine);
-    for (GroupId passed : above) take_media(passed, parent.valid(), &to_.groups[mine.index]);
+    for (GroupId passed : above) {
+      take_media(passed, parent.valid(), &to_.groups[mine.index]);
+      const std::string& backend = from_.groups[passed.index].backend;
+      if (!backend.empty()) to_.groups[mine.index].backend = backend;
+    }
     for (GroupId child : children) add(child, mine, {});
     if (children.empty())
       for (size_t i = first; i < last; ++i)

@@ -35,6 +35,7 @@ void write_group(const Cluster& cluster, GroupId id, YAML::Emitter& out) {
           << std::vector<int>{d.a, d.b, d.links} << YAML::EndSeq << YAML::EndMap;
     out << YAML::EndSeq;
   }
+  if (!g.backend.empty()) out << YAML::Key << "backend" << YAML::Value << g.backend;
   if (!g.measured.empty()) {
     out << YAML::Key << "collectives" << YAML::Value << YAML::BeginSeq;
     for (const CollectiveRate& rate : g.measured)

@@ -4,15 +4,19 @@
 #include <ATen/ThreadLocalState.h>
 
 #include <chrono>
+#include <iterator>
+#include <memory>
 #include <utility>
 
 namespace motley {
 
-Background::Background()
-    : thread_([this, threads = at::get_num_threads()] {
-        at::set_num_threads(threads);  // of this thread's own pool
-        run();
-      }) {}
+Background::Background(at::Device device) : device_(device) {
+  if (!device.is_cpu()) stream_ = Beside::new_stream(device);
+  thread_ = std::thread([this, threads = at::get_num_threads()] {
+    at::set_num_threads(threads);  // of this thread's own pool
+    run();
+  });
+}
 
 Background::~Background() {
   {
@@ -27,9 +31,14 @@ Background::~Background() {
 int64_t Background::start(std::function<void()> work) {
   const at::ThreadLocalState state;
   const std::lock_guard lock(mutex_);
-  work_.push_back([state, work = std::move(work)] {
+  work_.push_back([this, state, begin = std::make_shared<Moment>(device_), work = std::move(work)] {
     const at::ThreadLocalStateGuard guard(state);
+    const Beside beside(device_, stream_);
+    begin->hold_up();
     work();
+    if (device_.is_cpu()) return;
+    const std::lock_guard inside(mutex_);
+    over_.emplace(done_ + 1, Moment(device_));
   });
   changed_.notify_all();
   return ++started_;
@@ -39,6 +48,18 @@ void Background::wait(int64_t number) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return done_ >= number || failure_; });
   if (failure_) std::rethrow_exception(failure_);
+  if (auto end = over_.find(number); end != over_.end()) {
+    end->second.hold_up();
+    over_.erase(over_.begin(), std::next(end));
+  }
+}
+
+void Background::keep(const at::Tensor& tensor) const {
+  if (stream_) tensor.record_stream(*stream_);
+}
+
+void Background::keep_for_caller(const at::Tensor& tensor) const {
+  if (stream_) tensor.record_stream(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
 }
 
 void Background::wait_all() {

@@ -35,11 +35,23 @@ class Message {
   virtual void wait() = 0;
 };
 
+// A message of `copy`, which is kept until it has been waited for; then `tensor` gets its elements.
+// `tensor` undefined: nothing does.
+std::unique_ptr<Message> copied_back(at::Tensor tensor, at::Tensor copy,
+                                     std::unique_ptr<Message> message);
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Where its tensors are.
+  virtual at::Device device() const { return at::kCPU; }
+  // Whether it has send() and receive().
+  virtual bool has_messages() const { return true; }
+  // Some ranks as a group that the backend itself has, for one use: the same to all members, which
+  // all call this in the same order. Lives as long as this one. nullptr: it has none (subgroup.h).
+  virtual Communicator* among(const std::vector<int>& /*ranks*/, int /*use*/) { return nullptr; }
 
   // In place.
   virtual void all_reduce(at::Tensor& tensor, Reduction reduction = Reduction::sum) = 0;

@@ -15,6 +15,7 @@
 #include <numeric>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "comm/meeting.h"
 #include "comm/process_group.h"
 #include "comm/store.h"
 #include "core/error.h"
@@ -141,18 +142,17 @@ class GlooCommunicator final : public ProcessCommunicator {
   }
 
   std::unique_ptr<Message> start_all_reduce(at::Tensor& tensor) override {
-    if (sums_in_f32(tensor.scalar_type()) || tensor.scalar_type() == at::kBool || size_ == 1) {
-      all_reduce(tensor, Reduction::sum);
-      return nullptr;
-    }
-    if (tensor.numel() == 0) return nullptr;
+    if (size_ == 1 || tensor.numel() == 0) return nullptr;
+    at::Tensor sum = summable(tensor);
     if (hook_) hook_(Traffic::ring);
-    return message("all_reduce", tensor, [&](std::vector<at::Tensor>&) {
-      std::vector<at::Tensor> list{tensor};
+    auto started = message("all_reduce", sum, [&](std::vector<at::Tensor>&) {
+      std::vector<at::Tensor> list{sum};
       c10d::AllreduceOptions options;
       options.timeout = kCollectiveTime;
       return group_->allreduce(list, options);
     });
+    if (sum.is_same(tensor)) return started;
+    return copied_back(tensor, sum, std::move(started));
   }
 
   void all_gather(std::vector<at::Tensor>& pieces) override {

@@ -2,10 +2,15 @@
 
 #include <ATen/ATen.h>
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <vector>
+#include <algorithm>
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <mutex>
+#include <type_traits>
 
+#include "comm/meeting.h"
+#include "comm/moment.h"
 #include "comm/store.h"
 #include "core/error.h"
 
@@ -13,51 +18,84 @@ namespace motley {
 
 namespace {
 
-using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+constexpr int kAnnounceTag = 1 << 22;  // on the control group, away from those of messages
 
 // Runs post(works), which starts collectives, as one group where the backend groups them, and waits
 // for all. A template, since libtorch's interface of this differs between versions.
 template <typename Group, typename F>
-void grouped(Group& group, F post) {
-  Works works;
-  if constexpr (requires { group.endCoalescing(works); }) {
+void grouped(Group& group, [[maybe_unused]] at::DeviceType device, F post) {
+  std::vector<Work> works;
+  if constexpr (requires { group.endCoalescing(device); }) {
+    const bool groups =
+        group.hasBackendForDeviceType(device) && group.getBackend(device)->supportsCoalescing();
+    if (groups) group.startCoalescing(device);
+    post(works);
+    if (groups) works = {group.endCoalescing(device)};
+  } else if constexpr (requires { group.endCoalescing(works); }) {
     group.startCoalescing();
     post(works);
     group.endCoalescing(works);
-  } else if (group.supportsCoalescing()) {
-    group.startCoalescing();
-    post(works);
-    works = {group.endCoalescing()};
   } else {
     post(works);
   }
   for (auto& work : works) work->wait();
 }
 
+// Its name differs between versions of libtorch.
+template <typename Group>
+Work all_to_all_of(Group& group, at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_sizes,
+                   std::vector<int64_t>& in_sizes) {
+  if constexpr (requires { group.all_to_all_single(out, in, out_sizes, in_sizes); })
+    return group.all_to_all_single(out, in, out_sizes, in_sizes);
+  else
+    return group.alltoall_base(out, in, out_sizes, in_sizes);
+}
+
 class ProcessGroupCommunicator final : public Communicator {
  public:
-  ProcessGroupCommunicator(c10::intrusive_ptr<CollectiveBackend> group, at::Device device,
-                           std::optional<int> number)
-      : group_(std::move(group)),
-        device_(device),
+  explicit ProcessGroupCommunicator(OverProcessGroups over)
+      : over_(std::move(over)),
+        groups_(over_.make(over_.ranks)),
+        group_(groups_.collectives),
         rank_(group_->getRank()),
         size_(group_->getSize()),
-        number_(number.value_or(rank_)) {}
+        number_(over_.number.value_or(rank_)),
+        peers_(static_cast<size_t>(size_)),
+        has_messages_(groups_.up && groups_.down &&
+                      (over_.backend.tags || over_.control != nullptr)),
+        has_all_to_all_(true) {
+    if (size_ > 1 && !over_.backend.known) try_what_it_can();
+  }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  at::Device device() const override { return over_.device; }
+  bool has_messages() const override { return has_messages_; }
+
+  Communicator* among(const std::vector<int>& members, int use) override {
+    std::vector<int> ranks;
+    for (int r : members) ranks.push_back(over_.ranks.at(static_cast<size_t>(r)));
+    if (!std::is_sorted(ranks.begin(), ranks.end()) || members.size() < 2) return nullptr;
+    auto& part = parts_[{ranks, use}];
+    if (part == nullptr) {
+      OverProcessGroups over = over_;
+      over.ranks = ranks;
+      over.control = nullptr;  // of messages: they go by the whole group
+      over.backend.known = true;
+      auto made = std::make_unique<ProcessGroupCommunicator>(std::move(over));
+      made->has_all_to_all_ = has_all_to_all_;
+      part = std::move(made);
+    }
+    return part.get();
+  }
 
   void all_reduce(at::Tensor& tensor, Reduction reduction) override {
-    if (size_ == 1 || tensor.numel() == 0) return;
-    check(tensor);
-    at::Tensor work = summable(tensor);
-    run("all_reduce", [&] {
-      std::vector<at::Tensor> list{work};
-      c10d::AllreduceOptions options;
-      options.reduceOp = reduction == Reduction::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
-      group_->allreduce(list, options)->wait();
-    });
-    if (!work.is_same(tensor)) tensor.copy_(work);
+    if (auto message = started(tensor, reduction)) message->wait();
+  }
+  std::unique_ptr<Message> start_all_reduce(at::Tensor& tensor) override {
+    return started(tensor, Reduction::sum);
   }
 
   void all_gather(std::vector<at::Tensor>& pieces) override {
@@ -66,7 +104,7 @@ class ProcessGroupCommunicator final : public Communicator {
       most = std::max(most, static_cast<int64_t>(piece.nbytes()));
     if (size_ == 1 || most == 0) return;
     run("all_gather", [&] {
-      const at::TensorOptions bytes = at::TensorOptions(device_).dtype(at::kByte);
+      const at::TensorOptions bytes = at::TensorOptions(over_.device).dtype(at::kByte);
       std::vector<std::vector<at::Tensor>> out(1);
       for (at::Tensor& piece : pieces) {
         const at::Tensor flat = as_bytes(piece);
@@ -88,7 +126,7 @@ class ProcessGroupCommunicator final : public Communicator {
     for (const at::Tensor& piece : pieces) empty = empty && piece.numel() == 0;
     if (size_ == 1 || empty) return;
     run("all_gather", [&] {
-      grouped(*group_, [&](Works& works) {
+      grouped(*group_, over_.device.type(), [&](std::vector<Work>& works) {
         for (int r = 0; r < size_; ++r) {
           if (pieces[r].numel() == 0) continue;
           std::vector<at::Tensor> list{as_bytes(pieces[r])};
@@ -125,16 +163,238 @@ class ProcessGroupCommunicator final : public Communicator {
   }
 
   void barrier() override {
-    at::Tensor one = at::ones({1}, at::TensorOptions(device_).dtype(at::kInt));
+    at::Tensor one = at::ones({1}, at::TensorOptions(over_.device).dtype(at::kInt));
     all_reduce(one, Reduction::sum);
     MOTLEY_CHECK(one.item<int>() == size_, "barrier of {} workers", size_);
   }
 
+  std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
+    need_messages();
+    auto sent = std::make_unique<Sent>(*this, tensor);
+    if (tensor.numel() == 0) return sent;
+    run("send", [&] {
+      std::vector<at::Tensor> list{as_bytes(tensor)};
+      if (over_.backend.tags) {
+        sent->work = group_->send(list, to, tag);
+        return;
+      }
+      Peer& peer = peers_[static_cast<size_t>(to)];
+      const std::lock_guard lock(peer.sending);  // announced in the order in which they are sent
+      sent->announced =
+          at::tensor({static_cast<int64_t>(tag), list[0].numel()}, at::TensorOptions(at::kLong));
+      sent->announcement = over_.control->send(sent->announced, to, kAnnounceTag);
+      try {
+        sent->work = channel(to > rank_)->send(list, to, 0);
+      } catch (...) {
+        sent->announcement->wait();
+        throw;
+      }
+    });
+    return sent;
+  }
+
+  std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
+    need_messages();
+    auto received = std::make_unique<Received>(*this, from);
+    if (tensor.numel() == 0) return received;
+    if (over_.backend.tags) {
+      run("receive", [&] {
+        std::vector<at::Tensor> list{as_bytes(tensor)};
+        received->coming = std::make_shared<Coming>(tag, list[0]);
+        received->coming->work = group_->recv(list, from, tag);
+      });
+      return received;
+    }
+    Peer& peer = peers_[static_cast<size_t>(from)];
+    const std::lock_guard lock(peer.mutex);
+    received->coming = std::make_shared<Coming>(tag, as_bytes(tensor));
+    // What came before it was asked for is copied when it is waited for.
+    auto early = std::find_if(peer.early.begin(), peer.early.end(),
+                              [&](const auto& coming) { return coming->tag == tag; });
+    if (early == peer.early.end()) {
+      received->coming->asked.emplace(over_.device);
+      peer.asked.push_back(received->coming);
+    } else {
+      received->coming->early = (*early)->bytes;
+      received->coming->work = (*early)->work;
+      peer.early.erase(early);
+    }
+    return received;
+  }
+
  private:
+  // A message that is received.
+  struct Coming {
+    Coming(int t, at::Tensor b) : tag(t), bytes(std::move(b)) {}
+    int tag;
+    at::Tensor bytes, early;      // where it belongs; where it came to before that was known
+    std::optional<Moment> asked;  // from when on `bytes` may be written
+    Work work;                    // null: it has not been announced
+  };
+  // What is known of the messages from another rank, where the backend has no tags.
+  struct Peer {
+    std::mutex sending;
+    std::mutex mutex;  // of what follows
+    std::condition_variable changed;
+    bool listening = false;                           // a thread waits for the next announcement
+    std::list<std::shared_ptr<Coming>> asked, early;  // not announced; not asked for
+  };
+
+  struct Started final : Message {
+    Started(ProcessGroupCommunicator& g, Work w) : group(g), work(std::move(w)) {}
+    void wait() override {
+      if (work) group.run("all_reduce", [&] { work->wait(); });
+      work.reset();
+    }
+    ProcessGroupCommunicator& group;
+    Work work;
+  };
+
+  struct Sent final : Message {
+    Sent(ProcessGroupCommunicator& g, at::Tensor t) : group(g), tensor(std::move(t)) {}
+    void wait() override {
+      if (announcement) announcement->wait();
+      announcement.reset();
+      if (work) group.run("send", [&] { work->wait(); });
+      work.reset();
+      tensor.reset();
+    }
+    ProcessGroupCommunicator& group;
+    at::Tensor tensor, announced;  // stay until they have gone
+    std::unique_ptr<Message> announcement;
+    Work work;
+  };
+
+  struct Received final : Message {
+    Received(ProcessGroupCommunicator& g, int r) : group(g), from(r) {}
+    void wait() override {
+      if (!coming) return;
+      if (!group.over_.backend.tags) group.listen_for(from, *coming);
+      group.run("receive", [&] { coming->work->wait(); });
+      if (coming->early.defined()) coming->bytes.copy_(coming->early);
+      coming.reset();
+    }
+    ProcessGroupCommunicator& group;
+    int from;
+    std::shared_ptr<Coming> coming;
+  };
+
+  const ProcessGroup& channel(bool up) const { return up ? groups_.up : groups_.down; }
+
+  void need_messages() const {
+    if (!has_messages_)
+      throw user_error("run",
+                       "the backend {} has no messages between two workers, which this plan needs; "
+                       "plan with --engine spmd, or use another backend",
+                       over_.backend.name);
+  }
+
+  // Posts the receives of what the other rank announces until that of `wanted` is.
+  void listen_for(int from, Coming& wanted) {
+    Peer& peer = peers_[static_cast<size_t>(from)];
+    std::unique_lock lock(peer.mutex);
+    while (!wanted.work) {
+      if (peer.listening) {
+        peer.changed.wait(lock);
+        continue;
+      }
+      peer.listening = true;
+      lock.unlock();
+      at::Tensor said = at::empty({2}, at::TensorOptions(at::kLong));
+      std::exception_ptr failure;
+      try {
+        over_.control->receive(said, from, kAnnounceTag)->wait();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      lock.lock();
+      peer.listening = false;
+      if (!failure) {
+        try {
+          post(from, peer, static_cast<int>(said[0].item<int64_t>()), said[1].item<int64_t>());
+        } catch (...) {
+          failure = std::current_exception();
+        }
+      }
+      peer.changed.notify_all();
+      if (failure) std::rethrow_exception(failure);
+    }
+  }
+
+  // REQUIRES: the peer's mutex is held.
+  void post(int from, Peer& peer, int tag, int64_t bytes) {
+    auto it = std::find_if(peer.asked.begin(), peer.asked.end(),
+                           [&](const auto& coming) { return coming->tag == tag; });
+    std::shared_ptr<Coming> coming;
+    if (it == peer.asked.end()) {
+      coming = std::make_shared<Coming>(
+          tag, at::empty({bytes}, at::TensorOptions(over_.device).dtype(at::kByte)));
+      coming->asked.emplace(over_.device);
+      peer.early.push_back(coming);
+    } else {
+      coming = *it;
+      peer.asked.erase(it);
+      MOTLEY_CHECK(coming->bytes.numel() == bytes, "a message of {} bytes, not {}", bytes,
+                   coming->bytes.numel());
+    }
+    run("receive", [&] {
+      const Beside beside(over_.device);  // so that it does not wait for what came after the asking
+      coming->asked->hold_up();
+      std::vector<at::Tensor> list{coming->bytes};
+      coming->work = channel(from < rank_)->recv(list, from, 0);
+    });
+  }
+
+  std::unique_ptr<Message> started(at::Tensor& tensor, Reduction reduction) {
+    if (size_ == 1 || tensor.numel() == 0) return nullptr;
+    check(tensor);
+    const bool half = sums_in_f32(tensor.scalar_type());
+    at::Tensor sum = half && over_.backend.sums_half ? tensor : summable(tensor);
+    Work work;
+    run("all_reduce", [&] {
+      std::vector<at::Tensor> list{sum};
+      c10d::AllreduceOptions options;
+      options.reduceOp = reduction == Reduction::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
+      options.timeout = kCollectiveTime;
+      work = group_->allreduce(list, options);
+    });
+    const bool same = sum.is_same(tensor);
+    return copied_back(same ? at::Tensor() : tensor, sum,
+                       std::make_unique<Started>(*this, std::move(work)));
+  }
+
+  // One small message around the ring, and one all-to-all: what a backend has not, it refuses at
+  // once, on every rank.
+  void try_what_it_can() {
+    if (has_messages_) {
+      at::Tensor out = at::ones({1}, at::TensorOptions(over_.device).dtype(at::kByte)),
+                 in = at::empty_like(out);
+      try {
+        const auto coming = receive(in, (rank_ + size_ - 1) % size_, kAnnounceTag - 1);
+        const auto going = send(out, (rank_ + 1) % size_, kAnnounceTag - 1);
+        coming->wait();
+        going->wait();
+      } catch (const PeerLost&) {
+        has_messages_ = false;
+      }
+    }
+    std::vector<at::Tensor> out, in;
+    for (int r = 0; r < size_; ++r) {
+      // Of another size to each: not all backends that have one take that.
+      out.push_back(at::ones({rank_ + r + 1}, at::TensorOptions(over_.device).dtype(at::kByte)));
+      in.push_back(at::empty_like(out.back()));
+    }
+    try {
+      run("all_to_all", [&] { exchange(out, in); });
+    } catch (const PeerLost&) {
+      has_all_to_all_ = false;
+    }
+  }
+
   void check(const at::Tensor& tensor) const {
     MOTLEY_CHECK(tensor.is_contiguous(), "a piece is not contiguous");
-    MOTLEY_CHECK(tensor.device() == device_, "a piece is on {}, not {}", tensor.device().str(),
-                 device_.str());
+    MOTLEY_CHECK(tensor.device() == over_.device, "a piece is on {}, not {}", tensor.device().str(),
+                 over_.device.str());
   }
   // The same memory.
   at::Tensor as_bytes(const at::Tensor& tensor) const {
@@ -143,6 +403,8 @@ class ProcessGroupCommunicator final : public Communicator {
   }
 
   void exchange(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) {
+    if (!has_all_to_all_)
+      return has_messages_ ? by_messages(send, receive) : by_gather(send, receive);
     std::vector<int64_t> in_sizes, out_sizes;
     std::vector<at::Tensor> pieces;
     int64_t total = 0;
@@ -155,9 +417,42 @@ class ProcessGroupCommunicator final : public Communicator {
     at::Tensor in = at::cat(pieces);
     at::Tensor out = at::empty({total}, in.options());
     std::vector<int64_t> out_splits = out_sizes;  // gloo takes them away
-    group_->alltoall_base(out, in, out_splits, in_sizes)->wait();
+    all_to_all_of(*group_, out, in, out_splits, in_sizes)->wait();
     for (int64_t r = 0, at = 0; r < size_; at += out_sizes[r++])
       as_bytes(receive[r]).copy_(out.narrow(0, at, out_sizes[r]));
+  }
+  void by_messages(const std::vector<at::Tensor>& out, std::vector<at::Tensor>& in) {
+    std::vector<std::unique_ptr<Message>> messages;
+    for (int k = 1; k < size_; ++k) {
+      const int from = (rank_ - k + size_) % size_, to = (rank_ + k) % size_;
+      messages.push_back(receive(in[from], from, kAnnounceTag - 2));
+      messages.push_back(send(out[to], to, kAnnounceTag - 2));
+    }
+    in[rank_].copy_(out[rank_]);
+    for (auto& message : messages) message->wait();
+  }
+  // Everybody gets everything, and takes its own.
+  void by_gather(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) {
+    const at::TensorOptions numbers = at::TensorOptions(over_.device).dtype(at::kLong);
+    std::vector<int64_t> mine;
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& piece : send) {
+      flat.push_back(as_bytes(piece));
+      mine.push_back(flat.back().numel());
+    }
+    std::vector<at::Tensor> sizes, all;
+    for (int r = 0; r < size_; ++r)
+      sizes.push_back(r == rank_ ? at::tensor(mine).to(numbers) : at::empty({size_}, numbers));
+    all_gather(sizes);
+    for (int r = 0; r < size_; ++r)
+      all.push_back(r == rank_ ? at::cat(flat)
+                               : at::empty({sizes[r].sum().item<int64_t>()}, flat[0].options()));
+    all_gather(all);
+    for (int r = 0; r < size_; ++r) {
+      const int64_t before = sizes[r].narrow(0, 0, rank_).sum().item<int64_t>();
+      at::Tensor to = as_bytes(receive[r]);
+      to.copy_(all[r].narrow(0, before, to.numel()));
+    }
   }
 
   template <typename F>
@@ -166,166 +461,122 @@ class ProcessGroupCommunicator final : public Communicator {
         number_, [] { return "another worker"; }, what, body);
   }
 
-  c10::intrusive_ptr<CollectiveBackend> group_;
-  at::Device device_;
+  OverProcessGroups over_;
+  ProcessGroups groups_;
+  ProcessGroup group_;
   int rank_, size_;
   int number_;  // of this worker in messages
+  std::vector<Peer> peers_;
+  bool has_messages_, has_all_to_all_;
+  std::map<std::pair<std::vector<int>, int>, std::unique_ptr<ProcessGroupCommunicator>> parts_;
+};
+
+class Staged final : public Communicator {
+ public:
+  Staged(Communicator& on_cpu, at::Device device) : on_cpu_(on_cpu), device_(device) {}
+
+  int rank() const override { return on_cpu_.rank(); }
+  int size() const override { return on_cpu_.size(); }
+  at::Device device() const override { return device_; }
+  bool has_messages() const override { return on_cpu_.has_messages(); }
+  void all_reduce(at::Tensor& tensor, Reduction reduction) override {
+    at::Tensor copy = down(tensor);
+    on_cpu_.all_reduce(copy, reduction);
+    tensor.copy_(copy);
+  }
+  std::unique_ptr<Message> start_all_reduce(at::Tensor& tensor) override {
+    at::Tensor copy = down(tensor);
+    auto message = on_cpu_.start_all_reduce(copy);
+    return copied_back(tensor, copy, std::move(message));
+  }
+  void all_gather(std::vector<at::Tensor>& pieces) override {
+    std::vector<at::Tensor> copies = room_for(pieces);
+    copies[rank()] = down(pieces[rank()]);
+    on_cpu_.all_gather(copies);
+    up(copies, pieces);
+  }
+  void all_gather_grouped(std::vector<at::Tensor>& pieces) override {
+    std::vector<at::Tensor> copies = room_for(pieces);
+    copies[rank()] = down(pieces[rank()]);
+    on_cpu_.all_gather_grouped(copies);
+    up(copies, pieces);
+  }
+  at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
+    return on_cpu_.reduce_scatter(down(pieces)).to(device_);
+  }
+  at::Tensor reduce_scatter_grouped(const std::vector<at::Tensor>& pieces) override {
+    return on_cpu_.reduce_scatter_grouped(down(pieces)).to(device_);
+  }
+  void all_to_all(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) override {
+    std::vector<at::Tensor> copies = room_for(receive);
+    on_cpu_.all_to_all(down(send), copies);
+    up(copies, receive);
+  }
+  void barrier() override { on_cpu_.barrier(); }
+  void abort() override { on_cpu_.abort(); }
+  std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
+    at::Tensor copy = down(tensor);
+    auto message = on_cpu_.send(copy, to, tag);
+    return copied_back({}, copy, std::move(message));
+  }
+  std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
+    at::Tensor copy = room_for(tensor);
+    auto message = on_cpu_.receive(copy, from, tag);
+    return copied_back(tensor, copy, std::move(message));
+  }
+
+ private:
+  // Always a copy: what is being sent may be written meanwhile.
+  static at::Tensor down(const at::Tensor& tensor) {
+    return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  }
+  static std::vector<at::Tensor> down(const std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor> copies;
+    for (const at::Tensor& t : tensors) copies.push_back(down(t));
+    return copies;
+  }
+  static at::Tensor room_for(const at::Tensor& tensor) {
+    return at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
+  }
+  static std::vector<at::Tensor> room_for(const std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor> room;
+    for (const at::Tensor& t : tensors) room.push_back(room_for(t));
+    return room;
+  }
+  static void up(const std::vector<at::Tensor>& copies, std::vector<at::Tensor>& tensors) {
+    for (size_t i = 0; i < copies.size(); ++i) tensors[i].copy_(copies[i]);
+  }
+
+  Communicator& on_cpu_;
+  at::Device device_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> communicator_over(c10::intrusive_ptr<CollectiveBackend> group,
-                                                at::Device device, std::optional<int> number) {
-  return std::make_unique<ProcessGroupCommunicator>(std::move(group), device, number);
+ProcessGroup process_group_of(c10::intrusive_ptr<CollectiveBackend> backend,
+                              [[maybe_unused]] const c10::intrusive_ptr<c10d::Store>& store,
+                              [[maybe_unused]] at::DeviceType device) {
+#if MOTLEY_TORCH_AT_LEAST(2, 0)
+  ProcessGroup group;
+  const int rank = backend->getRank(), size = backend->getSize();
+  if constexpr (std::is_constructible_v<c10d::ProcessGroup, c10::intrusive_ptr<c10d::Store>, int,
+                                        int>)
+    group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  else
+    group = c10::make_intrusive<c10d::ProcessGroup>(rank, size);
+  group->setBackend(device, c10d::ProcessGroup::BackendType::CUSTOM, std::move(backend));
+  return group;
+#else
+  return backend;
+#endif
 }
 
-namespace {
-
-using StorePointer = c10::intrusive_ptr<c10d::Store>;
-
-// Servers that this process holds; others may need them until it ends.
-std::shared_ptr<StoreServer> hold(std::shared_ptr<StoreServer> server) {
-  static auto* held = new std::vector<std::shared_ptr<StoreServer>>;
-  held->push_back(server);
-  return server;
+std::unique_ptr<Communicator> communicator_over(OverProcessGroups over) {
+  return std::make_unique<ProcessGroupCommunicator>(std::move(over));
 }
 
-StorePointer connect(const Rendezvous& where) {
-  const auto nobody = [&](const char* why) {
-    return user_error("run", "nobody answers at MASTER_ADDR {} port {}{}; is rank 0 running there?",
-                      where.host, where.port, why);
-  };
-  if (!where.of_torch) {
-    if (where.rank == 0 && !where.store_outside)
-      hold(std::make_shared<StoreServer>(addresses_to_listen(where.host)[0], where.port,
-                                         where.token, /*rank0=*/true));
-    try {
-      return connect_store(where.host, where.port, where.token, where.patience);
-    } catch (const std::runtime_error& e) {
-      const bool refused = std::string(e.what()).find("token") != std::string::npos;
-      throw nobody(refused ? " but another program, or a launch with another MOTLEY_TOKEN" : "");
-    }
-  }
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(where.port);
-  options.isServer = false;
-  options.timeout = where.patience;
-  options.waitWorkers = false;
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(where.host, options);
-  } catch (const std::exception&) {
-    throw nobody("");
-  }
-}
-
-// Has the workers of a launch watched: by whoever holds the store, or by rank 0 where that is
-// torch's.
-void start_watch(const Rendezvous& where, c10d::Store& store) {
-  try {
-    if (!where.of_torch) return Watch::start(where.rank, where.host, where.port, where.token);
-    std::string row;
-    if (where.rank == 0) {
-      const std::string token = random_token();
-      const auto server = hold(std::make_shared<StoreServer>(addresses_to_listen(where.host)[0], 0,
-                                                             token, /*rank0=*/true));
-      row = fmt::format("{} {}", server->port(), token);
-      store.set("/watch", std::vector<uint8_t>(row.begin(), row.end()));
-    } else {
-      const std::vector<uint8_t> raw = store.get("/watch");
-      row.assign(raw.begin(), raw.end());
-    }
-    const size_t space = row.find(' ');
-    Watch::start(where.rank, where.host, std::atoi(row.c_str()), row.substr(space + 1));
-  } catch (const std::runtime_error& e) {
-    std::fprintf(stderr,
-                 "motley: rank %d cannot be watched by rank 0 at %s (%s): if a worker is stopped, "
-                 "others wait %lld minutes for it\n",
-                 where.rank, where.host.c_str(), e.what(),
-                 static_cast<long long>(kCollectiveTime.count()));
-  }
-}
-
-}  // namespace
-
-void check_set_up(const Rendezvous& where, const char* what,
-                  std::chrono::steady_clock::time_point until) {
-  if (const std::string lost = Watch::lost(); !lost.empty())
-    throw PeerLost(fmt::format("[run] rank {} lost {} while {}: {}", where.number(where.rank), lost,
-                               what, Watch::reason()));
-  if (const std::string ended = Watch::ended(); !ended.empty())
-    throw PeerLost(fmt::format("[run] rank {} lost {} while {}: it ended or was killed",
-                               where.number(where.rank), ended, what));
-  if (std::chrono::steady_clock::now() > until)
-    throw user_error("run",
-                     "rank {} waited {} s in vain while {}; is every worker running, and "
-                     "are their ports open to each other?",
-                     where.number(where.rank), where.patience.count(), what);
-}
-
-namespace {
-
-StorePointer meet_at(const Rendezvous& where, const std::string& backend) {
-  const StorePointer tcp = connect(where);
-  auto store = c10::make_intrusive<c10d::PrefixStore>("motley" + where.prefix, tcp);
-
-  auto key = [](int r) { return fmt::format("/here/{}", r); };
-  store->set(key(where.rank), std::vector<uint8_t>(backend.begin(), backend.end()));
-  std::vector<std::string> all;
-  for (int r = 0; r < where.size; ++r) all.push_back(key(r));
-  try {
-    store->wait(all, where.patience);
-  } catch (const std::exception&) {
-    std::string missing;
-    for (int r = 0; r < where.size; ++r)
-      if (!store->check({key(r)}))
-        missing += fmt::format("{}{}", missing.empty() ? "" : ", ", where.number(r));
-    throw user_error("run",
-                     "rank {} waited {} s in vain for rank {} of {} workers; start all of them",
-                     where.number(where.rank), where.patience.count(), missing, where.size);
-  }
-  for (int r = 0; r < where.size; ++r) {
-    const std::vector<uint8_t> raw = store->get(key(r));
-    const std::string theirs(raw.begin(), raw.end());
-    if (theirs != backend)
-      throw user_error("run", "rank {} uses {}, but rank {} {}; give all workers the same --device",
-                       where.number(where.rank), backend, where.number(r), theirs);
-  }
-  return store;
-}
-
-}  // namespace
-
-c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& where, const std::string& backend) {
-  return set_up<StorePointer>(where, "meeting the others", [where, backend] {
-    StorePointer store = meet_at(where, backend);
-    if (where.numbers.empty() && where.size > 1) start_watch(where, *store);
-    return store;
-  });
-}
-
-PeerLost peer_lost(int rank, const std::string& who, const char* what,
-                   const std::exception& error) {
-  const std::string text = error.what();
-  // Whoever is told so closes its connections; the others learn why in the same moment.
-  std::string lost = Watch::lost();
-  for (int i = 0; i < 5 && lost.empty(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    lost = Watch::lost();
-  }
-  if (!lost.empty())
-    return PeerLost(
-        fmt::format("[run] rank {} lost {} during {}: {}", rank, lost, what, Watch::reason()));
-  const bool closed = text.find("losed") != std::string::npos ||
-                      text.find("reset") != std::string::npos ||
-                      text.find("roken pipe") != std::string::npos;
-  if (closed)
-    return PeerLost(
-        fmt::format("[run] rank {} lost {} during {}: it ended or was killed", rank, who, what));
-  if (text.find("imed out") != std::string::npos)
-    return PeerLost(fmt::format("[run] rank {} got no answer from {} during {} in {} minutes", rank,
-                                who, what, kCollectiveTime.count()));
-  return PeerLost(
-      fmt::format("[run] rank {}: {} failed: {}", rank, what, text.substr(0, text.find('\n'))));
+std::unique_ptr<Communicator> staged(Communicator& on_cpu, at::Device device) {
+  return std::make_unique<Staged>(on_cpu, device);
 }
 
 }  // namespace motley

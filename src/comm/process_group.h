@@ -1,43 +1,40 @@
-// A Communicator over any backend of c10d, by what all of them have: all-reduce, broadcast and
-// all-to-all of uneven pieces. It is for NCCL (nccl.h); gloo.h has one that suits gloo better.
+// A Communicator over any backend of c10d, by process groups that somebody else has made, such as
+// torch.distributed in Python. gloo.h has one that makes its own groups and suits gloo better.
 //
-//   all_reduce       the backend's
+//   all_reduce       the backend's; 16-bit numbers as f32 where it cannot add them (backend.h)
 //   all_gather       the backend's, of pieces padded to the largest; the grouped form is one
-//                    broadcast per piece, posted together, one NCCL group
+//                    broadcast per piece, posted together
 //   reduce_scatter   all-to-all, then sums in rank order
-//   all_to_all       the backend's, of one buffer
+//   all_to_all       the backend's, of one buffer; where it has none, messages; where it has none
+//                    of these either, an all-gather of everything
+//   send, receive    the backend's, with tags. Where it has no tags, the sender announces what it
+//                    sends on the control group, and receives are posted in the order of the
+//                    announcements: so programs that are correct with tags end, with the same
+//                    results, on a backend that matches messages by their order alone
 //
-// Pieces travel as bytes, so every dtype works; sums of 16-bit numbers are taken in f32. Empty
-// pieces are not broadcast. On a CUDA device results are there in the order of the current stream;
-// barrier() waits for the device.
+// Pieces travel as bytes, so every dtype works. Empty pieces are not sent. On a CUDA device results
+// are there in the order of the current stream: wait() holds that up, not the caller, but for the
+// announcements. barrier() waits for the device.
 //
-// Tested over gloo on the CPU; it has not been run over NCCL.
+// Tested over gloo and over a backend that delays, reorders and refuses (tests/fake_backend.h); it
+// has not been run over NCCL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <chrono>
-#include <condition_variable>
-#include <exception>
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <type_traits>
+#include <vector>
 
+#include "comm/backend.h"
 #include "comm/communicator.h"
-#include "comm/gloo.h"
-#include "core/error.h"
 #include "interpret/torch_version.h"
 
 namespace motley {
-
-// For one collective, which includes waiting for slower workers.
-constexpr std::chrono::minutes kCollectiveTime{30};
 
 // What ProcessGroupGloo and ProcessGroupNCCL derive from: c10d::ProcessGroup in libtorch 1,
 // c10d::Backend in libtorch 2.
@@ -46,72 +43,39 @@ using CollectiveBackend = c10d::Backend;
 #else
 using CollectiveBackend = c10d::ProcessGroup;
 #endif
+using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// All tensors given to it are on `device`. `number`: what messages call this worker, if not by its
-// rank.
-std::unique_ptr<Communicator> communicator_over(c10::intrusive_ptr<CollectiveBackend> group,
-                                                at::Device device, std::optional<int> number = {});
+// A backend as a process group of its members; `device`: of the tensors that it is given.
+ProcessGroup process_group_of(c10::intrusive_ptr<CollectiveBackend> backend,
+                              const c10::intrusive_ptr<c10d::Store>& store, at::DeviceType device);
 
 // A group of c10d's gloo, between the members of `where` that meet in the store.
 c10::intrusive_ptr<CollectiveBackend> gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const Rendezvous& where);
 
-// Connects to the store, waits until all workers are there, and has them watched (store.h). Throws
-// UserError as join_group does, and if workers meet for different backends.
-c10::intrusive_ptr<c10d::Store> meet(const Rendezvous& where, const std::string& backend);
+// The process groups of some workers, in the order of their ranks.
+struct ProcessGroups {
+  ProcessGroup collectives;
+  // Messages to higher and to lower ranks, where the backend has no tags: in one group, two ranks
+  // that send to each other first would wait for ever. Null: it has no messages.
+  ProcessGroup up, down;
+};
+// Makes those of the workers with these ranks (ascending) of the launch; called by all of them.
+using MakeGroups = std::function<ProcessGroups(const std::vector<int>& ranks)>;
 
-// Throws what set_up() does while it waits.
-void check_set_up(const Rendezvous& where, const char* what,
-                  std::chrono::steady_clock::time_point until);
+struct OverProcessGroups {
+  std::vector<int> ranks;  // of the launch, ascending: the members
+  MakeGroups make;
+  Backend backend;
+  at::Device device = at::kCPU;  // where all tensors are
+  Communicator* control =
+      nullptr;                // between the same workers, on the CPU, with tags; must outlive it
+  std::optional<int> number;  // what messages call this worker, if not by its rank
+};
+// Throws UserError if the backend lacks what every backend has.
+std::unique_ptr<Communicator> communicator_over(OverProcessGroups over);
 
-// body(), which may wait for others for ever, in a thread of its own. Throws PeerLost if one of
-// them ends or hangs meanwhile, UserError when the time is over; then the thread is left behind.
-template <typename Result, typename Body>
-Result set_up(const Rendezvous& where, const char* what, Body body) {
-  struct State {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::optional<Result> result;
-    std::exception_ptr failure;
-  };
-  auto state = std::make_shared<State>();
-  std::thread([state, body] {
-    std::optional<Result> result;
-    std::exception_ptr failure;
-    try {
-      result.emplace(body());
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    const std::lock_guard lock(state->mutex);
-    state->result = std::move(result);
-    state->failure = failure;
-    state->changed.notify_all();
-  }).detach();
-  const auto until = std::chrono::steady_clock::now() + where.patience + std::chrono::seconds(2);
-  std::unique_lock lock(state->mutex);
-  while (!state->result && !state->failure) {
-    state->changed.wait_for(lock, std::chrono::milliseconds(50));
-    if (!state->result && !state->failure) check_set_up(where, what, until);
-  }
-  if (state->failure) std::rethrow_exception(state->failure);
-  return std::move(*state->result);
-}
-// What c10d threw during a collective, in one line; `who` is gone if somebody is.
-PeerLost peer_lost(int rank, const std::string& who, const char* what, const std::exception& error);
-
-// Runs a collective, body(). Throws PeerLost for what c10d throws; who() is gone.
-template <typename Who, typename Body>
-void run_collective(int rank, const Who& who, const char* what, const Body& body) {
-  try {
-    body();
-  } catch (const UserError&) {
-    throw;
-  } catch (const InternalError&) {
-    throw;
-  } catch (const std::exception& e) {
-    throw peer_lost(rank, who(), what, e);
-  }
-}
+// A Communicator whose tensors are on `device`, by one whose are on the CPU: it copies.
+std::unique_ptr<Communicator> staged(Communicator& on_cpu, at::Device device);
 
 }  // namespace motley

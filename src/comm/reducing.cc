@@ -1,17 +1,13 @@
 #include "comm/reducing.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
-#include <future>
-#include <mutex>
-#include <thread>
+#include <memory>
+#include <utility>
 
+#include "comm/background.h"
 #include "comm/subgroup.h"
 #include "core/error.h"
 
@@ -71,17 +67,13 @@ class Reducing final : public Communicator {
     }
   }
 
-  ~Reducing() override {
-    {
-      const std::lock_guard lock(mutex_);
-      ending_ = true;
-    }
-    changed_.notify_one();
-    if (thread_.joinable()) thread_.join();
-  }
-
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
+  at::Device device() const override { return group_.device(); }
+  bool has_messages() const override { return group_.has_messages(); }
+  Communicator* among(const std::vector<int>& ranks, int use) override {
+    return group_.among(ranks, use);
+  }
 
   void all_reduce(at::Tensor& tensor, Reduction reduction) override {
     const Compiled* program = reduction == Reduction::sum ? program_for(tensor) : nullptr;
@@ -134,51 +126,35 @@ class Reducing final : public Communicator {
 
   class Running final : public Message {
    public:
-    explicit Running(std::future<void> end) : end_(std::move(end)) {}
+    Running(Background& background, int64_t number) : background_(background), number_(number) {}
     ~Running() override {
-      if (end_.valid()) end_.wait();
+      try {
+        wait();
+      } catch (const std::exception&) {  // whoever waits for another is told
+      }
     }
     void wait() override {
-      if (end_.valid()) end_.get();
+      if (number_ == 0) return;
+      background_.wait(std::exchange(number_, 0));
     }
 
    private:
-    std::future<void> end_;
+    Background& background_;
+    int64_t number_;
   };
 
-  // Programs run on one thread, in the order in which they were started: their messages have the
-  // same tags.
+  // Programs run in the background, in the order in which they were started: their messages have
+  // the same tags.
   std::unique_ptr<Message> started(const Compiled& program, at::Tensor& tensor) {
-    // With the state of the thread that asks, so that profilers see what is its own.
-    std::packaged_task<void()> task(
-        [this, &program, tensor, state = at::ThreadLocalState()]() mutable {
-          const at::ThreadLocalStateGuard guard(state);
-          at::NoGradGuard no_grad;
-          // Let go of before the message has arrived: whoever waits for it frees the memory.
-          at::Tensor all = std::move(tensor);
-          run(program, all);
-        });
-    auto message = std::make_unique<Running>(task.get_future());
-    {
-      const std::lock_guard lock(mutex_);
-      if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
-      tasks_.push_back(std::move(task));
-    }
-    changed_.notify_one();
-    return message;
-  }
-  void work() {
-    at::init_num_threads();
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [&] { return ending_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
-      std::packaged_task<void()> task = std::move(tasks_.front());
-      tasks_.pop_front();
-      lock.unlock();
-      task();
-      lock.lock();
-    }
+    if (!background_) background_ = std::make_unique<Background>(device());
+    background_->keep(tensor);
+    auto all = std::make_shared<at::Tensor>(tensor);
+    return std::make_unique<Running>(*background_, background_->start([this, &program, all] {
+      at::NoGradGuard no_grad;
+      // Let go of before the message has arrived: whoever waits for it frees the memory.
+      at::Tensor here = std::move(*all);
+      run(program, here);
+    }));
   }
 
   // nullptr: the group's own all-reduce.
@@ -284,11 +260,7 @@ class Reducing final : public Communicator {
 
   Communicator& group_;
   std::vector<Compiled> programs_;
-  std::mutex mutex_;  // of what follows
-  std::condition_variable changed_;
-  std::deque<std::packaged_task<void()>> tasks_;
-  bool ending_ = false;
-  std::thread thread_;  // from the first program on
+  std::unique_ptr<Background> background_;  // from the first program on; ends before what it uses
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace {
 class Subgroup final : public Communicator {
  public:
   Subgroup(Communicator& group, std::vector<int> ranks, int tag)
-      : group_(group), ranks_(std::move(ranks)), tag_(tag) {
+      : group_(group), native_(group.among(ranks, tag)), ranks_(std::move(ranks)), tag_(tag) {
     auto it = std::find(ranks_.begin(), ranks_.end(), group.rank());
     MOTLEY_CHECK(it != ranks_.end(), "rank {} is not in its subgroup", group.rank());
     rank_ = static_cast<int>(it - ranks_.begin());
@@ -21,10 +21,13 @@ class Subgroup final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(ranks_.size()); }
+  at::Device device() const override { return group_.device(); }
+  bool has_messages() const override { return group_.has_messages(); }
 
   void all_reduce(at::Tensor& tensor, Reduction reduction) override {
     const int p = size();
     if (p == 1 || tensor.numel() == 0) return;
+    if (native_ != nullptr) return native_->all_reduce(tensor, reduction);
     at::Tensor flat = summable(tensor).reshape({-1});
     // Chunk c ends on rank c; then everybody passes on what is done.
     std::vector<at::Tensor> chunks;
@@ -45,13 +48,21 @@ class Subgroup final : public Communicator {
     if (!flat.is_alias_of(tensor)) tensor.copy_(flat.reshape(tensor.sizes()));
   }
 
+  std::unique_ptr<Message> start_all_reduce(at::Tensor& tensor) override {
+    if (native_ != nullptr) return native_->start_all_reduce(tensor);
+    all_reduce(tensor, Reduction::sum);
+    return nullptr;
+  }
+
   void all_gather(std::vector<at::Tensor>& pieces) override {
+    if (native_ != nullptr) return native_->all_gather(pieces);
     for (int round = 0; round + 1 < size(); ++round)
       exchange(pieces[around(rank_ - round)], pieces[around(rank_ - round - 1)]);
   }
 
   at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
     if (size() == 1) return pieces[0].clone();
+    if (native_ != nullptr) return native_->reduce_scatter(pieces);
     const at::ScalarType type = pieces[0].scalar_type();
     // The sum for rank c starts at its right neighbour and walks around the ring to c.
     at::Tensor travelling = pieces[around(rank_ - 1)].to(sums_in_f32(type) ? at::kFloat : type);
@@ -66,6 +77,7 @@ class Subgroup final : public Communicator {
 
   void all_to_all(const std::vector<at::Tensor>& send_pieces,
                   std::vector<at::Tensor>& receive_pieces) override {
+    if (native_ != nullptr) return native_->all_to_all(send_pieces, receive_pieces);
     std::vector<std::unique_ptr<Message>> messages;
     for (int k = 1; k < size(); ++k) {
       const int from = around(rank_ - k), to = around(rank_ + k);
@@ -76,8 +88,17 @@ class Subgroup final : public Communicator {
     for (auto& message : messages) message->wait();
   }
 
+  void all_gather_grouped(std::vector<at::Tensor>& pieces) override {
+    if (native_ != nullptr) return native_->all_gather_grouped(pieces);
+    Communicator::all_gather_grouped(pieces);
+  }
+  at::Tensor reduce_scatter_grouped(const std::vector<at::Tensor>& pieces) override {
+    if (native_ != nullptr) return native_->reduce_scatter_grouped(pieces);
+    return Communicator::reduce_scatter_grouped(pieces);
+  }
+
   void barrier() override {
-    at::Tensor one = at::ones({1}, at::kInt);
+    at::Tensor one = at::ones({1}, at::TensorOptions(group_.device()).dtype(at::kInt));
     all_reduce(one, Reduction::sum);
   }
 
@@ -98,6 +119,7 @@ class Subgroup final : public Communicator {
   }
 
   Communicator& group_;
+  Communicator* native_;  // the same group of the backend's own; nullptr: there is none
   std::vector<int> ranks_;
   int tag_, rank_ = 0;
 };

@@ -8,12 +8,15 @@
 #include <tuple>
 
 #include "cluster/part.h"
+#include "comm/subgroup.h"
 #include "measure/device_clock.h"
 #include "measure/parts.h"
 
 namespace motley {
 
 namespace {
+
+constexpr int kGroupTag = 1 << 16;  // of groups of the cluster
 
 // The groups of the tree with at least two devices; of a chain over the same devices the first.
 void each_group(
@@ -80,7 +83,9 @@ Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOp
     } else {
       group.barrier();
       if (group.rank() >= g.first_device && group.rank() < g.first_device + g.device_count) {
-        const auto members = options.subgroup(ranks, fmt::format("/group{}", number));
+        const auto members = options.subgroup
+                                 ? options.subgroup(ranks, fmt::format("/group{}", number))
+                                 : subgroup(group, ranks, kGroupTag + number);
         measured = measure_links(*members, part_of(cluster, ranks), options.device);
       }
       group.barrier();

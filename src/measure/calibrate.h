@@ -61,7 +61,7 @@ struct CalibrateOptions {
   Seconds budget = 24;  // for them; every step runs at least twice
   std::vector<StageShape> stages;
   // A group of some ranks of the whole, in order, that meets under a name of its own; called by its
-  // members alone.
+  // members alone. Not given: as stages of pipelines are grouped (comm/subgroup.h).
   std::function<std::unique_ptr<Communicator>(const std::vector<int>& ranks,
                                               const std::string& name)>
       subgroup;

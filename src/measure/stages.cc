@@ -124,10 +124,8 @@ std::vector<ProfiledStage> measure_meshes(Communicator& group, const Cluster& cl
     ++number;
     group.barrier();
     if (!std::binary_search(shape.devices.begin(), shape.devices.end(), group.rank())) continue;
-    // On the CPU as in a pipeline, over the messages of all.
-    const std::unique_ptr<Communicator> members =
-        options.device.is_cuda() ? options.subgroup(shape.devices, fmt::format("/stage{}", number))
-                                 : subgroup(group, shape.devices, number);
+    // As in a pipeline, over the messages of all.
+    const std::unique_ptr<Communicator> members = subgroup(group, shape.devices, number);
     std::optional<Padding> padding;
     ExecutorOptions execution;
     execution.device = options.device;

@@ -1,4 +1,6 @@
 // Clusters, plans and their simulation.
+#include <set>
+
 #include "cluster/cluster.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -107,6 +109,14 @@ void bind_plan(py::module_& m) {
   py::class_<Cluster, std::shared_ptr<Cluster>>(m, "Cluster")
       .def_readonly("name", &Cluster::name)
       .def("__len__", [](const Cluster& c) { return c.size(); })
+      // That parts of it name.
+      .def_property_readonly("backends",
+                             [](const Cluster& c) {
+                               std::set<std::string> names;
+                               for (const Group& g : c.groups)
+                                 if (!g.backend.empty()) names.insert(g.backend);
+                               return std::vector<std::string>(names.begin(), names.end());
+                             })
       .def("speed", [](const Cluster& c, int device) { return c.type_of(device).speed; })
       .def("memory", [](const Cluster& c, int device) { return c.type_of(device).memory; })
       .def("device", [](const Cluster& c, int device) { return c.type_of(device).name; });

@@ -4,19 +4,31 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <tuple>
 
+#include "comm/backend.h"
 #include "comm/communicator.h"
 #include "comm/gloo.h"
 #include "comm/launch.h"
-#include "comm/nccl.h"
+#include "comm/mixed.h"
+#include "comm/process_group.h"
 #include "comm/store.h"
+#include "comm/subgroup.h"
 #include "core/error.h"
 #include "interpret/dispatch.h"
 #include "python/bindings.h"
 #include "runtime/emulate.h"
+#include "runtime/plan_model.h"
+#include "runtime/trainer.h"
+
+#if MOTLEY_TORCH_AT_LEAST(2, 4)
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#endif
 
 namespace motley::python {
 
@@ -24,12 +36,30 @@ namespace {
 
 constexpr int kIdleTag = 1 << 20;  // of messages from and to idle workers
 constexpr int kDigestTag = kIdleTag + 1;
+constexpr int kPartTag = kIdleTag + 2;  // of what a part of the cluster tells itself
 
-// The workers that a launcher started; this process alone if none did.
+// Makes process groups of torch.distributed: of these ranks of the launch, over a backend; called by
+// all of them. The names under which c10d knows them: of collectives, of messages to higher and to
+// lower ranks.
+using MakeNamed = std::function<std::vector<std::string>(const std::vector<int>& ranks,
+                                                         const std::string& backend)>;
+
+ProcessGroup group_named([[maybe_unused]] const std::string& name) {
+#if MOTLEY_TORCH_AT_LEAST(2, 4)
+  return c10d::resolve_process_group(name);
+#else
+  throw user_error("python",
+                   "groups of torch.distributed need torch 2.4 or newer; leave out backend=");
+#endif
+}
+
+// The workers that a launcher started; this process alone if none did. They always have a group of
+// gloo on the CPU, for what they tell one another; tensors of plans take it too, unless they are
+// on a CUDA device or another backend is asked for.
 class WorkerGroup {
  public:
   // `store_outside`: torch.distributed holds the store at MASTER_PORT.
-  WorkerGroup(bool store_outside, bool cuda) {
+  WorkerGroup(bool store_outside, bool cuda, MakeNamed make) : make_(std::move(make)) {
     std::optional<Rendezvous> where = rendezvous_from_environment();
     if (!where) {
       store_ = std::make_unique<RendezvousStore>(0);
@@ -42,39 +72,53 @@ class WorkerGroup {
     else
       keep_freed_memory();  // as in the workers of motley run
     where_ = *where;
+    static std::atomic<int> made{0};  // by this process, as by the others
+    if (const int number = made++; number > 0)
+      where_ = part_of(*where, everyone(), fmt::format("/group{}", number));
     all_ = join(where_);
+    over(&all_, everyone());
   }
-  Communicator* operator->() { return all_.group.get(); }
+  // From now on tensors go over groups of this backend; collective, before any step.
+  void use(const std::string& backend) {
+    backend_ = backend;
+    over(&all_, everyone());
+  }
+  // Adds up what the workers give, on the CPU.
+  void tell(at::Tensor tensor) { all_.control->all_reduce(tensor); }
+  // On the device.
+  Communicator* operator->() { return all_.used(); }
   at::Device device() const { return device_; }
-  // [rank] The connected socket to each peer, -1 where there is none; empty over NCCL.
-  std::vector<int> sockets() const {
-    return all_.sockets == nullptr ? std::vector<int>() : all_.sockets->sockets();
-  }
+  // [rank] The connected socket to each peer, -1 where there is none.
+  std::vector<int> sockets() const { return all_.control->sockets(); }
+  bool has_messages() const { return all_.used()->has_messages(); }
   // The group of workers with these ranks, ascending; nullptr if this worker is none of them.
-  // Collective among them; one that has been joined stays.
-  Communicator* among(const std::vector<int>& ranks) {
-    const Joined* part = joined(ranks);
-    return part == nullptr ? nullptr : part->group.get();
+  // Collective among them; one that has been joined stays. Parts of the cluster that have a backend
+  // of their own talk over it.
+  Communicator* among(const std::vector<int>& ranks, const Cluster& cluster) {
+    Joined* part = joined(ranks);
+    if (part == nullptr) return nullptr;
+    return mix(part, ranks, cluster);
   }
   // Limits the bandwidth between these ranks, whose devices are those of the cluster.
   std::string limit_bandwidth(const Cluster& cluster, const std::vector<int>& ranks) {
     const Joined* part = joined(ranks);
     if (part == nullptr) return "off";
-    if (part->sockets == nullptr)
-      throw user_error("python", "emulate works on the CPU; give it without device='cuda'");
-    return emulate_links(*part->sockets, cluster);
+    if (part->over != nullptr)
+      throw user_error("python",
+                       "emulate works on the CPU over gloo; give it without device= and backend=");
+    return emulate_links(*part->control, cluster);
   }
 
   // A step in which only the workers with `ranks` compute. Whoever is idle waits for its loss, and
   // the first of `ranks` does not begin before all have come: so nobody is a step ahead of an idle
   // worker that asks for the state. All of it is nothing where no worker is idle.
   void begin_step(const std::vector<int>& ranks) {
-    if (!has_messages() || all_.group->rank() != ranks[0]) return;
+    if (all_.control->rank() != ranks[0]) return;
     std::vector<std::unique_ptr<Message>> coming;
     std::vector<at::Tensor> here;
     for (int rank : idle(ranks)) {
       here.push_back(at::empty({1}, at::kByte));
-      coming.push_back(all_.group->receive(here.back(), rank, kIdleTag));
+      coming.push_back(all_.control->receive(here.back(), rank, kIdleTag));
     }
     for (auto& message : coming) message->wait();
     for (auto& message : going_) message->wait();
@@ -84,74 +128,115 @@ class WorkerGroup {
   // any two that differ are noticed. The numbers travel between the two calls, and a worker that
   // waits in the second one needs nothing of the others but their first.
   void begin_exchange(int64_t number) {
-    const int size = all_.group->size(), rank = all_.group->rank();
+    const int size = all_.control->size(), rank = all_.control->rank();
     before_ = at::full({1}, number, at::TensorOptions(at::kLong));
     exchanged_.clear();
     if (size == 1) return;
-    if (has_messages()) {
-      mine_ = before_.clone();
-      exchanged_.push_back(all_.group->receive(before_, (rank + size - 1) % size, kDigestTag));
-      exchanged_.push_back(all_.group->send(mine_, (rank + 1) % size, kDigestTag));
-    } else {
-      mine_ = at::zeros({size}, at::TensorOptions(at::kLong).device(device_));
-      mine_[rank] = number;
-      all_.group->all_reduce(mine_);
-    }
+    mine_ = before_.clone();
+    exchanged_.push_back(all_.control->receive(before_, (rank + size - 1) % size, kDigestTag));
+    exchanged_.push_back(all_.control->send(mine_, (rank + 1) % size, kDigestTag));
   }
   int64_t end_exchange() {
-    const int size = all_.group->size(), rank = all_.group->rank();
     for (auto& message : exchanged_) message->wait();
     exchanged_.clear();
-    if (size > 1 && !has_messages()) return mine_[(rank + size - 1) % size].item<int64_t>();
     return before_.item<int64_t>();
   }
-  // The loss, which the workers with `ranks` give, everywhere. It is sent and not waited for; over
-  // NCCL, which has no messages, all workers reduce it.
+  // The loss, which the workers with `ranks` give, everywhere. It is sent and not waited for.
   double end_step(const std::vector<int>& ranks, double loss) {
     const std::vector<int> others = idle(ranks);
-    const int rank = all_.group->rank();
+    const int rank = all_.control->rank();
     if (others.empty()) return loss;
     at::Tensor value = at::full({1}, loss, at::TensorOptions(at::kDouble));
-    if (!has_messages()) {
-      value = rank == ranks[0] ? value.to(device_) : at::zeros_like(value, device_);
-      all_.group->all_reduce(value);
-    } else if (rank == ranks[0]) {
-      for (int other : others) going_.push_back(all_.group->send(value, other, kIdleTag));
+    if (rank == ranks[0]) {
+      for (int other : others) going_.push_back(all_.control->send(value, other, kIdleTag));
     } else if (std::find(others.begin(), others.end(), rank) != others.end()) {
-      const auto here = all_.group->send(at::zeros({1}, at::kByte), ranks[0], kIdleTag);
-      all_.group->receive(value, ranks[0], kIdleTag)->wait();
+      const auto here = all_.control->send(at::zeros({1}, at::kByte), ranks[0], kIdleTag);
+      all_.control->receive(value, ranks[0], kIdleTag)->wait();
       here->wait();
     }
     return value.item<double>();
   }
 
  private:
+  // A group and a part of the cluster in it.
+  struct Mixed {
+    std::unique_ptr<Communicator> control, part, both;
+  };
   struct Joined {
-    std::unique_ptr<Communicator> group;
-    ProcessCommunicator* sockets = nullptr;  // the group, where it can be paced
+    std::unique_ptr<ProcessCommunicator> control;
+    std::unique_ptr<Communicator> over;  // by process groups, or copies to the CPU; null: control
+    std::map<std::pair<std::string, std::vector<int>>, Mixed> mixed;  // by backend and members
+    Communicator* used() const { return over ? over.get() : control.get(); }
   };
   Joined join(const Rendezvous& where) {
     Joined made;
-    if (device_.is_cuda()) {
-      made.group = join_nccl(where, device_.index());
-    } else {
-      std::unique_ptr<ProcessCommunicator> processes = join_group(where);
-      made.sockets = processes.get();
-      made.group = std::move(processes);
-    }
+    made.control = join_group(where);
     return made;
   }
-  const Joined* joined(const std::vector<int>& ranks) {
+  std::vector<int> everyone() const {
+    std::vector<int> ranks(static_cast<size_t>(where_.size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
+  std::unique_ptr<Communicator> made_by_torch(const std::vector<int>& ranks,
+                                              const std::string& backend, Communicator* control) {
+    Watch::exit_when_lost();  // what waits for a lost worker in another backend may wait for ever
+    OverProcessGroups groups;
+    groups.ranks = ranks;
+    groups.backend = backend_named(backend);
+    groups.device = device_;
+    groups.control = control;
+    groups.number = where_.rank;
+    groups.make = [this, backend](const std::vector<int>& of) {
+      const std::vector<std::string> names = make_(of, backend);
+      ProcessGroups made;
+      made.collectives = group_named(names.at(0));
+      made.up = group_named(names.at(1));
+      made.down = group_named(names.at(2));
+      return made;
+    };
+    return communicator_over(std::move(groups));
+  }
+  void over(Joined* joined, const std::vector<int>& ranks) {
+    if (!backend_.empty() && ranks.size() > 1)
+      joined->over = made_by_torch(ranks, backend_, joined->control.get());
+    else if (device_.is_cuda())
+      joined->over = staged(*joined->control, device_);
+  }
+  // The group with the workers of this one's part of the cluster over what its file says; the group
+  // itself if it says nothing.
+  Communicator* mix(Joined* joined, const std::vector<int>& ranks, const Cluster& cluster) {
+    const Group* part = nullptr;  // the innermost
+    const int me = joined->control->rank();
+    for (const Group& group : cluster.groups)
+      if (group.parent.valid() && !group.backend.empty() && group.device_count > 1 &&
+          me >= group.first_device && me < group.first_device + group.device_count)
+        part = &group;
+    if (part == nullptr) return joined->used();
+    std::vector<int> members, of_launch;
+    for (int d = part->first_device; d < part->first_device + part->device_count; ++d) {
+      members.push_back(d);
+      of_launch.push_back(ranks[static_cast<size_t>(d)]);
+    }
+    Mixed& made = joined->mixed[{part->backend, members}];
+    if (made.both == nullptr) {
+      made.control = subgroup(*joined->control, members, kPartTag);
+      made.part = made_by_torch(of_launch, part->backend, made.control.get());
+      made.both = mixed(*joined->used(), std::move(members), *made.part);
+    }
+    return made.both.get();
+  }
+  Joined* joined(const std::vector<int>& ranks) {
     if (static_cast<int>(ranks.size()) == where_.size) return &all_;
     if (std::find(ranks.begin(), ranks.end(), where_.rank) == ranks.end()) return nullptr;
     auto it = parts_.find(ranks);
     if (it == parts_.end()) {
       const std::string name = fmt::format("/devices_{}", fmt::join(ranks, "_"));
       it = parts_.emplace(ranks, join(part_of(where_, ranks, name))).first;
+      over(&it->second, ranks);
     }
     return &it->second;
   }
-  bool has_messages() const { return all_.sockets != nullptr; }
   std::vector<int> idle(const std::vector<int>& ranks) const {
     std::vector<int> others;
     for (int rank = 0; rank < where_.size; ++rank)
@@ -159,6 +244,8 @@ class WorkerGroup {
     return others;
   }
 
+  std::string backend_;
+  MakeNamed make_;
   std::unique_ptr<RendezvousStore> store_;
   Rendezvous where_;
   at::Device device_ = at::kCPU;
@@ -208,7 +295,7 @@ class LocalWorker {
       : plan_(std::move(plan)),
         group_(std::move(group)),
         ranks_(std::move(ranks)),
-        among_(group_->among(ranks_)) {
+        among_(group_->among(ranks_, plan_->cluster)) {
     const Graph& graph = *plan_->graph;
     for (size_t i = 0; i < graph.inputs.size(); ++i) inputs_[graph.inputs[i].name] = i;
     const ValueId loss = graph.loss;
@@ -353,7 +440,23 @@ class LocalWorker {
 void bind_worker(py::module_& m) {
   using unlocked = py::call_guard<py::gil_scoped_release>;
   py::class_<WorkerGroup, std::shared_ptr<WorkerGroup>>(m, "Group")
-      .def(py::init<bool, bool>(), unlocked())
+      .def(py::init([](bool outside, bool cuda, py::object make) {
+        MakeNamed named;
+        if (!make.is_none())
+          named = [held = std::shared_ptr<py::object>(
+                       new py::object(std::move(make)), [](py::object* object) {
+                         const py::gil_scoped_acquire lock;
+                         delete object;
+                       })](const std::vector<int>& ranks, const std::string& of) {
+            const py::gil_scoped_acquire lock;
+            return (*held)(ranks, of).cast<std::vector<std::string>>();
+          };
+        const py::gil_scoped_release unlock;
+        return std::make_shared<WorkerGroup>(outside, cuda, std::move(named));
+      }))
+      .def("use", &WorkerGroup::use, unlocked())
+      .def("tell", &WorkerGroup::tell, unlocked())
+      .def_property_readonly("has_messages", &WorkerGroup::has_messages)
       .def_property_readonly("rank", [](WorkerGroup& g) { return g->rank(); })
       .def_property_readonly("size", [](WorkerGroup& g) { return g->size(); })
       .def_property_readonly("device", [](WorkerGroup& g) { return g.device().str(); })
@@ -397,8 +500,42 @@ void bind_worker(py::module_& m) {
       .def("before", &LocalWorker::before, unlocked())
       .def("after", &LocalWorker::after, unlocked());
 
-  // Whether this build talks over NCCL, and to how many devices of this machine.
-  m.def("cuda_devices", [] { return has_nccl() ? cuda_devices() : 0; });
+  // Trains a model of the zoo by the plan in a file; (step, loss, seconds) of every step, which
+  // `progress` gets, too.
+  m.def(
+      "train",
+      [](const std::string& path, WorkerGroup& group, int64_t steps, uint64_t seed,
+         const std::string& data, const std::string& checkpoint, double learning_rate,
+         const std::function<void(int64_t, double, double)>& progress) {
+        Plan plan = load_plan(path);
+        const std::vector<std::string> problems = check(plan, /*memory_limit=*/false);
+        if (!problems.empty())
+          throw user_error("run", "{}: the plan is not sound: {}; see motley check", path,
+                           problems[0]);
+        if (plan.cluster.size() != group->size())
+          throw user_error("run", "{}: the plan is for {} devices, but {} workers were started",
+                           path, plan.cluster.size(), group->size());
+        graph_of_model(plan);
+        TrainOptions options;
+        options.device = group.device();
+        options.seed = seed;
+        options.data = data;
+        options.checkpoint = checkpoint;
+        options.learning_rate = learning_rate;
+        std::vector<int> all(static_cast<size_t>(group->size()));
+        std::iota(all.begin(), all.end(), 0);
+        Communicator& used = *group.among(all, plan.cluster);
+        const RunReport report = train(plan, used, options, steps, [&](const StepReport& s) {
+          const py::gil_scoped_acquire lock;
+          progress(s.step, s.loss, s.seconds);
+        });
+        used.barrier();
+        return std::pair{report.median_step_s, plan.predicted_step_s};
+      },
+      unlocked());
+
+  // Of this machine.
+  m.def("cuda_devices", &cuda_devices);
 }
 
 }  // namespace motley::python

@@ -1,38 +1,23 @@
 // Collectives that travel while the executor computes: each is started where it stands in the
 // program and waited for where its result is read.
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
-#include <optional>
 
 #include "comm/background.h"
 #include "runtime/instruction.h"
 
 namespace motley {
 
-// A collective on its way. On a CUDA device it runs on a stream beside that of the computation:
-// `ready` is when its operand is there, `done` when its result is.
+// A collective on its way.
 struct Executor::Travelling {
   const Instruction* in = nullptr;
   at::Tensor operand, result;
   int64_t number = 0;
-  std::optional<c10::Event> ready, done;
 };
 
 double now_seconds() {
   using Clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
-
-namespace {
-
-c10::Stream current_stream(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-}  // namespace
 
 void Executor::start(const Instruction& in) {
   auto travelling = std::make_shared<Travelling>();
@@ -46,31 +31,14 @@ void Executor::start(const Instruction& in) {
     at::Tensor& operand = values_[slot(in.steps[0].value, in.steps[0].from)];
     travelling->operand = in.last ? std::move(operand) : operand;
   }
-  const at::Device device = options_.device;
-  if (device.is_cuda()) {
-    travelling->ready.emplace(device.type());
-    travelling->ready->record(current_stream(device));
-    if (!stream_)
-      stream_ = std::make_shared<c10::Stream>(
-          c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
-  }
   travelling->number = background_->start([this, t = travelling.get(), bucket] {
-    std::optional<c10::StreamGuard> guard;
-    if (t->ready) {
-      guard.emplace(*stream_);
-      t->ready->block(*stream_);
-    }
     at::Tensor operand = std::move(t->operand);
-    if (t->ready) operand.record_stream(*stream_);
+    background_->keep(operand);
     if (bucket) {
       t->result = own_elements(operand, t->in->last || t->in->steps.size() > 1);
       communicator_.all_reduce(t->result);
     } else {
       t->result = converted(*t->in, operand);
-    }
-    if (t->ready) {
-      t->done.emplace(options_.device.type());
-      t->done->record(*stream_);
     }
   });
   for (const Step& s : in.steps) travelling_[slot(s.value, s.to)] = travelling;
@@ -84,11 +52,7 @@ void Executor::arrive(int slot_of_result) {
   background_->wait(t->number);
   waited_ += now_seconds() - begin;
   if (options_.after) options_.after(false, nullptr);
-  if (t->done) {
-    const c10::Stream stream = current_stream(options_.device);
-    t->done->block(stream);
-    t->result.record_stream(stream);
-  }
+  background_->keep_for_caller(t->result);
   int64_t at = 0;
   for (const Step& s : t->in->steps) {
     const int to = slot(s.value, s.to);

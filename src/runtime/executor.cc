@@ -74,7 +74,7 @@ Executor::Executor(const Theory& theory, const Program& program, const Shares& s
   compile();
   if (options_.asynchronous) {
     travelling_.resize(values_.size());
-    background_ = std::make_unique<Background>();
+    background_ = std::make_unique<Background>(options_.device);
   }
 }
 

@@ -16,7 +16,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Stream.h>
 
 #include <functional>
 #include <map>
@@ -179,7 +178,6 @@ class Executor {
   bool summing_ = false;                                 // in backward()
   std::vector<std::shared_ptr<Travelling>> travelling_;  // [slot]
   double waited_ = 0, blocked_ = 0;         // for what travels; in collectives that do not
-  std::shared_ptr<c10::Stream> stream_;     // of collectives, on a CUDA device
   std::unique_ptr<Background> background_;  // ends before what it uses
 };
 

@@ -119,8 +119,6 @@ class PipelineWorker final : public Worker {
 
   const StagePlan& stage(int r, int s) const { return pipeline_.replicas[r].stages[s]; }
   std::vector<ReductionProgram> programs_of(const std::vector<int>& devices) const {
-    // NCCL has reductions of its own.
-    if (device_.is_cuda()) return {};
     return programs_for(plan_.reductions, devices, plan_.cluster.size());
   }
   bool working() const { return !locals_.empty(); }

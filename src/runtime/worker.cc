@@ -30,8 +30,7 @@ class SpmdWorker final : public Worker {
         device_(options.device),
         rank_(group.rank()),
         shares_(plan.ratios),
-        // NCCL has reductions of its own.
-        group_(reducing(group, device_.is_cuda() ? kNone : plan.reductions)),
+        group_(reducing(group, group.has_messages() ? plan.reductions : kNone)),
         executor_(theory_, plan.program, shares_, *group_, executing(plan, options)),
         before_(options.before),
         after_(options.after),

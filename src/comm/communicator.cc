@@ -1,7 +1,8 @@
-// Collectives of pieces of very different sizes, as chains around the ring.
+// What communicators have in common; collectives of pieces of very different sizes, as chains around the ring.
+#include "comm/communicator.h"
+
 #include <ATen/ATen.h>
 
-#include "comm/communicator.h"
 #include "core/error.h"
 #include "net/collectives.h"
 
@@ -32,7 +33,29 @@ std::vector<at::Tensor> chunks_of(const at::Tensor& piece, int64_t most) {
 
 using Messages = std::vector<std::unique_ptr<Message>>;
 
+class CopiedBack final : public Message {
+ public:
+  CopiedBack(at::Tensor tensor, at::Tensor copy, std::unique_ptr<Message> message)
+      : tensor_(std::move(tensor)), copy_(std::move(copy)), message_(std::move(message)) {}
+  void wait() override {
+    if (message_) message_->wait();
+    if (tensor_.defined()) tensor_.copy_(copy_);
+    message_.reset();
+    tensor_.reset();
+    copy_.reset();
+  }
+
+ private:
+  at::Tensor tensor_, copy_;
+  std::unique_ptr<Message> message_;
+};
+
 }  // namespace
+
+std::unique_ptr<Message> copied_back(at::Tensor tensor, at::Tensor copy,
+                                     std::unique_ptr<Message> message) {
+  return std::make_unique<CopiedBack>(std::move(tensor), std::move(copy), std::move(message));
+}
 
 void Communicator::all_gather_grouped(std::vector<at::Tensor>& pieces) {
   const int p = size(), left = (rank() + p - 1) % p, right = (rank() + 1) % p;

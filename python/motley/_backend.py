@@ -1,0 +1,67 @@
+"""Process groups of torch.distributed for a plan's tensors: of any backend that it knows, made at run time."""
+
+import datetime
+import os
+
+import torch
+
+from ._errors import UserError
+
+_TIMEOUT = datetime.timedelta(minutes=30)  # of one collective, waiting for slower workers included
+
+
+begun = False  # torch.distributed, by begin(): its store is not at MASTER_PORT
+
+
+_made = {}  # how many groups of which ranks
+
+
+def make_groups(ranks, backend):
+    """The names under which c10d knows three groups of these ranks: for collectives, for messages to higher and to lower ranks."""
+    return [_group(tuple(ranks), backend) for _ in range(3)]
+
+
+def _group(ranks, backend):
+    """Called by the group's members alone. The name that new_group would give it counts all groups that a process is in, which
+    differ from member to member."""
+    c10d = torch.distributed.distributed_c10d
+    _made[ranks] = _made.get(ranks, 0) + 1
+    name = f"motley_{'_'.join(map(str, ranks))}_{_made[ranks]}"
+    plain, c10d._process_group_name = c10d._process_group_name, lambda *_, **__: name
+    try:
+        made = torch.distributed.new_group(list(ranks), timeout=_TIMEOUT, backend=backend, use_local_synchronization=True)
+    finally:
+        c10d._process_group_name = plain
+    return made.group_name
+
+
+def check(backend):
+    """Refuses a backend that torch.distributed cannot make."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not hasattr(torch._C._distributed_c10d, "_resolve_process_group"):
+        raise UserError(f"[distribute] backend={backend!r} needs torch 2.4 or newer; leave it out: gloo is used")
+    if not isinstance(backend, str) or backend.lower() not in distributed.Backend.backend_list:
+        known = ", ".join(name for name in distributed.Backend.backend_list if name != "undefined")
+        raise UserError(f"[distribute] backend is {backend!r}, which torch.distributed does not know; give one of {known}")
+    here = {"nccl": distributed.is_nccl_available, "mpi": distributed.is_mpi_available, "gloo": distributed.is_gloo_available,
+            "ucc": distributed.is_ucc_available}  # fmt: skip
+    if not here.get(backend, lambda: True)():
+        raise UserError(f"[distribute] backend is {backend!r}, which this torch was built without; leave it out, or give gloo")
+
+
+def begin(native):
+    """Starts torch.distributed where the script has not; collective."""
+    distributed = torch.distributed
+    if distributed.is_initialized():
+        return
+    store, port = None, torch.zeros(1, dtype=torch.int64)
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    if native.rank == 0:
+        store = distributed.TCPStore(host, 0, native.size, True, wait_for_workers=False)
+        port[0] = store.port
+    native.tell(port)
+    if native.rank != 0:
+        store = distributed.TCPStore(host, int(port), native.size, False)
+    global begun
+    begun = True
+    distributed.init_process_group("gloo", store=store, rank=native.rank, world_size=native.size)

@@ -1,0 +1,59 @@
+"""One of three workers that train over a backend of torch.distributed: losses and parameters as of plain PyTorch."""
+
+import copy
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import motley
+import support
+
+torch.set_num_threads(1)
+PARTS = """name: parts
+link: {bandwidth: 1 Gbps, latency: 20 us}
+groups:
+  - {name: near, backend: gloo, link: {bandwidth: 4 Gbps, latency: 5 us}, devices: [{type: fast}, {type: slow}]}
+  - {name: far, link: {bandwidth: 4 Gbps, latency: 5 us}, devices: [{type: slow}]}
+device_types:
+  - {name: fast, flops: 60 MFLOPS, memory: 1 GiB, memory_bandwidth: 100 MB/s, overhead: 2 us}
+  - {name: slow, flops: 25 MFLOPS, memory: 1 GiB, memory_bandwidth: 40 MB/s, overhead: 4 us}
+"""
+
+
+def other(store, rank, size, timeout):
+    """gloo under a name of which motley knows nothing: it has no tags, for all it knows."""
+    return torch.distributed.ProcessGroupGloo(store, rank, size, timeout)
+
+
+torch.distributed.Backend.register_backend("other", other, devices=["cpu"])
+CASES = {"gloo": ("gloo", support.CLUSTER), "other": ("other", support.CLUSTER), "parts": (None, PARTS)}
+
+
+def check(name, engine):
+    backend, cluster = CASES[name]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[layer for _ in range(4) for layer in (torch.nn.Linear(24, 24), torch.nn.Tanh())]).double()
+    plain = copy.deepcopy(model)
+    batches = [(torch.randn(12, 24).double(), torch.randn(12, 24).double()) for _ in range(3)]
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    dist = motley.distribute(
+        model, batches[0], F.mse_loss, cluster, optimizer, backend=backend, engine=engine, all_devices=True, verify=False
+    )
+    losses = [dist.train_step(*batch) for batch in batches]
+    theirs = torch.optim.AdamW(plain.parameters(), 1e-2)
+    for (x, y), loss in zip(batches, losses):
+        theirs.zero_grad()
+        expected = F.mse_loss(plain(x), y)
+        expected.backward()
+        theirs.step()
+        assert abs(loss - expected.item()) < 1e-9, (name, engine, loss, expected.item())
+    state = dist.state_dict()
+    for key, value in plain.state_dict().items():
+        assert torch.allclose(state[key], value, rtol=0, atol=1e-9), (name, engine, key)
+    if dist._group.rank == 0:
+        print("done", name, engine, flush=True)
+
+
+for case, kind in (argument.split(":") for argument in sys.argv[1:]):
+    check(case, kind)
