@@ -173,6 +173,8 @@ TEST_F(Cli, CapturePlanCheckSimulate) {
 }
 
 TEST_F(Cli, MistakesAreOneLine) {
+  expect_mistake("run /no.json --device cuda",
+                 "torchrun --nproc_per_node=N -m motley.run /no.json");
   expect_mistake("plan mlp --cluster nowhere --batch 8",
                  "'nowhere' is neither a file nor a shipped cluster");
   write_file(path("c.yaml"), "link: {bandwidth: 1 GB/s}\ndevices: [{type: T5}]\n");

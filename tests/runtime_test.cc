@@ -434,19 +434,6 @@ TEST(ProcessGroupTest, WorkersOfDifferentBackendsAreToldSo) {
               AllOf(HasSubstr("uses"), HasSubstr("give all workers the same --device")));
 }
 
-TEST(DeviceTest, HowCudaDevicesAreUsedIsSaid) {
-  // `motley run` says it before it reads the plan, with code 2.
-  const std::string out = testing::TempDir() + "/motley_no_cuda";
-  const int status = std::system(
-      (std::string(MOTLEY_BINARY_DIR) + "/motley run /no/plan.json --device cuda 2>" + out)
-          .c_str());
-  EXPECT_EQ(WEXITSTATUS(status), 2);
-  const std::string text = read_file(out, 1 << 16);
-  EXPECT_THAT(text, HasSubstr("torchrun --nproc_per_node=N -m motley.run /no/plan.json"));
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
-  std::filesystem::remove(out);
-}
-
 TEST(GlooTest, PacedTransfersTakeBytesOverBandwidth) { EXPECT_NO_THROW(run_processes(4, "paced")); }
 
 TEST(GlooTest, TheEnvironmentIsChecked) {

@@ -192,8 +192,8 @@ void calibrate_command(CalibrateArgs args) {
                          args.cluster, type.name);
   if (args.device == "cuda")
     throw user_error("calibrate",
-                     "--device cuda: CUDA devices are measured through Python: torchrun "
-                     "--nproc_per_node=N -m motley.discover -o cluster.yaml");
+                     "--device cuda: CUDA devices cannot be measured yet; give --device cpu, or "
+                     "make a cluster file of what nccl-tests print: motley cluster --help");
   if (where) {
     run_worker([&] { work(args, *where); });
     return;
@@ -242,9 +242,8 @@ void add_measured_options(CLI::App* command, CalibrateArgs* args) {
 void add_worker_options(CLI::App* command, CalibrateArgs* args) {
   const std::string group = "Workers";
   command
-      ->add_option(
-          "--device", args->device,
-          "cpu: the CPU over gloo, as auto (default); cuda: says how CUDA devices are measured")
+      ->add_option("--device", args->device,
+                   "cpu: the CPU over gloo, as auto (default); cuda: not yet")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->group(group);
   command->add_flag("--emulate", args->emulate, "Emulate the cluster on this machine")
