@@ -23,6 +23,7 @@
 #include "comm/launch.h"
 #include "comm/meeting.h"
 #include "comm/process_group.h"
+#include "comm/staged.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "cost/overlap.h"
@@ -161,6 +162,7 @@ void equals_the_thread_group(Communicator& group) {
 }
 
 void collectives(ProcessCommunicator& group) {
+  equals_the_thread_group(*staged(group, at::kCPU));
   for (int r = 0; r < group.size(); ++r)
     MOTLEY_CHECK((group.sockets()[r] >= 0) == (r != group.rank()), "socket to {}", r);
   equals_the_thread_group(group);

@@ -23,20 +23,7 @@ namespace {
 constexpr double kSafeShare = 0.6;
 
 Plan sound_plan(const RunOptions& options, int workers) {
-  const std::string& path = options.plan;
-  Plan plan = load_plan(path);
-  const std::vector<std::string> problems = check(plan, /*memory_limit=*/false);
-  if (!problems.empty())
-    throw user_error("run", "{}: the plan is not sound: {}; see motley check", path, problems[0]);
-  if (plan.precision == DType::f16)
-    throw user_error(
-        "run",
-        "{}: precision is f16, which trains only with loss scaling, and workers do not "
-        "scale; plan with --precision bf16",
-        path);
-  if (workers > 0 && workers != plan.cluster.size())
-    throw user_error("run", "{}: the plan is for {} devices, but {} workers were started", path,
-                     plan.cluster.size(), workers);
+  Plan plan = plan_to_run(options.plan, workers);
   if (!options.profile.empty()) {
     apply(load_profile(options.profile), options.profile, &plan.cluster);
     plan.predicted_step_s = simulate(plan).step;

@@ -2,24 +2,20 @@
 
 #include <algorithm>
 
+#include "comm/forwarding.h"
 #include "core/error.h"
 
 namespace motley {
 
 namespace {
 
-class Mixed final : public Communicator {
+class Mixed final : public Forwarding {
  public:
   Mixed(Communicator& all, std::vector<int> members, Communicator& part)
-      : all_(all), members_(std::move(members)), part_(part) {
+      : Forwarding(all), members_(std::move(members)), part_(part) {
     MOTLEY_CHECK(static_cast<int>(members_.size()) == part.size() &&
                  members_.at(static_cast<size_t>(part.rank())) == all.rank());
   }
-
-  int rank() const override { return all_.rank(); }
-  int size() const override { return all_.size(); }
-  at::Device device() const override { return all_.device(); }
-  bool has_messages() const override { return all_.has_messages(); }
 
   Communicator* among(const std::vector<int>& ranks, int use) override {
     std::vector<int> inside;
@@ -30,39 +26,19 @@ class Mixed final : public Communicator {
     return part_.among(inside, use);
   }
 
-  void all_reduce(at::Tensor& tensor, Reduction reduction) override {
-    all_.all_reduce(tensor, reduction);
-  }
-  std::unique_ptr<Message> start_all_reduce(at::Tensor& tensor) override {
-    return all_.start_all_reduce(tensor);
-  }
-  void all_gather(std::vector<at::Tensor>& pieces) override { all_.all_gather(pieces); }
-  at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
-    return all_.reduce_scatter(pieces);
-  }
-  void all_gather_grouped(std::vector<at::Tensor>& pieces) override {
-    all_.all_gather_grouped(pieces);
-  }
-  at::Tensor reduce_scatter_grouped(const std::vector<at::Tensor>& pieces) override {
-    return all_.reduce_scatter_grouped(pieces);
-  }
-  void all_to_all(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) override {
-    all_.all_to_all(send, receive);
-  }
-  void barrier() override { all_.barrier(); }
   void abort() override {
     part_.abort();
-    all_.abort();
+    group_.abort();
   }
   std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
     const int inside = in_part(to);
     return inside >= 0 && part_.has_messages() ? part_.send(tensor, inside, tag)
-                                               : all_.send(tensor, to, tag);
+                                               : group_.send(tensor, to, tag);
   }
   std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
     const int inside = in_part(from);
     return inside >= 0 && part_.has_messages() ? part_.receive(tensor, inside, tag)
-                                               : all_.receive(tensor, from, tag);
+                                               : group_.receive(tensor, from, tag);
   }
 
  private:
@@ -71,7 +47,6 @@ class Mixed final : public Communicator {
     return it != members_.end() && *it == rank ? static_cast<int>(it - members_.begin()) : -1;
   }
 
-  Communicator& all_;
   std::vector<int> members_;
   Communicator& part_;
 };

@@ -75,7 +75,4 @@ struct OverProcessGroups {
 // Throws UserError if the backend lacks what every backend has.
 std::unique_ptr<Communicator> communicator_over(OverProcessGroups over);
 
-// A Communicator whose tensors are on `device`, by one whose are on the CPU: it copies.
-std::unique_ptr<Communicator> staged(Communicator& on_cpu, at::Device device);
-
 }  // namespace motley

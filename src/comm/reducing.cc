@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/background.h"
+#include "comm/forwarding.h"
 #include "comm/subgroup.h"
 #include "core/error.h"
 
@@ -41,9 +42,9 @@ Chunks part(const Chunks& chunks, int i, int n) {
   return result;
 }
 
-class Reducing final : public Communicator {
+class Reducing final : public Forwarding {
  public:
-  Reducing(Communicator& group, const std::vector<ReductionProgram>& programs) : group_(group) {
+  Reducing(Communicator& group, const std::vector<ReductionProgram>& programs) : Forwarding(group) {
     int tag = kFirstTag;
     for (const ReductionProgram& program : programs) {
       Compiled compiled;
@@ -67,14 +68,6 @@ class Reducing final : public Communicator {
     }
   }
 
-  int rank() const override { return group_.rank(); }
-  int size() const override { return group_.size(); }
-  at::Device device() const override { return group_.device(); }
-  bool has_messages() const override { return group_.has_messages(); }
-  Communicator* among(const std::vector<int>& ranks, int use) override {
-    return group_.among(ranks, use);
-  }
-
   void all_reduce(at::Tensor& tensor, Reduction reduction) override {
     const Compiled* program = reduction == Reduction::sum ? program_for(tensor) : nullptr;
     if (program != nullptr)
@@ -86,28 +79,6 @@ class Reducing final : public Communicator {
     const Compiled* program = program_for(tensor);
     if (program == nullptr) return group_.start_all_reduce(tensor);
     return started(*program, tensor);
-  }
-  void all_gather(std::vector<at::Tensor>& pieces) override { group_.all_gather(pieces); }
-  at::Tensor reduce_scatter(const std::vector<at::Tensor>& pieces) override {
-    return group_.reduce_scatter(pieces);
-  }
-  void all_gather_grouped(std::vector<at::Tensor>& pieces) override {
-    group_.all_gather_grouped(pieces);
-  }
-  at::Tensor reduce_scatter_grouped(const std::vector<at::Tensor>& pieces) override {
-    return group_.reduce_scatter_grouped(pieces);
-  }
-  void all_to_all(const std::vector<at::Tensor>& send_pieces,
-                  std::vector<at::Tensor>& receive_pieces) override {
-    group_.all_to_all(send_pieces, receive_pieces);
-  }
-  void barrier() override { group_.barrier(); }
-  void abort() override { group_.abort(); }
-  std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
-    return group_.send(tensor, to, tag);
-  }
-  std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
-    return group_.receive(tensor, from, tag);
   }
 
  private:
@@ -258,7 +229,6 @@ class Reducing final : public Communicator {
     }
   }
 
-  Communicator& group_;
   std::vector<Compiled> programs_;
   std::unique_ptr<Background> background_;  // from the first program on; ends before what it uses
 };

@@ -17,6 +17,7 @@
 #include "comm/launch.h"
 #include "comm/mixed.h"
 #include "comm/process_group.h"
+#include "comm/staged.h"
 #include "comm/store.h"
 #include "comm/subgroup.h"
 #include "core/error.h"
@@ -500,21 +501,14 @@ void bind_worker(py::module_& m) {
       .def("before", &LocalWorker::before, unlocked())
       .def("after", &LocalWorker::after, unlocked());
 
-  // Trains a model of the zoo by the plan in a file; (step, loss, seconds) of every step, which
-  // `progress` gets, too.
+  // Trains a model of the zoo by the plan in a file. progress(step, loss, seconds) of every step;
+  // returns the seconds of the median step and the predicted ones.
   m.def(
       "train",
       [](const std::string& path, WorkerGroup& group, int64_t steps, uint64_t seed,
          const std::string& data, const std::string& checkpoint, double learning_rate,
          const std::function<void(int64_t, double, double)>& progress) {
-        Plan plan = load_plan(path);
-        const std::vector<std::string> problems = check(plan, /*memory_limit=*/false);
-        if (!problems.empty())
-          throw user_error("run", "{}: the plan is not sound: {}; see motley check", path,
-                           problems[0]);
-        if (plan.cluster.size() != group->size())
-          throw user_error("run", "{}: the plan is for {} devices, but {} workers were started",
-                           path, plan.cluster.size(), group->size());
+        const Plan plan = plan_to_run(path, group->size());
         graph_of_model(plan);
         TrainOptions options;
         options.device = group.device();

@@ -41,4 +41,21 @@ Graph graph_of_model(const Plan& plan) {
   return graph;
 }
 
+Plan plan_to_run(const std::string& path, int workers) {
+  Plan plan = load_plan(path);
+  const std::vector<std::string> problems = check(plan, /*memory_limit=*/false);
+  if (!problems.empty())
+    throw user_error("run", "{}: the plan is not sound: {}; see motley check", path, problems[0]);
+  if (plan.precision == DType::f16)
+    throw user_error(
+        "run",
+        "{}: precision is f16, which trains only with loss scaling, and workers do not "
+        "scale; plan with --precision bf16",
+        path);
+  if (workers > 0 && workers != plan.cluster.size())
+    throw user_error("run", "{}: the plan is for {} devices, but {} workers were started", path,
+                     plan.cluster.size(), workers);
+  return plan;
+}
+
 }  // namespace motley

@@ -1,6 +1,8 @@
 // The model that a plan is for, captured again.
 #pragma once
 
+#include <string>
+
 #include "plan/plan.h"
 #include "zoo/zoo.h"
 
@@ -20,5 +22,9 @@ Graph captured_graph(const Plan& plan);
 // The same. Throws UserError naming both models if the plan's graph is not it, or if the plan is
 // not for a model of the zoo.
 Graph graph_of_model(const Plan& plan);
+
+// The plan in a file, if it can be trained by: UserError if it is not sound, if it is for another
+// number of workers (0: any), or of fp16, which needs loss scaling.
+Plan plan_to_run(const std::string& path, int workers = 0);
 
 }  // namespace motley

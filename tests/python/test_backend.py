@@ -1,6 +1,8 @@
 """Plans over process groups that torch.distributed makes: equal to plain PyTorch, or refused in one line."""
 
 import os
+import subprocess
+import tempfile
 import unittest
 
 import torch
@@ -18,6 +20,21 @@ class Backends(unittest.TestCase):
         said = support.launch(3, os.path.join(support.HERE, "backend_worker.py"), *cases)
         for case in cases:
             self.assertIn("done " + case.replace(":", " "), said)
+
+    def test_a_plan_file(self):
+        program = os.path.join(os.environ["MOTLEY_BINARY_DIR"], "motley")
+        with tempfile.TemporaryDirectory() as folder:
+            plan = os.path.join(folder, "plan.json")
+            for precision in ("fp32", "fp16"):
+                subprocess.run([program, "plan", "mlp:layers=2,hidden=16,in=8,classes=4", "--cluster", support.CLUSTER, "--batch",
+                                "12", "--engine", "spmd", "--precision", precision, "-o", plan], check=True, capture_output=True)  # fmt: skip
+                if precision == "fp32":
+                    backend = ["--backend", "gloo"] if NEW else []
+                    said = support.launch(3, "-m", "motley.run", plan, "--steps", 3, *backend)
+                    self.assertRegex(said, "^3 steps; median step .* predicted")
+                else:
+                    with self.assertRaisesRegex(AssertionError, "precision is f16, which trains only with loss scaling"):
+                        support.launch(3, "-m", "motley.run", plan)
 
     def test_what_is_not_there_is_refused(self):
         model = torch.nn.Linear(2, 2)
