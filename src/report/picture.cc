@@ -44,7 +44,6 @@ class Picture {
   }
 
   std::string run() {
-    std::vector<std::string> entries;
     std::string out = "<div class=\"legend\">";
     const std::vector<int> count = cluster_.count_by_type();
     for (size_t t = 0; t < cluster_.types.size(); ++t)
