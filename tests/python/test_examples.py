@@ -29,7 +29,7 @@ class Examples(unittest.TestCase):
                     self.assertLess(len(file.readlines()), 100, name)
 
     def test_before_and_after(self):
-        before = support.launch(3, example("01_before.py"), os.devnull)
+        before = support.launch(3, os.path.join(support.HERE, "rest.py"), example("01_before.py"), os.devnull)
         with tempfile.TemporaryDirectory() as folder:
             after = support.launch(3, example("02_after.py"), f"{folder}/digits.pt")
             self.assertTrue(os.path.exists(f"{folder}/digits.pt"))
