@@ -3,6 +3,7 @@
 import glob
 import importlib.util
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -60,9 +61,15 @@ def architectures():
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Below the ports that the system hands out by itself, so that nobody gets it before who asked listens on it."""
+    while True:
+        port = random.SystemRandom().randrange(15000, 32000)
+        with socket.socket() as s:
+            try:
+                s.bind(("0.0.0.0", port))
+                return port
+            except OSError:
+                continue
 
 
 def environment():
