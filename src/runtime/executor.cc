@@ -248,21 +248,16 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
           : options_.random_part.empty()
               ? InWhole()
               : InWhole(options_.random_part[in.id.index], options_.parts, micro_batch);
-      if (!in.placements[0].is_shard())
-        return {draw(*in.node, spec.shape, spec.dtype, options_.seed, step_number, stream, of_step)
-                    .to(options_.device)};
-      // Local index (o, l, i) of (outer, piece, inner) is global index (o, begin + l, i).
-      Factored f = factored(theory_, in.node->outputs[0], in.placements[0]);
-      int64_t inner = 1;
-      for (size_t a = f.axis + 1; a < f.shape.size(); ++a) inner *= f.shape[a];
-      int64_t n = f.shape[f.axis], begin = in.begin, length = std::max<int64_t>(in.length, 1);
-      return {draw(*in.node, in.result_shapes[0], spec.dtype, options_.seed, step_number, stream,
-                   [=](int64_t i) {
-                     return of_step(((i / (inner * length)) * n + begin + i / inner % length) *
-                                        inner +
-                                    i % inner);
-                   })
-                  .to(options_.device)};
+      std::vector<InWhole> where;
+      if (in.placements[0].is_shard()) {
+        const Factored f = factored(theory_, in.node->outputs[0], in.placements[0]);
+        int64_t inner = 1;
+        for (size_t a = f.axis + 1; a < f.shape.size(); ++a) inner *= f.shape[a];
+        where.emplace_back(f.shape[f.axis], std::max<int64_t>(in.length, 1), inner, in.begin);
+      }
+      where.push_back(of_step);
+      return {draw(*in.node, in.placements[0].is_shard() ? in.result_shapes[0] : spec.shape,
+                   spec.dtype, options_.seed, step_number, stream, where, options_.device)};
     }
     case Instruction::Kind::empty: {
       std::vector<at::Tensor> computed;

@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -31,17 +30,18 @@ struct InWhole {
         length(rows.cut.is_whole() ? 1 : rows.length),
         inner(rows.cut.inner),
         begin(rows.begin) {}
-  int64_t operator()(int64_t i) const {
-    return size == 0
-               ? i
-               : ((i / (inner * length)) * size + begin + i / inner % length) * inner + i % inner;
-  }
+  // Rows [first, first + rows) of an axis of `of_size` rows of `row` elements.
+  InWhole(int64_t of_size, int64_t rows, int64_t row, int64_t first)
+      : size(of_size), length(rows), inner(row), begin(first) {}
+  // ((i / (inner length)) size + begin + i / inner mod length) inner + i mod inner.
+  at::Tensor of(const at::Tensor& i) const;
   int64_t size = 0, length = 1, inner = 1, begin = 0;
 };
 
-// The piece of a random operator's result that `global_index` (by local element, in order) says.
+// What a random operator draws of shape `local`, on the device: element i is number
+// where.back()(... where.front()(i)) of its stream. Waits for nothing and copies nothing.
 at::Tensor draw(const Node& node, const Shape& local, DType dtype, uint64_t seed, int64_t step,
-                int id, const std::function<int64_t(int64_t)>& global_index);
+                int id, const std::vector<InWhole>& where, at::Device device);
 
 // Runs the random operators of a graph on one device as the executor does; for
 // InterpretOptions::kernels.
