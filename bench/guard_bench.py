@@ -22,52 +22,17 @@ BUILD = pathlib.Path(os.environ.get("MOTLEY_BUILD", ROOT / "build"))
 sys.path.insert(0, str(BUILD / "python"))
 
 import motley  # noqa: E402
+import networks  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
 
 ONE = "name: one\nlink: {bandwidth: 1 Gbps, latency: 1 us}\ndevices: [{type: cpu}]\ndevice_types:\n" \
       "  - {name: cpu, flops: 50 GFLOPS, memory: 64 GiB, memory_bandwidth: 10 GB/s}\n"  # fmt: skip
 
 
-class GPT2(nn.Module):
-    def __init__(self, layers=12, hidden=768, heads=12, vocabulary=50257, length=256):
-        super().__init__()
-        self.token, self.position = nn.Embedding(vocabulary, hidden), nn.Parameter(torch.zeros(length, hidden))
-        layer = nn.TransformerEncoderLayer(hidden, heads, 4 * hidden, 0.0, F.gelu, batch_first=True, norm_first=True)
-        self.blocks, self.norm = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), nn.LayerNorm(hidden)
-        self.register_buffer("mask", torch.triu(torch.full((length, length), float("-inf")), 1), persistent=False)
-
-    def forward(self, tokens):
-        h = self.norm(self.blocks(self.token(tokens) + self.position, self.mask))
-        return (h @ self.token.weight.t()).transpose(1, 2)
-
-
-class Bottleneck(nn.Module):
-    def __init__(self, inside, width, stride):
-        super().__init__()
-        def unit(a, b, size, s=1):
-            return nn.Sequential(nn.Conv2d(a, b, size, s, size // 2, bias=False), nn.BatchNorm2d(b))
-
-        self.one, self.two, self.three = unit(inside, width, 1), unit(width, width, 3, stride), unit(width, 4 * width, 1)
-        self.short = unit(inside, 4 * width, 1, stride) if stride > 1 or inside != 4 * width else nn.Identity()
-
-    def forward(self, x):
-        return F.relu(self.three(F.relu(self.two(F.relu(self.one(x))))) + self.short(x))
-
-
-def resnet50():
-    layers, inside = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
-    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for i in range(count):
-            layers.append(Bottleneck(inside, width, stride if i == 0 else 1))
-            inside = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 1000))
-
-
 MODELS = {
-    "gpt2-124m": (GPT2, lambda: (torch.randint(50257, (1, 256)), torch.randint(50257, (1, 256)))),
-    "resnet-50": (resnet50, lambda: (torch.randn(8, 3, 128, 128), torch.randint(1000, (8,)))),
+    "gpt2-124m": (lambda: networks.GPT(12, 768, 12, 50257, 256), lambda: (torch.randint(50257, (1, 256)), torch.randint(50257, (1, 256)))),
+    "resnet-50": (networks.resnet, lambda: (torch.randn(8, 3, 128, 128), torch.randint(1000, (8,)))),
 }
 
 

@@ -280,7 +280,7 @@ TEST_F(Hostile, LocalRunsListenOnLoopbackAlone) {
 }
 
 TEST_F(Hostile, DamagedCheckpointsAreRefused) {
-  const std::string folder = path("saved"), file = folder + "/checkpoint.pt";
+  const std::string folder = path("saved"), file = folder + "/step-0000000000001/rank-0.pt";
   const std::string run = "run " + plan() + " --steps 1 --checkpoint " + folder;
   ASSERT_EQ(motley(run).code, 0);
   const std::string good = read_file(file);
@@ -303,9 +303,16 @@ TEST_F(Hostile, DamagedCheckpointsAreRefused) {
     }
   }
   EXPECT_GT(refused, 200);  // the others are padding between records
+  const auto expect_refused = [&](const std::string& command) {
+    const Outcome o = motley(command);
+    EXPECT_EQ(o.code, 2) << o.err;
+    EXPECT_THAT(o.err, AllOf(HasSubstr("that of step 1 is damaged ("),
+                             HasSubstr("no checkpoint in it can be read; remove it")));
+    EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 2) << o.err;
+  };
   for (const std::string& bad : {good.substr(0, good.size() / 2), good.substr(1), std::string()}) {
     write_file(file, bad);
-    expect_mistake(run, "is damaged or not a checkpoint of motley");
+    expect_refused(run);
   }
   // Records that are too short for their tensors, or missing, in an archive that is sound.
   for (const char* change : {"d[:-8]", "b''", "None"}) {
@@ -319,10 +326,85 @@ TEST_F(Hostile, DamagedCheckpointsAreRefused) {
         "shutil.move('{0}.new','{0}')",
         file, change);
     ASSERT_EQ(std::system(("/usr/bin/python3 -c \"" + script + "\"").c_str()), 0);
-    expect_mistake(run, "is damaged or not a checkpoint of motley");
+    expect_refused(run);
   }
   write_file(file, good);
   EXPECT_EQ(motley(run).code, 0);
+}
+
+TEST_F(Hostile, TheNewestCheckpointThatCanBeReadIsUsed) {
+  const std::string folder = path("saved"), saving = " --json --checkpoint " + folder;
+  const auto of = [&](int step, const char* file) {
+    return fmt::format("{}/step-{:013}/{}", folder, step, file);
+  };
+  ASSERT_EQ(motley("run " + plan() + " --steps 5 --checkpoint-every 1" + saving).code, 0);
+  for (int step : {1, 2}) EXPECT_FALSE(fs::exists(of(step, ""))) << step;
+  for (int step : {3, 4, 5}) EXPECT_TRUE(fs::exists(of(step, "rank-1.pt"))) << step;
+  // Goes on for a step behind the newest one but so many, each refused by a line.
+  const auto expect_step = [&](int step, int refused) {
+    const Outcome o = motley("run " + plan() + " --steps 1" + saving);
+    ASSERT_EQ(o.code, 0) << o.err;
+    EXPECT_EQ(parse_json(o.out, "out")["steps"][0]["step"], step);
+    EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), refused) << o.err;
+  };
+  // One whose worker's part is missing, one with the part of another run, and torn ones.
+  const std::string five = read_file(of(5, "rank-1.pt"));
+  fs::remove(of(5, "rank-1.pt"));
+  expect_step(4, 1);  // and writes that of step 5 again
+  write_file(of(5, "rank-1.pt"), five);
+  expect_step(4, 1);
+  fs::resize_file(of(5, "rank-0.pt"), 1000);
+  fs::resize_file(of(4, "manifest.json"), 10);
+  expect_step(3, 2);
+  write_file(folder + "/checkpoint.pt", "of an older version");
+  expect_mistake("run " + plan() + " --steps 1" + saving, "is of an older version");
+}
+
+// Runs that are killed at any moment while they write a checkpoint after every step.
+TEST_F(Hostile, KilledRunsLeaveTheNewestWholeCheckpoint) {
+  const char* many = std::getenv("MOTLEY_KILLS");
+  const int kills = many != nullptr ? std::atoi(many) : 3;
+  const std::string folder = path("saved");
+  const std::string run =
+      "run " + plan() + " --steps 1000000 --checkpoint-every 1 --checkpoint " + folder;
+  Rng rng(7);
+  int64_t before = 0;
+  for (int i = 0; i < kills; ++i) {
+    const Run killed = start(run);
+    ASSERT_TRUE(runs(killed));
+    pause(static_cast<int>(rng.below(300)));
+    kill(killed.pid, SIGKILL);  // the workers end with it
+    EXPECT_EQ(end_of(killed).code, 128 + SIGKILL);
+    const Outcome next = motley("run " + plan() + " --steps 1 --json --checkpoint " + folder);
+    ASSERT_EQ(next.code, 0) << next.err;
+    EXPECT_EQ(next.err, "");
+    const int64_t step = parse_json(next.out, "out")["steps"][0]["step"];
+    EXPECT_GE(step, before) << "an older checkpoint was used";
+    before = step + 1;
+  }
+  EXPECT_GT(before, kills);
+}
+
+// Files may be no larger than a few blocks, as on a disk that is full.
+TEST_F(Hostile, AFullDiskLeavesTheCheckpointBefore) {
+  const std::string folder = path("saved"), saving = " --checkpoint " + folder;
+  ASSERT_EQ(motley("run " + plan() + " --steps 2" + saving).code, 0);
+  // Its messages go through a pipe, which has no such limit.
+  const std::string full = fmt::format(
+      "cd {} && {{ (ulimit -f 2; trap '' XFSZ; timeout 60 {}/motley run {} --steps 2 "
+      "--checkpoint-every 1{}) 2>&1 >/dev/null; echo code $?; }} | cat >{}",
+      MOTLEY_SOURCE_DIR, MOTLEY_BINARY_DIR, plan(), saving, path("err"));
+  EXPECT_EQ(std::system(full.c_str()), 0);
+  const std::string err = read_file(path("err"));
+  EXPECT_THAT(
+      err, AllOf(HasSubstr("was not written, training goes on: "), HasSubstr("was not written: "),
+                 HasSubstr("File too large"), HasSubstr("code 2\n")));
+  const Outcome next = motley("run " + plan() + " --steps 1 --json" + saving);
+  ASSERT_EQ(next.code, 0) << next.err;
+  EXPECT_EQ(next.err, "");
+  EXPECT_EQ(parse_json(next.out, "out")["steps"][0]["step"], 2);
+  for (const auto& entry : fs::directory_iterator(folder))
+    EXPECT_FALSE(entry.path().string().ends_with(".tmp")) << entry.path();
 }
 
 TEST_F(Hostile, AFolderIsOfOneRunAndSignalsSave) {
@@ -333,20 +415,20 @@ TEST_F(Hostile, AFolderIsOfOneRunAndSignalsSave) {
     ASSERT_TRUE(runs(run));
     if (signal == SIGINT) {
       expect_mistake("run " + plan() + " --steps 1 --checkpoint " + folder, "is another run's");
-      write_file(folder + "/checkpoint.pt.tmp0123", "left by a killed run");
+      fs::create_directories(folder + "/step-0000000000001-77.tmp");
     }
     kill(run.pid, signal);
     const Outcome o = end_of(run);
     EXPECT_EQ(o.code, 128 + signal);
     EXPECT_THAT(o.err, HasSubstr(fmt::format("stopped by SIG{} after step", sigabbrev_np(signal))));
     EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
-    EXPECT_TRUE(fs::exists(folder + "/checkpoint.pt"));
+    EXPECT_FALSE(fs::is_empty(folder));
     // It goes on behind that step.
     const Outcome next = motley("run " + plan() + " --steps 1 --json --checkpoint " + folder);
     ASSERT_EQ(next.code, 0) << next.err;
     EXPECT_GE(parse_json(next.out, "out")["steps"][0]["step"].get<int64_t>(), o.steps - 1);
   }
-  EXPECT_FALSE(fs::exists(folder + "/checkpoint.pt.tmp0123"));
+  EXPECT_FALSE(fs::exists(folder + "/step-0000000000001-77.tmp"));
   const Run run = start("run " + plan() + " --steps 1000000");
   ASSERT_TRUE(runs(run));
   kill(run.pid, SIGINT);

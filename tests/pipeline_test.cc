@@ -491,7 +491,7 @@ std::vector<double> losses(const Plan& plan, const TrainOptions& options, int st
       if (group.rank() == 0) list.push_back(report.loss);
       if (group.rank() == 0 && norms) norms->push_back(report.gradient_norm);
     }
-    if (!options.checkpoint.empty()) trainer.save();
+    if (!options.checkpoint.empty()) trainer.save(), trainer.conclude();
     if (!parameters) return;
     for (const Parameter& p : plan.graph->parameters) {
       const at::Tensor whole = trainer.parameter(p.name);

@@ -570,12 +570,6 @@ TEST(TrainerTest, ACheckpointGoesOnUnderAnotherPlan) {
       EXPECT_THAT(message_of([&] { train_on_threads(stranger, options, 1); }),
                   AllOf(HasSubstr("is of model"), HasSubstr(kModels[0])));
     }
-  write_file(folder + "/checkpoint.pt", "nonsense");
-  const Plan plan = make(kModels[0], 8, uneven_cluster(1));
-  TrainOptions options;
-  options.checkpoint = folder;
-  EXPECT_THAT(message_of([&] { train_on_threads(plan, options, 1); }),
-              HasSubstr("checkpoint.pt is damaged or not a checkpoint of motley"));
   std::filesystem::remove_all(folder);
 }
 

@@ -8,8 +8,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS = [["core"], ["graph", "cluster"], ["shard", "net", "readers", "testbed"], ["cost", "solver"], ["plan", "spmd"],
         ["bounds", "reduce", "pipeline", "grid", "interpret"], ["sim", "zoo", "comm"], ["planner", "capture"], ["runtime", "advise", "explain"],
-        ["measure", "report", "export"], ["cli", "python"]]
-LIBTORCH = {"interpret", "zoo", "comm", "capture", "runtime", "measure", "python"}
+        ["measure"], ["discover", "report", "export"], ["cli", "python"]]
+LIBTORCH = {"interpret", "zoo", "comm", "capture", "runtime", "measure", "discover", "python"}
 LEVEL = {module: i for i, row in enumerate(ROWS) for module in row}
 
 problems = []

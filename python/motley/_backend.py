@@ -28,10 +28,18 @@ def _group(ranks, backend):
     _made[ranks] = _made.get(ranks, 0) + 1
     name = f"motley_{'_'.join(map(str, ranks))}_{_made[ranks]}"
     plain, c10d._process_group_name = c10d._process_group_name, lambda *_, **__: name
+    # Groups of a process that is bound to a device (init_process_group's device_id) send all their messages one after the other,
+    # whoever they are for; a plan's wait for one another, and those of other groups do not.
+    every = c10d._get_default_group()
+    bound = getattr(every, "bound_device_id", None)
+    if bound is not None:
+        every.bound_device_id = None
     try:
         made = torch.distributed.new_group(list(ranks), timeout=_TIMEOUT, backend=backend, use_local_synchronization=True)
     finally:
         c10d._process_group_name = plain
+        if bound is not None:
+            every.bound_device_id = bound
     return made.group_name
 
 

@@ -28,6 +28,20 @@ def cluster_of(cluster):
     return _motley.load_cluster(shipped if os.path.exists(shipped) else cluster)
 
 
+def cluster(file, profile=None):
+    """A cluster to plan for, with the measured numbers of a profile (motley.discover, motley calibrate) in the place of its own.
+
+    cluster = motley.cluster("cluster.yaml", profile="cluster.profile")
+    dist = motley.distribute(model, batch, loss_fn, cluster=cluster, optimizer=optimizer)
+    """
+    if profile is None:
+        return cluster_of(file)
+    for what, path in (("file", file), ("profile", profile)):
+        if not isinstance(path, (str, os.PathLike)):
+            raise UserError(f"[cluster] {what} is a {type(path).__name__}; give a path")
+    return _motley.measured_cluster(os.fspath(file), os.fspath(profile))
+
+
 class Plan:
     """A distributed program for a graph on a cluster; print it to read it in words.
 

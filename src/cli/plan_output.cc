@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/units.h"
 #include "planner/targets.h"
@@ -39,6 +40,14 @@ std::vector<double> of_all_devices(const Candidate& candidate, const std::vector
   std::vector<double> of_all(cluster.size(), 0);
   for (size_t i = 0; i < of_plan.size(); ++i) of_all[candidate.devices[i]] = of_plan[i];
   return of_all;
+}
+
+// Those that the plan uses, in the order of its workers.
+std::vector<int> devices_of(const Candidate& candidate, const Cluster& cluster) {
+  if (!candidate.devices.empty()) return candidate.devices;
+  std::vector<int> all(static_cast<size_t>(cluster.size()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 // Of several segments a list of each.
@@ -129,6 +138,7 @@ Json plan_json(const PlanReport& report, const Cluster& cluster, double capture_
           {"planning_s", record.now().seconds},
           {"first_plan_s", record.first_s()},
           {"out_of_time", report.out_of_time},
+          {"devices", devices_of(best, cluster)},
           {"peak_memory_bytes", of_all_devices(best, plan.peak_memory_bytes, cluster)},
           {"baselines", baselines_json(report)},
           {"candidates", candidates_json(report)},

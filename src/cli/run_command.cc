@@ -7,9 +7,11 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/elastic.h"
 #include "cluster/profile.h"
 #include "comm/launch.h"
 #include "core/error.h"
+#include "core/fault.h"
 #include "core/interrupted.h"
 #include "core/units.h"
 #include "runtime/trainer.h"
@@ -41,6 +43,8 @@ void check_device(const RunOptions& options) {
 
 void work(const RunOptions& options, const Rendezvous& where) {
   const Plan plan = sound_plan(options, where.size);
+  set_fault_rank(where.rank, attempt_of_worker() ? attempt_of_worker()->number : 0);
+  fault_point("rendezvous");
   const bool talks = where.rank == 0;
   set_threads(options.threads);
   graph_of_model(plan);
@@ -50,9 +54,14 @@ void work(const RunOptions& options, const Rendezvous& where) {
   training.learning_rate = options.learning_rate;
   training.clip = options.clip;
   training.overlap = options.overlap != "off";
+  if (const auto attempt = attempt_of_worker()) {
+    training.recent = attempt->folder;
+    training.attempt = attempt->number;
+  }
   training.data = options.data;
   training.checkpoint = options.checkpoint;
   training.checkpoint_every = options.checkpoint_every;
+  training.checkpoint_keep = options.checkpoint_keep;
   if (!options.checkpoint.empty()) {
     note_signals();
     training.stop_signal = noted_signal;
@@ -136,6 +145,7 @@ std::vector<std::string> RunOptions::arguments() const {
   if (!data.empty()) add("--data", data);
   if (!checkpoint.empty()) add("--checkpoint", checkpoint);
   if (checkpoint_every > 0) add("--checkpoint-every", std::to_string(checkpoint_every));
+  if (!checkpoint.empty()) add("--checkpoint-keep", std::to_string(checkpoint_keep));
   if (learning_rate > 0) add("--lr", fmt::format("{}", learning_rate));
   if (clip > 0) add("--clip", fmt::format("{}", clip));
   if (emulate) words.push_back("--emulate");
@@ -166,7 +176,12 @@ void run_command(const RunOptions& options) {
   std::unique_ptr<Network> network;
   if (options.emulate) network = network_for(plan.cluster);
   launch.network = network.get();
-  launch_workers(launch);
+  if (options.hang_s > 0)
+    setenv("MOTLEY_HANG_SECONDS", fmt::format("{}", options.hang_s).c_str(), 1);
+  if (options.elastic)
+    launch_elastic(options, plan, launch);
+  else
+    launch_workers(launch);
 }
 
 namespace {
@@ -205,6 +220,11 @@ void add_training_options(CLI::App* command, RunOptions* options) {
                    "Save after so many steps; default: every ten minutes")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->group(group);
+  command
+      ->add_option("--checkpoint-keep", options->checkpoint_keep,
+                   "How many checkpoints stay in the folder; default: 3")
+      ->check(CLI::Range(1, 1 << 20))
+      ->group(group);
 }
 
 void add_worker_options(CLI::App* command, RunOptions* options) {
@@ -221,6 +241,17 @@ void add_worker_options(CLI::App* command, RunOptions* options) {
   command
       ->add_flag("--emulate", options->emulate,
                  "Emulate the speeds and links of the plan's cluster on this machine")
+      ->group(group);
+  command
+      ->add_flag(
+          "--elastic", options->elastic,
+          "When a worker is lost, plan for the devices that are left and go on from the last "
+          "step, with the same losses")
+      ->group(group);
+  command
+      ->add_option("--hang-timeout", options->hang_s,
+                   "Seconds after which a worker that says nothing is lost; default: 30")
+      ->check(CLI::Range(0.1, 86400.0))
       ->group(group);
   command
       ->add_option("--profile", options->profile,

@@ -18,12 +18,15 @@ struct RunOptions {
   uint64_t seed = 0;
   double learning_rate = 0, clip = 0;
   int64_t checkpoint_every = 0;
+  int checkpoint_keep = 3;
   bool emulate = false;
   std::string profile;          // file; empty: the numbers in the plan
   std::string device = "auto";  // or cpu, cuda
   std::string overlap = "on";   // or off: collectives are waited for where they stand
   int threads = 1;              // of each local worker
   bool json = false;
+  bool elastic = false;  // goes on without workers that are lost (elastic.h)
+  double hang_s = 0;     // how long a worker may say nothing; 0: as store.h has it
 
   // The command line that gives these options, for workers.
   std::vector<std::string> arguments() const;

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "core/error.h"
 
 namespace motley {
 
@@ -58,6 +59,13 @@ std::optional<Rendezvous> rendezvous_from_environment();
 class PeerLost : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// Not all workers came. The first of them.
+class WorkerMissing : public UserError {
+ public:
+  WorkerMissing(int r, const std::string& what) : UserError(what), rank(r) {}
+  int rank;
 };
 
 enum class Traffic { ring, all_pairs };

@@ -88,6 +88,7 @@ struct Outcome {
   Failure failure = Failure::none;
   bool user = false;  // the user can fix it
   int stopped = 0;    // by which signal it was asked to end
+  int lost = -1;      // the worker that is gone or hangs
   std::string message;
 };
 
@@ -95,6 +96,7 @@ Outcome outcome_of(const Worker& worker, int rank) {
   Outcome outcome;
   if (WIFSIGNALED(worker.status)) {
     outcome.failure = Failure::cause;
+    outcome.lost = rank;
     const int signal = WTERMSIG(worker.status);
     outcome.message =
         fmt::format("[run] worker {} was killed by signal {} ({}); the others were stopped", rank,
@@ -105,12 +107,14 @@ Outcome outcome_of(const Worker& worker, int rank) {
   outcome.failure = Failure::cause;
   const Json report = Json::parse(worker.report_text, nullptr, /*allow_exceptions=*/false);
   if (!report.is_object()) {
+    outcome.lost = rank;
     outcome.message = fmt::format("[run] worker {} ended with code {}; the others were stopped",
                                   rank, WEXITSTATUS(worker.status));
     return outcome;
   }
   const std::string kind = report["kind"], message = report["message"];
   outcome.user = kind == "user";
+  if (report.contains("rank")) outcome.lost = report["rank"];
   if (kind == "peer lost") outcome.failure = Failure::peer_lost;
   if (kind == "stopped") {
     outcome.failure = Failure::stopped;
@@ -189,13 +193,18 @@ class Workers {
     }
     if (failure) {
       stop();
+      if (failure->user && failure->lost >= 0) throw WorkerMissing(failure->lost, failure->message);
       if (failure->user) throw UserError(failure->message);
+      if (failure->lost >= 0) throw WorkerLost(failure->lost, failure->message);
       throw std::runtime_error(failure->message);
     }
     return workers_.empty() ? std::string() : workers_[0].output_text;
   }
 
  private:
+  int place(int rank) const {
+    return options_.places.empty() ? rank : options_.places.at(static_cast<size_t>(rank));
+  }
   void start_worker(int rank, const RendezvousStore& store, int port) {
     Pipe report;
     std::optional<Pipe> output;
@@ -226,8 +235,9 @@ class Workers {
     variables.try_emplace("MALLOC_TRIM_THRESHOLD_", "17179869184");
     if (options_.network != nullptr) {
       // torch's store is held by rank 0, motley's own by the hub.
-      variables["MASTER_ADDR"] = options_.program.empty() ? options_.network->hub_address()
-                                                          : options_.network->worker_address(0);
+      variables["MASTER_ADDR"] = options_.program.empty()
+                                     ? options_.network->hub_address()
+                                     : options_.network->worker_address(place(0));
       variables["GLOO_SOCKET_IFNAME"] = kWorkerInterface;
       variables[kNetworkVariable] = options_.network->mode();
     }
@@ -248,7 +258,8 @@ class Workers {
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(1);
-      if (options_.network != nullptr && setns(options_.network->worker(rank), CLONE_NEWNET) != 0)
+      if (options_.network != nullptr &&
+          setns(options_.network->worker(place(rank)), CLONE_NEWNET) != 0)
         _exit(126);
       fcntl(report.write, F_SETFD, 0);
       if (output) {
@@ -381,6 +392,9 @@ void run_worker(const std::function<void()>& body) {
   int code = 1;
   try {
     return body();
+  } catch (const WorkerMissing& e) {
+    report = {{"kind", "user"}, {"message", e.what()}, {"rank", e.rank}};
+    code = 2;
   } catch (const UserError& e) {
     report = {{"kind", "user"}, {"message", e.what()}};
     code = 2;
@@ -388,7 +402,10 @@ void run_worker(const std::function<void()>& body) {
     report = {{"kind", "stopped"}, {"message", e.what()}, {"signal", e.signal}};
   } catch (const PeerLost& e) {
     // A hung worker is the cause, and only the others can say so.
-    report = {{"kind", Watch::lost().empty() ? "peer lost" : "hung"}, {"message", e.what()}};
+    const std::string lost = Watch::lost();  // "rank 2"
+    const size_t space = lost.find(' ');
+    report = {{"kind", lost.empty() ? "peer lost" : "hung"}, {"message", e.what()}};
+    if (space != std::string::npos) report["rank"] = std::atoi(lost.c_str() + space);
   } catch (const std::exception& e) {
     const std::string text = e.what();
     report = {{"kind", "internal"}, {"message", text.substr(0, text.find('\n'))}};

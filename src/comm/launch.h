@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -30,11 +31,19 @@ struct LaunchOptions {
   bool stops =
       false;  // on SIGINT and SIGTERM workers end by themselves; a second signal kills them
   const Network* network = nullptr;  // whose workers' namespaces the workers are started in
+  std::vector<int> places = {};      // [worker] which of these; empty: as numbered
+};
+
+// A worker that was killed, ended without a word, or hangs. The others were stopped.
+class WorkerLost : public std::runtime_error {
+ public:
+  WorkerLost(int r, const std::string& what) : std::runtime_error(what), rank(r) {}
+  int rank;
 };
 
 // Starts the workers and waits for them. Only rank 0 keeps standard output; standard error is
 // shared. MASTER_PORT is used if set, any free port otherwise. Throws what the first failing worker
-// threw if it was a UserError, std::runtime_error with one line otherwise. On SIGINT, SIGTERM and
+// threw if it was a UserError, WorkerLost where it is gone, std::runtime_error with one line otherwise. On SIGINT, SIGTERM and
 // SIGHUP the workers end and Interrupted (core/interrupted.h) is thrown.
 std::string launch_workers(const LaunchOptions& options);
 

@@ -1,5 +1,7 @@
 #include "comm/meeting.h"
 
+#include <fmt/ranges.h>
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
@@ -104,13 +106,15 @@ StorePointer meet_at(const Rendezvous& where, const std::string& backend) {
   try {
     store->wait(all, where.patience);
   } catch (const std::exception&) {
-    std::string missing;
+    std::vector<int> missing;
     for (int r = 0; r < where.size; ++r)
-      if (!store->check({key(r)}))
-        missing += fmt::format("{}{}", missing.empty() ? "" : ", ", where.number(r));
-    throw user_error("run",
-                     "rank {} waited {} s in vain for rank {} of {} workers; start all of them",
-                     where.number(where.rank), where.patience.count(), missing, where.size);
+      if (!store->check({key(r)})) missing.push_back(where.number(r));
+    throw WorkerMissing(
+        missing.empty() ? -1 : missing[0],
+        fmt::format(
+            "[run] rank {} waited {} s in vain for rank {} of {} workers; start all of them",
+            where.number(where.rank), where.patience.count(), fmt::join(missing, ", "),
+            where.size));
   }
   for (int r = 0; r < where.size; ++r) {
     const std::vector<uint8_t> raw = store->get(key(r));

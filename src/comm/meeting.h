@@ -13,6 +13,7 @@
 
 #include "comm/gloo.h"
 #include "core/error.h"
+#include "core/fault.h"
 
 namespace motley {
 
@@ -66,6 +67,7 @@ PeerLost peer_lost(int rank, const std::string& who, const char* what, const std
 // Runs a collective, body(). Throws PeerLost for what c10d throws; who() is gone.
 template <typename Who, typename Body>
 void run_collective(int rank, const Who& who, const char* what, const Body& body) {
+  fault_point("collective");
   try {
     body();
   } catch (const UserError&) {

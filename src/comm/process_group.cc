@@ -399,7 +399,8 @@ class ProcessGroupCommunicator final : public Communicator {
   // The same memory.
   at::Tensor as_bytes(const at::Tensor& tensor) const {
     check(tensor);
-    return tensor.view({-1}).view(at::kByte);
+    // A dimension of one element may have any stride.
+    return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte);
   }
 
   void exchange(const std::vector<at::Tensor>& send, std::vector<at::Tensor>& receive) {

@@ -16,8 +16,8 @@
 // are there in the order of the current stream: wait() holds that up, not the caller, but for the
 // announcements. barrier() waits for the device.
 //
-// Tested over gloo, under its own name and as a backend of which nothing is known; it has not been
-// run over NCCL.
+// Tested over gloo, under its own name and as a backend of which nothing is known, and over one that
+// delays, reorders and refuses (tests/fake_backend.h); it has not been run over NCCL.
 #pragma once
 
 #include <ATen/core/Tensor.h>

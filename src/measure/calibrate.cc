@@ -9,6 +9,7 @@
 
 #include "cluster/part.h"
 #include "comm/subgroup.h"
+#include "comm/texts.h"
 #include "measure/device_clock.h"
 #include "measure/parts.h"
 
@@ -37,29 +38,6 @@ void each_group(
   walk(0, path, false);
 }
 
-// Everybody's text, on every rank.
-std::vector<std::string> gather_texts(Communicator& group, const std::string& mine,
-                                      at::Device device) {
-  at::Tensor sizes = at::zeros({group.size()}, at::kLong);
-  sizes[group.rank()] = static_cast<int64_t>(mine.size());
-  sizes = sizes.to(device);
-  group.all_reduce(sizes);
-  sizes = sizes.to(at::kCPU);
-  std::vector<at::Tensor> pieces;
-  for (int r = 0; r < group.size(); ++r)
-    pieces.push_back(at::empty({sizes[r].item<int64_t>()}, at::kByte));
-  std::copy(mine.begin(), mine.end(), pieces[group.rank()].data_ptr<uint8_t>());
-  for (at::Tensor& piece : pieces) piece = piece.to(device);
-  group.all_gather(pieces);
-  std::vector<std::string> texts;
-  for (at::Tensor& piece : pieces) {
-    const at::Tensor bytes = piece.to(at::kCPU);
-    const auto* data = reinterpret_cast<const char*>(bytes.data_ptr<uint8_t>());
-    texts.emplace_back(data, data + bytes.numel());
-  }
-  return texts;
-}
-
 }  // namespace
 
 Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOptions& options) {
@@ -79,14 +57,14 @@ Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOp
     if (again && !profile.groups.empty()) {
       measured = profile.groups.back();
     } else if (g.device_count == group.size()) {
-      measured = measure_links(group, cluster, options.device);
+      measured = measure_links(group, cluster, options);
     } else {
       group.barrier();
       if (group.rank() >= g.first_device && group.rank() < g.first_device + g.device_count) {
         const auto members = options.subgroup
                                  ? options.subgroup(ranks, fmt::format("/group{}", number))
                                  : subgroup(group, ranks, kGroupTag + number);
-        measured = measure_links(*members, part_of(cluster, ranks), options.device);
+        measured = measure_links(*members, part_of(cluster, ranks), options);
       }
       group.barrier();
     }
@@ -104,7 +82,7 @@ Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOp
     group.barrier();
   }
 
-  const std::vector<std::string> all = gather_texts(group, to_json(profile).dump(), options.device);
+  const std::vector<std::string> all = gather_texts(group, to_json(profile).dump());
   if (group.rank() != 0) return profile;
   profile.devices.clear();
   profile.stages.clear();

@@ -31,6 +31,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,6 +60,8 @@ struct CalibrateOptions {
   // Steps whose operators are measured (model, batch); empty: reference_steps().
   std::vector<std::pair<std::string, int64_t>> steps;
   Seconds budget = 24;  // for them; every step runs at least twice
+  bool quick = false;   // fewer reference steps, sizes and repeats, where a minute is too long
+  std::optional<ProfiledDevice> classes;  // of this device, if measured before: measure_classes()
   std::vector<StageShape> stages;
   // A group of some ranks of the whole, in order, that meets under a name of its own; called by its
   // members alone. Not given: as stages of pipelines are grouped (comm/subgroup.h).
@@ -68,7 +71,11 @@ struct CalibrateOptions {
   std::function<void(const std::string&)> progress;  // what comes next
 };
 
-std::vector<std::pair<std::string, int64_t>> reference_steps();
+std::vector<std::pair<std::string, int64_t>> reference_steps(bool quick = false);
+
+// The classes of operators of this device alone, and the device's own numbers from them; not its
+// type. Takes some 4 s.
+ProfiledDevice measure_classes(double speed, at::Device device);
 
 // Collective. The whole profile on rank 0, its own devices' part elsewhere.
 Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOptions& options);

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/median.h"
 #include "measure/fit.h"
 #include "runtime/emulate.h"
 
@@ -20,11 +21,6 @@ inline Seconds seconds_of(clockid_t clock) {
   return static_cast<Seconds>(t.tv_sec) + 1e-9 * static_cast<Seconds>(t.tv_nsec);
 }
 inline Seconds wall_clock() { return seconds_of(CLOCK_MONOTONIC); }
-
-inline double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return (x[(x.size() - 1) / 2] + x[x.size() / 2]) / 2;
-}
 
 class DeviceClock {
  public:

@@ -33,7 +33,14 @@ Program alone(const Theory& theory) {
   return program;
 }
 
-std::vector<std::pair<std::string, int64_t>> reference_steps() {
+std::vector<std::pair<std::string, int64_t>> reference_steps(bool quick) {
+  if (quick)
+    return {{"mlp:layers=4,hidden=512,in=256", 64},
+            {"gpt:layers=1,hidden=192,heads=4,seq=64,vocab=512", 2},
+            {"gpt:layers=1,hidden=256,heads=4,seq=64,vocab=512", 12},
+            {"bert-moe:layers=2,hidden=128,heads=4,seq=48,vocab=512,experts=4,every=2", 6},
+            {"vgg19:width=12,image=32,classes=10", 12},
+            {"resnet50:width=8,image=32,classes=10", 4}};
   return {{"mlp:layers=4,hidden=512,in=256", 8},
           {"mlp:layers=4,hidden=512,in=256", 64},
           {"mlp:layers=3,hidden=1024,in=512", 128},
@@ -50,10 +57,10 @@ std::vector<std::pair<std::string, int64_t>> reference_steps() {
           {"vit:layers=1,hidden=192,heads=4,image=32,patch=8,classes=10", 8}};
 }
 
-namespace {
-
-void measure_classes(DeviceClock& watch, at::Device device, ProfiledDevice* result) {
+ProfiledDevice measure_classes(double speed, at::Device device) {
   at::NoGradGuard no_grad;
+  DeviceClock watch(speed, device);
+  ProfiledDevice result;
   const Seconds budget = 0.12;
   auto add = [&](const char* name, const char* dtype, const std::vector<Sample>& samples,
                  bool by_bytes) {
@@ -65,13 +72,13 @@ void measure_classes(DeviceClock& watch, at::Device device, ProfiledDevice* resu
     c.rate = by_bytes ? rate.memory_bandwidth : rate.flops;
     for (size_t i = 0; i < samples.size(); ++i)
       c.fit.points[i] = {by_bytes ? samples[i].bytes : samples[i].flops, samples[i].seconds};
-    result->classes.push_back(c);
+    result.classes.push_back(c);
     return c;
   };
   const at::TensorOptions f32 = at::TensorOptions(device);
   const at::Tensor tiny = at::ones({8}, f32);
   const Seconds launch = seconds_per_call(watch, budget, [&] { at::add(tiny, tiny); });
-  result->overhead = launch;
+  result.overhead = launch;
   add("launch", "f32", {{8, 96, launch}}, false);
   struct Type {
     const char* name;
@@ -93,9 +100,9 @@ void measure_classes(DeviceClock& watch, at::Device device, ProfiledDevice* resu
     }
     const ProfiledClass matmul = add("matmul", t.name, products, false);
     const ProfiledClass memory = add("elementwise", t.name, elementwise, true);
-    if (t.type == at::kFloat) result->flops = result->half_flops = matmul.rate;
-    if (t.type == at::kFloat) result->memory_bandwidth = memory.rate;
-    if (t.type == at::kBFloat16 && matmul.rate > 0) result->half_flops = matmul.rate;
+    if (t.type == at::kFloat) result.flops = result.half_flops = matmul.rate;
+    if (t.type == at::kFloat) result.memory_bandwidth = memory.rate;
+    if (t.type == at::kBFloat16 && matmul.rate > 0) result.half_flops = matmul.rate;
   }
   std::vector<Sample> convolutions;
   for (int64_t c : {8, 16, 32, 64}) {
@@ -104,7 +111,10 @@ void measure_classes(DeviceClock& watch, at::Device device, ProfiledDevice* resu
                             seconds_per_call(watch, budget, [&] { at::conv2d(x, w, {}, 1, 1); })});
   }
   add("convolution", "f32", convolutions, false);
+  return result;
 }
+
+namespace {
 
 // A step of a model on one device and the times of its calls.
 struct MeasuredStep {
@@ -176,7 +186,7 @@ void measure_ops(const CalibrateOptions& options, ProfiledDevice* result) {
   run_thread_group(1, [&](Communicator& self) {
     std::map<std::string, std::vector<Sample>> samples;
     std::vector<std::pair<std::vector<Work>, Seconds>> whole;  // of every step: calls and time
-    const auto steps = options.steps.empty() ? reference_steps() : options.steps;
+    const auto steps = options.steps.empty() ? reference_steps(options.quick) : options.steps;
     for (const auto& [model, batch] : steps) {
       // Padding goes by the CPU clock of the thread.
       DeviceClock own(options.speed, options.device);
@@ -228,8 +238,10 @@ void measure_ops(const CalibrateOptions& options, ProfiledDevice* result) {
 }
 
 template <typename O, typename Settings>
-void measure_optimizer(Communicator& group, DeviceClock& watch, at::Device device, const char* name,
-                       Optimizer kind, const Settings& settings, ProfiledDevice* result) {
+void measure_optimizer(Communicator& group, DeviceClock& watch, const CalibrateOptions& options,
+                       const char* name, Optimizer kind, const Settings& settings,
+                       ProfiledDevice* result) {
+  const int repeats = options.quick ? 5 : 8, unused = options.quick ? 2 : 3;
   std::vector<Sample> samples;
   struct Size {
     int count;
@@ -239,22 +251,23 @@ void measure_optimizer(Communicator& group, DeviceClock& watch, at::Device devic
   for (const Size& size :
        {Size{512, 1 << 9}, Size{256, 1 << 14}, Size{64, 1 << 16}, Size{16, 1 << 18},
         Size{4, 1 << 20}, Size{2, 1 << 22}, Size{1, 1 << 23}}) {
+    if (options.quick && size.numel > 1 << 22) break;
     std::vector<at::Tensor> parameters;
     for (int i = 0; i < size.count; ++i) {
-      parameters.push_back(at::ones({size.numel}, at::TensorOptions(device)));
+      parameters.push_back(at::ones({size.numel}, at::TensorOptions(options.device)));
       parameters.back().mutable_grad() = at::ones_like(parameters.back());
     }
     O optimizer(parameters, settings);
     // All devices at the same time, as at the end of a step: they may share memory. It is slow
     // until all of it, state and temporaries, has been used a few times.
     std::vector<double> times;
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < repeats; ++i) {
       watch.rest();
       group.barrier();
       watch.begin();
       const Seconds before = watch.now();
       optimizer.step();
-      if (i >= 3) times.push_back(watch.now() - before);
+      if (i >= unused) times.push_back(watch.now() - before);
       watch.worked();
     }
     watch.rest();
@@ -302,7 +315,7 @@ void measure_step(const CalibrateOptions& options, ProfiledDevice* result) {
       TrainOptions training;
       training.speed = options.speed;
       training.device = options.device;
-      const RunReport report = train(plan, self, training, 16);
+      const RunReport report = train(plan, self, training, options.quick ? 8 : 16);
       rest.emplace_back(inputs, std::max(0.0, report.median_step_s - priced));
       op.fit.points.emplace_back(priced, report.median_step_s);
     });
@@ -321,20 +334,23 @@ ProfiledDevice measure_device(Communicator& group, const Cluster& cluster,
                               const CalibrateOptions& options,
                               const std::function<void(const std::string&)>& say) {
   ProfiledDevice device;
+  group.barrier();
+  if (options.classes) {
+    device = *options.classes;
+  } else {
+    say("classes of operators");
+    device = measure_classes(options.speed, options.device);
+  }
   device.type = cluster.type_of(group.rank()).name;
   DeviceClock watch(options.speed, options.device);
-  group.barrier();
-  say("classes of operators");
-  measure_classes(watch, options.device, &device);
   group.barrier();
   say("operators of reference models");
   measure_ops(options, &device);
   group.barrier();
   say("optimizers");
-  measure_optimizer<torch::optim::AdamW>(group, watch, options.device, "motley::adamw",
-                                         Optimizer::adamw, torch::optim::AdamWOptions(1e-3),
-                                         &device);
-  measure_optimizer<torch::optim::SGD>(group, watch, options.device, "motley::sgd", Optimizer::sgd,
+  measure_optimizer<torch::optim::AdamW>(group, watch, options, "motley::adamw", Optimizer::adamw,
+                                         torch::optim::AdamWOptions(1e-3), &device);
+  measure_optimizer<torch::optim::SGD>(group, watch, options, "motley::sgd", Optimizer::sgd,
                                        torch::optim::SGDOptions(1e-3).momentum(0.9), &device);
   group.barrier();
   measure_step(options, &device);

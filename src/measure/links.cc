@@ -27,9 +27,13 @@ Seconds collective_seconds(Communicator& group, at::Device device, int repeats, 
 
 }  // namespace
 
-ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device device) {
-  constexpr Seconds kLongest = 0.6;  // a size that would take longer is left out
-  constexpr int64_t kLargest = int64_t{16} << 20;
+ProfiledGroup measure_links(Communicator& group, const Cluster& part,
+                            const CalibrateOptions& options) {
+  const at::Device device = options.device;
+  // A size that would take longer is left out.
+  const Seconds longest = options.quick ? 0.15 : 0.6;
+  const int64_t smallest = int64_t{options.quick ? 16 : 4} << 10,
+                largest = int64_t{options.quick ? 4 : 16} << 20, factor = options.quick ? 8 : 4;
   ProfiledGroup result;
   const int p = group.size();
   const at::TensorOptions f32 = at::TensorOptions(device);
@@ -47,8 +51,8 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device
     std::vector<Features> features;
     std::vector<double> seconds;
     Seconds last = 0;
-    for (int64_t bytes = int64_t{4} << 10; bytes <= kLargest; bytes *= 4) {
-      if (last * 3.5 > kLongest) break;
+    for (int64_t bytes = smallest; bytes <= largest; bytes *= factor) {
+      if (last * 3.5 > longest) break;
       const int64_t numel = bytes / 4, piece = std::max<int64_t>(numel / p, 1);
       at::Tensor whole = at::ones({numel}, f32);
       std::vector<at::Tensor> pieces, parts;
@@ -79,7 +83,7 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device
         }
       };
       call();
-      last = collective_seconds(group, device, last > 0.05 ? 3 : 7, call);
+      last = collective_seconds(group, device, last > 0.05 ? 3 : options.quick ? 5 : 7, call);
       points.emplace_back(static_cast<double>(bytes), last);
       features.push_back({rounds, traffic * static_cast<double>(bytes), 0});
       seconds.push_back(last);

@@ -25,6 +25,7 @@ std::vector<ProfiledStage> measure_meshes(Communicator& group, const Cluster& cl
                                           const CalibrateOptions& options);
 
 // Every form of collective over a group, whose cluster is `part`. Collective.
-ProfiledGroup measure_links(Communicator& group, const Cluster& part, at::Device device);
+ProfiledGroup measure_links(Communicator& group, const Cluster& part,
+                            const CalibrateOptions& options);
 
 }  // namespace motley

@@ -121,6 +121,9 @@ void bind_plan(py::module_& m) {
       .def("memory", [](const Cluster& c, int device) { return c.type_of(device).memory; })
       .def("device", [](const Cluster& c, int device) { return c.type_of(device).name; });
   m.def("load_cluster", py::overload_cast<const std::string&>(&load_cluster));
+  m.def("measured_cluster", [](const std::string& path, const std::string& profile) {
+    return load_cluster(path, 0, profile);
+  });
   m.def("parse_cluster", &parse_cluster);
 
   py::class_<Found>(m, "Found")

@@ -21,6 +21,7 @@
 #include "comm/store.h"
 #include "comm/subgroup.h"
 #include "core/error.h"
+#include "discover/discover.h"
 #include "interpret/dispatch.h"
 #include "python/bindings.h"
 #include "runtime/emulate.h"
@@ -91,6 +92,10 @@ class WorkerGroup {
   at::Device device() const { return device_; }
   // [rank] The connected socket to each peer, -1 where there is none.
   std::vector<int> sockets() const { return all_.control->sockets(); }
+  // The same; none where tensors do not go over them.
+  std::vector<int> sockets_of_tensors() const {
+    return all_.over == nullptr ? sockets() : std::vector<int>{};
+  }
   bool has_messages() const { return all_.used()->has_messages(); }
   // The group of workers with these ranks, ascending; nullptr if this worker is none of them.
   // Collective among them; one that has been joined stays. Parts of the cluster that have a backend
@@ -438,6 +443,68 @@ class LocalWorker {
 
 }  // namespace
 
+namespace {
+
+// What workers do without a model of their own.
+void bind_runs(py::module_& m) {
+  using unlocked = py::call_guard<py::gil_scoped_release>;
+  // Trains a model of the zoo by the plan in a file. progress(step, loss, seconds) of every step;
+  // returns the seconds of the median step and the predicted ones.
+  m.def(
+      "train",
+      [](const std::string& path, WorkerGroup& group, int64_t steps, uint64_t seed,
+         const std::string& data, const std::string& checkpoint, double learning_rate,
+         const std::function<void(int64_t, double, double)>& progress) {
+        const Plan plan = plan_to_run(path, group->size());
+        graph_of_model(plan);
+        TrainOptions options;
+        options.device = group.device();
+        options.seed = seed;
+        options.data = data;
+        options.checkpoint = checkpoint;
+        options.learning_rate = learning_rate;
+        std::vector<int> all(static_cast<size_t>(group->size()));
+        std::iota(all.begin(), all.end(), 0);
+        Communicator& used = *group.among(all, plan.cluster);
+        const RunReport report = train(plan, used, options, steps, [&](const StepReport& s) {
+          const py::gil_scoped_acquire lock;
+          progress(s.step, s.loss, s.seconds);
+        });
+        used.barrier();
+        return std::pair{report.median_step_s, plan.predicted_step_s};
+      },
+      unlocked());
+
+  // What the workers are on; `facts` of this one. (cluster file, profile, warnings, drawing, ranks,
+  // seconds, all of it as JSON); the profile on rank 0 alone.
+  m.def(
+      "discover",
+      [](WorkerGroup& group, const std::string& facts, const std::string& name, bool profile,
+         const std::function<void(const std::string&)>& progress) {
+        discover::DiscoverOptions options;
+        options.name = name;
+        options.profile = profile;
+        options.sockets = group.sockets_of_tensors();
+        options.progress = [&](const std::string& what) {
+          const py::gil_scoped_acquire lock;
+          progress(what);
+        };
+        const discover::Discovered found =
+            discover::discover(*group.operator->(), discover::parse_facts(facts, "facts"), options);
+        group->barrier();
+        return std::tuple{found.yaml,
+                          profile ? to_json(found.profile).dump(1) + "\n" : "",
+                          found.warnings,
+                          found.drawing,
+                          found.ranks,
+                          found.seconds,
+                          discover::to_json(found).dump()};
+      },
+      unlocked());
+}
+
+}  // namespace
+
 void bind_worker(py::module_& m) {
   using unlocked = py::call_guard<py::gil_scoped_release>;
   py::class_<WorkerGroup, std::shared_ptr<WorkerGroup>>(m, "Group")
@@ -501,32 +568,7 @@ void bind_worker(py::module_& m) {
       .def("before", &LocalWorker::before, unlocked())
       .def("after", &LocalWorker::after, unlocked());
 
-  // Trains a model of the zoo by the plan in a file. progress(step, loss, seconds) of every step;
-  // returns the seconds of the median step and the predicted ones.
-  m.def(
-      "train",
-      [](const std::string& path, WorkerGroup& group, int64_t steps, uint64_t seed,
-         const std::string& data, const std::string& checkpoint, double learning_rate,
-         const std::function<void(int64_t, double, double)>& progress) {
-        const Plan plan = plan_to_run(path, group->size());
-        graph_of_model(plan);
-        TrainOptions options;
-        options.device = group.device();
-        options.seed = seed;
-        options.data = data;
-        options.checkpoint = checkpoint;
-        options.learning_rate = learning_rate;
-        std::vector<int> all(static_cast<size_t>(group->size()));
-        std::iota(all.begin(), all.end(), 0);
-        Communicator& used = *group.among(all, plan.cluster);
-        const RunReport report = train(plan, used, options, steps, [&](const StepReport& s) {
-          const py::gil_scoped_acquire lock;
-          progress(s.step, s.loss, s.seconds);
-        });
-        used.barrier();
-        return std::pair{report.median_step_s, plan.predicted_step_s};
-      },
-      unlocked());
+  bind_runs(m);
 
   // Of this machine.
   m.def("cuda_devices", &cuda_devices);

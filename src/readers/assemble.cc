@@ -35,14 +35,6 @@ struct Site {
   }
 };
 
-// Names become part of a file.
-std::string plain(std::string name) {
-  for (char& c : name)
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '_' && c != '.')
-      c = '-';
-  return name.empty() ? "group" : name.substr(0, 100);
-}
-
 // GB/s of a NVLink and of PCIe with 16 lanes, in one direction, as GPUs of a type have it.
 double nvlink_of(const std::string& type) { return type.starts_with("P100") ? 20 : 25; }
 double pcie_of(const std::string& type) {

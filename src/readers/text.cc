@@ -128,4 +128,11 @@ std::vector<std::string> hostlist(const std::string& text, const std::string& wh
   return names;
 }
 
+std::string plain(std::string name) {
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '_' && c != '.')
+      c = '-';
+  return name.empty() ? "group" : name.substr(0, 100);
+}
+
 }  // namespace motley::readers

@@ -13,6 +13,8 @@ std::string trimmed(const std::string& text);
 std::vector<std::string> lines_of(const std::string& text);
 std::vector<std::string> words_of(const std::string& line);
 std::vector<std::string> split(const std::string& text, char at);
+// A name that a cluster file takes as it is: letters, digits, - _ and .
+std::string plain(std::string name);
 // The whole text is a number; `negative`: it may be one.
 bool whole(const std::string& text, int64_t* value, bool negative = false);
 bool real(const std::string& text, double* value);

@@ -1,15 +1,10 @@
 #include "runtime/checkpoint.h"
 
 #include <ATen/ATen.h>
-#include <fcntl.h>
-#include <sys/file.h>
 #include <torch/csrc/jit/serialization/unpickler.h>
-#include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <stdexcept>
 
@@ -173,34 +168,5 @@ c10::IValue read_archive(const std::string& bytes) {
   check_tensors(value, sizes);
   return value;
 }
-
-CheckpointFolder::CheckpointFolder(const std::string& path) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error)
-    throw user_error("run", "--checkpoint {} cannot be made: {}; give a folder", path,
-                     error.message());
-  lock_ = open((path + "/checkpoint.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (lock_ < 0)
-    throw user_error("run", "--checkpoint {} cannot be written: {}; give a folder of yours", path,
-                     std::strerror(errno));
-  if (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    char owner[32] = "";
-    const ssize_t n = pread(lock_, owner, sizeof owner - 1, 0);
-    const std::string text(owner, static_cast<size_t>(std::max<ssize_t>(n, 0)));
-    close(lock_);
-    throw user_error("run",
-                     "--checkpoint {} is another run's ({}); give each run a folder of its own",
-                     path, text.empty() ? "unknown process" : "process " + text);
-  }
-  const std::string own = std::to_string(getpid());
-  if (ftruncate(lock_, 0) == 0 && pwrite(lock_, own.data(), own.size(), 0) < 0) errno = 0;
-  for (const auto& entry : fs::directory_iterator(path, error))
-    if (entry.path().filename().string().starts_with("checkpoint.pt.tmp"))
-      fs::remove(entry.path(), error);
-}
-
-CheckpointFolder::~CheckpointFolder() { close(lock_); }
 
 }  // namespace motley

@@ -3,22 +3,27 @@
 #include <ATen/ATen.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
-#include <torch/serialize.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
+#include <cstdio>
+#include <fstream>
 #include <mutex>
 #include <optional>
+#include <random>
 
 #include "comm/launch.h"
 #include "core/error.h"
+#include "core/fault.h"
+#include "core/file.h"
+#include "core/median.h"
 #include "interpret/dispatch.h"
 #include "interpret/torch_version.h"
-#include "runtime/checkpoint.h"
+#include "runtime/checkpoint_folder.h"
 #include "runtime/data.h"
 #include "runtime/eager.h"
+#include "runtime/recent.h"
 #include "runtime/worker.h"
 
 namespace motley {
@@ -50,12 +55,6 @@ std::vector<std::string> state_names(Optimizer optimizer) {
   if (optimizer == Optimizer::adamw) return {"exp_avg", "exp_avg_sq"};
   if (optimizer == Optimizer::amsgrad) return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   return {"momentum"};
-}
-
-c10::Dict<std::string, at::Tensor> dictionary(const Tensors& tensors) {
-  c10::Dict<std::string, at::Tensor> dict;
-  for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
-  return dict;
 }
 
 }  // namespace
@@ -102,10 +101,13 @@ struct Trainer::Impl {
     for (const Parameter& trained : graph.parameters)
       if (trained.gradient.valid()) initial.erase(trained.name);
     make_optimizer();
+    const bool taken_over = !options.recent.empty() && take_over();
+    if (!options.recent.empty()) recent.emplace(options.recent, options.attempt, group.rank());
     if (options.checkpoint.empty()) return;
     if (group.rank() == 0) folder.emplace(options.checkpoint);
     group.barrier();
-    if (std::filesystem::exists(path())) load();
+    writer.emplace(options.checkpoint, group.rank(), group.size(), options.checkpoint_keep);
+    if (!taken_over) load();
   }
 
   const Parameter& parameter(size_t i) const {
@@ -122,15 +124,12 @@ struct Trainer::Impl {
     return it != list.end() && *it == static_cast<int>(k) ? static_cast<int>(it - list.begin())
                                                           : -1;
   }
-  // On rank 0, or everywhere, on the CPU; `state` picks a tensor that is placed as the parameter.
-  template <typename F>
-  at::Tensor whole(size_t k, bool everywhere, F state) {
+  at::Tensor whole(size_t k) {
     const int i = held(worker->parameters(), k);
     const at::Tensor tensor = worker->whole_parameter(
-        static_cast<int>(k), i < 0 ? at::Tensor() : state(parameters[i]), everywhere);
+        static_cast<int>(k), i < 0 ? at::Tensor() : parameters[i], /*everywhere=*/true);
     return tensor.defined() ? tensor.to(at::kCPU) : tensor;
   }
-  std::string path() const { return options.checkpoint + "/checkpoint.pt"; }
 
   void make_optimizer() {
     if (plan.optimizer != Optimizer::sgd) {
@@ -159,6 +158,7 @@ struct Trainer::Impl {
   }
 
   StepReport step() {
+    fault_point("step");
     const auto start = Clock::now();
     at::NoGradGuard no_grad;
     Worker::Result result = worker->step(next, input_pieces(plan, *worker, data->batch(next)));
@@ -181,120 +181,204 @@ struct Trainer::Impl {
       padding->after(true, optimizer.get());
       padding->before(false);
     }
+    if (recent) {
+      CheckpointOf of = identity();
+      recent->leave(of, copied(pieces(false)),
+                    {report.step, report.loss, since(start), report.gradient_norm});
+    }
     report.seconds = since(start);
     return report;
   }
 
-  void save() {
-    const Graph& graph = *plan.graph;
-    Tensors values, buffers;
-    std::map<std::string, Tensors> states;
-    for (const std::string& name : state_names(plan.optimizer)) states[name];
-    auto same = [](const at::Tensor& parameter) { return parameter; };
-    for (size_t k = 0; k < graph.parameters.size(); ++k) {
-      const Parameter& p = graph.parameters[k];
-      at::Tensor value = whole(k, false, same);
-      values[p.name] = value.defined() || group.rank() != 0 ? value : initial.at(p.name).detach();
-      if (!p.gradient.valid() || next == 0) continue;
-      for (auto& [name, tensors] : states)
-        tensors[p.name] = whole(k, false, [&](const at::Tensor& parameter) {
-          return state_of(*optimizer, parameter).at(name);
-        });
-    }
-    for (size_t k = 0; k < graph.buffers.size(); ++k) {
-      const int i = held(worker->buffers(), k);
-      at::Tensor value = worker->whole_buffer(static_cast<int>(k),
-                                              i < 0 ? at::Tensor() : worker->buffer(i), false);
-      buffers[graph.buffers[k].name] =
-          value.defined() ? value.to(at::kCPU) : initial_buffers.at(graph.buffers[k].name);
-    }
-    if (group.rank() == 0) {
-      c10::impl::GenericDict file(c10::StringType::get(), c10::AnyType::get());
-      file.insert("model", plan.model);
-      file.insert("optimizer", std::string(to_string(plan.optimizer)));
-      file.insert("seed", static_cast<int64_t>(options.seed));
-      file.insert("step", next);
-      file.insert("parameters", dictionary(values));
-      file.insert("buffers", dictionary(buffers));
-      for (const auto& [name, tensors] : states) file.insert(name, dictionary(tensors));
-      const std::vector<char> bytes = torch::pickle_save(file);
-      write_file(path(), std::string(bytes.begin(), bytes.end()));
-    }
-    group.barrier();
+  // ---- Checkpoints
+
+  // On the CPU, in memory of their own: training goes on in theirs.
+  static std::vector<HeldPiece> copied(std::vector<HeldPiece> list) {
+    for (HeldPiece& piece : list)
+      piece.tensor =
+          piece.tensor.detach().to(at::kCPU, piece.tensor.scalar_type(), false, /*copy=*/true);
+    return list;
   }
 
-  void load() {
-    const Graph& graph = *plan.graph;
-    const std::string text = read_file(path(), size_t{1} << 40);
-    try {
-      const auto file = read_archive(text).toGenericDict();
-      const std::string model = file.at("model").toStringRef(),
-                        kind = file.at("optimizer").toStringRef();
-      if (model != plan.model)
-        throw user_error("run", "--checkpoint {} is of model {}; the plan's is {}",
-                         options.checkpoint, model, plan.model);
-      if (kind != to_string(plan.optimizer))
-        throw user_error("run", "--checkpoint {} is of optimizer {}; the plan's is {}",
-                         options.checkpoint, kind, to_string(plan.optimizer));
-      next = file.at("step").toInt();
-      const auto values = file.at("parameters").toGenericDict(),
-                 buffers = file.at("buffers").toGenericDict();
-      auto stored = [&](const c10::impl::GenericDict& dict, const std::string& name,
-                        ValueId value) {
-        const at::Tensor tensor = dict.at(name).toTensor();
-        if (spec_of(tensor) != graph.spec(value))
-          throw user_error("run", "--checkpoint {}: {} is {}; the model's is {}",
-                           options.checkpoint, name, to_string(spec_of(tensor)),
-                           to_string(graph.spec(value)));
-        return tensor;
-      };
-      auto source = [&](const auto& list, const std::string& name) {
-        for (const auto& item : list)
-          if (item.name == name) return item.value;
-        throw std::runtime_error("no " + name);
-      };
-      at::NoGradGuard no_grad;
-      for (auto& [name, tensor] : initial_buffers)
-        tensor = stored(buffers, name, source(graph.buffers, name));
-      for (auto& [name, tensor] : initial)
-        tensor = stored(values, name, source(graph.parameters, name));
-      for (size_t i = 0; i < worker->buffers().size(); ++i)
-        worker->set_buffer(
-            i, own(worker->buffer_piece(i, stored(buffers, buffer(i).name, buffer(i).value))));
-      for (size_t i = 0; i < parameters.size(); ++i) {
-        const Parameter& p = parameter(i);
-        parameters[i].copy_(worker->parameter_piece(i, stored(values, p.name, p.value)));
-        if (!p.gradient.valid()) continue;
-        std::vector<at::Tensor> states;
-        for (const std::string& name : state_names(plan.optimizer))
-          states.push_back(own(
-              worker->parameter_piece(i, stored(file.at(name).toGenericDict(), p.name, p.value))));
-        auto& slot = optimizer->state()[optimizer_key(parameters[i])];
-        if (plan.optimizer != Optimizer::sgd) {
-          auto state = std::make_unique<torch::optim::AdamWParamState>();
-          state->step(next).exp_avg(states[0]).exp_avg_sq(states[1]);
-          if (states.size() > 2) state->max_exp_avg_sq(states[2]);
-          slot = std::move(state);
-        } else {
-          auto state = std::make_unique<torch::optim::SGDParamState>();
-          state->momentum_buffer(states[0]);
-          slot = std::move(state);
-        }
-      }
-    } catch (const UserError&) {
-      throw;
-    } catch (const std::exception& e) {
-      const std::string why = e.what();
-      throw user_error("run",
-                       "{} is damaged or not a checkpoint of motley ({}); remove it to start anew",
-                       path(), why.substr(0, why.find('\n')));
+  CheckpointOf identity() const {
+    return {plan.model, to_string(plan.optimizer), options.seed, next, 0};
+  }
+
+  // The pieces that this worker has; `once`: that it counts among all. What no worker may hold
+  // comes behind, as it was at the beginning, under names of its own.
+  std::vector<HeldPiece> pieces(bool once) const {
+    std::vector<HeldPiece> list;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (once && !worker->counts(i)) continue;
+      const Part part = worker->parameter_part(i);
+      list.push_back({"parameter/" + parameter(i).name, part, parameters[i]});
+      if (!parameter(i).gradient.valid()) continue;
+      for (const auto& [name, tensor] : state_of(*optimizer, parameters[i]))
+        if (tensor.defined()) list.push_back({name + "/" + parameter(i).name, part, tensor});
     }
+    for (size_t i = 0; i < worker->buffers().size(); ++i)
+      list.push_back({"buffer/" + buffer(i).name, worker->buffer_part(i), worker->buffer(i)});
+    if (once && group.rank() != 0) return list;
+    for (const auto& [name, tensor] : initial)
+      list.push_back({"initial/parameter/" + name, whole_part(tensor.numel()), tensor.detach()});
+    for (const auto& [name, tensor] : initial_buffers)
+      list.push_back({"initial/buffer/" + name, whole_part(tensor.numel()), tensor});
+    return list;
+  }
+
+  // What pieces may be of.
+  std::map<std::string, TensorSpec> specs() const {
+    std::map<std::string, TensorSpec> list;
+    const Graph& graph = *plan.graph;
+    for (const Parameter& p : graph.parameters) {
+      list["parameter/" + p.name] = list["initial/parameter/" + p.name] = graph.spec(p.value);
+      if (!p.gradient.valid()) continue;
+      for (const std::string& name : state_names(plan.optimizer))
+        list[name + "/" + p.name] = graph.spec(p.value);
+    }
+    for (const Buffer& b : graph.buffers)
+      list["buffer/" + b.name] = list["initial/buffer/" + b.name] = graph.spec(b.value);
+    return list;
+  }
+
+  // A tensor that take() needs and `all` has not; empty: none.
+  std::string missing(const Assembly& all, int64_t step) const {
+    for (const auto& [name, spec] : specs()) {
+      if (name.starts_with("initial/") || all.complete(name)) continue;
+      const bool kept = name.starts_with("parameter/") || name.starts_with("buffer/");
+      if (kept ? !all.complete("initial/" + name) : step > 0)
+        return "parts of " + name + " are missing";
+    }
+    return "";
+  }
+
+  // Goes on behind `step` steps with what `all` has. REQUIRES: nothing is missing.
+  void take(const Assembly& all, int64_t step) {
+    const Graph& graph = *plan.graph;
+    auto held = [&](const std::string& name) {
+      return all.whole(all.complete(name) ? name : "initial/" + name);
+    };
+    Tensors values, buffers;
+    std::map<std::string, Tensors> states;
+    for (const Parameter& p : graph.parameters) {
+      values[p.name] = held("parameter/" + p.name);
+      if (p.gradient.valid() && step > 0)
+        for (const std::string& name : state_names(plan.optimizer))
+          states[name][p.name] = all.whole(name + "/" + p.name);
+    }
+    for (const Buffer& b : graph.buffers) buffers[b.name] = held("buffer/" + b.name);
+
+    at::NoGradGuard no_grad;
+    next = step;
+    for (auto& [name, tensor] : initial_buffers) tensor = buffers.at(name);
+    for (auto& [name, tensor] : initial) tensor = values.at(name);
+    for (size_t i = 0; i < worker->buffers().size(); ++i)
+      worker->set_buffer(i, own(worker->buffer_piece(i, buffers.at(buffer(i).name))));
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Parameter& p = parameter(i);
+      parameters[i].copy_(worker->parameter_piece(i, values.at(p.name)));
+      optimizer->state().erase(optimizer_key(parameters[i]));
+      if (!p.gradient.valid() || step == 0) continue;
+      std::vector<at::Tensor> list;
+      for (const std::string& name : state_names(plan.optimizer))
+        list.push_back(own(worker->parameter_piece(i, states.at(name).at(p.name))));
+      auto& slot = optimizer->state()[optimizer_key(parameters[i])];
+      if (plan.optimizer != Optimizer::sgd) {
+        auto state = std::make_unique<torch::optim::AdamWParamState>();
+        state->step(next).exp_avg(list[0]).exp_avg_sq(list[1]);
+        if (list.size() > 2) state->max_exp_avg_sq(list[2]);
+        slot = std::move(state);
+      } else {
+        auto state = std::make_unique<torch::optim::SGDParamState>();
+        state->momentum_buffer(list[0]);
+        slot = std::move(state);
+      }
+    }
+  }
+
+  // The same number on all workers. Collective.
+  int64_t of_rank_0(int64_t number) {
+    at::Tensor shared = at::full({1}, group.rank() == 0 ? number : 0,
+                                 at::TensorOptions(options.device).dtype(at::kLong));
+    group.all_reduce(shared);
+    return shared.item<int64_t>();
+  }
+  bool any(bool here) {
+    at::Tensor flag =
+        at::full({1}, here ? 1 : 0, at::TensorOptions(options.device).dtype(at::kInt));
+    group.all_reduce(flag, Reduction::max);
+    return flag.item<int>() != 0;
+  }
+
+  void save() {
+    CheckpointOf of = identity();
+    of.run = of_rank_0(static_cast<int64_t>(std::random_device{}()));
+    writer->begin(of, copied(pieces(true)));
+  }
+
+  Trainer::Written conclude() {
+    std::string why = writer->failure();
+    const bool failed = any(!why.empty());
+    const std::string last = writer->conclude(!failed);
+    if (why.empty()) why = last;
+    return {!any(!why.empty()), why};
+  }
+
+  // From what the workers of attempts before left; false: it is not all there. Collective.
+  bool take_over() {
+    const std::vector<RecentStep> all_steps = recent_steps(options.recent, options.attempt);
+    const auto count = of_rank_0(static_cast<int64_t>(all_steps.size()));
+    for (int64_t i = 0; i < count; ++i) {
+      // Nobody writes there any more: all workers see the same.
+      MOTLEY_CHECK(static_cast<int64_t>(all_steps.size()) == count, "steps in {}", options.recent);
+      const RecentStep& from = all_steps[static_cast<size_t>(i)];
+      Assembly all(specs());
+      read_recent(options.recent, from, &all);
+      if (any(!missing(all, from.step).empty())) continue;
+      take(all, from.step);
+      return true;
+    }
+    return false;
+  }
+
+  // From the newest checkpoint that can be read; the same on every worker. Collective.
+  void load() {
+    std::vector<int64_t> steps;
+    if (group.rank() == 0) steps = checkpoints_in(options.checkpoint);
+    const auto count = static_cast<size_t>(of_rank_0(static_cast<int64_t>(steps.size())));
+    steps.resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      const int64_t step = of_rank_0(steps[i]);
+      Assembly all(specs());
+      std::string why;
+      try {
+        read_checkpoint(options.checkpoint, step, identity(), &all);
+        why = missing(all, step);
+      } catch (const UserError&) {
+        throw;
+      } catch (const std::exception& e) {
+        why = e.what();
+        why = why.empty() ? "it cannot be read" : why.substr(0, why.find('\n'));
+      }
+      if (!any(!why.empty())) return take(all, step);
+      const bool told = of_rank_0(why.empty() ? 0 : 1) != 0;  // by rank 0
+      if (!why.empty() && (group.rank() == 0 || !told))
+        std::fprintf(stderr, "motley: [run] --checkpoint %s: that of step %lld is damaged (%s)%s\n",
+                     options.checkpoint.c_str(), static_cast<long long>(step), why.c_str(),
+                     i + 1 == count ? "" : "; the one before it is used");
+    }
+    if (count > 0)
+      throw user_error("run",
+                       "--checkpoint {}: no checkpoint in it can be read; remove it to start anew",
+                       options.checkpoint);
   }
 
   const Plan& plan;
   Communicator& group;
   TrainOptions options;
   std::optional<CheckpointFolder> folder;  // of rank 0
+  std::optional<CheckpointWriter> writer;
+  std::optional<Recent> recent;
   std::optional<Padding> padding;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<Dataset> data;
@@ -308,14 +392,17 @@ Trainer::Trainer(const Plan& plan, Communicator& group, const TrainOptions& opti
     : impl_(std::make_unique<Impl>(plan, group, options)) {}
 Trainer::~Trainer() = default;
 StepReport Trainer::step() { return impl_->step(); }
+int64_t Trainer::next() const { return impl_->next; }
 const std::string& Trainer::data_description() const { return impl_->data->description(); }
 void Trainer::save() { impl_->save(); }
+bool Trainer::saving() const { return impl_->writer && impl_->writer->under_way(); }
+bool Trainer::written() const { return !saving() || impl_->writer->finished(); }
+Trainer::Written Trainer::conclude() { return impl_->conclude(); }
 
 at::Tensor Trainer::parameter(const std::string& name) {
   const auto& list = impl_->plan.graph->parameters;
   for (size_t i = 0; i < list.size(); ++i)
-    if (list[i].name == name)
-      return impl_->whole(i, true, [](const at::Tensor& parameter) { return parameter; });
+    if (list[i].name == name) return impl_->whole(i);
   MOTLEY_CHECK(false, "no parameter {}", name);
 }
 
@@ -353,25 +440,28 @@ class Votes {
   Votes(Communicator& group, const TrainOptions& options)
       : group_(group), options_(options), saved_(Clock::now()) {}
 
-  // After a step that took `seconds`. Collective.
-  void cast(Seconds seconds) {
-    save = false;
+  // After a step that took `seconds`; `writing`: this worker writes its part of a checkpoint.
+  // Collective.
+  void cast(Seconds seconds, bool writing) {
+    save = written = false;
     if (++steps_ < next_) return;
     const bool first = group_.rank() == 0;
-    at::Tensor vote = at::zeros({3}, at::kDouble);
+    at::Tensor vote = at::zeros({4}, at::kDouble);
     vote[0] = options_.stop_signal ? options_.stop_signal() : 0;
     vote[1] = first && options_.checkpoint_every == 0 && since(saved_) >= options_.save_seconds;
     vote[2] = first ? std::clamp(std::floor(kVoteSeconds / std::max(seconds, 1e-6)), 1.0, 1e6) : 0;
+    vote[3] = writing;
     vote = vote.to(options_.device);
     group_.all_reduce(vote, Reduction::max);
     vote = vote.cpu();
     stop = static_cast<int>(vote[0].item<double>());
     save = vote[1].item<double>() > 0;
     next_ = steps_ + vote[2].item<int64_t>();
+    written = vote[3].item<double>() == 0;
     if (save) saved_ = Clock::now();
   }
   int stop = 0;  // the signal; 0: none
-  bool save = false;
+  bool save = false, written = false;
 
  private:
   static constexpr Seconds kVoteSeconds = 1;
@@ -380,6 +470,35 @@ class Votes {
   Clock::time_point saved_;
   int64_t steps_ = 0, next_ = 1;
 };
+
+// Ends the checkpoint that is under way. One that could not be written is told of; the last one has
+// to be. Collective.
+void conclude(Trainer& trainer, const TrainOptions& options, bool last) {
+  if (!trainer.saving()) return;
+  const auto [all, why] = trainer.conclude();
+  if (all) return;
+  if (last && why.empty()) throw PeerLost("[run] another worker could not write its checkpoint");
+  if (last) throw user_error("run", "--checkpoint {} was not written: {}", options.checkpoint, why);
+  if (why.empty()) return;
+  std::fprintf(stderr, "motley: [run] --checkpoint %s was not written, training goes on: %s\n",
+               options.checkpoint.c_str(), why.c_str());
+}
+
+}  // namespace
+
+namespace {
+
+// The first step of a run; `next` of its first attempt, which says so to later ones.
+int64_t begin_of_run(const TrainOptions& options, int64_t next) {
+  if (options.recent.empty()) return next;
+  const std::string file = options.recent + "/begin";
+  if (options.attempt > 0) {
+    int64_t begun = 0;
+    if (std::ifstream(file) >> begun) return begun;
+  }
+  write_file(file, std::to_string(next));
+  return next;
+}
 
 }  // namespace
 
@@ -392,16 +511,26 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
   std::vector<Worker::Communication> first;
   group.barrier();
   Votes votes(group, options);
-  for (int64_t i = 0; i < steps; ++i) {
+  // What attempts before have taken.
+  const int64_t begun = begin_of_run(options, trainer.next());
+  for (const StepLoss& s : options.recent.empty()
+                               ? std::vector<StepLoss>{}
+                               : recent_losses(options.recent, options.attempt, trainer.next()))
+    report.steps.push_back({s.step, s.loss, s.gradient_norm, s.seconds});
+  for (int64_t i = trainer.next() - begun; i < steps; ++i) {
     report.steps.push_back(trainer.step());
-    if (i > 0 || steps == 1) times.push_back(report.steps.back().seconds);
-    if (i == 0 && steps > 1) first = trainer.communication();
+    const bool warming = times.empty() && first.empty() && i + 1 < steps;
+    if (!warming) times.push_back(report.steps.back().seconds);
+    if (warming) first = trainer.communication();
     if (progress) progress(report.steps.back());
     if (options.checkpoint.empty()) continue;
-    votes.cast(report.steps.back().seconds);
-    if (votes.save || votes.stop != 0 || i + 1 == steps ||
-        (options.checkpoint_every > 0 && (i + 1) % options.checkpoint_every == 0))
-      trainer.save();
+    votes.cast(report.steps.back().seconds, !trainer.written());
+    const bool last = i + 1 == steps || votes.stop != 0;
+    const bool due = votes.save || last ||
+                     (options.checkpoint_every > 0 && (i + 1) % options.checkpoint_every == 0);
+    if (due || votes.written) conclude(trainer, options, false);
+    if (due) trainer.save();
+    if (last) conclude(trainer, options, true);
     if (votes.stop == 0) continue;
     report.stopped = votes.stop;
     break;
@@ -415,9 +544,7 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
     c.seconds /= counted;
     c.waited /= counted;
   }
-  std::sort(times.begin(), times.end());
-  if (!times.empty())
-    report.median_step_s = (times[(times.size() - 1) / 2] + times[times.size() / 2]) / 2;
+  if (!times.empty()) report.median_step_s = median(times);
   return report;
 }
 

@@ -8,10 +8,8 @@
 // Runs save at their end, every few minutes or steps, and when they are asked to stop. The folder
 // is one run's at a time (checkpoint.h).
 //
-// A checkpoint is one file DIR/checkpoint.pt in the original layout: a dictionary that torch.load
-// reads, {model, optimizer, seed, step, parameters: {name: tensor}, buffers: {...}, and the
-// optimizer's exp_avg, exp_avg_sq or momentum: {...}}. It does not depend on the plan: a run may
-// go on from it on another cluster.
+// A checkpoint does not depend on the plan (checkpoint_folder.h): a run may go on from it on another
+// cluster. One that is damaged is told of, and the one before it is used.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,6 +36,11 @@ struct TrainOptions {
   std::string checkpoint;        // folder; empty: none
   int64_t checkpoint_every = 0;  // steps; 0: every save_seconds. At the end, too
   Seconds save_seconds = 600;
+  int checkpoint_keep = 3;  // how many stay
+  // Folder in memory (recent.h) where this worker leaves its pieces after every step, and from where
+  // it goes on if attempts before this one have; empty: none.
+  std::string recent;
+  int attempt = 0;
   // The signal that this process was asked to stop by; 0: none. With a checkpoint, all workers stop
   // after the same step and save.
   std::function<int()> stop_signal;
@@ -61,9 +64,18 @@ class Trainer {
   ~Trainer();
 
   StepReport step();
+  int64_t next() const;  // the number of the next step
   const std::string& data_description() const;
-  // Collective; rank 0 writes.
+  // Copies what this worker has to save, and begins to write it. REQUIRES: !saving(). Collective.
   void save();
+  bool saving() const;   // a checkpoint is begun and not concluded
+  bool written() const;  // this worker has written its part of it, or failed to
+  // Waits until all have written, and makes it the newest checkpoint. Collective.
+  struct Written {
+    bool all = false;
+    std::string why;  // this worker could not
+  };
+  Written conclude();
   // A whole parameter, on the CPU; collective.
   at::Tensor parameter(const std::string& name);
   // The most micro-batches that each worker held at once; collective, the same on all.
@@ -86,7 +98,7 @@ struct RunReport {
   Seconds median_step_s = 0;  // the first step warms up and does not count if there are others
 };
 
-// Trains `steps` steps, saving checkpoints if they are asked for. `progress` is called on every
+// Trains `steps` steps, those of attempts before counted, saving checkpoints if they are asked for. `progress` is called on every
 // worker.
 RunReport train(const Plan& plan, Communicator& group, const TrainOptions& options, int64_t steps,
                 const std::function<void(const StepReport&)>& progress = nullptr);

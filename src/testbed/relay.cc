@@ -26,6 +26,7 @@ namespace motley {
 
 namespace {
 
+constexpr Seconds kLatest = 100e-6;  // that a frame is taken to be late by waking up
 constexpr size_t kFrame = (size_t{64} << 10) + 1024;  // with headers
 constexpr size_t kMaxQueued = size_t{64} << 20;       // bytes on the way in one direction
 
@@ -75,6 +76,7 @@ struct Relay::Impl {
     sched_setscheduler(0, SCHED_RR, &priority);
     std::vector<char> buffer(kFrame);
     std::vector<pollfd> list;
+    Seconds late = 0;  // by how much frames go too late on average: how long waking up takes
     for (;;) {
       Seconds next = std::numeric_limits<double>::infinity();
       list.clear();
@@ -98,11 +100,12 @@ struct Relay::Impl {
         while ((list[i + 1].revents & POLLIN) != 0 && d.queued < kMaxQueued) {
           const ssize_t n = read(d.from, buffer.data(), buffer.size());
           if (n <= 0) break;
-          d.frames.push_back({now() + d.delay, {buffer.begin(), buffer.begin() + n}});
+          d.frames.push_back({now() + d.delay - late, {buffer.begin(), buffer.begin() + n}});
           d.queued += static_cast<size_t>(n);
         }
-        while (!d.frames.empty() && d.frames.front().due <= now()) {
+        for (Seconds t = now(); !d.frames.empty() && d.frames.front().due <= t; t = now()) {
           const Frame& f = d.frames.front();
+          late += 0.02 * (std::min(t - f.due, kLatest) - late);
           // A frame that the other side does not take is lost, as on a wire.
           if (write(d.to, f.bytes.data(), f.bytes.size()) < 0 && errno == EINTR) continue;
           d.queued -= f.bytes.size();

@@ -27,11 +27,15 @@ def other(store, rank, size, timeout):
 
 
 torch.distributed.Backend.register_backend("other", other, devices=["cpu"])
-CASES = {"gloo": ("gloo", support.CLUSTER), "other": ("other", support.CLUSTER), "parts": (None, PARTS)}
+CASES = {"gloo": ("gloo", support.CLUSTER), "bound": ("gloo", support.CLUSTER), "other": ("other", support.CLUSTER), "parts": (None, PARTS)}
 
 
 def check(name, engine):
     backend, cluster = CASES[name]
+    if name == "bound":  # as by init_process_group(device_id=...); there is no such device, and no group may ask for it
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo")
+        torch.distributed.distributed_c10d._get_default_group().bound_device_id = torch.device("cuda", 0)
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[layer for _ in range(4) for layer in (torch.nn.Linear(24, 24), torch.nn.Tanh())]).double()
     plain = copy.deepcopy(model)

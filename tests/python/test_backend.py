@@ -16,7 +16,7 @@ NEW = hasattr(getattr(torch._C, "_distributed_c10d", None), "_resolve_process_gr
 class Backends(unittest.TestCase):
     @unittest.skipUnless(NEW, "needs torch 2.4")
     def test_equal_to_plain_pytorch(self):
-        cases = [f"{name}:{engine}" for name in ("gloo", "other", "parts") for engine in ("spmd", "pipeline")]
+        cases = [f"{name}:{engine}" for name in ("gloo", "other", "parts", "bound") for engine in ("spmd", "pipeline")]
         said = support.launch(3, os.path.join(support.HERE, "backend_worker.py"), *cases)
         for case in cases:
             self.assertIn("done " + case.replace(":", " "), said)

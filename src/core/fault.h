@@ -1,0 +1,18 @@
+// Faults on purpose, for tests: MOTLEY_FAULTS is a list, such as
+//
+//   kill:step:1:3;stop:collective:0:40@1;delay:checkpoint:2:1
+//
+// kill, stop or delay (for a second) rank 1 when it comes to the point `step` for the third time, rank 0 at its 40th
+// collective of the first attempt behind the one at the start. A fault without @ is of attempt 0.
+#pragma once
+
+#include <string>
+
+namespace motley {
+
+// Which rank of which attempt this process is; before any point.
+void set_fault_rank(int rank, int attempt);
+// `point`: rendezvous, step, collective, boundary or checkpoint. Costs nothing where the variable is not set.
+void fault_point(const char* point);
+
+}  // namespace motley

@@ -1,0 +1,141 @@
+#include "runtime/recent.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <stdexcept>
+
+#include "core/error.h"
+#include "core/fault.h"
+
+namespace motley {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// The number behind `prefix` in a name; -1: it is none.
+int64_t number_of(const std::string& name, const std::string& prefix) {
+  if (!name.starts_with(prefix) || name.size() == prefix.size() || name.size() > prefix.size() + 15)
+    return -1;
+  if (name.find_first_not_of("0123456789", prefix.size()) != std::string::npos) return -1;
+  return std::atoll(name.c_str() + prefix.size());
+}
+
+std::vector<int64_t> numbers_in(const std::string& folder, const std::string& prefix) {
+  std::vector<int64_t> numbers;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (const int64_t n = number_of(entry.path().filename().string(), prefix); n >= 0)
+      numbers.push_back(n);
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+std::string of_attempt(const std::string& folder, int64_t attempt) {
+  return fmt::format("{}/attempt-{}", folder, attempt);
+}
+std::string of_step(const std::string& folder, int64_t attempt, int64_t step) {
+  return fmt::format("{}/step-{}", of_attempt(folder, attempt), step);
+}
+
+}  // namespace
+
+Recent::Recent(std::string folder, int attempt, int rank)
+    : folder_(std::move(folder)), attempt_(attempt), rank_(rank) {
+  fs::create_directories(of_attempt(folder_, attempt_));
+}
+
+Recent::~Recent() {
+  if (writing_.valid()) writing_.wait();
+}
+
+void Recent::wait() {
+  if (writing_.valid()) writing_.get();
+}
+
+void Recent::leave(CheckpointOf of, std::vector<HeldPiece> pieces, const StepLoss& loss) {
+  wait();
+  of.run = attempt_;
+  std::ofstream losses(fmt::format("{}/losses-{}", of_attempt(folder_, attempt_), rank_),
+                       std::ios::app);
+  losses << fmt::format("{} {:.17g} {:.9g} {:.17g}\n", loss.step, loss.loss, loss.seconds,
+                        loss.gradient_norm)
+         << std::flush;
+  fault_point("boundary");
+  steps_.push_back(of.step);
+  // Everybody has left a step of this attempt when this worker is two steps further.
+  const bool others = ++left_ == 4;
+  writing_ = std::async(std::launch::async, [this, of, others, list = std::move(pieces)] {
+    write_pieces(of_step(folder_, attempt_, of.step), rank_, of, list);
+    std::error_code error;
+    while (steps_.size() > 2) {
+      const std::string old = of_step(folder_, attempt_, steps_.front());
+      fs::remove(fmt::format("{}/rank-{}.pt", old, rank_), error);
+      fs::remove(old, error);  // by the last one
+      steps_.erase(steps_.begin());
+    }
+    if (!others || rank_ != 0) return;
+    for (int64_t attempt : numbers_in(folder_, "attempt-"))
+      if (attempt < attempt_)
+        for (int64_t step : numbers_in(of_attempt(folder_, attempt), "step-"))
+          fs::remove_all(of_step(folder_, attempt, step), error);
+  });
+}
+
+std::vector<RecentStep> recent_steps(const std::string& folder, int attempt) {
+  std::vector<RecentStep> steps;
+  for (int64_t a : numbers_in(folder, "attempt-"))
+    if (a < attempt)
+      for (int64_t step : numbers_in(of_attempt(folder, a), "step-"))
+        steps.push_back({static_cast<int>(a), step});
+  std::sort(steps.begin(), steps.end(), [](const RecentStep& a, const RecentStep& b) {
+    return std::pair{a.step, a.attempt} > std::pair{b.step, b.attempt};
+  });
+  return steps;
+}
+
+void read_recent(const std::string& folder, const RecentStep& from, Assembly* assembly) {
+  const std::string path = of_step(folder, from.attempt, from.step);
+  CheckpointOf of;
+  of.step = from.step;
+  of.run = from.attempt;
+  std::error_code error;
+  std::vector<std::string> files;
+  for (const auto& entry : fs::directory_iterator(path, error))
+    if (entry.path().extension() == ".pt") files.push_back(entry.path().string());
+  std::sort(files.begin(), files.end());
+  for (const std::string& file : files) {
+    try {
+      read_pieces(file, of, assembly);
+    } catch (const std::exception&) {
+      continue;  // half of it may be there: it is as good as the rest
+    }
+  }
+}
+
+std::vector<StepLoss> recent_losses(const std::string& folder, int attempt, int64_t step) {
+  std::map<int64_t, StepLoss> all;
+  std::error_code error;
+  for (int64_t a : numbers_in(folder, "attempt-")) {
+    if (a >= attempt) continue;
+    for (const int64_t rank : numbers_in(of_attempt(folder, a), "losses-")) {
+      std::ifstream file(fmt::format("{}/losses-{}", of_attempt(folder, a), rank));
+      for (StepLoss loss; file >> loss.step >> loss.loss >> loss.seconds >> loss.gradient_norm;)
+        if (loss.step < step) all[loss.step] = loss;  // a later attempt's counts
+    }
+  }
+  std::vector<StepLoss> list;
+  for (const auto& [_, loss] : all) list.push_back(loss);
+  return list;
+}
+
+void remove_recent(const std::string& folder, int attempt, int rank) {
+  std::error_code error;
+  for (int64_t step : numbers_in(of_attempt(folder, attempt), "step-"))
+    fs::remove(fmt::format("{}/rank-{}.pt", of_step(folder, attempt, step), rank), error);
+}
+
+}  // namespace motley
