@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+for stream in (sys.stdout, sys.stderr):  # torchrun's workers do not buffer: a line in one piece, whatever the others write
+    stream.reconfigure(line_buffering=True, write_through=False)
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 CLUSTER = os.path.join(HERE, "mixed-3.yaml")
 ONE = "name: one\nlink: {bandwidth: 1 Gbps, latency: 1 us}\ndevices: [{type: P100-16GB}]\n"
@@ -73,7 +76,7 @@ def free_port():
 
 
 def environment():
-    """Of workers. Their output is buffered, so that a line is written in one piece, whatever the others write."""
+    """Of workers."""
     return {name: value for name, value in dict(os.environ, OMP_NUM_THREADS="1").items() if name != "PYTHONUNBUFFERED"}
 
 
