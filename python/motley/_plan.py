@@ -96,7 +96,7 @@ def precision_of(precision):
 
 def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=None, seed=0, ratios=None, engine="spmd",
          all_devices=False, precision=None, strategy=None, fix=None, virtual_devices="auto", segments=1, micro_batch=None,
-         layers=None, recompute=True, threads=None, example_inputs=None, loss_fn=None):  # fmt: skip
+         layers=None, recompute=True, threads=None, duplex="auto", example_inputs=None, loss_fn=None):  # fmt: skip
     """The fastest program found for a graph on a cluster; what `motley plan` finds for the same question.
 
     graph         of capture(); or a model, with the example_inputs and loss_fn that capture() takes
@@ -117,6 +117,8 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     all_devices   whether it has to use every device; otherwise it leaves out those without which the step is faster, and
                   the plan's `devices` says which it uses. Given ratios are of all devices
     segments      parts of the model with shares of their own: a number, 'auto', or a list of names of modules
+    duplex        parts of a batch of which one communicates while another computes: a number, 'auto' (two where engine='auto'
+                  finds that faster), or 'off'
     strategy      one of the usual strategies in the place of a search: 'dp-ev', 'dp-cp', 'zero', 'expert-parallel',
                   'tensor-parallel'
 
@@ -159,11 +161,14 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
         raise UserError(f"[plan] ratios are shares of engine='spmd'; engine is {engine!r}")
     if time_limit is not None and not (isinstance(time_limit, (int, float)) and 0 < time_limit < math.inf):
         raise UserError(f"[plan] time_limit is {time_limit!r}; give seconds, more than 0, or None")
+    duplex = str(duplex)
+    if duplex not in ("auto", "off") and engine == "spmd":
+        engine = "duplex"  # one program, in parts
     segments = ",".join(segments) if isinstance(segments, (list, tuple)) else str(segments)
     options = dict(
         engine=engine, optimizer=optimizer, precision=name, memory_limit=memory_limit, recompute=recompute, time_limit=time_limit,
         seed=seed, threads=threads, ratios=ratios, all_devices=all_devices, segments=segments, strategy=strategy, fix=fix,
-        virtual_devices=str(virtual_devices), micro_batch=micro_batch, layers=None if layers is None else str(layers),
+        virtual_devices=str(virtual_devices), duplex=duplex, micro_batch=micro_batch, layers=None if layers is None else str(layers),
     )  # fmt: skip
     found = _motley.plan(graph, devices, {key: value for key, value in options.items() if value is not None})
     if not found.found:

@@ -241,12 +241,12 @@ std::string describe_search(const PlanReport& report, const Cluster& cluster) {
     // The strategies of one program have no knobs: beside opponents, which have, they say little.
     if (engine.engine == "spmd" && report.of("opponents") != nullptr) continue;
     for (const planner::StrategyTime& b : engine.baselines)
-      text +=
-          b.feasible
-              ? fmt::format("  {:<11} {:<16} {} ({:.2f}x)  {}\n", label(engine), b.name,
-                            format_seconds(b.predicted_step_s),
-                            b.predicted_step_s / plan.predicted_step_s, planner::knobs_of(b))
-              : fmt::format("  {:<11} {:<16} infeasible: {}\n", label(engine), b.name, b.reason);
+      text += b.feasible
+                  ? fmt::format("  {:<11} {:<16} {} ({:.2f}x)  {}\n", label(engine), b.name,
+                                format_seconds(b.predicted_step_s),
+                                b.predicted_step_s / plan.predicted_step_s, planner::knobs_of(b))
+                  : fmt::format("  {:<11} {:<16} {}{}\n", label(engine), b.name,
+                                b.reason == kNoTime ? "" : "infeasible: ", b.reason);
   }
   return text;
 }

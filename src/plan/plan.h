@@ -25,6 +25,9 @@ namespace motley {
 
 constexpr int kPlanVersion = 2;  // 1 is read too, unless it has a pipeline
 
+// Why there is no plan of a kind where there may be one.
+constexpr const char* kNoTime = "time ran out before a plan was found";
+
 // What a plan was compared with: another candidate of the search, or a baseline.
 struct Alternative {
   std::string name;  // engine or baseline

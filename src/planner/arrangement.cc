@@ -212,10 +212,7 @@ bool read_schedule(const PipelinePlan& pipeline, Arrangement* a, std::string* re
                               pipeline.replicas[0].stages[s].warm_up, replica.stages[s].warm_up);
         return false;
       }
-      if (has_later(replica.stages[s].program)) {
-        *reason = fmt::format("stage {} computes gradients of weights in passes of their own", s);
-        return false;
-      }
+      if (has_later(replica.stages[s].program) && a->split < 0) a->split = s;
       a->stages[s].warm_up = replica.stages[s].warm_up;
       plain = plain && replica.stages[s].warm_up == std::min(stages - s, replica.micro_batches);
     }

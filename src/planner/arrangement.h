@@ -46,6 +46,7 @@ struct Arrangement {
   std::vector<int> micro_batches;  // [replica]
   int zero = 0;                    // the level at which replicas divide state
   int interleave = 1;              // stages of a device
+  int split = -1;                  // the first stage that splits its backward passes; none: -1
   std::string schedule = "1f1b";   // of warm-up passes; empty: another
   std::vector<double> shares;  // [device] of the batch, of one stage in one replica; empty: equal
   // Of these the planner chooses, and reading a plan sets neither: the best shares of one program

@@ -213,7 +213,7 @@ class ProgramPlanner::Work {
       deadline_.check();
       found = search();
     } catch (const TimeIsUp&) {
-      if (!found.feasible) found.reason = "time ran out before a plan was found";
+      if (!found.feasible) found.reason = kNoTime;
     }
     solves_ += found.solves - solves;
     states_ += found.states - states;
@@ -230,7 +230,7 @@ class ProgramPlanner::Work {
       options.certify = false;
       options.orders = options_.orders;
       Alternation s;
-      s.reason = "time ran out before a plan was found";
+      s.reason = kNoTime;
       try {
         deadline_.check();
         s = alternate(theory_, plain, options);

@@ -120,6 +120,8 @@ std::string cannot_say(const Target& target, const Arrangement& a, const Cluster
     return "it cuts tensors into unequal shares";
   for (size_t s = 0; s < a.stages.size(); ++s)
     if (std::string why = cannot_stage(target, a, s); !why.empty()) return why;
+  if (a.split >= 0)
+    return fmt::format("stage {} computes gradients of weights in passes of their own", a.split);
   if (a.interleave > 1 && !target.interleaved)
     return fmt::format("devices have {} stages each", a.interleave);
   if (a.interleave == 1 && a.schedule.empty() && !target.any_warm_up)

@@ -83,7 +83,9 @@ std::string choice_section(const Plan& plan, Seconds step) {
     const std::string name =
         fmt::format("{}{}", escape(a.name),
                     what.empty() ? "" : fmt::format("<div class=\"soft\">{}</div>", what));
-    if (!a.feasible) return row({name, strong("does not fit", "worse"), "", "", escape(a.what)});
+    if (!a.feasible)
+      return row({name, a.what == kNoTime ? "not planned" : strong("does not fit", "worse"), "", "",
+                  escape(a.what)});
     return row({name, speed_up(own, a.step_s), format_seconds(a.step_s),
                 bar({{a.baseline ? "comm" : "busy", a.step_s}}, std::max(most, a.step_s),
                     format_seconds(a.step_s)),

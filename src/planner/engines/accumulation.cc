@@ -43,7 +43,7 @@ class Accumulation {
           if (!attempt(options_.batch / count)) break;
       }
     } catch (const TimeIsUp&) {
-      if (result_.candidates.empty()) result_.reason = "time ran out before a plan was found";
+      if (result_.candidates.empty()) result_.reason = kNoTime;
     }
     rank(&result_);
     result_.search_s =

@@ -77,7 +77,7 @@ class DuplexSearch {
       else
         search_parts();
     } catch (const TimeIsUp&) {
-      if (result_.candidates.empty()) result_.reason = "time ran out before a plan was found";
+      if (result_.candidates.empty()) result_.reason = kNoTime;
     } catch (const UserError& error) {
       if (options_.duplex > 0) throw;
       result_.reason = error.what();

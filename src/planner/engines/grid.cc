@@ -212,7 +212,7 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
         if (made || skipped) break;
       }
     } catch (const TimeIsUp&) {
-      if (result.candidates.empty()) result.reason = "time ran out before a plan was found";
+      if (result.candidates.empty()) result.reason = kNoTime;
       break;
     }
   rank(&result);

@@ -94,7 +94,7 @@ class Opponent {
       else
         data_parallel();
     } catch (const TimeIsUp&) {
-      if (!best_.plan) best_.reason = "time ran out before a plan was found";
+      if (!best_.plan) best_.reason = kNoTime;
     }
     return std::move(best_);
   }

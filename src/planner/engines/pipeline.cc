@@ -466,7 +466,7 @@ class PipelineSearch {
       request_.limits.deadline.check();
       return compose(found);
     } catch (const TimeIsUp&) {
-      if (result_.candidates.empty()) result_.reason = "time ran out before a plan was found";
+      if (result_.candidates.empty()) result_.reason = kNoTime;
       stop_ = "time ran out";
       return false;
     }

@@ -53,13 +53,13 @@ class Quick {
       options_.limits.deadline = whole.part(kOfGrid);
       grid();
     } catch (const TimeIsUp&) {
-      result_.reason = "time ran out before a plan was found";
+      result_.reason = kNoTime;
     }
     options_.limits.deadline = whole;
     try {
       if (result_.candidates.empty() && !result_.refused) divided();
     } catch (const TimeIsUp&) {
-      result_.reason = "time ran out before a plan was found";
+      result_.reason = kNoTime;
     }
     rank(&result_);
     result_.search_s =

@@ -203,7 +203,7 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
           if (!try_one(devices, samples / count)) break;
       }
   } catch (const TimeIsUp&) {
-    if (result.candidates.empty()) result.reason = "time ran out before a plan was found";
+    if (result.candidates.empty()) result.reason = kNoTime;
   }
   rank(&result);
   if (!result.candidates.empty()) result.reason = "all sizes were tried";
