@@ -14,15 +14,13 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <set>
 
 #include "cluster/profile.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "graph/file.h"
+#include "formats.h"
 #include "mutate_text.h"
-#include "plan/plan.h"
-#include "runtime/checkpoint.h"
-#include "sim/simulate.h"
 
 namespace motley {
 
@@ -215,10 +213,7 @@ Kind clusters(const FuzzOptions& options) {
   return {files(options, {"clusters/local-mixed-4.yaml", "clusters/hap-64.yaml",
                           "clusters/hap-a100-p100.yaml", "clusters/dgx-1-v100.yaml",
                           "clusters/p2-v100-2.yaml"}),
-          [](const std::string& text) {
-            const Cluster cluster = parse_cluster(text, "mutant");
-            parse_cluster(to_yaml(cluster), "mutant written again");
-          },
+          reader_of("cluster"),
           {{"plan", "mlp:layers=2,hidden=16,in=8,classes=4", "--batch", "16", "--time-limit", "2",
             "--cluster", "FILE"}},
           ".yaml"};
@@ -228,12 +223,7 @@ Kind plans(const FuzzOptions& options) {
   const char* mlp = "plan mlp:layers=2,hidden=16,in=8,classes=4 --cluster local-mixed-4 --batch 16";
   return {{made_by(options, mlp, "plan.json"),
            made_by(options, std::string(mlp) + " --engine pipeline --micro-batch 4", "pipe.json")},
-          [](const std::string& text) {
-            const Plan plan = parse_plan(text, "mutant");
-            if (!check(plan, false).empty()) return;
-            describe(plan);
-            if (check(plan).empty()) simulate(plan);
-          },
+          reader_of("plan"),
           {{"check", "FILE"}, {"simulate", "FILE"}, {"report", "FILE", "-o", "report.html"}},
           ".json"};
 }
@@ -242,18 +232,7 @@ Kind graphs(const FuzzOptions& options) {
   return {{made_by(options, "capture mlp:layers=2,hidden=16,in=8,classes=4 --batch 16", "g.json"),
            made_by(options, "capture gpt:layers=1,hidden=16,heads=2,seq=8,vocab=16 --batch 4",
                    "h.json")},
-          [&options](const std::string& text) {
-            const std::string path = options.folder + "/graph.json";
-            write_file(path, text);
-            const GraphFile file = load_graph_file(path);
-            for (int64_t samples : {file.batch, int64_t{7}, int64_t{1} << 40}) {
-              try {
-                const Theory theory(file.at(samples));
-              } catch (const UserError&) {
-                if (samples == file.batch) throw;
-              }
-            }
-          },
+          reader_of("graph"),
           {{"plan", "./FILE", "--batch", "16", "--cluster", "local-mixed-4", "--time-limit", "2"}},
           ".json"};
 }
@@ -288,11 +267,7 @@ Profile measured(const Cluster& cluster) {
 
 Kind profiles(const FuzzOptions&) {
   return {{to_json(measured(load_cluster("local-mixed-4"))).dump(1)},
-          [](const std::string& text) {
-            const Profile profile = parse_profile(text, "mutant");
-            Cluster cluster = load_cluster("local-mixed-4");
-            apply(profile, "mutant", &cluster);
-          },
+          reader_of("profile"),
           {{"plan", "mlp:layers=2,hidden=16,in=8,classes=4", "--batch", "16", "--time-limit", "2",
             "--cluster", "local-mixed-4", "--profile", "FILE"}},
           ".profile"};
@@ -310,20 +285,7 @@ std::string checkpoint() {
   return {bytes.begin(), bytes.end()};
 }
 
-Kind checkpoints(const FuzzOptions&) {
-  return {{checkpoint()},
-          [](const std::string& bytes) {
-            try {
-              read_archive(bytes);
-            } catch (const InternalError&) {
-              throw;
-            } catch (const std::runtime_error& e) {
-              throw UserError(first_line(e.what()));
-            }
-          },
-          {},
-          ".pt"};
-}
+Kind checkpoints(const FuzzOptions&) { return {{checkpoint()}, reader_of("archive"), {}, ".pt"}; }
 
 std::vector<std::string> mutated_command(uint64_t seed, Rng* rng) {
   static const std::vector<std::vector<std::string>> commands = {
@@ -378,6 +340,17 @@ std::vector<std::string> mutated_command(uint64_t seed, Rng* rng) {
   return words;
 }
 
+Kind of_corpus(const std::string& format, const FuzzOptions& options) {
+  std::vector<std::string> paths;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(options.source + "/tests/corpus/" + format))
+    paths.push_back("tests/corpus/" + format + "/" + entry.path().filename().string());
+  std::sort(paths.begin(), paths.end());
+  const auto of = std::find_if(formats().begin(), formats().end(),
+                               [&](const Format& f) { return f.name == format; });
+  return {files(options, paths), of->read, {}, of->text ? ".txt" : ".pt"};
+}
+
 const std::map<std::string, Kind (*)(const FuzzOptions&)>& makers() {
   static const std::map<std::string, Kind (*)(const FuzzOptions&)> table = {
       {"clusters", clusters}, {"plans", plans},       {"graphs", graphs},
@@ -388,8 +361,14 @@ const std::map<std::string, Kind (*)(const FuzzOptions&)>& makers() {
 }  // namespace
 
 const std::vector<std::string>& fuzz_kinds() {
-  static const std::vector<std::string> kinds = {"clusters", "plans",       "graphs", "stages",
-                                                 "profiles", "checkpoints", "options"};
+  static const std::vector<std::string> kinds = [] {
+    std::vector<std::string> list = {"clusters", "plans",       "graphs", "stages",
+                                     "profiles", "checkpoints", "options"};
+    const std::set<std::string> known = {"cluster", "plan", "graph", "profile", "archive"};
+    for (const Format& format : formats())
+      if (known.count(format.name) == 0) list.push_back(format.name);
+    return list;
+  }();
   return kinds;
 }
 
@@ -407,7 +386,8 @@ FuzzReport fuzz(const std::string& kind, const FuzzOptions& options) {
     }
     return report;
   }
-  const Kind what = makers().at(kind)(options);
+  const auto maker = makers().find(kind);
+  const Kind what = maker == makers().end() ? of_corpus(kind, options) : maker->second(options);
   const auto mutant = [&](int i) {
     const std::string& original = what.originals[static_cast<size_t>(i) % what.originals.size()];
     if (what.suffix != ".pt") return mutated_text(original, seed_of(i));

@@ -29,7 +29,8 @@ struct FuzzOptions {
   std::string keep;  // folder for files that readers do wrong with; empty: none
 };
 
-// "clusters", "plans", "graphs", "stages", "profiles", "checkpoints", "options".
+// "clusters", "plans", "graphs", "stages", "profiles", "checkpoints", "options", and those of formats()
+// (formats.h) that are none of these, from the files in tests/corpus.
 const std::vector<std::string>& fuzz_kinds();
 FuzzReport fuzz(const std::string& kind, const FuzzOptions& options);
 

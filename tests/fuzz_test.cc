@@ -23,11 +23,12 @@ TEST(Fuzz, ReadersTakeOrRefuseInOneLine) {
   options.cases = 100, options.programs = 2, options.seed = 7;
   for (const std::string& kind : fuzz_kinds()) {
     options.cases = kind == "options" ? 60 : 100;
+    const bool is_socket = kind == "stranger" || kind == "message";  // closed where it is wrong
     const FuzzReport report = fuzz(kind, options);
     for (const std::string& wrong : report.wrong) ADD_FAILURE() << kind << ", " << wrong;
     EXPECT_GE(report.cases, options.cases) << kind;
     // Mutants are neither all taken nor all refused.
-    EXPECT_GT(report.refused, 0) << kind;
+    EXPECT_TRUE(report.refused > 0 || is_socket) << kind;
     EXPECT_TRUE(report.taken > 0 || kind == "checkpoints") << kind;
   }
   std::filesystem::remove_all(folder);

@@ -214,7 +214,9 @@ struct StoreServer::Impl {
                           : "-");
       case 'A': {
         std::string& value = values[key()];
-        value = std::to_string(std::atoll(value.c_str()) + std::atoll(f.at(1).c_str()));
+        const auto sum = static_cast<uint64_t>(std::atoll(value.c_str())) +
+                         static_cast<uint64_t>(std::atoll(f.at(1).c_str()));
+        value = std::to_string(static_cast<int64_t>(sum));  // whatever a worker sends
         return say(p, value);
       }
       case 'D':

@@ -28,11 +28,14 @@ class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
+// What others wrote into a message, without line ends and control characters.
+std::string one_line(const std::string& message);
+
 // Builds a UserError: throw user_error("plan", "step {} names op {}", i, name).
 template <typename... Args>
 UserError user_error(const char* module, fmt::format_string<Args...> format, Args&&... args) {
   return UserError(
-      fmt::format("[{}] {}", module, fmt::format(format, std::forward<Args>(args)...)));
+      one_line(fmt::format("[{}] {}", module, fmt::format(format, std::forward<Args>(args)...))));
 }
 
 [[noreturn]] void check_failed(const char* file, int line, const char* condition,

@@ -21,7 +21,7 @@ Json to_json(const Facts& f) {
 Facts parse_facts(const std::string& text, const std::string& name) {
   Facts f;
   try {
-    const Json json = Json::parse(text);
+    const Json json = parse_json(text, name);
     f.host = json.at("host").get<std::string>();
     f.machine = json.at("machine").get<std::string>();
     f.kind = json.at("kind").get<std::string>();

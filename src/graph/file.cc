@@ -101,8 +101,8 @@ void save_graph(const GraphFile& file) {
   write_file(file.path, j.dump() + "\n");
 }
 
-GraphFile load_graph_file(const std::string& path) {
-  Json json = parse_json(read_file(path), path);
+GraphFile parse_graph_file(const std::string& text, const std::string& path) {
+  const Json json = parse_json(text, path);
   Fields fields(json, "graph", path);
   if (!fields.find("motley_graph"))
     throw fields.bad("motley_graph", "is missing; this is not a file of `motley capture`");
@@ -122,6 +122,10 @@ GraphFile load_graph_file(const std::string& path) {
     file.to = again.integer("to");
   }
   return file;
+}
+
+GraphFile load_graph_file(const std::string& path) {
+  return parse_graph_file(read_file(path), path);
 }
 
 Graph load_graph_file(const std::string& path, int64_t batch) {

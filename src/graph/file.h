@@ -38,7 +38,8 @@ struct GraphFile {
 
 void save_graph(const GraphFile& file);  // to its path
 
-// Throws UserError if the file is not one.
+// Throws UserError if the file is not one; `path` is what errors call it.
+GraphFile parse_graph_file(const std::string& text, const std::string& path);
 GraphFile load_graph_file(const std::string& path);
 Graph load_graph_file(const std::string& path, int64_t batch);  // .at(batch)
 

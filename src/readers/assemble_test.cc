@@ -82,6 +82,7 @@ TEST(Machines, HostlistsHostfilesAndNodes) {
   EXPECT_EQ(hosts[2].gpus, 0);
   EXPECT_THROW(parse_hostfile("w1 slots=8\nw1 slots=8\n", "h"), UserError);
   EXPECT_THROW(parse_hostfile("w1 slots=eight\n", "h"), UserError);
+  EXPECT_THROW(parse_hostfile("w1:-1\n", "h"), UserError);
   const auto nodes = parse_nodes(
       "NodeName=n1 Arch=x86_64 CoresPerSocket=16\n   CPUTot=64\n   Gres=gpu:a100:8(S:0-1)\n\n"
       "NodeName=n2 Gres=gpu:v100:2,gpu:v100:2\nNodeName=login Gres=(null)\n"

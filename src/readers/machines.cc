@@ -167,8 +167,11 @@ std::vector<Machine> parse_hostfile(const std::string& text, const std::string& 
     m.host = words[0];
     int64_t slots = 0;
     if (const size_t colon = m.host.rfind(':');
-        colon != std::string::npos && whole(m.host.substr(colon + 1), &slots))
+        colon != std::string::npos && whole(m.host.substr(colon + 1), &slots, /*negative=*/true)) {
+      if (slots < 1)
+        throw bad(name, number, fmt::format("has {} slots", slots), "HOST:N, N at least 1");
       m.host.resize(colon);
+    }
     for (const auto& [key, value] : fields_of(line)) {
       if (key == "slots" && (!whole(value, &slots) || slots < 1))
         throw bad(name, number, fmt::format("has slots={}", value.substr(0, 20)), "slots=N");

@@ -56,15 +56,23 @@ std::vector<std::string> split(const std::string& text, char at) {
 }
 
 bool whole(const std::string& text, int64_t* value, bool negative) {
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return parsed.ec == std::errc() && parsed.ptr == text.data() + text.size() && !text.empty() &&
-         (negative || *value >= 0);
+  int64_t number = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || text.empty() ||
+      (!negative && number < 0))
+    return false;
+  *value = number;
+  return true;
 }
 
 bool real(const std::string& text, double* value) {
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return parsed.ec == std::errc() && parsed.ptr == text.data() + text.size() && !text.empty() &&
-         std::isfinite(*value);
+  double number = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || text.empty() ||
+      !std::isfinite(number))
+    return false;
+  *value = number;
+  return true;
 }
 
 namespace {

@@ -98,8 +98,8 @@ void write_pieces(const std::string& beside, int rank, const CheckpointOf& of,
   write_file(beside + "/" + file_of(rank), std::string(bytes.begin(), bytes.end()));
 }
 
-void read_pieces(const std::string& path, const CheckpointOf& of, Assembly* assembly) {
-  const auto file = read_archive(read_file(path, size_t{1} << 40)).toGenericDict();
+void parse_pieces(const std::string& bytes, const CheckpointOf& of, Assembly* assembly) {
+  const auto file = read_archive(bytes).toGenericDict();
   if (file.at("format").toStringRef() != kFormat)
     throw std::runtime_error("it is of another format");
   if (file.at("run").toInt() != of.run || file.at("step").toInt() != of.step)
@@ -109,6 +109,10 @@ void read_pieces(const std::string& path, const CheckpointOf& of, Assembly* asse
     const std::string name = item.key().toStringRef();
     assembly->add({name, part_of_numbers(parts.at(name).toTensor()), item.value().toTensor()});
   }
+}
+
+void read_pieces(const std::string& path, const CheckpointOf& of, Assembly* assembly) {
+  parse_pieces(read_file(path, size_t{1} << 40), of, assembly);
 }
 
 CheckpointFolder::CheckpointFolder(const std::string& path) {

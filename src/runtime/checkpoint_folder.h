@@ -58,6 +58,7 @@ CheckpointOf read_checkpoint(const std::string& folder, int64_t step, const Chec
 void write_pieces(const std::string& beside, int rank, const CheckpointOf& of,
                   const std::vector<HeldPiece>& pieces);
 // Throws std::runtime_error or UserError if they are not of that run and step, or damaged.
+void parse_pieces(const std::string& bytes, const CheckpointOf& of, Assembly* assembly);
 void read_pieces(const std::string& path, const CheckpointOf& of, Assembly* assembly);
 
 // Writes this worker's part of checkpoints, in the background.

@@ -1,0 +1,162 @@
+#include "formats.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <optional>
+
+#include "cluster/profile.h"
+#include "cluster/tariff.h"
+#include "comm/line.h"
+#include "comm/store.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/units.h"
+#include "discover/discover.h"
+#include "graph/file.h"
+#include "plan/plan.h"
+#include "readers/assemble.h"
+#include "readers/huggingface.h"
+#include "readers/machines.h"
+#include "readers/nccl.h"
+#include "readers/text.h"
+#include "runtime/checkpoint.h"
+#include "shard/theory.h"
+#include "sim/simulate.h"
+
+namespace motley {
+
+namespace {
+
+constexpr const char* kName = "mutant";
+
+void read_cluster(const std::string& text) {
+  const Cluster cluster = parse_cluster(text, kName);
+  parse_cluster(to_yaml(cluster), "mutant written again");
+}
+
+void read_plan(const std::string& text) {
+  const Plan plan = parse_plan(text, kName);
+  if (!check(plan, false).empty()) return;
+  describe(plan);
+  if (check(plan).empty()) simulate(plan);
+}
+
+void read_graph(const std::string& text) {
+  const GraphFile file = parse_graph_file(text, kName);
+  for (int64_t samples : {file.batch, int64_t{7}, int64_t{1} << 40}) {
+    try {
+      const Theory theory(file.at(samples));
+    } catch (const UserError&) {
+      if (samples == file.batch) throw;
+    }
+  }
+}
+
+void read_profile(const std::string& text) {
+  const Profile profile = parse_profile(text, kName);
+  Cluster cluster = flat_cluster({{.name = "fast", .flops = 1e12, .memory = 1e9}}, {2},
+                                 {LinkKind::switched, 1e9, 1e-6});
+  apply(profile, kName, &cluster);
+}
+
+void read_config(const std::string& text) {
+  readers::HuggingFaceModel(parse_json(text, kName), kName, 0, 0).at(4);
+}
+
+// Of `motley cluster`: one of its sources beside a hostfile.
+template <std::optional<readers::Source> readers::Sources::*field>
+void read_source(const std::string& text) {
+  readers::Sources sources;
+  if (field != &readers::Sources::hostfile)
+    sources.hostfile = readers::Source{"hosts", "a slots=8 type=V100-16GB\nb slots=8\n"};
+  sources.*field = readers::Source{kName, text};
+  readers::assemble(sources);
+}
+
+void read_nccl(const std::string& text) {
+  const readers::NcclRun run = readers::parse_nccl(text, kName);
+  if (!run.points.empty()) readers::fit(run);
+}
+
+// libtorch refuses with other types.
+void read_pieces_of(const std::string& bytes) {
+  try {
+    read_archive(bytes);
+  } catch (const InternalError&) {
+    throw;
+  } catch (const std::runtime_error& e) {
+    const std::string why = e.what();
+    throw UserError(why.substr(0, why.find('\n')));
+  }
+}
+
+// A connection to the store of a run, open for as long as it answers; the store lives on.
+void send_to_store(const std::string& bytes, bool known) {
+  static const std::string token = random_token();
+  static StoreServer server("127.0.0.1", 0, token, true);
+  const auto until = Clock::now() + milliseconds(2000);
+  std::optional<Line> worker;
+  Socket stranger;
+  if (known) {
+    worker.emplace("127.0.0.1", server.port(), token, milliseconds(2000));
+  } else {
+    const Addresses found("127.0.0.1", server.port(), 0);
+    stranger = Socket(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    MOTLEY_CHECK(connect(stranger.fd(), found.list->ai_addr, found.list->ai_addrlen) == 0);
+  }
+  const int fd = known ? worker->fd() : stranger.fd();
+  for (size_t at = 0; at < bytes.size();) {
+    const ssize_t n = send(fd, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
+    if (n > 0) at += static_cast<size_t>(n);
+    if (n <= 0 && (errno != EAGAIN || !ready(fd, POLLOUT, until))) break;  // it hung up
+  }
+  shutdown(fd, SHUT_WR);
+  char buffer[1 << 12];
+  ssize_t n = 1;
+  while (n > 0) {
+    MOTLEY_CHECK(ready(fd, POLLIN, until), "the store neither answers nor hangs up");
+    n = recv(fd, buffer, sizeof buffer, 0);
+  }
+  // Another worker is served as before.
+  const auto store = connect_store("127.0.0.1", server.port(), token, milliseconds(2000));
+  store->set("key", std::vector<uint8_t>{1});
+  MOTLEY_CHECK(store->get("key") == std::vector<uint8_t>{1});
+}
+
+}  // namespace
+
+const std::vector<Format>& formats() {
+  using readers::Sources;
+  static const std::vector<Format> table = {
+      {"cluster", true, read_cluster},
+      {"tariff", true, [](const std::string& text) { parse_tariffs(text, kName); }},
+      {"plan", true, read_plan},
+      {"graph", true, read_graph},
+      {"profile", true, read_profile},
+      {"config", true, read_config},
+      {"topo", true, read_source<&Sources::topo>},
+      {"query", true, read_source<&Sources::query>},
+      {"nodes", true, read_source<&Sources::nodes>},
+      {"hostfile", true, read_source<&Sources::hostfile>},
+      {"topology", true, read_source<&Sources::topology>},
+      {"nccl", true, read_nccl},
+      {"hostlist", true, [](const std::string& text) { readers::hostlist(text, kName); }},
+      {"quantity", true, [](const std::string& text) { parse_quantity(text, "bandwidth", kName); }},
+      {"facts", true, [](const std::string& text) { discover::parse_facts(text, kName); }},
+      {"archive", false, read_pieces_of},
+      {"stranger", false, [](const std::string& bytes) { send_to_store(bytes, false); }},
+      {"message", false, [](const std::string& bytes) { send_to_store(bytes, true); }},
+  };
+  return table;
+}
+
+const std::function<void(const std::string&)>& reader_of(const std::string& name) {
+  for (const Format& format : formats())
+    if (format.name == name) return format.read;
+  MOTLEY_CHECK(false, "no format {}", name);
+  std::abort();
+}
+
+}  // namespace motley
