@@ -21,21 +21,23 @@ void add(Set* set, const std::string& name, double start, double freedom,
   set->parameters.push_back({name, start, freedom, std::move(setter)});
 }
 
-// What a device type is fitted in, from the catalogue's numbers on.
+// The catalogue's numbers, from which fits start.
+Calibration start_of(const Set& set) {
+  return default_calibration(set.clusters[0], set.models[0].precision, Runtime::deepspeed);
+}
+
+// What a device type is fitted in.
 void add_device(Set* set, const std::string& type) {
-  const auto rate = [&](const char* name, double start, double freedom, double Rates::*field) {
-    add(set, type + " " + name, start, freedom,
+  const Rates start = start_of(*set).types.at(type);
+  const auto rate = [&](const char* name, double freedom, double Rates::*field) {
+    add(set, type + " " + name, start.*field, freedom,
         [type, field](System* s, double x) { s->calibration.types[type].*field = x; });
   };
-  for (const DeviceType& t : device_catalogue()) {
-    if (t.name != type) continue;
-    rate("flops", (t.name[0] == 'A' ? 1.4 : 1) * t.half_flops, 0.1, &Rates::flops);
-    rate("memory", t.memory_bandwidth, 0.1, &Rates::memory);
-  }
-  rate("launch", 20e-6, 0.1, &Rates::launch);
-  rate("collective", 50e-6, 0.7, &Rates::collective);
-  rate("narrow", 20, 0.5, &Rates::narrow);
-  rate("step", 0.005, 0.5, &Rates::step);
+  rate("flops", 0.1, &Rates::flops);
+  rate("memory", 0.1, &Rates::memory);
+  rate("launch", 0.1, &Rates::launch);
+  rate("collective", 0.7, &Rates::collective);
+  rate("step", 0.5, &Rates::step);
 }
 
 // What a link type is fitted in.
@@ -58,13 +60,14 @@ void add_link(Set* set, const std::string& name) {
 
 // What belongs to DeepSpeed and PyTorch, whatever they run on.
 void add_framework(Set* set) {
-  const auto field = [&](const char* name, double start, double freedom, double Calibration::*at) {
-    add(set, fmt::format("DeepSpeed {}", name), start, freedom,
+  const Calibration start = start_of(*set);
+  const auto field = [&](const char* name, double freedom, double Calibration::*at) {
+    add(set, fmt::format("DeepSpeed {}", name), start.*at, freedom,
         [at](System* s, double x) { s->calibration.*at = x; });
   };
-  field("message_launch", 500e-6, 0.25, &Calibration::message_launch);
-  field("optimizer_passes", 1.4, 0.3, &Calibration::optimizer_passes);
-  field("overlap_power", 3, 0.02, &Calibration::overlap_power);
+  field("message_launch", 0.25, &Calibration::message_launch);
+  field("optimizer_passes", 0.3, &Calibration::optimizer_passes);
+  field("overlap_power", 0.02, &Calibration::overlap_power);
 }
 
 Strategy plain_strategy(int pp, int dp, int tp, int mbs, int gbs, Runtime runtime) {
@@ -218,10 +221,11 @@ Set vtrain(const std::string& table) {
     shape.hidden = integer(r, "hidden");
     shape.heads = integer(r, "heads");
     shape.seq = integer(r, "seq");
-    // Megatron's kernels: fused scale, mask and softmax (2), dropout with its mask (2.5); two
-    // normalisations and two bias-dropout-additions (11), the bias and GeLU of four times the width
-    // (8), two transpositions (4).
-    shape.score_passes = 4.5;
+    // Megatron's kernels. Over the scores: the products that write and read them, which are so
+    // shallow that memory bounds them (2), fused scale, mask and softmax (2), dropout with its mask
+    // (2.5). Over the hidden states: two normalisations and two bias-dropout-additions (11), the bias
+    // and GeLU of four times the width (8), two transpositions (4).
+    shape.score_passes = 6.5;
     shape.hidden_passes = 24;
     shape.kernels = 40;
     auto [model, new_model] =

@@ -621,7 +621,6 @@ TEST(Search, BoundsLoseNothingOnRandomClusters) {
     for (auto& [name, rates] : calibration.types) {
       rates.step = host * constants.uniform();
       rates.collective = 1e-4 * constants.uniform();
-      if (contradicts) rates.narrow = 100 * constants.uniform();
     }
     const Estimator e(model, cluster, calibration);
     SearchOptions o = options_of(static_cast<int>(4 * rng.between(1, 6)));
