@@ -114,7 +114,7 @@ Model amp_transgan() {
     const double scores = 4 * tokens * window, hidden = tokens * h;
     l.flops = 2 * tokens * 12 * h * h + 4 * tokens * window * h;
     l.traffic_whole = (20 * scores + 60 * hidden) * 2;  // heads are not divided
-    l.kernels = 60;
+    l.kernels = 20;
     l.parameters = 12 * h * h;
     l.parameters_whole = 13 * h;
     l.output = hidden;
@@ -221,13 +221,16 @@ Set vtrain(const std::string& table) {
     shape.hidden = integer(r, "hidden");
     shape.heads = integer(r, "heads");
     shape.seq = integer(r, "seq");
-    // Megatron's kernels. Over the scores: the products that write and read them, which are so
-    // shallow that memory bounds them (2), fused scale, mask and softmax (2), dropout with its mask
-    // (2.5). Over the hidden states: two normalisations and two bias-dropout-additions (11), the bias
-    // and GeLU of four times the width (8), two transpositions (4).
+    // Megatron's fused kernels: 14, as scale, mask and softmax are one, bias and GeLU, and bias,
+    // dropout and addition; without the first, conversions to 32 bits and back, scale and mask too.
+    // Over the scores go the products that write and read them, which are so shallow that memory
+    // bounds them (2), scale, mask and softmax (2), dropout with its mask (2.5); over the hidden
+    // states two normalisations and two bias-dropout-additions (11), the bias and GeLU of four times
+    // the width (8), two transpositions (4).
+    shape.kernels = 14;
+    shape.unfused = 4;
     shape.score_passes = 6.5;
     shape.hidden_passes = 24;
-    shape.kernels = 40;
     auto [model, new_model] =
         models.try_emplace({shape.layers, shape.hidden}, static_cast<int>(set.models.size()));
     if (new_model) set.models.push_back(transformer_model("gpt", shape, precision));
@@ -277,7 +280,7 @@ Set sailor() {
       layer.parameters = 4 * real(r, "parameters");
       layer.output = real(r, "output_elements");
       layer.saved_whole = real(r, "saved_bytes");
-      layer.kernels = layer.block ? 60 : 10;
+      layer.kernels = layer.block ? 20 : 5;
     }
   }
   set.models = {model};

@@ -17,8 +17,9 @@ struct Framework {
   double optimizer_passes = 0, overlap_power = 0;
 };
 constexpr Framework kMotley = {1, 20e-6, 50e-6, 0, 3, 4};
-// Megatron-LM and DeepSpeed: modules in Python, the optimizer in one kernel.
-constexpr Framework kPython = {4.5, 50e-6, 500e-6, 5e-3, 1.4, 3};
+// Megatron-LM and DeepSpeed: modules, hooks and views in Python around every kernel, the optimizer in
+// one kernel.
+constexpr Framework kPython = {13, 50e-6, 500e-6, 5e-3, 1.4, 3};
 
 // NCCL's channels: its most with NVLink 4, two for each of 12 links, as many as links there are before,
 // and two over PCIe.

@@ -219,7 +219,9 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
     communication += 2 * ratio * b * layer.routed / s.tp * activation / expert_bandwidth_;
     collectives += 2;
   }
-  Seconds host = layer.kernels * rates.launch + collectives * rates.collective;
+  const bool fused = s.micro_batch * (model_.heads / s.tp) % 4 == 0;
+  const double kernels = layer.kernels + (fused ? 0 : layer.unfused);
+  Seconds host = kernels * rates.launch + collectives * rates.collective;
   Seconds host_back = 2 * host - collectives * rates.collective;
   if (!measured) {
     const Bytes weights =
