@@ -62,7 +62,8 @@ const char* const kModels[] = {
     "moe:layers=1,hidden=16,heads=4,kv_heads=2,ffn=24,experts=4,seq=6,vocab=24",
     "transgan:layers=1,hidden=64,heads=1,side=4,latent=16",
     "vgg19:width=2,image=32",
-    "vit:layers=1,hidden=16,heads=2,image=16,patch=8,classes=5"};
+    "vit:layers=1,hidden=16,heads=2,image=16,patch=8,classes=5",
+    "vit-moe:layers=1,hidden=16,heads=2,image=16,patch=8,classes=5,experts=4,every=1"};
 
 TEST(Duplex, RandomProgramsInPartsAreOneDevice) {
   Rng rng(25);

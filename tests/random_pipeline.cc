@@ -66,6 +66,33 @@ void add_reductions(Plan* plan, bool joint, Rng* rng) {
   }
 }
 
+// Warm-up counts of groups of stages that share their devices.
+void warm_up_shared(ReplicaPlan* replica, Rng* rng) {
+  const auto groups = stage_groups(*replica);
+  const auto stages = static_cast<int>(replica->stages.size());
+  if (static_cast<int>(groups.size()) == stages) return;
+  for (const auto& group : groups) {
+    const auto all = static_cast<int64_t>(group.size()) * replica->micro_batches;
+    const int warm = static_cast<int>(1 + rng->below(all));
+    for (int s : group) replica->stages[s].warm_up = warm;
+  }
+  // Too few can keep groups waiting for each other; all never do.
+  if (ticks_of(*replica).empty())
+    for (StagePlan& stage : replica->stages) stage.warm_up = stages * replica->micro_batches;
+}
+
+// Stages that have their devices to themselves split their backward passes; copies where the first
+// replica's do.
+void split_some(const PipelinePlan& pipeline, bool copy, ReplicaPlan* replica, Rng* rng) {
+  for (const auto& group : stage_groups(*replica)) {
+    StagePlan& stage = replica->stages[group[0]];
+    if (group.size() > 1) continue;
+    if (!copy && rng->chance(0.5))
+      stage.program = weights_later(pipeline.theory(group[0]), stage.program);
+    if (has_later(stage.program)) stage.weights_behind = static_cast<int>(rng->below(4));
+  }
+}
+
 // Any levels and shares. Replicas that meet in every backward pass take the same passes.
 void add_divisions(PipelinePlan* pipeline, bool alike, Rng* rng) {
   bool meet = false;
@@ -83,7 +110,8 @@ void add_divisions(PipelinePlan* pipeline, bool alike, Rng* rng) {
     if (!meet) break;
     replica.micro_batches = first.micro_batches;
     for (int s = 0; s < pipeline->stages(); ++s)
-      replica.stages[s].warm_up = first.stages[s].warm_up;
+      replica.stages[s].warm_up = first.stages[s].warm_up,
+      replica.stages[s].weights_behind = first.stages[s].weights_behind;
   }
 }
 
@@ -170,6 +198,8 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
   plan.cluster =
       flat_cluster({device_catalogue().back()}, {devices}, {LinkKind::switched, 1e9, 1e-5});
   size_t next = 0;
+  Rng draw(
+      static_cast<uint64_t>(100 * devices + stages));  // of what is split: all else is as without
   for (int r = 0; r < replicas; ++r) {
     ReplicaPlan replica;
     replica.micro_batches = static_cast<int>(1 + rng->below(5));
@@ -208,16 +238,8 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
       }
       replica.stages.push_back(std::move(stage));
     }
-    if (const auto groups = stage_groups(replica); static_cast<int>(groups.size()) < stages) {
-      for (const auto& group : groups) {
-        const auto all = static_cast<int64_t>(group.size()) * replica.micro_batches;
-        const int warm = static_cast<int>(1 + rng->below(all));
-        for (int s : group) replica.stages[s].warm_up = warm;
-      }
-      // Too few can keep groups waiting for each other; all never do.
-      if (ticks_of(replica).empty())
-        for (StagePlan& stage : replica.stages) stage.warm_up = stages * replica.micro_batches;
-    }
+    warm_up_shared(&replica, rng);
+    if (what.split) split_some(pipeline, alike && r > 0, &replica, &draw);
     pipeline.replicas.push_back(std::move(replica));
   }
   if (what.zero) add_divisions(&pipeline, alike, rng);

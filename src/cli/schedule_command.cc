@@ -35,7 +35,8 @@ Pipeline load_pipeline(const std::string& path) {
                    fmt::format("has {} entries; give at most {}", stages.size(), kMaxStages));
   for (size_t i = 0; i < stages.size(); ++i) {
     Fields stage(stages[i], "schedule", fmt::format("{}: stages[{}]", path, i));
-    pipeline.stages.push_back({stage.number("forward_s"), stage.number("backward_s")});
+    pipeline.stages.push_back({stage.number("forward_s"), stage.number("backward_s"),
+                               stage.find("weights_s") ? stage.number("weights_s") : 0});
   }
   const Json& links = file.array("links");
   if (links.size() > kMaxStages)
@@ -71,14 +72,18 @@ void print(const Pipeline& pipeline, const ScheduleRun& run, int micro_batches, 
   if (run.limited)
     std::printf("the counts of %s exceed in_flight_limit and were cut down to it\n",
                 run.schedule.kind.c_str());
-  std::printf("\nstage  count  in flight  forward     backward    busy     bubbles\n");
+  const bool splits = !run.schedule.weights_behind.empty();
+  std::printf("\nstage  count  %sin flight  forward     backward    busy     bubbles\n",
+              splits ? "behind  " : "");
   for (int i = 0; i < pipeline.size(); ++i)
-    std::printf("%5d  %5d  %9d  %-10s  %-10s  %5.1f%%  %6.1f%%\n", i + 1, run.schedule.counts[i],
+    std::printf("%5d  %5d  %s%9d  %-10s  %-10s  %5.1f%%  %6.1f%%\n", i + 1, run.schedule.counts[i],
+                splits ? fmt::format("{:6}  ", run.schedule.weights_behind[i]).c_str() : "",
                 t.in_flight[i], format_seconds(pipeline.stages[i].forward).c_str(),
                 format_seconds(pipeline.stages[i].backward).c_str(), 100 * t.busy[i] / t.makespan,
                 100 * (1 - t.busy[i] / t.makespan));
   std::printf("\n%s", draw(pipeline, run.schedule, t, width).c_str());
-  std::printf("     digits: forward passes, letters: backward passes, dots: bubbles\n");
+  std::printf("     digits: forward passes, letters: backward passes, %sdots: bubbles\n",
+              splits ? "capitals: gradients of weights, " : "");
 }
 
 }  // namespace
@@ -109,7 +114,8 @@ void add_schedule_command(CLI::App& app) {
       "  motley schedule --stages tests/data/stages.json --micro-batches 16 --kind 1f1b\n\n"
       "The file: {\"stages\": [{\"forward_s\": 1, \"backward_s\": 2}, ...], \"links\": "
       "[{\"forward_s\": "
-      "0.2, \"backward_s\": 0.2}, ...]},\nwith one link fewer than stages.");
+      "0.2, \"backward_s\": 0.2}, ...]},\nwith one link fewer than stages. A stage may have "
+      "\"weights_s\": what of backward_s gradients of weights take, which may then come later.");
   command->callback([args] {
     Pipeline pipeline = load_pipeline(args->stages);
     int64_t passes = args->micro_batches * pipeline.size();
@@ -128,16 +134,19 @@ void add_schedule_command(CLI::App& app) {
     }
     Json bubbles = Json::array();
     for (Seconds busy : run.timeline.busy) bubbles.push_back(1 - busy / run.timeline.makespan);
-    print_json({{"kind", run.schedule.kind},
-                {"counts", run.schedule.counts},
-                {"makespan_s", run.timeline.makespan},
-                {"period_s", run.period},
-                {"lower_bound_s", run.lower_bound},
-                {"in_flight", run.timeline.in_flight},
-                {"least_period_s", least_period(pipeline)},
-                {"busy_s", run.timeline.busy},
-                {"bubbles", bubbles},
-                {"cut_to_limits", run.limited}});
+    Json result = {{"kind", run.schedule.kind},
+                   {"counts", run.schedule.counts},
+                   {"makespan_s", run.timeline.makespan},
+                   {"period_s", run.period},
+                   {"lower_bound_s", run.lower_bound},
+                   {"in_flight", run.timeline.in_flight},
+                   {"least_period_s", least_period(pipeline)},
+                   {"busy_s", run.timeline.busy},
+                   {"bubbles", bubbles},
+                   {"cut_to_limits", run.limited}};
+    if (!run.schedule.weights_behind.empty())
+      result["weights_behind"] = run.schedule.weights_behind;
+    print_json(result);
   });
 }
 

@@ -436,7 +436,8 @@ PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const C
   };
   PhaseSeconds result;
   result.forward = seconds(0, phases.backward);
-  result.backward = seconds(phases.backward, phases.reduction);
+  result.weights = seconds(phases.weights, phases.reduction);
+  result.backward = seconds(phases.backward, phases.weights) + result.weights;
   result.reduction = seconds(phases.reduction, end);
   const std::vector<Placement> stored = stored_placements(theory, program);
   std::vector<Seconds> update(model.types(), 0);

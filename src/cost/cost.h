@@ -163,6 +163,9 @@ struct MemoryCost {
   // forward and its backward pass; of it what came in from outside (inputs); and gradients summed
   // in another placement than their parameter's, there for the whole step like `state`.
   std::vector<Bytes> held, held_inputs, sums;
+  // [type] Of such a program with steps that say `later`: what a micro-batch holds between its
+  // backward pass and these.
+  std::vector<Bytes> waiting;
   // [type] Of such a program: what it hands on, which is there until it has arrived; of that what
   // its backward pass hands on.
   std::vector<Bytes> sent, sent_back;
@@ -192,9 +195,10 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
                     const Fractions& fractions, Optimizer optimizer, int micro_batches = 1,
                     bool with_memory = true);
 
-// Seconds of the phases of a program: one pass forward, one backward, the reduction, the optimizer.
+// Seconds of the phases of a program: one pass forward, one backward, of it what may come later, the
+// reduction, the optimizer.
 struct PhaseSeconds {
-  Seconds forward = 0, backward = 0, reduction = 0, update = 0;
+  Seconds forward = 0, backward = 0, weights = 0, reduction = 0, update = 0;
 };
 PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const CostModel& model,
                            const Fractions& fractions, Optimizer optimizer);

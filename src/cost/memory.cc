@@ -43,6 +43,7 @@ class Account {
     memory_.held.assign(types, 0);
     memory_.held_inputs.assign(types, 0);
     memory_.sums.assign(types, 0);
+    memory_.waiting.assign(types, 0);
     memory_.sent.assign(types, 0);
     memory_.sent_back.assign(types, 0);
   }
@@ -185,6 +186,7 @@ class Account {
   void add_storages() {
     const Phases phases = phased_ ? phases_of(theory_, program_) : Phases{};
     const int boundary = phased_ ? phases.backward : -1;
+    const bool splits = phased_ && phases.weights < phases.reduction;
     std::set<ValueId> inputs;
     for (const Input& i : graph_.inputs)
       if (is_received(i)) inputs.insert(i.value);
@@ -196,9 +198,11 @@ class Account {
       const Amount a = amount(x.value, x.placement);
       if (x.made < boundary && x.last >= boundary) add(a, &memory_.held);
       if (x.made < boundary && inputs.count(x.value) > 0) add(a, &memory_.held_inputs);
-      // Added to its sum when it is there.
+      // Added to its sum when it is there; where passes are split, in the last one.
       const bool is_summed = summed_.count({x.value, x.placement}) > 0;
-      hold(a, x.made, is_summed ? x.made : x.last);
+      const int until = splits && x.made < phases.weights ? phases.reduction - 1 : x.made;
+      hold(a, x.made, is_summed ? until : x.last);
+      if (splits && x.made < phases.weights && x.last >= phases.weights) add(a, &memory_.waiting);
       // Gradients are counted as state.
       for (const auto& [v, p] : x.to_end)
         if (const Parameter* of = persistent_[v.index];

@@ -86,6 +86,7 @@ class Walker {
       what = plan_.graph->node(span.node).phase == Phase::backward ? "backward" : "forward";
     if (plan_.pipeline && what.starts_with("forward ")) what = "forward";
     if (plan_.pipeline && what.starts_with("backward ")) what = "backward";
+    if (plan_.pipeline && what.starts_with("weights ")) what = "gradients of weights";
     add(who + ": " + what, span.end - span.begin - span.comm);
     add(who + ": collectives inside of " + what + " passes", span.comm);
   }

@@ -43,8 +43,8 @@ std::string csv_of(const ExportJob& job) {
   const auto groups = stage_groups(replica);
   int end = 0;
   for (const auto& stage : ticks)
-    for (const auto& phase : stage)
-      for (const int t : phase) end = std::max(end, t + 1);
+    for (const int backward : {0, 1})
+      for (const int t : stage[backward]) end = std::max(end, t + 1);
   std::string text;
   for (const std::vector<int>& group : groups) {
     std::vector<std::string> row(end);

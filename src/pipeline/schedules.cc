@@ -14,6 +14,7 @@ namespace motley::pipeline {
 //   greedy          backward passes first, decided as tasks become ready
 //   h1f1b           N_i = N_{i+1} + ceil(1 + (cF + cB) / t_max)   (Eq. 11, stretched)
 //   h1f1b-table     N_i = N_{i+1} + 1, 2 or 3                     (Eq. 2)
+//   zero-bubble     gradients of weights fill bubbles, by search  (Qi et al. 2023)
 std::vector<int> one_f_one_b_counts(const Pipeline& pipeline);
 Schedule deadline_schedule(const Pipeline& pipeline, int micro_batches);
 std::vector<int> eager_counts(const Pipeline& pipeline);
@@ -21,6 +22,7 @@ std::vector<int> exact_schedule_counts(const Pipeline& pipeline);
 Schedule greedy_schedule(const Pipeline& pipeline, int micro_batches);
 std::vector<int> h_one_f_one_b_counts(const Pipeline& pipeline);
 std::vector<int> h_one_f_one_b_table_counts(const Pipeline& pipeline);
+Schedule zero_bubble_schedule(const Pipeline& pipeline, int micro_batches);
 
 const std::vector<ScheduleDef>& schedule_table() {
   static const std::vector<ScheduleDef> table = {
@@ -31,6 +33,7 @@ const std::vector<ScheduleDef>& schedule_table() {
       {"greedy", nullptr, greedy_schedule},
       {"h1f1b", h_one_f_one_b_counts, nullptr},
       {"h1f1b-table", h_one_f_one_b_table_counts, nullptr},
+      {"zero-bubble", nullptr, zero_bubble_schedule, zero_bubble_launches},
   };
   return table;
 }
@@ -54,7 +57,7 @@ Seconds measured_period(const Pipeline& pipeline, const Schedule& schedule,
                         const Timeline& timeline) {
   std::vector<Seconds> starts;
   for (size_t k = 0; k < schedule.order[0].size(); ++k)
-    if (schedule.order[0][k].backward) starts.push_back(timeline.start[0][k]);
+    if (schedule.order[0][k].kind == PassKind::backward) starts.push_back(timeline.start[0][k]);
   size_t from = starts.size() / 4, to = starts.size() - 1 - from;
   Seconds mean = to > from ? (starts[to] - starts[from]) / static_cast<double>(to - from) : 0;
   return std::max(mean, least_period(pipeline));
@@ -84,7 +87,10 @@ ScheduleRun run_best(const Pipeline& pipeline, int micro_batches) {
   auto held = [](const ScheduleRun& run) {
     return std::accumulate(run.timeline.in_flight.begin(), run.timeline.in_flight.end(), 0LL);
   };
+  const bool splits = std::any_of(pipeline.stages.begin(), pipeline.stages.end(),
+                                  [](const StageTime& s) { return s.weights > 0; });
   for (const ScheduleDef& def : schedule_table()) {
+    if (def.launches != nullptr && !splits) continue;
     ScheduleRun run = run_schedule(def, pipeline, micro_batches);
     Seconds slack = 1e-12 * run.timeline.makespan;
     if (best.schedule.order.empty() || run.timeline.makespan < best.timeline.makespan - slack ||

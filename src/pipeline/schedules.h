@@ -13,11 +13,18 @@
 
 namespace motley::pipeline {
 
+// A strict order in which stages split their backward passes.
+struct Launches {
+  std::vector<int> counts, weights_behind;  // [stage]
+};
+
 struct ScheduleDef {
   const char* name;
   // Launch counts before any limit; null: the order is decided while it runs, by `make`.
   std::vector<int> (*counts)(const Pipeline& pipeline);
-  Schedule (*make)(const Pipeline& pipeline, int micro_batches);
+  Schedule (*make)(const Pipeline& pipeline, int micro_batches) = nullptr;
+  // Of one that splits backward passes: the best strict order, within the limits.
+  Launches (*launches)(const Pipeline& pipeline, int micro_batches) = nullptr;
 };
 
 const std::vector<ScheduleDef>& schedule_table();  // alphabetical
@@ -33,7 +40,8 @@ struct ScheduleRun {
 };
 ScheduleRun run_schedule(const ScheduleDef& def, const Pipeline& pipeline, int micro_batches);
 
-// The run with the least makespan; among equals the one that holds fewest micro-batches.
+// The run with the least makespan; among equals the one that holds fewest micro-batches. Backward
+// passes are split only where a stage's `weights` is known.
 ScheduleRun run_best(const Pipeline& pipeline, int micro_batches);
 
 // The forward passes that the g-th of `groups` groups of `stages_per_device` stages each takes
@@ -41,6 +49,9 @@ ScheduleRun run_best(const Pipeline& pipeline, int micro_batches);
 // 1) + (stages_per_device - 1) groups + 1, all of them if there are no more micro-batches than
 // groups.
 std::vector<int> interleaved_counts(int groups, int stages_per_device, int micro_batches);
+
+// The strict order of `zero-bubble`.
+Launches zero_bubble_launches(const Pipeline& pipeline, int micro_batches);
 
 // What a schedule decided on the fly may hold: the limits, or h1f1b's counts.
 std::vector<int> dispatch_limits(const Pipeline& pipeline);

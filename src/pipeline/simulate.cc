@@ -16,6 +16,7 @@ namespace {
 // In-flight counts and the end of the epilogues follow from the start times alone.
 void finish(const Pipeline& pipeline, const Schedule& schedule, Timeline* timeline) {
   int stages = pipeline.size();
+  const PassKind last = schedule.weights_behind.empty() ? PassKind::backward : PassKind::weights;
   timeline->busy.assign(stages, 0);
   timeline->in_flight.assign(stages, 0);
   timeline->makespan = 0;
@@ -23,9 +24,10 @@ void finish(const Pipeline& pipeline, const Schedule& schedule, Timeline* timeli
     int held = 0;
     Seconds end = 0;
     for (size_t k = 0; k < schedule.order[i].size(); ++k) {
-      bool backward = schedule.order[i][k].backward;
-      Seconds time = backward ? pipeline.stages[i].backward : pipeline.stages[i].forward;
-      held += backward ? -1 : 1;
+      const PassKind kind = schedule.order[i][k].kind;
+      const Seconds time = time_of(pipeline, schedule, i, kind);
+      if (kind == PassKind::forward) ++held;
+      if (kind == last) --held;
       timeline->in_flight[i] = std::max(timeline->in_flight[i], held);
       timeline->busy[i] += time;
       end = timeline->start[i][k] + time;
@@ -48,8 +50,8 @@ Timeline simulate(const Pipeline& pipeline, const Schedule& schedule) {
   // [stage][micro-batch] when what a pass reads is there.
   std::vector<std::vector<Seconds>> activation(stages), gradient(stages);
   for (int i = 0; i < stages; ++i) {
-    size_t micro_batches = schedule.order[i].size() / 2;
-    timeline.start[i].reserve(2 * micro_batches);
+    size_t micro_batches = schedule.order[i].size() / (schedule.weights_behind.empty() ? 2 : 3);
+    timeline.start[i].reserve(schedule.order[i].size());
     activation[i].assign(micro_batches, i == 0 ? 0 : kUnknown);
     gradient[i].assign(micro_batches, kUnknown);
   }
@@ -61,18 +63,20 @@ Timeline simulate(const Pipeline& pipeline, const Schedule& schedule) {
     bool sent_down = false, sent_up = false;
     while (next[i] < schedule.order[i].size()) {
       Task task = schedule.order[i][next[i]];
-      Seconds ready =
-          task.backward ? gradient[i][task.micro_batch] : activation[i][task.micro_batch];
+      const Seconds ready = task.kind == PassKind::forward    ? activation[i][task.micro_batch]
+                            : task.kind == PassKind::backward ? gradient[i][task.micro_batch]
+                                                              : free[i];
       if (ready == kUnknown) break;
       Seconds start = std::max(free[i], ready);
       timeline.start[i].push_back(start);
-      free[i] = start + (task.backward ? pipeline.stages[i].backward : pipeline.stages[i].forward);
+      free[i] = start + time_of(pipeline, schedule, i, task.kind);
       ++next[i];
-      if (!task.backward && i + 1 < stages) {
+      if (task.kind == PassKind::weights) continue;
+      if (task.kind == PassKind::forward && i + 1 < stages) {
         link_forward[i] = std::max(link_forward[i], free[i]) + pipeline.links[i].forward;
         activation[i + 1][task.micro_batch] = link_forward[i];
         sent_down = true;
-      } else if (!task.backward) {
+      } else if (task.kind == PassKind::forward) {
         gradient[i][task.micro_batch] = free[i];
       } else if (i > 0) {
         link_backward[i] = std::max(link_backward[i], free[i]) + pipeline.links[i - 1].backward;
@@ -119,7 +123,8 @@ Schedule dispatch(std::string kind, const Pipeline& pipeline, const std::vector<
       if (!can_forward && !can_backward) continue;
       bool backward = can_backward && (!can_forward || choice(i, s.forward, s.backward));
       s.busy = true;
-      schedule.order[i].push_back({backward ? s.backward++ : s.forward++, backward});
+      schedule.order[i].push_back({backward ? s.backward++ : s.forward++,
+                                   backward ? PassKind::backward : PassKind::forward});
       Seconds time = backward ? pipeline.stages[i].backward : pipeline.stages[i].forward;
       events.push({now + time, i, backward ? backward_end : forward_end});
     }
@@ -156,7 +161,8 @@ Schedule dispatch(std::string kind, const Pipeline& pipeline, const std::vector<
   }
   for (const auto& order : schedule.order) {
     MOTLEY_CHECK(order.size() == 2 * static_cast<size_t>(micro_batches));
-    auto first = std::find_if(order.begin(), order.end(), [](Task t) { return t.backward; });
+    auto first = std::find_if(order.begin(), order.end(),
+                              [](Task t) { return t.kind == PassKind::backward; });
     schedule.counts.push_back(static_cast<int>(first - order.begin()));
   }
   return schedule;
@@ -167,16 +173,18 @@ std::string draw(const Pipeline& pipeline, const Schedule& schedule, const Timel
   Seconds end = 0;
   for (int i = 0; i < pipeline.size(); ++i)
     if (!timeline.start[i].empty())
-      end = std::max(end, timeline.start[i].back() + pipeline.stages[i].backward);
+      end = std::max(end, timeline.start[i].back() +
+                              time_of(pipeline, schedule, i, schedule.order[i].back().kind));
   std::string text;
   for (int i = 0; i < pipeline.size(); ++i) {
     std::string row(width, '.');
     for (size_t k = 0; k < schedule.order[i].size(); ++k) {
       Task task = schedule.order[i][k];
       Seconds start = timeline.start[i][k];
-      Seconds time = task.backward ? pipeline.stages[i].backward : pipeline.stages[i].forward;
-      char c = task.backward ? static_cast<char>('a' + task.micro_batch % 26)
-                             : static_cast<char>('0' + (task.micro_batch + 1) % 10);
+      const Seconds time = time_of(pipeline, schedule, i, task.kind);
+      const int first = task.kind == PassKind::backward ? 'a' : 'A';
+      char c = static_cast<char>(task.kind == PassKind::forward ? '0' + (task.micro_batch + 1) % 10
+                                                                : first + task.micro_batch % 26);
       // A character belongs to the task that runs at its middle.
       int from = std::max(0, static_cast<int>(start / end * width + 0.5));
       int to = std::min(width, static_cast<int>((start + time) / end * width + 0.5));

@@ -18,8 +18,8 @@ namespace motley::pipeline {
 struct Timeline {
   std::vector<std::vector<Seconds>> start;  // [stage][place in its order]
   std::vector<Seconds> busy;                // [stage]
-  std::vector<int> in_flight;  // [stage] most micro-batches between the start of their forward and
-                               // the end of their backward pass
+  std::vector<int> in_flight;  // [stage] most micro-batches between the start of their first and
+                               // the end of their last pass
   Seconds makespan = 0;
 };
 
@@ -36,7 +36,8 @@ Schedule dispatch(std::string kind, const Pipeline& pipeline, const std::vector<
                   int micro_batches, const Choice& choice);
 
 // Rows of characters, one per stage: digits are forward passes (last digit of the micro-batch,
-// counted from 1), letters backward passes (a: 1, b: 2, ...), dots idle time.
+// counted from 1), letters backward passes (a: 1, b: 2, ...; capitals: gradients of weights), dots
+// idle time.
 std::string draw(const Pipeline& pipeline, const Schedule& schedule, const Timeline& timeline,
                  int width);
 

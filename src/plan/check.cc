@@ -43,6 +43,13 @@ void check_order(const ReplicaPlan& replica, const PipelinePlan& fresh, const st
                  std::vector<std::string>* problems) {
   const auto groups = stage_groups(replica);
   const int stages = fresh.stages();
+  for (const auto& group : groups)
+    for (int s : group)
+      if (group.size() > 1 && has_later(replica.stages[s].program))
+        problems->push_back(fmt::format(
+            "{}, stage {}: steps say later, and the stage shares its devices with another", where,
+            s));
+  if (!problems->empty()) return;
   if (static_cast<int>(groups.size()) == stages) {
     for (int s = 1; s < stages; ++s)
       if (replica.stages[s].warm_up > replica.stages[s - 1].warm_up)
@@ -110,12 +117,14 @@ void check_divisions(const PipelinePlan& pipeline, std::vector<std::string>* pro
     bool same = replica.micro_batches == first.micro_batches &&
                 stage_groups(replica) == stage_groups(first);
     for (int s = 0; s < pipeline.stages(); ++s)
-      same = same && replica.stages[s].warm_up == first.stages[s].warm_up;
+      same = same && replica.stages[s].warm_up == first.stages[s].warm_up &&
+             replica.stages[s].weights_behind == first.stages[s].weights_behind &&
+             has_later(replica.stages[s].program) == has_later(first.stages[s].program);
     if (!same)
       problems->push_back(
           fmt::format("zero level 2, at which replicas meet in every backward pass, and replica {} "
-                      "takes others than replica 0; give them as many micro-batches and the same "
-                      "warm-up passes, or level 1",
+                      "takes others than replica 0; give them as many micro-batches, the same "
+                      "warm-up passes and weights_behind, or level 1",
                       r));
   }
 }
@@ -178,6 +187,10 @@ std::vector<std::string> check_pipeline(const Plan& plan) {
         if (i > 0 && d <= stage.devices[i - 1]) here("its devices are not in ascending order");
       }
       if (stage.warm_up < 1) here(fmt::format("{} warm-up passes; give at least 1", stage.warm_up));
+      const bool splits = has_later(stage.program);
+      if (stage.weights_behind < 0 || (!splits && stage.weights_behind > 0))
+        here(fmt::format("weights_behind is {}; give at least 0, and 0 where no step says later",
+                         stage.weights_behind));
       auto wrong = check(fresh.theory(s), stage.program);
       if (wrong.empty()) wrong = check_phases(fresh.theory(s), stage.program);
       for (const std::string& text : wrong) here(text);
@@ -239,6 +252,8 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit) {
     return {"duplex: its graph is not that of the batch in parts"};
   const Theory& running = duplex ? *duplex->theory : theory;
   problems = check(running, plan.program);
+  if (has_later(plan.program))
+    problems.push_back("a step says later, which is for stages of pipelines");
   if (static_cast<int>(plan.ratios.size()) != theory.segments() ||
       std::any_of(plan.ratios.begin(), plan.ratios.end(), [&](const auto& ratios) {
         return static_cast<int>(ratios.size()) != plan.cluster.size();

@@ -47,6 +47,21 @@ std::string describe_reductions(const Plan& plan) {
   return out;
 }
 
+std::string describe_schedule(const PipelinePlan& pipeline) {
+  std::vector<int> counts;
+  std::vector<std::string> behind;
+  bool splits = false;
+  for (const StagePlan& stage : pipeline.replicas[0].stages) {
+    counts.push_back(stage.warm_up);
+    splits = splits || has_later(stage.program);
+    behind.push_back(has_later(stage.program) ? std::to_string(stage.weights_behind) : "-");
+  }
+  return fmt::format("  schedule    {}: warm-up {}{}\n", pipeline.schedule, fmt::join(counts, ", "),
+                     splits ? fmt::format("; gradients of weights {} micro-batches behind",
+                                          fmt::join(behind, ", "))
+                            : "");
+}
+
 std::string describe_pipeline(const Plan& plan) {
   const PipelinePlan& pipeline = *plan.pipeline;
   std::string out = fmt::format(
@@ -134,10 +149,8 @@ std::string describe_pipeline(const Plan& plan) {
   }
   if (!pipeline.part().exact())
     out += fmt::format("  not exact   {}\n", normalised_by_part(*plan.graph, pipeline.part()));
-  std::vector<int> counts;
-  for (const StagePlan& stage : pipeline.replicas[0].stages) counts.push_back(stage.warm_up);
   out += describe_reductions(plan);
-  out += fmt::format("  schedule    {}: warm-up {}\n", pipeline.schedule, fmt::join(counts, ", "));
+  out += describe_schedule(pipeline);
   if (plan.predicted_step_s > 0)
     out += fmt::format("  predicted   {} a step\n", format_seconds(plan.predicted_step_s));
   return out;

@@ -156,16 +156,26 @@ std::vector<Pass> passes_of(const ReplicaPlan& replica, const std::vector<int>& 
   for (int block = 0; block < count; block += groups)
     for (size_t k = 0; k < group.size(); ++k)
       for (int m = block; m < std::min(block + groups, count); ++m) {
-        forward.push_back({group[k], m, false});
-        backward.push_back({group[group.size() - 1 - k], m, true});
+        forward.push_back({group[k], m, PassKind::forward});
+        backward.push_back({group[group.size() - 1 - k], m, PassKind::backward});
       }
   const size_t warm_up =
       std::min(static_cast<size_t>(replica.stages[group[0]].warm_up), forward.size());
   order.assign(forward.begin(), forward.begin() + static_cast<std::ptrdiff_t>(warm_up));
+  const StagePlan& alone = replica.stages[group[0]];
+  const bool splits = group.size() == 1 && has_later(alone.program);
+  const auto behind = static_cast<size_t>(alone.weights_behind);
+  const auto weights = [&](size_t k) {
+    order.push_back({group[0], backward[k].micro_batch, PassKind::weights});
+  };
   for (size_t k = 0; k < backward.size(); ++k) {
     order.push_back(backward[k]);
+    if (splits && k >= behind) weights(k - behind);
     if (k + warm_up < forward.size()) order.push_back(forward[k + warm_up]);
   }
+  for (size_t k = backward.size() - std::min(behind, backward.size());
+       splits && k < backward.size(); ++k)
+    weights(k);
   return order;
 }
 
@@ -174,7 +184,7 @@ Ticks ticks_of(const ReplicaPlan& replica) {
   const int stages = static_cast<int>(replica.stages.size());
   const auto groups = stage_groups(replica);
   Ticks ticks(stages, std::vector<std::vector<int>>(
-                          2, std::vector<int>(static_cast<size_t>(replica.micro_batches), kNever)));
+                          3, std::vector<int>(static_cast<size_t>(replica.micro_batches), kNever)));
   std::vector<std::vector<Pass>> orders;
   for (const auto& group : groups)
     orders.push_back(passes_of(replica, group, static_cast<int>(groups.size())));
@@ -187,14 +197,14 @@ Ticks ticks_of(const ReplicaPlan& replica) {
       const Pass& pass = orders[g][next[g]];
       const int m = pass.micro_batch;
       int after = -1;  // the tick of what it reads
-      if (pass.backward) {
+      if (pass.kind == PassKind::backward) {
         after = ticks[pass.stage][0][m];
         if (pass.stage + 1 < stages) after = std::max(after, ticks[pass.stage + 1][1][m]);
-      } else if (pass.stage > 0) {
+      } else if (pass.kind == PassKind::forward && pass.stage > 0) {
         after = ticks[pass.stage - 1][0][m];
       }
       if (after >= now) continue;
-      ticks[pass.stage][pass.backward][m] = now;
+      ticks[pass.stage][static_cast<int>(pass.kind)][m] = now;
       ++next[g];
       moved = true;
     }
@@ -242,9 +252,9 @@ template <typename F>
 void follow(const ReplicaPlan& replica, const std::vector<int>& group, int groups, F visit) {
   std::map<int, int> held;
   for (const Pass& pass : passes_of(replica, group, groups)) {
-    if (!pass.backward) ++held[pass.stage];
+    if (pass.kind == PassKind::forward) ++held[pass.stage];
     visit(pass, held);
-    if (pass.backward) --held[pass.stage];
+    if (pass.kind == PassKind::backward) --held[pass.stage];
   }
 }
 
@@ -305,6 +315,11 @@ int in_flight(const ReplicaPlan& replica, int stage) {
     return most;
   }
   return std::min(replica.stages[stage].warm_up, replica.micro_batches);
+}
+
+int waiting(const ReplicaPlan& replica, int stage) {
+  const StagePlan& plan = replica.stages[stage];
+  return has_later(plan.program) ? std::min(plan.weights_behind, replica.micro_batches - 1) : 0;
 }
 
 namespace {
@@ -388,7 +403,8 @@ std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
       Bytes b = memory.at(stage).peak[t] - memory.at(stage).state[t];
       for (const auto& [s, n] : held)
         b += (n - (s == stage)) * memory.at(s).another(t, of.stages[s].recompute) +
-             std::max(0, back.at(s) - n) * memory.at(s).sent_back[t];
+             std::max(0, back.at(s) - n) * memory.at(s).sent_back[t] +
+             waiting(of, s) * memory.at(s).waiting[t];
       most[t] = std::max(most[t], b);
     }
   };
@@ -421,8 +437,9 @@ bool held_alike(const PipelinePlan& plan, const Cluster& cluster, size_t a, size
   for (int s = 0; s < plan.stages(); ++s) {
     const StagePlan &p = x.stages[s], &q = y.stages[s];
     if (p.devices.size() != q.devices.size() || p.warm_up != q.warm_up ||
-        p.recompute != q.recompute || p.ratios != q.ratios ||
-        divided[s].shares[a] != divided[s].shares[b] || p.program.steps != q.program.steps)
+        p.weights_behind != q.weights_behind || p.recompute != q.recompute ||
+        p.ratios != q.ratios || divided[s].shares[a] != divided[s].shares[b] ||
+        p.program.steps != q.program.steps)
       return false;
     for (size_t i = 0; i < p.devices.size(); ++i)
       if (cluster.devices[p.devices[i]].type != cluster.devices[q.devices[i]].type) return false;

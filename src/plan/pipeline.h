@@ -17,7 +17,10 @@
 //
 // A stage runs `warm_up` forward passes, then a backward and a forward pass in turn, then the
 // remaining backward passes; with `recompute` it keeps of a micro-batch only what came in, and
-// runs the forward pass again in front of the backward pass. When a stage is done it reduces its
+// runs the forward pass again in front of the backward pass. A stage with devices of its own whose
+// program has steps that say `later` splits its backward pass: these steps are a pass that follows
+// the backward pass of the micro-batch that is `weights_behind` further on, and in the end the
+// others (Qi et al. 2023). When a stage is done it reduces its
 // gradients: within the stage as its program says, then over replicas and, for tied parameters,
 // over stages. Where the plan has a reduction program for the devices of the stage in all replicas,
 // ranks and replicas are summed over at once (JointGradients).
@@ -33,6 +36,7 @@
 #include <vector>
 
 #include "cluster/cluster.h"
+#include "core/pass_kind.h"
 #include "cost/cost.h"
 #include "graph/stage.h"
 #include "net/reduction.h"
@@ -46,6 +50,7 @@ struct StagePlan {
   std::vector<int> devices;    // of the cluster, ascending: the ranks of the stage
   std::vector<double> ratios;  // [rank] shares
   int warm_up = 1;
+  int weights_behind = 0;  // micro-batches; of a program with steps that say `later`
   bool recompute = false;
   Program program;  // over the stage's graph, in phases (shard/program.h)
 };
@@ -69,7 +74,7 @@ struct Seat {
 
 struct Pass {
   int stage = 0, micro_batch = 0;
-  bool backward = false;
+  PassKind kind = PassKind::forward;
   friend bool operator==(const Pass&, const Pass&) = default;
 };
 
@@ -139,15 +144,18 @@ std::vector<std::vector<int>> stage_groups(const ReplicaPlan& replica);
 // The passes of one of these groups, in the order in which it takes them.
 std::vector<Pass> passes_of(const ReplicaPlan& replica, const std::vector<int>& group, int groups);
 
-// When a pass is taken if all last one tick and messages none: [stage][backward][micro-batch].
-// Empty if the groups wait for each other for ever. A pass comes after those it reads from, after
+// When a pass is taken if all last one tick and messages none: [stage][kind][micro-batch].
+// Passes that a stage does not have are at INT_MAX. Empty if the groups wait for each other for ever. A pass comes after those it reads from, after
 // the one before it in its group, and a backward pass of the last stage after its forward pass.
 using Ticks = std::vector<std::vector<std::vector<int>>>;
 Ticks ticks_of(const ReplicaPlan& replica);
 
-// Micro-batches that a stage holds at most. Alone on its devices: its warm-up count, as far as
-// there are that many.
+// Micro-batches that a stage holds at most between the start of their forward and the end of their
+// backward pass. Alone on its devices: its warm-up count, as far as there are that many.
 int in_flight(const ReplicaPlan& replica, int stage);
+// Of a stage that splits its backward pass, those that wait for the pass of gradients of weights
+// while another has a pass.
+int waiting(const ReplicaPlan& replica, int stage);
 
 // What every worker holds of the whole batch: inputs, and what is computed from them before the
 // first micro-batch.

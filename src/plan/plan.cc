@@ -103,6 +103,7 @@ Json to_json(const PipelinePlan& pipeline) {
     for (size_t s = 0; s < replica.stages.size(); ++s) {
       const StagePlan& stage = replica.stages[s];
       Json k = {{"devices", stage.devices}, {"ratios", stage.ratios}, {"warm_up", stage.warm_up}};
+      if (stage.weights_behind > 0) k["weights_behind"] = stage.weights_behind;
       if (stage.recompute) k["recompute"] = true;
       // Replicas mostly run the program of the first.
       const bool same = &replica != &pipeline.replicas[0] &&
@@ -214,6 +215,8 @@ std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Theory& whol
       }
       stage.ratios = read_ratios(g.array("ratios"), here);
       stage.warm_up = static_cast<int>(integer(g, "warm_up", 1, kMaxMicroBatches));
+      if (g.find("weights_behind"))
+        stage.weights_behind = static_cast<int>(integer(g, "weights_behind", 0, kMaxMicroBatches));
       if (const Json* b = g.find("recompute")) {
         if (!b->is_boolean()) throw g.bad("recompute", "is " + b->dump() + "; give true or false");
         stage.recompute = b->get<bool>();

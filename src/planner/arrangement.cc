@@ -212,6 +212,10 @@ bool read_schedule(const PipelinePlan& pipeline, Arrangement* a, std::string* re
                               pipeline.replicas[0].stages[s].warm_up, replica.stages[s].warm_up);
         return false;
       }
+      if (has_later(replica.stages[s].program)) {
+        *reason = fmt::format("stage {} computes gradients of weights in passes of their own", s);
+        return false;
+      }
       a->stages[s].warm_up = replica.stages[s].warm_up;
       plain = plain && replica.stages[s].warm_up == std::min(stages - s, replica.micro_batches);
     }
@@ -379,6 +383,7 @@ std::unique_ptr<Plan> Arranger::make(const Arrangement& a, const std::string& en
   composition.schedule = a.any_schedule || a.interleave > 1 ? "" : a.schedule;
   composition.zero = a.stages[0].inside == Inside::pieces ? 3 : a.zero;
   composition.thorough = false;
+  composition.try_split = false;
   for (int r = 0; r < a.replicas(); ++r) {
     ReplicaChoice replica;
     replica.micro_batches = a.micro_batches[r];

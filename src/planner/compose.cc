@@ -12,6 +12,7 @@
 #include "net/messages.h"
 #include "pipeline/schedules.h"
 #include "planner/division.h"
+#include "planner/stage_reductions.h"
 #include "reduce/cluster.h"
 #include "sim/exchange.h"
 #include "sim/pipeline.h"
@@ -19,6 +20,8 @@
 namespace motley::planner {
 
 namespace {
+
+constexpr double kSplitGain = 0.005;  // of the step, that split backward passes have to bring
 
 // Gives stages that share their devices the warm-up counts of the interleaved schedule; why there
 // are none, if so.
@@ -37,49 +40,6 @@ std::string interleave(const PipelinePlan& pipeline, ReplicaPlan* replica, int* 
         return "stages that share a parameter would share devices";
   }
   return ticks_of(*replica).empty() ? "interleaved stages would wait for each other for ever" : "";
-}
-
-// [replica][stage] The group that a stage runs on.
-using StageGroups = std::vector<std::vector<const DeviceGroups::Kind*>>;
-
-// What all-reduces in stages, and those of gradients over replicas, do instead of the plain one.
-void add_reductions(const StageGroups& kinds, Plan* plan) {
-  const PipelinePlan& pipeline = *plan->pipeline;
-  for (size_t r = 0; r < pipeline.replicas.size(); ++r)
-    for (const std::vector<int>& group : stage_groups(pipeline.replicas[r])) {
-      const std::vector<StagePlan>& stages = pipeline.replicas[r].stages;
-      Bytes largest = 0;
-      for (int s : group) {
-        const int64_t bytes = largest_all_reduce(pipeline.theory(s), stages[s].program);
-        largest = std::max(largest, static_cast<Bytes>(bytes));
-      }
-      for (ReductionProgram program : kinds[r][group[0]]->reductions) {
-        if (program.from > largest) continue;
-        program.devices = stages[group[0]].devices;
-        plan->reductions.push_back(std::move(program));
-      }
-    }
-  if (pipeline.replicas.size() < 3) return;
-  for (int s = 0; s < pipeline.stages(); ++s) {
-    const size_t ranks = pipeline.replicas[0].stages[s].devices.size();
-    net::Groups groups(ranks);
-    bool alike = true;
-    for (const ReplicaPlan& replica : pipeline.replicas) {
-      const std::vector<int>& devices = replica.stages[s].devices;
-      alike = alike && devices.size() == ranks;
-      for (size_t i = 0; i < ranks && alike; ++i) groups[i].push_back(devices[i]);
-    }
-    if (!alike) continue;
-    const auto bytes = static_cast<Bytes>(pipeline.graph(s).parameter_bytes());
-    // Stages that share their devices reduce alike.
-    auto known = [&](const ReductionProgram& program) {
-      return std::any_of(plan->reductions.begin(), plan->reductions.end(), [&](const auto& other) {
-        return other.devices == program.devices && other.from == program.from;
-      });
-    };
-    for (ReductionProgram& program : reduce::reductions_of(plan->cluster, groups))
-      if (program.from <= bytes && !known(program)) plan->reductions.push_back(std::move(program));
-  }
 }
 
 }  // namespace
@@ -121,6 +81,7 @@ class PlanBuilder::Composer {
     choose_warm_ups();
     try_joint_reductions();
     try_division();
+    try_split();
     return as_scheduled() && fits();
   }
 
@@ -336,7 +297,9 @@ class PlanBuilder::Composer {
     return true;
   }
 
-  bool time_stage(size_t r, int s) {
+  bool time_stage(size_t r, int s) { return time_stage(r, s, state_[s], &times_[r]); }
+
+  bool time_stage(size_t r, int s, const DividedState& state, pipeline::Pipeline* to) {
     const Theory& theory = result_.theory(s);
     const StagePlan& stage = result_.replicas[r].stages[s];
     const CostModel& model = kinds_[r][s]->model;
@@ -344,15 +307,16 @@ class PlanBuilder::Composer {
     const Fractions fractions(model.cluster(), shares);
     const PhaseSeconds seconds =
         phase_seconds(theory, stage.program, model, fractions, request_.optimizer);
-    pipeline::Pipeline& p = times_[r];
-    p.stages.push_back(
-        {seconds.forward, seconds.backward + (stage.recompute ? seconds.forward : 0)});
+    pipeline::Pipeline& p = *to;
+    p.stages.push_back({seconds.forward, seconds.backward + (stage.recompute ? seconds.forward : 0),
+                        seconds.weights});
     p.epilogue.push_back(seconds.reduction + seconds.update);
     int limit = composition_.replicas[r].micro_batches;
+    double waiting = 0;  // of what one in flight holds
     if (request_.memory_limit) {
       const MemoryCost memory =
           memory_of(theory, stage.program, fractions, model.types(), request_.optimizer, true,
-                    state_[s].kept(static_cast<int>(r)));
+                    state.kept(static_cast<int>(r)));
       for (int t = 0; t < model.types(); ++t) {
         const Bytes one = memory.peak[t] + memory.sums[t],
                     more = memory.another(t, stage.recompute),
@@ -363,9 +327,11 @@ class PlanBuilder::Composer {
           return false;
         }
         if (more > 0) limit = std::min(limit, 1 + static_cast<int>(std::min(1e6, room / more)));
+        if (more > 0) waiting = std::max(waiting, memory.waiting[t] / more);
       }
     }
     p.in_flight_limit.push_back(limit);
+    p.waiting.push_back(waiting);
     return true;
   }
 
@@ -474,6 +440,59 @@ class PlanBuilder::Composer {
     if (faster()) return;
     result_.zero.clear();
     std::swap(others, plan_->reductions);
+  }
+
+  // Gradients of weights in passes of their own, if that is faster.
+  void try_split() {
+    if (!composition_.try_split || !composition_.schedule.empty() || stages_ == 1 ||
+        stages_per_device_ > 1 || request_.limits.deadline.over())
+      return;
+    const std::vector<ReplicaPlan> whole = result_.replicas;
+    bool any = false;
+    for (size_t r = 0; r < whole.size(); ++r)
+      for (int s = 1; s < stages_; ++s) {
+        StagePlan& stage = result_.replicas[r].stages[s];
+        stage.program = alike_[r] < r ? result_.replicas[alike_[r]].stages[s].program
+                                      : weights_later(result_.theory(s), stage.program);
+        any = any || has_later(stage.program);
+      }
+    if (any && launch_split()) {
+      const std::string schedule = std::exchange(result_.schedule, "zero-bubble");
+      const Seconds before = step_;
+      if (faster() && step_ < (1 - kSplitGain) * before) return;
+      step_ = before;
+      result_.schedule = schedule;
+    }
+    result_.replicas = whole;
+  }
+
+  // Counts and lags for split backward passes. False: there is no room, or replicas that meet in
+  // every pass would take different ones.
+  bool launch_split() {
+    const std::vector<DividedState> divided = divided_states(result_);
+    std::vector<pipeline::Launches> launches;
+    for (size_t r = 0; r < times_.size(); ++r) {
+      if (alike_[r] < r) {
+        launches.push_back(launches[alike_[r]]);
+      } else {
+        pipeline::Pipeline p;
+        p.links = times_[r].links;
+        for (int s = 0; s < stages_; ++s)
+          if (!time_stage(r, s, divided[s], &p)) return false;
+        launches.push_back(
+            pipeline::zero_bubble_launches(p, composition_.replicas[r].micro_batches));
+      }
+      const pipeline::Launches &own = launches[r], &first = launches[0];
+      if (divides_ && composition_.zero > 1 &&
+          (own.counts != first.counts || own.weights_behind != first.weights_behind))
+        return false;
+      for (int s = 0; s < stages_; ++s) {
+        StagePlan& stage = result_.replicas[r].stages[s];
+        stage.warm_up = own.counts[s];
+        stage.weights_behind = has_later(stage.program) ? own.weights_behind[s] : 0;
+      }
+    }
+    return true;
   }
 
   // Whether the plan takes less than the best so far, which it is then. No: there is no time to see.

@@ -41,6 +41,8 @@ struct Composition {
   // parameters cut fits and is not much slower than without a limit.
   bool thorough = true;
   std::string schedule;  // of schedule_table(), whose warm-up counts have to fit; empty: the best
+  // Stages split their backward passes where that is faster.
+  bool try_split = true;
   // Of a composition of one stage: no program is fitted into memory that would take longer than
   // this even if it fitted.
   Seconds worth = std::numeric_limits<double>::infinity();

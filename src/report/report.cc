@@ -75,17 +75,21 @@ std::string stage_section(const Plan& plan) {
       std::vector<std::string> devices;
       for (const auto& [type, list] : by_type)
         devices.push_back(fmt::format("{} × {} ({})", list.size(), type, ranges(list)));
-      out += row({std::to_string(r), std::to_string(s),
-                  r == 0 ? escape(modules_of(pipeline.graph(s))) : "as in replica 0",
-                  escape(fmt::format("{}", fmt::join(devices, " + "))),
-                  even ? parts[0] + (parts.size() > 1 ? " each" : "")
-                       : fmt::format("{}", fmt::join(parts, " / ")),
-                  std::to_string(stage.warm_up),
-                  fmt::format("{} of {} micro-batches{}", in_flight(replica, s),
-                              replica.micro_batches, stage.recompute ? ", recomputed" : ""),
-                  format_seconds(seconds.forward),
-                  format_seconds(seconds.backward + (stage.recompute ? seconds.forward : 0)),
-                  format_seconds(seconds.reduction + seconds.update)});
+      out += row(
+          {std::to_string(r), std::to_string(s),
+           r == 0 ? escape(modules_of(pipeline.graph(s))) : "as in replica 0",
+           escape(fmt::format("{}", fmt::join(devices, " + "))),
+           even ? parts[0] + (parts.size() > 1 ? " each" : "")
+                : fmt::format("{}", fmt::join(parts, " / ")),
+           std::to_string(stage.warm_up),
+           fmt::format("{} of {} micro-batches{}{}", in_flight(replica, s), replica.micro_batches,
+                       stage.recompute ? ", recomputed" : "",
+                       has_later(stage.program)
+                           ? fmt::format("; gradients of weights {} behind", stage.weights_behind)
+                           : ""),
+           format_seconds(seconds.forward),
+           format_seconds(seconds.backward + (stage.recompute ? seconds.forward : 0)),
+           format_seconds(seconds.reduction + seconds.update)});
     }
   }
   return out + "</table></div>\n" + more(rows, std::min(rows, kDeviceRows));

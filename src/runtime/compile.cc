@@ -24,7 +24,7 @@ std::vector<std::vector<int>> Executor::assign_slots(const Phases& phases) {
     const Held& x = held[h];
     auto it = outputs_.find(x.value);
     if (it != outputs_.end() && it->second.slot == static_cast<int>(h)) {
-      const int until = x.made < phases.backward ? phases.backward : phases.reduction;
+      const int until = x.made < phases.backward ? phases.backward : phases.weights;
       it->second.released = x.last == until - 1;
       if (it->second.released) continue;  // take() frees it
     }
@@ -75,6 +75,7 @@ void Executor::compile() {
   for (int s = 0; s < end; ++s) {
     const Step& step = program_.steps[s];
     if (s == phases.backward) backward_ = instructions_.size();
+    if (s == phases.weights) weights_ = instructions_.size();
     if (s == phases.reduction) reduction_ = instructions_.size();
     Instruction in = step.is_compute() ? compiled(step) : Instruction();
     in.free = dead[s];
@@ -108,6 +109,7 @@ void Executor::compile() {
     send_ready(s);
   }
   if (phases.backward == end) backward_ = instructions_.size();
+  if (phases.weights == end) weights_ = instructions_.size();
   if (phases.reduction == end) reduction_ = instructions_.size();
   mark_sums();
 }

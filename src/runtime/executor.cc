@@ -448,13 +448,23 @@ Executor::Flight Executor::forward(int64_t step, int64_t micro_batch, bool again
 }
 
 void Executor::backward(Flight* flight, int64_t step, int64_t micro_batch) {
+  run_summing(flight, backward_, weights_, step, micro_batch);
+}
+
+void Executor::weights(Flight* flight, int64_t step, int64_t micro_batch) {
+  run_summing(flight, weights_, reduction_, step, micro_batch);
+}
+
+void Executor::run_summing(Flight* flight, size_t begin, size_t end, int64_t step,
+                           int64_t micro_batch) {
   std::swap(*flight, values_);
   if (sums_.empty()) sums_.resize(values_.size());
-  summing_ = true;
-  run(backward_, reduction_, step, micro_batch);
-  summing_ = false;
+  // All terms of a micro-batch are added by its last pass.
+  summing_ = end == reduction_;
+  run(begin, end, step, micro_batch);
   for (int s : accumulated_)
-    if (values_[s].defined()) add_up(s);  // made in the forward phase
+    if (summing_ && values_[s].defined()) add_up(s);  // made in an earlier pass
+  summing_ = false;
   std::swap(*flight, values_);
 }
 

@@ -93,8 +93,10 @@ class Executor {
   // micro-batch of the step. Buffers are updated unless it runs `again`.
   Flight forward(int64_t step, int64_t micro_batch, bool again = false);
   // Runs the backward phase; what the reduction starts from is added to what is there of earlier
-  // micro-batches as soon as the phase reads it no more.
+  // micro-batches as soon as the phase reads it no more. A program whose steps say `later` runs
+  // these in weights(), which follows some time.
   void backward(Flight* flight, int64_t step, int64_t micro_batch);
+  void weights(Flight* flight, int64_t step, int64_t micro_batch);
   // Hands out an output of the phase that just ran; once.
   at::Tensor take(Flight* flight, ValueId output);
   Placement placement(ValueId output) const { return outputs_.at(output).placement; }
@@ -137,6 +139,7 @@ class Executor {
   std::vector<at::Tensor> gradients() const;
   void update_buffers();
   void add_up(int slot);
+  void run_summing(Flight* flight, size_t begin, size_t end, int64_t step, int64_t micro_batch);
   at::Tensor converted(const Instruction& instruction, at::Tensor from);
   // In asynchronous.cc.
   void start(const Instruction& instruction);
@@ -172,7 +175,7 @@ class Executor {
     bool released;  // nothing reads it after its phase
   };
   std::map<ValueId, Output> outputs_;
-  size_t backward_ = 0, reduction_ = 0;                  // first instructions of these phases
+  size_t backward_ = 0, weights_ = 0, reduction_ = 0;    // first instructions of these phases
   std::vector<int> accumulated_;                         // slots that the reduction starts from
   Flight sums_;                                          // of them
   bool summing_ = false;                                 // in backward()

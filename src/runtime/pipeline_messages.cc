@@ -18,7 +18,7 @@ std::vector<PipelineWorker::Incoming> PipelineWorker::post(const Pass& pass) {
   const Local& local = of(pass.stage);
   const Executor& executor = *local.executor;
   for (const Route& route : local.routes) {
-    if (route.sends || route.transfer.backward != pass.backward) continue;
+    if (route.sends || route.transfer.backward != (pass.kind == PassKind::backward)) continue;
     Incoming in;
     in.route = &route;
     const TensorSpec& spec = graph(local).spec(route.transfer.taken);
@@ -63,10 +63,12 @@ void PipelineWorker::send_out(Executor::Flight* flight, const Pass& pass) {
   Local& local = of(pass.stage);
   std::map<ValueId, at::Tensor> values;
   for (const Route& route : local.routes) {
-    if (!route.sends || made_backward(route.transfer) != pass.backward) continue;
+    if (!route.sends || made_backward(route.transfer) != (pass.kind == PassKind::backward))
+      continue;
     const ValueId v = route.transfer.made;
     if (!values.count(v)) values[v] = local.executor->take(flight, v);
-    Outgoing out{pass.stage, route.transfer.to, pass.micro_batch, pass.backward, {}};
+    Outgoing out{
+        pass.stage, route.transfer.to, pass.micro_batch, pass.kind == PassKind::backward, {}};
     for (size_t p = 0; p < route.peers.size(); ++p) {
       if (route.resharding.count(rank_, static_cast<int>(p)) == 0) continue;
       const int tag = route.tag + pass.micro_batch;
@@ -87,11 +89,11 @@ bool PipelineWorker::made_backward(const Transfer& t) const {
 
 void PipelineWorker::arrived(const Pass& pass) {
   for (auto out = going_.begin(); out != going_.end();) {
-    const bool known =
-        out->from == pass.stage &&
-        (pass.backward ? !out->backward && out->micro_batch <= pass.micro_batch
-                       : out->backward && out->to < out->from &&
-                             taken_before_[out->to][out->micro_batch] <= pass.micro_batch);
+    const bool known = out->from == pass.stage &&
+                       (pass.kind == PassKind::backward
+                            ? !out->backward && out->micro_batch <= pass.micro_batch
+                            : out->backward && out->to < out->from &&
+                                  taken_before_[out->to][out->micro_batch] <= pass.micro_batch);
     if (known) wait(out->messages);
     out = known ? going_.erase(out) : std::next(out);
   }

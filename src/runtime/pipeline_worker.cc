@@ -83,8 +83,8 @@ PipelineWorker::PipelineWorker(const Plan& plan, Communicator& group,
     std::vector<std::vector<int>> waiting(pipeline_.stages());
     for (int s : stages) taken_before_[s].resize(replica().micro_batches, replica().micro_batches);
     for (const Pass& pass : order) {
-      if (pass.backward) {
-        waiting[pass.stage].push_back(pass.micro_batch);
+      if (pass.kind != PassKind::forward) {
+        if (pass.kind == PassKind::backward) waiting[pass.stage].push_back(pass.micro_batch);
         continue;
       }
       for (int m : waiting[pass.stage]) taken_before_[pass.stage][m] = pass.micro_batch;
@@ -247,7 +247,8 @@ void PipelineWorker::run_passes(int64_t number, const TensorMap& batch, at::Tens
   std::map<Key, Executor::Flight> flights;
   std::map<Key, std::vector<std::pair<ValueId, at::Tensor>>> kept;  // for recomputation
   std::vector<Pass> ways[2];
-  for (const Pass& pass : order_) ways[pass.backward].push_back(pass);
+  for (const Pass& pass : order_)
+    if (pass.kind != PassKind::weights) ways[pass.kind == PassKind::backward].push_back(pass);
   std::deque<std::vector<Incoming>> coming[2];
   size_t next[2] = {0, 0};
   for (const Pass& pass : order_) {
@@ -255,14 +256,29 @@ void PipelineWorker::run_passes(int64_t number, const TensorMap& batch, at::Tens
     const Key key = {pass.stage, m};
     Local& local = of(pass.stage);
     Executor& executor = *local.executor;
-    const bool again = stage(replica_, pass.stage).recompute;
+    const StagePlan& planned = stage(replica_, pass.stage);
+    const bool again = planned.recompute, splits = has_later(planned.program);
+    const auto end = [&](Executor::Flight& flight) {
+      if (graph(local).loss.valid()) {
+        const Executor::Loss part = executor.loss(flight);
+        if (part.partial || rank_ == 0) loss += part.value.to(at::kDouble);
+      }
+      flights.erase(key);
+      if (in_every_pass(local)) sum_pass(local, number);
+    };
+    if (pass.kind == PassKind::weights) {
+      executor.weights(&flights[key], number, first_ + m);
+      end(flights[key]);
+      continue;
+    }
+    const bool backward = pass.kind == PassKind::backward;
     for (int way : {0, 1})
       while (coming[way].size() < kAhead && next[way] + coming[way].size() < ways[way].size())
         coming[way].push_back(post(ways[way][next[way] + coming[way].size()]));
-    auto received = take_in(pass, coming[pass.backward].front());
-    coming[pass.backward].pop_front();
-    ++next[pass.backward];
-    if (!pass.backward) {
+    auto received = take_in(pass, coming[backward].front());
+    coming[backward].pop_front();
+    ++next[backward];
+    if (!backward) {
       set_inputs(batch, local, m);
       for (auto& [v, tensor] : received) executor.set(v, tensor);
       Executor::Flight flight = executor.forward(number, first_ + m);
@@ -285,13 +301,8 @@ void PipelineWorker::run_passes(int64_t number, const TensorMap& batch, at::Tens
       Executor::Flight& flight = flights[key];
       executor.backward(&flight, number, first_ + m);
       for (auto& [v, tensor] : received) executor.unset(v);
-      if (graph(local).loss.valid()) {
-        const Executor::Loss part = executor.loss(flight);
-        if (part.partial || rank_ == 0) loss += part.value.to(at::kDouble);
-      }
       send_out(&flight, pass);
-      flights.erase(key);
-      if (in_every_pass(local)) sum_pass(local, number);
+      if (!splits) end(flight);
     }
     arrived(pass);
   }

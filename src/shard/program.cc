@@ -15,7 +15,10 @@ bool has_forms(Collective kind) {
 }
 
 std::string to_text(const Theory& theory, const Step& step) {
-  const char* again = step.again ? "again " : step.each ? "each " : "";
+  const std::string again = fmt::format("{}{}", step.later ? "later " : "",
+                                        step.again  ? "again "
+                                        : step.each ? "each "
+                                                    : "");
   if (!step.is_compute())
     return fmt::format("{}{} %{} {} -> {}{}", again, to_string(step.kind), step.value.index,
                        to_string(step.from), to_string(step.to),
@@ -48,6 +51,10 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
   size_t at = 0;
   std::string head = word(&at);
   Step step;
+  if (head == "later") {
+    step.later = true;
+    head = word(&at);
+  }
   if (head == "again") {
     step.again = true;
     head = word(&at);
@@ -74,7 +81,8 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
       !parse_placement(to, &step.to))
     throw fail(
         "is not a step; write 'node N op IN -> OUT' or 'collective %V FROM -> TO', with 'again ' "
-        "in front if it runs again, 'each ' if it runs in every pass");
+        "in front if it runs again, 'each ' if it runs in every pass, 'later ' before these if it "
+        "belongs to the pass of gradients of weights");
   step.value = ValueId(index(value.substr(1), graph.values.size(), "value"));
   if (const auto kind = Theory::conversion(step.from, step.to); kind && head == to_string(*kind))
     step.kind = *kind;
@@ -136,6 +144,8 @@ Phases phases_of(const Theory& theory, const Program& program) {
   phases.reduction = static_cast<int>(program.steps.size());
   while (phases.reduction > 0 && may_reduce(theory, pure, program.steps[phases.reduction - 1]))
     --phases.reduction;
+  phases.weights = phases.reduction;
+  while (phases.weights > 0 && program.steps[phases.weights - 1].later) --phases.weights;
   while (phases.backward < phases.reduction && !is_backward(theory, program.steps[phases.backward]))
     ++phases.backward;
   if (phases.backward == phases.reduction) return phases;
@@ -199,10 +209,66 @@ Program scattered_in_passes(const Theory& theory, const Program& program) {
   return result;
 }
 
+Program weights_later(const Theory& theory, const Program& program) {
+  const Graph& graph = theory.graph();
+  const Phases phases = phases_of(theory, program);
+  std::vector<bool> output(graph.values.size());
+  for (ValueId v : graph.outputs) output[v.index] = true;
+  std::set<std::pair<ValueId, Placement>> needed;  // by steps that stay
+  std::vector<bool> later(program.steps.size());
+  bool stays = false;
+  for (int s = phases.reduction; s-- > phases.backward;) {
+    const Step& step = program.steps[s];
+    bool free = !step.is_compute() || !is_source(graph.node(step.node));
+    for_each_made(theory, step, [&](ValueId v, Placement p) {
+      free = free && !output[v.index] && needed.count({v, p}) == 0;
+    });
+    later[s] = free;
+    if (free) continue;
+    stays = stays || is_backward(theory, step);
+    // A step that runs again makes what it makes anew.
+    for_each_made(theory, step, [&](ValueId v, Placement p) { needed.erase({v, p}); });
+    for_each_read(theory, step, [&](ValueId v, Placement p) { needed.insert({v, p}); });
+  }
+  if (!stays) return program;
+  Program result;
+  result.steps.reserve(program.steps.size());
+  for (bool turn : {false, true})
+    for (int s = 0; s < phases.reduction; ++s) {
+      if (later[s] != turn) continue;
+      result.steps.push_back(program.steps[s]);
+      result.steps.back().later = turn;
+    }
+  for (size_t s = phases.reduction; s < program.steps.size(); ++s)
+    result.steps.push_back(program.steps[s]);
+  return result;
+}
+
+bool has_later(const Program& program) {
+  return std::any_of(program.steps.rbegin(), program.steps.rend(),
+                     [](const Step& step) { return step.later; });
+}
+
 std::vector<std::string> check_phases(const Theory& theory, const Program& program) {
   const Graph& graph = theory.graph();
   const Phases phases = phases_of(theory, program);
   std::vector<std::string> problems;
+  for (size_t s = 0; s < program.steps.size(); ++s) {
+    const bool in_place =
+        static_cast<int>(s) >= phases.weights && static_cast<int>(s) < phases.reduction;
+    if (program.steps[s].later && (!in_place || phases.weights <= phases.backward))
+      problems.push_back(fmt::format(
+          "step {} says later, and is not at the end of a backward pass that has other steps", s));
+    if (!program.steps[s].later) continue;
+    if (program.steps[s].is_compute() && is_source(graph.node(program.steps[s].node)))
+      problems.push_back(fmt::format("step {} says later, and is a source", s));
+    for_each_made(theory, program.steps[s], [&](ValueId v, Placement) {
+      if (std::find(graph.outputs.begin(), graph.outputs.end(), v) != graph.outputs.end())
+        problems.push_back(
+            fmt::format("step {} says later, and makes %{}, which is handed on", s, v.index));
+    });
+  }
+  if (!problems.empty()) return problems;
   std::set<ValueId> whole;
   for (int s = 0; s < phases.backward; ++s)
     for_each_made(theory, program.steps[s], [&](ValueId v, Placement p) {
@@ -341,7 +407,7 @@ std::vector<Held> lifetimes(const Theory& theory, const Program& program) {
     for (ValueId v : graph.outputs) {
       const Placement p = output_placement(theory, program, v);
       const int h = index.find(v, p);
-      const int until = held[h].made < phases.backward ? phases.backward : phases.reduction;
+      const int until = held[h].made < phases.backward ? phases.backward : phases.weights;
       held[h].last = std::max(held[h].last, until - 1);
     }
   }

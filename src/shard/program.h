@@ -14,6 +14,10 @@
 // `each` run in every pass all the same: what is summed over the micro-batches then is their
 // pieces.
 //
+// The backward pass may end in steps that say `later`: nothing that is handed on needs them, so they
+// may run as a pass of their own, once other micro-batches have had theirs (zero-bubble schedules;
+// Qi et al. 2023). They are mostly the gradients of weights.
+//
 // A step may run again: it makes the same values as an earlier equal step, which were freed
 // meanwhile (activations that the backward pass computes again, spmd/recompute.h).
 //
@@ -26,6 +30,7 @@
 //   all_gather %78 S(0) -> R grouped
 //   again node 12 aten::mm S(0), R -> S(0)
 //   each reduce_scatter %79 P -> S(0)
+//   later node 29 aten::mm S(1), S(0) -> P
 #pragma once
 
 #include <string>
@@ -51,6 +56,7 @@ struct Step {
   PieceForm form = PieceForm::padded;
   bool again = false;  // an equal step came before
   bool each = false;   // in every pass, though the reduction could have it
+  bool later = false;  // in the pass of gradients of weights
 
   bool is_compute() const { return node.valid(); }
   friend bool operator==(const Step&, const Step&) = default;
@@ -86,10 +92,11 @@ void for_each_made(const Theory& theory, const Step& step, F f) {
 // nothing but the theory: REQUIRES only that triple numbers are in range where they are used.
 std::vector<std::string> check(const Theory& theory, const Program& program);
 
-// The first steps of the backward pass and of the reduction. Conversions directly in front of the
-// first backward node that no output needs belong to the backward pass.
+// The first steps of the backward pass, of what of it comes later (if nothing does: of the
+// reduction), and of the reduction. Conversions directly in front of the first backward node that
+// no output needs belong to the backward pass.
 struct Phases {
-  int backward = 0, reduction = 0;
+  int backward = 0, weights = 0, reduction = 0;
 };
 Phases phases_of(const Theory& theory, const Program& program);
 
@@ -101,8 +108,14 @@ Program phase_ordered(const Theory& theory, const Program& program);
 // gradient is kept from one pass to the next.
 Program scattered_in_passes(const Theory& theory, const Program& program);
 
-// What keeps a program from running in phases: outputs of the forward pass that are made later.
-// Empty if nothing does.
+// A phase-ordered program whose backward pass ends in what no output of the graph needs, as steps
+// that say `later`; without any if there is nothing else in the backward pass.
+Program weights_later(const Theory& theory, const Program& program);
+// Whether a phase-ordered program has such steps.
+bool has_later(const Program& program);
+
+// What keeps a program from running in phases: outputs of the forward pass that are made later, and
+// steps that say `later` where they may not. Empty if nothing does.
 std::vector<std::string> check_phases(const Theory& theory, const Program& program);
 
 // How an output is handed on: the first placement that is not partial. REQUIRES: check() passes.

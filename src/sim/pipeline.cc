@@ -13,6 +13,12 @@ namespace motley {
 
 namespace {
 
+const char* name_of(PassKind kind) {
+  return kind == PassKind::forward    ? "forward "
+         : kind == PassKind::backward ? "backward "
+                                      : "weights ";
+}
+
 constexpr Seconds kUnknown = -1;
 
 class Simulator {
@@ -106,8 +112,9 @@ class Simulator {
       for (int s = 0; s < pipeline_.stages(); ++s) {
         const Stage& stage = replicas_[r][s];
         key.insert(key.end(), {static_cast<double>(stage.like), static_cast<double>(stage.head),
-                               static_cast<double>(replica.stages[s].warm_up), stage.reduction,
-                               exchanges_.divided(s).shares[r]});
+                               static_cast<double>(replica.stages[s].warm_up),
+                               static_cast<double>(replica.stages[s].weights_behind),
+                               stage.reduction, exchanges_.divided(s).shares[r]});
       }
       const auto it = first.try_emplace(std::move(key), static_cast<int>(r)).first;
       like_[r] = spans_ ? static_cast<int>(r) : it->second;
@@ -142,10 +149,11 @@ class Simulator {
     std::shared_ptr<StageSite> site;
     int like = 0;  // the first replica whose passes of the stage take the same
     Phases phases;
-    PassTime forward, backward;
+    PassTime forward, backward, weights;
     Seconds before = 0;     // of what is computed from the whole batch, once
     Seconds reduction = 0;  // of gradients within the stage, at the end
     int head = 0;           // first stage of its group, whose next three are the group's
+    bool shares = false;    // its devices with other stages
     Seconds free = 0;
     std::vector<Pass> order;
     size_t next = 0;
@@ -167,7 +175,8 @@ class Simulator {
         break;
       }
     for (const auto& group : stage_groups(pipeline_.replicas[r]))
-      if (std::binary_search(group.begin(), group.end(), s)) stage.head = group[0];
+      if (std::binary_search(group.begin(), group.end(), s))
+        stage.head = group[0], stage.shares = group.size() > 1;
     if (stage.site) return stage;
     seats.push_back(static_cast<int>(r));
     stage.site = std::make_shared<StageSite>();
@@ -181,18 +190,24 @@ class Simulator {
     stage.site->stored = stored_placements(pipeline_.theory(s), plan.program);
     stage.phases = phases_of(pipeline_.theory(s), plan.program);
     stage.forward = pass(stage, r, s, {{0, stage.phases.backward}});
-    std::vector<std::pair<int, int>> parts = {{stage.phases.backward, stage.phases.reduction}};
+    std::vector<std::pair<int, int>> parts = {{stage.phases.backward, stage.phases.weights}};
     if (plan.recompute) parts.insert(parts.begin(), {0, stage.phases.backward});
-    if (!exchanges_.in_every_pass(s)) {
+    PassTime* last = &stage.backward;
+    if (stage.phases.weights < stage.phases.reduction) {
       stage.backward = pass(stage, r, s, parts);
+      parts = {{stage.phases.weights, stage.phases.reduction}};
+      last = &stage.weights;
+    }
+    if (!exchanges_.in_every_pass(s)) {
+      *last = pass(stage, r, s, parts);
       return stage;
     }
     parts.push_back({stage.phases.reduction, static_cast<int>(plan.program.steps.size())});
-    stage.backward = pass(stage, r, s, parts);
-    const Seconds begin = stage.backward.seconds, end = begin + exchanges_.in_pass(s).seconds;
-    for (Work& work : stage.backward.work)
+    *last = pass(stage, r, s, parts);
+    const Seconds begin = last->seconds, end = begin + exchanges_.in_pass(s).seconds;
+    for (Work& work : last->work)
       if (end > begin) work.comm += end - begin, work.used = end;
-    stage.backward.seconds = end;
+    last->seconds = end;
     return stage;
   }
 
@@ -224,14 +239,10 @@ class Simulator {
     bool meets = false;
     for (int s = 0; s < pipeline_.stages(); ++s) meets = meets || exchanges_.in_every_pass(s);
     for (int s = 0; s < pipeline_.stages() && meets; ++s) {
-      Seconds forward = 0, backward = 0;
-      for (const auto& stages : replicas_) {
-        forward = std::max(forward, stages[s].forward.seconds);
-        backward = std::max(backward, stages[s].backward.seconds);
-      }
-      for (auto& stages : replicas_) {
-        stages[s].forward.seconds = forward;
-        stages[s].backward.seconds = backward;
+      for (PassTime Stage::*kind : {&Stage::forward, &Stage::backward, &Stage::weights}) {
+        Seconds most = 0;
+        for (const auto& stages : replicas_) most = std::max(most, (stages[s].*kind).seconds);
+        for (auto& stages : replicas_) (stages[s].*kind).seconds = most;
       }
     }
   }
@@ -299,7 +310,9 @@ class Simulator {
         Arrival last;
         bool ready = true;
         for (size_t w = 0; w < ways_.size(); ++w) {
-          if (ways_[w].to != s || ways_[w].backward != task.backward) continue;
+          if (ways_[w].to != s || task.kind == PassKind::weights ||
+              ways_[w].backward != (task.kind == PassKind::backward))
+            continue;
           const Arrival& a = arrivals[w][task.micro_batch];
           ready = ready && a.end != kUnknown;
           if (a.end > last.end) last = a;
@@ -307,12 +320,16 @@ class Simulator {
         if (!ready) break;
         const Seconds start = std::max(group.free, last.end);
         waited(r, s, group.free, start, last);
-        const PassTime& pass = task.backward ? stage.backward : stage.forward;
+        const PassTime& pass = task.kind == PassKind::forward    ? stage.forward
+                               : task.kind == PassKind::backward ? stage.backward
+                                                                 : stage.weights;
         record(r, s, start, pass, task);
         group.free = start + pass.seconds;
         ++group.next;
         for (size_t w = 0; w < ways_.size(); ++w) {
-          if (ways_[w].from != s || ways_[w].made_backward != task.backward) continue;
+          if (ways_[w].from != s || task.kind == PassKind::weights ||
+              ways_[w].made_backward != (task.kind == PassKind::backward))
+            continue;
           Arrival& a = arrivals[w][task.micro_batch];
           a.begin = std::max(way_free[w], group.free);
           a.end = way_free[w] = a.begin + ways_[w].sent.seconds;
@@ -365,11 +382,9 @@ class Simulator {
       t.idle += work.idle + pass.seconds - work.used;
     }
     if (!spans_) return;
-    const std::string name = fmt::format(
-        "{}{}{}", task.backward ? "backward " : "forward ", task.micro_batch,
-        group_of(r, s).order.size() > 2 * static_cast<size_t>(pipeline_.replicas[r].micro_batches)
-            ? fmt::format(" of stage {}", s)
-            : "");
+    const std::string name =
+        fmt::format("{}{}{}", name_of(task.kind), task.micro_batch,
+                    replicas_[r][s].shares ? fmt::format(" of stage {}", s) : "");
     for (size_t i = 0; i < devices.size(); ++i)
       span(devices[i], start, start + pass.seconds, name, WalkKind::compute, pass.work[i].comm);
   }

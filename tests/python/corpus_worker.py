@@ -1,6 +1,8 @@
 """One of three workers: the cases of files, by one program and by a pipeline, against plain PyTorch in double precision.
 
-    corpus_worker.py FILE ... [--engine ENGINE] [--case NAME]
+    corpus_worker.py FILE ... [--engine spmd|pipeline|duplex] [--case NAME]
+
+duplex: by one program on the batch in two parts.
 """
 
 import argparse
@@ -19,7 +21,7 @@ import support
 
 parser = argparse.ArgumentParser()
 parser.add_argument("files", nargs="+")
-parser.add_argument("--engine", choices=["spmd", "pipeline"])
+parser.add_argument("--engine", choices=["spmd", "pipeline", "duplex"])
 parser.add_argument("--case")
 options = parser.parse_args()
 
@@ -27,7 +29,7 @@ torch.set_num_threads(1)
 warnings.simplefilter("ignore")
 
 
-CLUSTERS = {"spmd": support.CLUSTER, "pipeline": os.path.join(support.HERE, "apart-3.yaml")}
+CLUSTERS = {"spmd": support.CLUSTER, "duplex": support.CLUSTER, "pipeline": os.path.join(support.HERE, "apart-3.yaml")}
 
 
 def built(case):
@@ -73,7 +75,7 @@ def run(case, engine):
     expected = case.train(corpus.Plain(plain, plain_loss, case.optimizer(plain.parameters())), copy.deepcopy(batches))
     try:
         optimizer = case.optimizer(model.parameters())
-        kinds = {"all_devices": True} if engine == "spmd" else {"engine": engine}
+        kinds = {"spmd": {"all_devices": True}, "pipeline": {"engine": engine}, "duplex": {"all_devices": True, "duplex": "2"}}[engine]
         if case.library:
             kinds["time_limit"] = 10
         dist = motley.distribute(model, batches[0], loss_fn, CLUSTERS[engine], optimizer, **kinds)
@@ -95,7 +97,7 @@ def run(case, engine):
         return wrong(f"{len(losses)} losses for {len(expected)}")
     if len({round(loss, 9) for loss in expected}) < 3:
         return wrong(f"the reference tests nothing: {expected}")
-    in_parts = dist.plan.micro_batches > 1
+    in_parts = "duplex" in dist.plan.to_json() if engine == "duplex" else dist.plan.micro_batches > 1
     return {
         "error": error, "limit": limit, "where": where, "stages": dist.plan.stages, "in_parts": in_parts,
         "cut": cut(dist), "seconds": time.time() - start,
