@@ -1,14 +1,18 @@
 // P2 (MLSys 2022) against its Appendix A: program counts, synthesis and search times, and predicted
-// against measured seconds on the A100 systems, with the paper's bandwidths and calibrated.
+// against measured seconds on the A100 systems, with the paper's bandwidths, with nothing fitted, and
+// calibrated. The V100 systems, clusters/p2-v100-*.yaml, are predicted with nothing fitted, and judged
+// where the table has seconds (it has none here).
 //
 //   reduce_bench [--bars] [--brief] [folder of the tables]     (default: tests/data/p2 of the source tree)
 //
-// --brief predicts with nothing fitted alone. --bars fails where predictions that nothing was fitted to are further off than they may be.
+// --brief predicts with nothing fitted alone. --bars fails where predictions that nothing was fitted to
+// are further off than they may be.
 //
-// Prints tables, then one CSV row per measured placement.
+// Prints tables, then one CSV row per placement.
 //
-// Error of a row: max(predicted/measured, measured/predicted). The measured totals are ten runs of
-// 2 GiB per GPU. Calibration fits four numbers (NIC, NVSwitch, launch, tree share) on every third
+// Error of a row: max(predicted/measured, measured/predicted); means are geometric. Spearman is the
+// rank correlation of predicted and measured seconds over the rows. The measured totals are ten runs
+// of 2 GiB per GPU. Calibration fits four numbers (NIC, NVSwitch, launch, tree share) on every third
 // row in the order of the file, by coordinate descent on the mean squared log error of both the
 // all-reduce and the best program; the other rows judge.
 #include <fmt/format.h>
@@ -31,11 +35,13 @@
 #include "net/topology.h"
 #include "p2_rows.h"
 #include "reduce/best.h"
+#include "trials/statistics.h"
 
 namespace {
 
 using namespace motley;
 using namespace motley::reduce;
+using grid::trials::spearman;
 
 constexpr double kRuns = 10;
 constexpr double kBytes = 2.0 * (1 << 30);
@@ -70,6 +76,9 @@ class Predictor {
  private:
   const net::Topology* network(const AppendixRow& row) {
     auto& known = networks_[row.system];
+    if (!known && row.system.ends_with("V100"))
+      known = std::make_unique<net::Topology>(
+          load_cluster(fmt::format("p2-v100-{}", row.hierarchy[0].size)));
     if (!known)
       known = std::make_unique<net::Topology>(parse_cluster(
           fmt::format(
@@ -106,31 +115,6 @@ Score score(const std::vector<size_t>& which, const F& error_of) {
   return s;
 }
 
-std::vector<double> ranks(const std::vector<double>& v) {
-  std::vector<size_t> order(v.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return v[a] < v[b]; });
-  std::vector<double> rank(v.size());
-  for (size_t i = 0; i < order.size();) {
-    size_t j = i;
-    while (j < order.size() && v[order[j]] == v[order[i]]) ++j;
-    for (size_t k = i; k < j; ++k) rank[order[k]] = static_cast<double>(i + j - 1) / 2;
-    i = j;
-  }
-  return rank;
-}
-double spearman(const std::vector<double>& a, const std::vector<double>& b) {
-  std::vector<double> x = ranks(a), y = ranks(b);
-  double mx = std::accumulate(x.begin(), x.end(), 0.0) / x.size();
-  double my = std::accumulate(y.begin(), y.end(), 0.0) / y.size(), xy = 0, xx = 0, yy = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    xy += (x[i] - mx) * (y[i] - my);
-    xx += (x[i] - mx) * (x[i] - mx);
-    yy += (y[i] - my) * (y[i] - my);
-  }
-  return xy / std::sqrt(xx * yy);
-}
-
 Score report(const char* title, const std::vector<AppendixRow>& rows,
              const std::vector<Prediction>& predicted, const std::vector<size_t>& which) {
   fmt::print("\n{}: {} rows\n", title, which.size());
@@ -153,8 +137,9 @@ Score report(const char* title, const std::vector<AppendixRow>& rows,
       c.push_back(predicted[i].optimal), d.push_back(rows[i].optimal);
     }
     fmt::print(
-        "  {:<12} {:>4} rows   all-reduce {:.3f}x worst {:.2f}x rank {:.4f}   best {:.3f}x worst "
-        "{:.2f}x rank {:.4f}   speed-up {:.3f}x worst {:.2f}x\n",
+        "  {:<12} {:>4} rows   all-reduce {:.3f}x worst {:.2f}x Spearman {:.4f}   best {:.3f}x "
+        "worst "
+        "{:.2f}x Spearman {:.4f}   speed-up {:.3f}x worst {:.2f}x\n",
         name, some.size(), ar.mean, ar.worst, spearman(a, b), best.mean, best.worst, spearman(c, d),
         up.mean, up.worst);
     if (some.size() == which.size())
@@ -304,8 +289,10 @@ void scale() {
 
 // Whether what nothing was fitted to is as near as it has to be.
 bool run(const std::string& folder, bool brief) {
-  std::vector<AppendixRow> rows = read_appendix(folder + "/appendix_a_a100.csv"), both = rows;
-  for (AppendixRow& row : read_appendix(folder + "/v100_structure.csv")) both.push_back(row);
+  const std::vector<AppendixRow> rows = read_appendix(folder + "/appendix_a_a100.csv"),
+                                 v100 = read_appendix(folder + "/v100_structure.csv");
+  std::vector<AppendixRow> both = rows;
+  both.insert(both.end(), v100.begin(), v100.end());
   if (!brief) counts(both), scale();
 
   std::vector<size_t> every(rows.size()), training, judged;
@@ -326,6 +313,11 @@ bool run(const std::string& folder, bool brief) {
       "nothing fitted: the catalogue's links (Ethernet-100, NVSwitch-A100) and NCCL's share of "
       "trees",
       rows, unfitted, every);
+  const std::vector<Prediction> of_v100 = predict_all(v100, catalogue);
+  std::vector<size_t> timed;
+  for (size_t i = 0; i < v100.size(); ++i)
+    if (v100[i].all_reduce > 0) timed.push_back(i);
+  if (!timed.empty()) report("nothing fitted: V100", v100, of_v100, timed);
   const bool held = by_catalogue.mean <= 1.15 && by_catalogue.rank >= 0.97;
   if (brief) return held;
   Machine fitted = calibrate(rows, training);
@@ -345,6 +337,10 @@ bool run(const std::string& folder, bool brief) {
                rows[i].matrix_text, rows[i].tree ? "tree" : "ring", rows[i].all_reduce,
                paper[i].all_reduce, calibrated[i].all_reduce, rows[i].optimal, paper[i].optimal,
                calibrated[i].optimal);
+  fmt::print("\ncsv,group,matrix,algo,all_reduce,best (V100, nothing fitted)\n");
+  for (size_t i = 0; i < v100.size(); ++i)
+    fmt::print("csv,{},{},{},{:.2f},{:.2f}\n", v100[i].group, v100[i].matrix_text,
+               v100[i].tree ? "tree" : "ring", of_v100[i].all_reduce, of_v100[i].optimal);
   return held;
 }
 

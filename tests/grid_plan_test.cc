@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "graph/canonical.h"
 #include "graph/precision.h"
+#include "grid/calibration.h"
 #include "planner/engines.h"
 #include "runtime/trainer.h"
 #include "runtime/verify.h"
@@ -226,6 +227,47 @@ TEST(GridPlans, LayersCountBlocks) {
       if (p.name.starts_with("block")) blocks.insert(p.name.substr(0, p.name.find('.')));
     EXPECT_EQ(blocks, expected[s]) << s;
   }
+}
+
+// What Sailor measured of OPT-350 on nodes of 4 GH200 (tests/data/sailor/runs.csv, the fullest device),
+// less the driver and NCCL's communicators, which plans leave to `reserved`: pipelines, replicas and
+// tensor parallelism, each alone and together.
+TEST(GridPlans, HoldAboutWhatPublishedRunsHeld) {
+  struct Run {
+    const char* fix;
+    int nodes, batch, communicators;
+    Bytes measured;
+  };
+  constexpr Run kRuns[] = {
+      {"pp=1,dp=1,tp=4,mbs=1", 1, 32, 3, 9805234176},
+      {"pp=1,dp=2,tp=4,mbs=2", 2, 32, 4, 12540968960},
+      {"pp=2,dp=1,tp=4,mbs=8,layers=11/13", 2, 32, 4, 26942111744},
+      {"pp=2,dp=2,tp=4,mbs=1,layers=11/13", 4, 64, 5, 7976517632},
+      {"pp=4,dp=1,tp=4,mbs=1,layers=4/7/7/6", 4, 64, 4, 7358906368},
+      {"pp=4,dp=2,tp=4,mbs=8,layers=4/7/7/6", 8, 512, 5, 25248661504},
+  };
+  double off = 0;
+  for (const Run& run : kRuns) {
+    const Cluster cluster = parse_cluster(
+        fmt::format("link: {{bandwidth: 92 GB/s}}\ngroups: [{{count: {}, link: {{bandwidth: 125 "
+                    "GB/s}}, devices: [{{type: GH200, count: 4}}]}}]",
+                    run.nodes),
+        "gh200");
+    std::string reason;
+    const auto plan = planned("gpt:layers=24,hidden=1024,heads=16,seq=2048,vocab=50688", cluster,
+                              run.batch, run.fix, &reason);
+    ASSERT_TRUE(plan) << run.fix << ": " << reason;
+    const grid::Rates rates =
+        grid::default_calibration(cluster, grid::fp32_adam()).types.at("GH200");
+    const Bytes held =
+        run.measured - rates.context - run.communicators * rates.channels * grid::kChannelBytes;
+    const double error = most(*plan) / held - 1;
+    EXPECT_LT(std::abs(error), 0.35) << run.fix;
+    RecordProperty(run.fix, fmt::format("{:.3f}", error));
+    off += std::abs(error) / std::size(kRuns);
+  }
+  EXPECT_LT(off, 0.15);
+  RecordProperty("mean", fmt::format("{:.3f}", off));
 }
 
 // One long sequence, few heads: where neither samples nor heads go round, the sequence does.

@@ -28,14 +28,14 @@ constexpr const char* kModels[] = {
     "convnet",
     "resnet50:width=4,image=32"};
 
-// Measured over planned bytes of every device that takes part; no more than 1.
-std::vector<double> shares_of(const Plan& plan, const std::string& what) {
+// Measured over planned bytes of every device that takes part; no more than `most`.
+std::vector<double> shares_of(const Plan& plan, const std::string& what, double most = 1) {
   const std::vector<HeldBytes> held = held_by_workers(plan);
   std::vector<double> shares;
   for (int d = 0; d < plan.cluster.size(); ++d) {
     const double planned = plan.peak_memory_bytes[d];
     if (planned == 0) continue;  // without a stage: it has the batch alone
-    EXPECT_LE(held[d].most, planned) << what << " device " << d;
+    EXPECT_LE(held[d].most, most * planned) << what << " device " << d;
     shares.push_back(held[d].most / planned);
   }
   return shares;
@@ -102,9 +102,13 @@ TEST(Memory, SixteenBitProgramsHoldNoMoreThanPlanned) {
   }
 }
 
-// Pipelines, replicas, tensor parallelism and divided state, alone and together.
-TEST(Memory, GridsHoldNoMoreThanPlanned) {
-  int planned = 0;
+// Pipelines, replicas, tensor parallelism and divided state, alone and together. In 16 bits up to 8%
+// more has been seen (docs/memory.md), and patches of vit are counted many times.
+class Grids : public ::testing::TestWithParam<DType> {};
+
+TEST_P(Grids, HoldNoMoreThanPlanned) {
+  const DType precision = GetParam();
+  int planned = 0, again = 0;
   for (const char* model : {"mlp:layers=8,hidden=64,in=64,classes=16",
                             "gpt:layers=4,hidden=64,heads=4,seq=32,vocab=128,dropout=0.1",
                             "llama:layers=4,hidden=64,heads=4,kv_heads=4,ffn=96,seq=32,vocab=128",
@@ -113,23 +117,34 @@ TEST(Memory, GridsHoldNoMoreThanPlanned) {
          {"pp=4,dp=1,tp=1", "pp=2,dp=2,tp=1", "pp=2,dp=1,tp=2", "pp=2,dp=2,tp=1,zero=1",
           "pp=2,dp=1,tp=1,interleave=2", "pp=1,dp=2,tp=2,zero=1", "pp=1,dp=4,tp=1,zero=1",
           "pp=1,dp=4,tp=1,zero=2", "pp=1,dp=4,tp=1,zero=3", "pp=2,dp=2,tp=1,zero=3",
-          "pp=1,dp=1,tp=4", "pp=1,dp=4,tp=1"}) {
+          "pp=1,dp=1,tp=4", "pp=1,dp=4,tp=1", "pp=2,dp=2,tp=1,recompute=full",
+          "pp=2,dp=2,tp=1,zero=2,recompute=full"}) {
       planner::PlanOptions request;
       request.model = model;
       request.batch = 32;
       request.micro_batches = {2, 4};
-      const auto graph_of = [&](int64_t n) { return canonicalize(capture(model, n).graph); };
+      const auto graph_of = [&](int64_t n) {
+        Graph graph = canonicalize(capture(model, n).graph);
+        return precision == DType::f32 ? graph : with_precision(graph, precision);
+      };
       const planner::EngineResult result = planner::plan_grid(
           request, load_cluster("local-mixed-4"), graph_of, grid::parse_fixed(fix));
       if (result.candidates.empty()) continue;
       ++planned;
+      Plan& plan = *result.candidates[0].plan;
+      plan.precision = precision;
+      for (const StagePlan& stage : plan.pipeline->replicas[0].stages) again += stage.recompute;
       const std::string what = fmt::format("{} {}", model, fix);
-      const std::vector<double> shares = shares_of(*result.candidates[0].plan, what);
-      EXPECT_GT(*std::max_element(shares.begin(), shares.end()), 0.4) << what;
-      RecordProperty(what, fmt::format("{:.3f}", *std::max_element(shares.begin(), shares.end())));
+      const bool wide = precision == DType::f32;
+      const std::vector<double> shares = shares_of(plan, what, wide ? 1 : 1.1);
+      const double fullest = *std::max_element(shares.begin(), shares.end());
+      EXPECT_GT(fullest, wide ? 0.4 : 0.05) << what;
+      RecordProperty(what, fmt::format("{:.3f}", fullest));
     }
-  EXPECT_GT(planned, 30);
+  EXPECT_GT(planned, 36);
+  EXPECT_GT(again, 8);
 }
+INSTANTIATE_TEST_SUITE_P(Precisions, Grids, ::testing::Values(DType::f32, DType::bf16));
 
 }  // namespace
 }  // namespace motley

@@ -4,9 +4,12 @@
     results.py stale [NAME ...]   a line for each study whose results are older than the code behind them
     results.py record NAME        the results of this study, as they lie there now, come from the current commit
     results.py check              exit code 1 if a result has no commit, or one that the history does not have
+    results.py errors             how far predictions are off in all studies that measured, and their mean
 """
 
+import csv
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -62,6 +65,24 @@ def check():
     return 1 if wrong else 0
 
 
+def errors():
+    """Of every study whose table has predicted_s and measured_s: the mean of |predicted / median measured - 1| over its cases."""
+    every = []
+    for file in sorted(FOLDER.rglob("*.csv")):
+        with open(file, newline="") as table_file:
+            rows = [row for row in csv.DictReader(table_file) if row.get("predicted_s") and row.get("measured_s")]
+        cases = {}
+        for row in rows:
+            of_run = ("run", "measured_s", "foreign_cores")
+            cases.setdefault(tuple(v for k, v in row.items() if k not in of_run), []).append(row)
+        if not cases:
+            continue
+        off = [abs(float(runs[0]["predicted_s"]) / statistics.median(float(r["measured_s"]) for r in runs) - 1) for runs in cases.values()]
+        every += off
+        print(f"{str(file.relative_to(FOLDER)):28} {len(off):4} cases  {100 * statistics.mean(off):5.1f}% on average, {100 * max(off):3.0f}% at worst")
+    print(f"{'all':28} {len(every):4} cases  {100 * statistics.mean(every):5.1f}% on average, {100 * max(every):3.0f}% at worst")
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["stale"]:
         stale(sys.argv[2:])
@@ -69,5 +90,7 @@ if __name__ == "__main__":
         record(sys.argv[2])
     elif sys.argv[1:] == ["check"]:
         sys.exit(check())
+    elif sys.argv[1:] == ["errors"]:
+        errors()
     else:
         sys.exit(__doc__)

@@ -35,13 +35,6 @@ Vector residuals(const Set& set, const std::vector<int>& rows, bool profiles, do
 
 }  // namespace
 
-Constants starts(const std::vector<const Set*>& sets) {
-  Constants constants;
-  for (const Set* set : sets)
-    for (const Parameter& p : set->parameters) constants.emplace(p.name, std::log(p.start));
-  return constants;
-}
-
 namespace {
 
 // Levenberg-Marquardt with numeric derivatives. `sigma`: [seen] of its rows.
@@ -204,11 +197,11 @@ const Estimator& Predictor::estimator(int model, int of_cluster) {
   auto& slot = estimators_[{model, of_cluster}];
   if (!slot) {
     System system{set_.clusters[of_cluster], {}};
-    system.calibration = default_calibration(system.cluster, set_.models[model].precision);
-    for (const Parameter& p : set_.parameters) {
-      const auto known = constants_.find(p.name);
-      p.set(&system, known == constants_.end() ? p.start : std::exp(known->second));
-    }
+    system.calibration =
+        default_calibration(system.cluster, set_.models[model].precision, Runtime::deepspeed);
+    for (const Parameter& p : set_.parameters)
+      if (const auto known = constants_.find(p.name); known != constants_.end())
+        p.set(&system, std::exp(known->second));
     constexpr double kNothing = 1e-12, kInfinite = 1e30;
     for (auto& [type, rates] : system.calibration.types) {
       if (without_ == Mechanism::launches) rates.launch = rates.collective = kNothing;

@@ -24,8 +24,6 @@ struct Seen {
   std::vector<int> rows;
 };
 
-// The parameters of all sets by name, at their starts: nothing fitted.
-Constants starts(const std::vector<const Set*>& sets);
 // Every parameter that a row or a profile of `seen` depends on, by least squares on
 // log(predicted / measured) with a weak prior at its start. Profiles of layers alone are seen of all of
 // `profiled`: they are what `motley calibrate` would measure of a device, and no trials.
@@ -47,7 +45,7 @@ inline constexpr Mechanism kMechanisms[] = {
     Mechanism::collectives, Mechanism::messages, Mechanism::recomputation, Mechanism::schedule};
 const char* to_string(Mechanism mechanism);
 
-// What the cost model says with these constants; what a set's parameters lack is at its start.
+// What the cost model says with these constants; those that are not there are the catalogue's.
 // REQUIRES: `set` outlives it.
 class Predictor {
  public:

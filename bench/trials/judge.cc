@@ -44,7 +44,7 @@ Judged judge(const Set& set, const std::vector<const Set*>& sets, int folds) {
   std::iota(all.begin(), all.end(), 0);
   Judged judged;
   judged.left_out = judged.ten_fold = judged.unfitted = Vector(set.trials.size(), 0.0);
-  predict_rows(set, all, starts({&set}), &judged.unfitted);
+  predict_rows(set, all, {}, &judged.unfitted);
   judged.without = fit_with(set, {}, sets);
   predict_rows(set, all, judged.without, &judged.left_out);
   judged.with = fit_with(set, rows, sets);
@@ -81,7 +81,7 @@ double memory_error(const Set& set, MemoryParts* shares) {
   *shares = {};
   for (const Trial& t : set.trials) {
     if (t.memory <= 0) continue;
-    Predictor predict(set, starts({&set}));
+    Predictor predict(set, {});
     const Estimate e = predict(t);
     const size_t most = std::max_element(e.memory.begin(), e.memory.end()) - e.memory.begin();
     error += std::abs(e.memory[most] / t.memory - 1);

@@ -93,7 +93,8 @@ void search_all() {
     shape.score_passes = 8;
     const Model model = transformer_model("gpt", shape, fp16_adam());
     cases.push_back({fmt::format("gpt {:.0f} B", model.parameters() / 1e9), cluster, model,
-                     nodes == 32 ? 1024 : 4096, default_calibration(cluster, model.precision), ""});
+                     nodes == 32 ? 1024 : 4096,
+                     default_calibration(cluster, model.precision, Runtime::deepspeed), ""});
   }
   const size_t plain = cases.size();
   for (size_t i = 0; i < plain; ++i) {

@@ -21,21 +21,23 @@ void add(Set* set, const std::string& name, double start, double freedom,
   set->parameters.push_back({name, start, freedom, std::move(setter)});
 }
 
-// What a device type is fitted in, from the catalogue's numbers on.
+// The catalogue's numbers, from which fits start.
+Calibration start_of(const Set& set) {
+  return default_calibration(set.clusters[0], set.models[0].precision, Runtime::deepspeed);
+}
+
+// What a device type is fitted in.
 void add_device(Set* set, const std::string& type) {
-  const auto rate = [&](const char* name, double start, double freedom, double Rates::*field) {
-    add(set, type + " " + name, start, freedom,
+  const Rates start = start_of(*set).types.at(type);
+  const auto rate = [&](const char* name, double freedom, double Rates::*field) {
+    add(set, type + " " + name, start.*field, freedom,
         [type, field](System* s, double x) { s->calibration.types[type].*field = x; });
   };
-  for (const DeviceType& t : device_catalogue()) {
-    if (t.name != type) continue;
-    rate("flops", (t.name[0] == 'A' ? 1.4 : 1) * t.half_flops, 0.1, &Rates::flops);
-    rate("memory", t.memory_bandwidth, 0.1, &Rates::memory);
-  }
-  rate("launch", 20e-6, 0.1, &Rates::launch);
-  rate("collective", 50e-6, 0.7, &Rates::collective);
-  rate("narrow", 20, 0.5, &Rates::narrow);
-  rate("step", 0.005, 0.5, &Rates::step);
+  rate("flops", 0.1, &Rates::flops);
+  rate("memory", 0.1, &Rates::memory);
+  rate("launch", 0.1, &Rates::launch);
+  rate("collective", 0.7, &Rates::collective);
+  rate("step", 0.5, &Rates::step);
 }
 
 // What a link type is fitted in.
@@ -58,13 +60,14 @@ void add_link(Set* set, const std::string& name) {
 
 // What belongs to DeepSpeed and PyTorch, whatever they run on.
 void add_framework(Set* set) {
-  const auto field = [&](const char* name, double start, double freedom, double Calibration::*at) {
-    add(set, fmt::format("DeepSpeed {}", name), start, freedom,
+  const Calibration start = start_of(*set);
+  const auto field = [&](const char* name, double freedom, double Calibration::*at) {
+    add(set, fmt::format("DeepSpeed {}", name), start.*at, freedom,
         [at](System* s, double x) { s->calibration.*at = x; });
   };
-  field("message_launch", 500e-6, 0.25, &Calibration::message_launch);
-  field("optimizer_passes", 1.4, 0.3, &Calibration::optimizer_passes);
-  field("overlap_power", 3, 0.02, &Calibration::overlap_power);
+  field("message_launch", 0.25, &Calibration::message_launch);
+  field("optimizer_passes", 0.3, &Calibration::optimizer_passes);
+  field("overlap_power", 0.02, &Calibration::overlap_power);
 }
 
 Strategy plain_strategy(int pp, int dp, int tp, int mbs, int gbs, Runtime runtime) {
@@ -111,7 +114,7 @@ Model amp_transgan() {
     const double scores = 4 * tokens * window, hidden = tokens * h;
     l.flops = 2 * tokens * 12 * h * h + 4 * tokens * window * h;
     l.traffic_whole = (20 * scores + 60 * hidden) * 2;  // heads are not divided
-    l.kernels = 60;
+    l.kernels = 20;
     l.parameters = 12 * h * h;
     l.parameters_whole = 13 * h;
     l.output = hidden;
@@ -218,12 +221,16 @@ Set vtrain(const std::string& table) {
     shape.hidden = integer(r, "hidden");
     shape.heads = integer(r, "heads");
     shape.seq = integer(r, "seq");
-    // Megatron's kernels: fused scale, mask and softmax (2), dropout with its mask (2.5); two
-    // normalisations and two bias-dropout-additions (11), the bias and GeLU of four times the width
-    // (8), two transpositions (4).
-    shape.score_passes = 4.5;
+    // Megatron's fused kernels: 14, as scale, mask and softmax are one, bias and GeLU, and bias,
+    // dropout and addition; without the first, conversions to 32 bits and back, scale and mask too.
+    // Over the scores go the products that write and read them, which are so shallow that memory
+    // bounds them (2), scale, mask and softmax (2), dropout with its mask (2.5); over the hidden
+    // states two normalisations and two bias-dropout-additions (11), the bias and GeLU of four times
+    // the width (8), two transpositions (4).
+    shape.kernels = 14;
+    shape.unfused = 4;
+    shape.score_passes = 6.5;
     shape.hidden_passes = 24;
-    shape.kernels = 40;
     auto [model, new_model] =
         models.try_emplace({shape.layers, shape.hidden}, static_cast<int>(set.models.size()));
     if (new_model) set.models.push_back(transformer_model("gpt", shape, precision));
@@ -273,7 +280,7 @@ Set sailor() {
       layer.parameters = 4 * real(r, "parameters");
       layer.output = real(r, "output_elements");
       layer.saved_whole = real(r, "saved_bytes");
-      layer.kernels = layer.block ? 60 : 10;
+      layer.kernels = layer.block ? 20 : 5;
     }
   }
   set.models = {model};

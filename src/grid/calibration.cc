@@ -8,8 +8,18 @@ namespace motley::grid {
 
 namespace {
 
-constexpr Seconds kCollectiveLaunch = 20e-6;
 constexpr Bytes kContext = 1.0e9;
+
+// What a framework's own code takes, whatever it runs on.
+struct Framework {
+  double launch = 0;  // of a kernel, in those that the catalogue has, from C++
+  Seconds collective = 0, message = 0, step = 0;
+  double optimizer_passes = 0, overlap_power = 0;
+};
+constexpr Framework kMotley = {1, 20e-6, 50e-6, 0, 3, 4};
+// Megatron-LM and DeepSpeed: modules, hooks and views in Python around every kernel, the optimizer in
+// one kernel.
+constexpr Framework kPython = {13, 50e-6, 500e-6, 5e-3, 1.4, 3};
 
 // NCCL's channels: its most with NVLink 4, two for each of 12 links, as many as links there are before,
 // and two over PCIe.
@@ -22,14 +32,20 @@ int channels_of(const std::string& type) {
 
 }  // namespace
 
-Calibration default_calibration(const Cluster& cluster, const Precision& precision) {
+Calibration default_calibration(const Cluster& cluster, const Precision& precision,
+                                Runtime runtime) {
+  const Framework& framework = runtime == Runtime::motley ? kMotley : kPython;
   Calibration calibration;
+  calibration.message_launch = framework.message;
+  calibration.optimizer_passes = framework.optimizer_passes;
+  calibration.overlap_power = framework.overlap_power;
   for (const DeviceType& type : cluster.types) {
     Rates rates;
     rates.flops = precision.half && type.half_flops > 0 ? type.half_flops : type.flops;
     rates.memory = type.memory_bandwidth;
-    rates.launch = type.overhead;
-    rates.collective = kCollectiveLaunch;
+    rates.launch = framework.launch * type.overhead;
+    rates.collective = framework.collective;
+    rates.step = framework.step;
     rates.context = kContext;
     rates.channels = channels_of(type.name);
     calibration.types[type.name] = rates;

@@ -10,6 +10,7 @@
 
 #include "cluster/cluster.h"
 #include "grid/model.h"
+#include "grid/strategy.h"
 
 namespace motley::grid {
 
@@ -19,9 +20,7 @@ struct Rates {
   BytesPerSecond memory = 0;  // of elementwise operators and the optimizer
   Seconds launch = 0;         // of one kernel, on the host
   Seconds collective = 0;     // of a collective of a tensor-parallel group, on the host
-  // A product of matrices runs at 1 / (1 + narrow / its width on a device) of the rate.
-  double narrow = 0;
-  Seconds step = 0;   // host work once a step
+  Seconds step = 0;           // host work once a step
   Bytes context = 0;  // of the driver and the kernels of PyTorch and its libraries, once loaded
   int channels = 0;   // that NCCL opens in a communicator inside a machine
 };
@@ -42,16 +41,18 @@ struct LinkRates {
 struct Calibration {
   std::map<std::string, Rates> types;      // by name of the device type
   std::map<std::string, LinkRates> links;  // by name of the link type; of others a LinkRates{}
-  Seconds message_launch = 50e-6;          // of a pipeline message, on the host
-  double optimizer_passes = 3;  // over a parameter's gradient, weight and optimizer state
+  // Of the framework.
+  Seconds message_launch = 0;   // of a pipeline message, on the host
+  double optimizer_passes = 0;  // over a parameter's gradient, weight and optimizer state
   // Host time and device time of a layer overlap: the layer takes (host^k + device^k)^(1/k).
-  double overlap_power = 4;
+  double overlap_power = 0;
   // What the allocator holds beside the activations, as a share of them.
   double fragmentation = 0.15;
 };
 
-// The catalogue's numbers for every device and link type of the cluster.
-Calibration default_calibration(const Cluster& cluster, const Precision& precision);
+// The catalogue's numbers for every device and link type of the cluster, under the runtime's framework.
+Calibration default_calibration(const Cluster& cluster, const Precision& precision,
+                                Runtime runtime = Runtime::motley);
 
 // A forward pass of a whole layer timed by itself on one device, host and all.
 struct LayerProfile {

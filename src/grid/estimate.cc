@@ -46,8 +46,6 @@ Estimator::Estimator(const Model& model, const Cluster& cluster, const Calibrati
       for (int end : {d.a, d.b}) widest = std::max(widest, sums[end] += d.links * d.bandwidth);
   }
   fastest_ring_ += widest;
-  for (const Layer& layer : model.layers)
-    if (layer.block) width_ = std::max(width_, layer.output / static_cast<double>(model.tokens));
   for (int l = 0; l < model.size(); ++l) {
     int first = times.empty() ? 0 : l;  // measured layers are each their own
     for (; first < l; ++first) {
@@ -178,7 +176,7 @@ std::vector<Seconds> Estimator::group_times(const Strategy& s, const Mesh& mesh,
 Seconds Estimator::alone(const Layer& layer, const Rates& rates, double samples) const {
   const Bytes weights = (layer.parameters + layer.parameters_whole + layer.expert_parameters) *
                         model_.precision.weight;
-  return samples * layer.flops * (1 + rates.narrow / width_) / rates.flops +
+  return samples * layer.flops / rates.flops +
          (samples * (layer.traffic + layer.traffic_whole) + weights) / rates.memory;
 }
 
@@ -191,8 +189,7 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
                         times_.find(cluster_.types[type].name, s.tp, s.micro_batch, index, &time);
   const Rates& rates = rates_[type];
   auto device = [&](Flops flops, Bytes cut, Bytes whole) {
-    return b * flops / s.tp * (1 + rates.narrow * s.tp / width_) / rates.flops +
-           b * (cut / s.tp + whole) / rates.memory;
+    return b * flops / s.tp / rates.flops + b * (cut / s.tp + whole) / rates.memory;
   };
   auto pass = [&](Seconds host, Seconds work) {
     const double k = calibration_.overlap_power;
@@ -222,7 +219,9 @@ LayerTimes::Time Estimator::layer_time(int index, int type, const Strategy& s,
     communication += 2 * ratio * b * layer.routed / s.tp * activation / expert_bandwidth_;
     collectives += 2;
   }
-  Seconds host = layer.kernels * rates.launch + collectives * rates.collective;
+  const bool fused = s.micro_batch * (model_.heads / s.tp) % 4 == 0;
+  const double kernels = layer.kernels + (fused ? 0 : layer.unfused);
+  Seconds host = kernels * rates.launch + collectives * rates.collective;
   Seconds host_back = 2 * host - collectives * rates.collective;
   if (!measured) {
     const Bytes weights =

@@ -189,7 +189,6 @@ class Estimator {
   int smallest_node_ = 1, largest_node_ = 1;  // devices of a leaf group
   bool even_nodes_ = false;                   // all leaf groups have as many
   BytesPerSecond widest_port_ = 0;            // of a leaf group, for collectives
-  double width_ = 1;                          // hidden size, for narrow products
 };
 
 }  // namespace motley::grid

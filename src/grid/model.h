@@ -15,10 +15,13 @@ namespace motley::grid {
 
 struct Layer {
   std::string name;
-  Flops flops = 0;               // matrix products of the forward pass of one sample
-  Bytes traffic = 0;             // memory traffic of its other operators, cut
-  Bytes traffic_whole = 0;       // the same, whole
-  double kernels = 0;            // launched by the forward pass
+  Flops flops = 0;          // matrix products of the forward pass of one sample
+  Bytes traffic = 0;        // memory traffic of its other operators, cut
+  Bytes traffic_whole = 0;  // the same, whole
+  double kernels = 0;       // launched by the forward pass
+  // Launched more where samples times heads of a device are no multiple of 4: Megatron's fused
+  // softmax takes four at a time.
+  double unfused = 0;
   double parameters = 0;         // elements, cut
   double parameters_whole = 0;   // elements, whole
   double expert_parameters = 0;  // elements, cut by tensor and expert parallelism

@@ -55,7 +55,7 @@ Model transformer_model(const std::string& name, const TransformerShape& shape,
   embedding.parameters = v * h;
   embedding.parameters_whole = s * h;
   embedding.traffic_whole = 6 * s * h * e;
-  embedding.kernels = 6;
+  embedding.kernels = 4;
   embedding.output = s * h;
   embedding.saved_whole = s * h;
   model.layers.push_back(embedding);
@@ -65,6 +65,7 @@ Model transformer_model(const std::string& name, const TransformerShape& shape,
   block.traffic = (shape.score_passes * a * s * s + shape.hidden_passes * 2 / 3 * s * h) * e;
   block.traffic_whole = shape.hidden_passes / 3 * s * h * e;
   block.kernels = shape.kernels;
+  block.unfused = shape.unfused;
   block.parameters = 4 * h * h + 3 * h;
   block.parameters_whole = 6 * h;
   const double feed_forward = 2 * h * f + f;
@@ -94,7 +95,7 @@ Model transformer_model(const std::string& name, const TransformerShape& shape,
   head.flops = 2 * s * h * v;
   head.traffic = 6 * s * v * 4;  // the loss works on 32-bit logits
   head.traffic_whole = 4 * s * h * e;
-  head.kernels = 20;
+  head.kernels = 10;
   head.parameters_whole = 2 * h;
   if (shape.tied)
     head.tied = 0;

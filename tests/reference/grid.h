@@ -27,8 +27,11 @@ struct TransformerShape {
   bool tied = true;
   double score_passes = 20;   // over the attention scores, reads and writes counted apart
   double hidden_passes = 60;  // over the hidden states, of which a third is whole
-  double kernels = 60;        // of a block
-  int experts = 0;            // > 0: every block's feed-forward is this many experts, top_k used
+  // Of a block: two normalisations, six products, mask, softmax, dropout and a transposition, bias and
+  // GeLU, twice bias, dropout and addition.
+  double kernels = 20;
+  double unfused = 0;  // of those more without a fused softmax
+  int experts = 0;     // > 0: every block's feed-forward is this many experts, top_k used
   int top_k = 2;
 };
 Model transformer_model(const std::string& name, const TransformerShape& shape,
