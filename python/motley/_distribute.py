@@ -55,10 +55,14 @@ class Workers:
             return self.native.limit_bandwidth(cluster, devices)
 
 
-def group(device="auto", backend=None):
-    """This process among the workers that torchrun, Slurm or mpirun started; alone if none did."""
-    if backend is not None:
-        _backend.check(backend)
+def group(device="auto", backend=None, said=""):
+    """This process among the workers that torchrun, Slurm or mpirun started; alone if none did. `said`: the backend that a cluster
+    file names for all of it, taken where none is given; gloo is what workers have anyway."""
+    if backend is None and said:
+        backend = None if said == "gloo" else said
+        default = False
+    else:
+        default = backend is None
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"[distribute] device is {device!r}; give 'auto', 'cpu' or 'cuda'")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -66,8 +70,10 @@ def group(device="auto", backend=None):
         device = "cuda" if _motley.cuda_devices() >= local else "cpu"
     elif device == "cuda" and _motley.cuda_devices() == 0:
         raise UserError("[distribute] device is 'cuda', but torch sees no device; give 'cpu'")
-    if backend is None and device == "cuda" and torch.distributed.is_nccl_available():
+    if default and device == "cuda" and torch.distributed.is_nccl_available():
         backend = "nccl"
+    if backend is not None:
+        _backend.check(backend, device)
     if (device, backend) not in _groups:
         outside = torch.distributed.is_available() and torch.distributed.is_initialized() and not _backend.begun
         native = _motley.Group(outside, device == "cuda", _backend.make_groups)
@@ -93,7 +99,7 @@ class _Loss(torch.autograd.Function):
         if ctx.gradients is None:
             raise UserError("[distribute] backward was called twice for one step; its gradients are added once")
         scale = scale.double() / ctx.inside  # of the gradients `inside` is part already
-        same = scale.item() == 1
+        same = scale.device.type == "cpu" and scale.item() == 1  # elsewhere asking would wait for the step
         for piece, gradient in zip(ctx.pieces, ctx.gradients):
             if gradient is None or not piece.requires_grad:
                 continue
@@ -474,8 +480,8 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     plan           a Plan or a plan file, instead of a cluster
     seed           of dropout, which does not depend on the sharding
     device         'cpu', 'cuda' or 'auto'
-    backend        of torch.distributed, for the plan's tensors: 'gloo', 'nccl' or any that is registered there; default: gloo
-                   on the CPU, NCCL on CUDA devices where this torch has it
+    backend        of torch.distributed, for the plan's tensors: 'gloo', 'nccl' or any that is registered there; default: what the
+                   cluster file says of its root, else gloo on the CPU, NCCL on CUDA devices where this torch has it
     emulate        slows this process and its sockets down to the devices and links of the cluster
     verify         whether the first steps are compared with the plain model's: loss, gradients and buffers
     options        engine, memory_limit, time_limit, ratios, all_devices, precision, as for plan()
@@ -494,9 +500,9 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     _optim.check_parameters(optimizer, parameters)
     if cluster is not None:
         cluster = cluster_of(cluster)
-    workers = group(device, backend)
-    if not workers.native.has_messages and options.get("engine", "auto") == "auto":
-        options["engine"] = "spmd"  # the others' plans need messages
+    workers = group(device, backend, "" if cluster is None else cluster.backend)
+    if cluster is not None:
+        cluster = workers.native.cluster_over(cluster)
     _same_everywhere(workers, _optim.signature(optimizer, step.parameters), "the optimizer")
     if workers.rank == 0:
         _say_of_loss(step)

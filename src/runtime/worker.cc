@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "comm/moment.h"
 #include "comm/reducing.h"
 #include "core/error.h"
 #include "runtime/pipeline_worker.h"
@@ -68,10 +69,10 @@ class SpmdWorker final : public Worker {
       set_parts(inputs);
     else
       for (size_t i = 0; i < inputs.size(); ++i)
-        executor_.set(graph_.inputs[i].value, inputs[i].to(device_));
+        executor_.set(graph_.inputs[i].value, moved_to(inputs[i], device_));
     Executor::Result result = executor_.step(number);
     for (const Input& input : graph_.inputs) executor_.unset(input.value);
-    return {result.loss.item<double>(), std::move(result.gradients)};
+    return {std::move(result.loss), std::move(result.gradients)};
   }
 
   Part parameter_part(size_t i) const override { return part(graph_.parameters[i].value); }
@@ -115,7 +116,7 @@ class SpmdWorker final : public Worker {
         part = part.reshape({rows.cut.outer, rows.cut.size, rows.cut.inner})
                    .narrow(1, rows.begin, rows.length)
                    .reshape(graph_.spec(value).shape);
-      executor_.set(value, piece(value, part).to(device_));
+      executor_.set(value, moved_to(piece(value, part), device_));
     }
   }
 
