@@ -238,7 +238,9 @@ void expect_no_question(const Plan& plan, const std::string& what) {
       EXPECT_TRUE(result.loss.is_meta()) << what;
       EXPECT_ANY_THROW(result.loss.item<double>());  // this test can fail
       for (const at::Tensor& gradient : result.gradients)
-        if (gradient.defined()) EXPECT_TRUE(gradient.is_meta()) << what;
+        if (gradient.defined()) {
+          EXPECT_TRUE(gradient.is_meta()) << what;
+        }
     }
   }
 }

@@ -25,7 +25,7 @@ from ._scaler import ScaledStep
 from ._state import Held, Peers
 from ._step import Step, call_model, loss_of, prefix_of_loss, replaced
 
-_groups = {}  # [device, backend] joined once in the life of the process
+_groups = {}  # [device, backend, whether it was asked for] joined once in the life of the process
 
 
 class Workers:
@@ -58,6 +58,7 @@ class Workers:
 def group(device="auto", backend=None, said=""):
     """This process among the workers that torchrun, Slurm or mpirun started; alone if none did. `said`: the backend that a cluster
     file names for all of it, taken where none is given; gloo is what workers have anyway."""
+    chosen = backend is not None
     if backend is None and said:
         backend = None if said == "gloo" else said
         default = False
@@ -74,16 +75,16 @@ def group(device="auto", backend=None, said=""):
         backend = "nccl"
     if backend is not None:
         _backend.check(backend, device)
-    if (device, backend) not in _groups:
+    if (device, backend, chosen) not in _groups:
         outside = torch.distributed.is_available() and torch.distributed.is_initialized() and not _backend.begun
         native = _motley.Group(outside, device == "cuda", _backend.make_groups)
         if device == "cuda":
             torch.cuda.set_device(native.device)
         if backend is not None and native.size > 1:
             _backend.begin(native)
-            native.use(backend)
-        _groups[device, backend] = Workers(native)
-    return _groups[device, backend]
+            native.use(backend, chosen)
+        _groups[device, backend, chosen] = Workers(native)
+    return _groups[device, backend, chosen]
 
 
 class _Loss(torch.autograd.Function):

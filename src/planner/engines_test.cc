@@ -314,10 +314,11 @@ Cluster over(const std::string& backend, Bytes memory = 16e9) {
 }
 
 // Seconds that one device communicates in data parallelism on it.
-Seconds sent_in(const Cluster& cluster, DType precision, Seconds* hidden = nullptr) {
+Seconds sent_in(const Cluster& cluster, DType precision, Seconds* hidden = nullptr,
+                int64_t batch = 512) {
   PlanOptions options;
   options.model = "toy";
-  options.batch = 512;
+  options.batch = batch;
   options.engine = "spmd";
   options.strategy = "dp-ev";
   options.precision = precision;
@@ -342,11 +343,11 @@ TEST(Backends, SumsOfSixteenBitsArePricedAsTheyTravel) {
 
 TEST(Backends, NothingIsHiddenOverOneThatHidesNothing) {
   Seconds hidden = 0;
-  sent_in(over("gloo"), DType::f32, &hidden);
+  sent_in(over("gloo"), DType::f32, &hidden, 1 << 16);
   EXPECT_GT(hidden, 0);
   Cluster cluster = over("gloo");
   cluster.groups[0].backend.hides = false;
-  sent_in(cluster, DType::f32, &hidden);
+  sent_in(cluster, DType::f32, &hidden, 1 << 16);
   EXPECT_NEAR(hidden, 0, 1e-12);
   PlanOptions options;
   options.model = "toy";
@@ -366,7 +367,9 @@ TEST(Backends, WithoutMessagesPlansAreOfOneProgram) {
     for (const char* backend : {"unheard-of", "ucc"}) {
       const Cluster cluster = over(backend, memory);
       const PlanReport report = plan(graph_of, cluster, options);
-      if (memory > 1e9) EXPECT_FALSE(report.candidates.empty()) << report.reason;
+      if (memory > 1e9) {
+        EXPECT_FALSE(report.candidates.empty()) << report.reason;
+      }
       for (const Candidate& c : report.candidates) {
         EXPECT_FALSE(c.plan->pipeline) << c.note;
         EXPECT_TRUE(c.plan->reductions.empty()) << c.note;

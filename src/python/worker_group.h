@@ -80,9 +80,11 @@ class WorkerGroup {
     all_ = join(where_);
     over(&all_, everyone());
   }
-  // From now on tensors go over groups of this backend; collective, before any step.
-  void use(const std::string& backend) {
+  // From now on tensors go over groups of this backend; collective, before any step. `chosen`: whatever
+  // a cluster file says of the whole.
+  void use(const std::string& backend, bool chosen) {
     backend_ = backend;
+    chosen_ = chosen;
     over(&all_, everyone());
   }
   // Adds up what the workers give, on the CPU.
@@ -276,8 +278,9 @@ class WorkerGroup {
     std::string above = backend().name;
     for (const Group& group : cluster.groups) {
       const std::string& name = group.backend.name;
-      if (name.empty() || name == above || group.device_count < 2 || me < group.first_device ||
-          me >= group.first_device + group.device_count)
+      const bool whole = !group.parent.valid() && chosen_;
+      if (whole || name.empty() || name == above || group.device_count < 2 ||
+          me < group.first_device || me >= group.first_device + group.device_count)
         continue;
       above = name;
       std::vector<int> members, of_launch;
@@ -314,6 +317,7 @@ class WorkerGroup {
   }
 
   std::string backend_;
+  bool chosen_ = false;
   MakeNamed make_;
   std::unique_ptr<RendezvousStore> store_;
   Rendezvous where_;
