@@ -91,8 +91,8 @@ class _Loss(torch.autograd.Function):
     """The loss of a step whose gradients are there already; backward adds them to the pieces, scaled as torch would."""
 
     @staticmethod
-    def forward(ctx, anchor, loss, gradients, pieces, inside):
-        ctx.gradients, ctx.pieces, ctx.inside = gradients, pieces, inside
+    def forward(ctx, anchor, loss, gradients, pieces, inside, plain_backward):
+        ctx.gradients, ctx.pieces, ctx.inside, ctx.plain_backward = gradients, pieces, inside, plain_backward
         return loss.clone()
 
     @staticmethod
@@ -100,7 +100,10 @@ class _Loss(torch.autograd.Function):
         if ctx.gradients is None:
             raise UserError("[distribute] backward was called twice for one step; its gradients are added once")
         scale = scale.double() / ctx.inside  # of the gradients `inside` is part already
-        same = scale.device.type == "cpu" and scale.item() == 1  # elsewhere asking would wait for the step
+        if ctx.plain_backward:  # by dist.backward(): it is known, and on a device asking would wait for the step
+            same = ctx.inside == 1
+        else:
+            same = scale.device.type == "cpu" and scale.item() == 1
         for piece, gradient in zip(ctx.pieces, ctx.gradients):
             if gradient is None or not piece.requires_grad:
                 continue
@@ -110,7 +113,7 @@ class _Loss(torch.autograd.Function):
             else:
                 plain(piece.grad).add_(gradient)
         ctx.gradients = None
-        return None, None, None, None, None
+        return None, None, None, None, None, None
 
 
 class Distributed(Following, Saving):
@@ -158,6 +161,7 @@ class Distributed(Following, Saving):
             self._held.mark = self._held.versions()
         self.pacing = group.limit_bandwidth(plan.cluster, plan.devices) if emulate else "off"
         self._anchor = torch.zeros((), requires_grad=True)
+        self._plain_backward = []  # while dist.backward() runs
         self._mirror = Mirror(self)
 
     # ---- training -------------------------------------------------------------------------------------------------
@@ -182,7 +186,8 @@ class Distributed(Following, Saving):
             if held.own_steps:
                 held.settled, held.mark = not held.pieces, held.versions()
         if torch.is_grad_enabled():
-            loss = _Loss.apply(self._anchor, loss, gradients, list(held.pieces.values()), 1.0 if inside is None else inside.item())
+            loss = _Loss.apply(self._anchor, loss, gradients, list(held.pieces.values()), 1.0 if inside is None else inside.item(),
+                                self._plain_backward)  # fmt: skip
         self._loss = loss
         return loss
 
@@ -190,7 +195,11 @@ class Distributed(Following, Saving):
         """Adds the gradients of the last step to the pieces of the parameters."""
         if self._loss is None or not self._loss.requires_grad:
             raise UserError("[distribute] backward before a training step; call dist(inputs, targets) first")
-        self._loss.backward()
+        self._plain_backward.append(True)
+        try:
+            self._loss.backward()
+        finally:
+            self._plain_backward.clear()
         self._loss = None
 
     def step(self):

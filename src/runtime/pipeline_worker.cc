@@ -218,7 +218,8 @@ void PipelineWorker::compute_before(TensorMap* batch) const {
   const MicroBatch& micro = pipeline_.part();
   if (before_) before_(true);
   Feeds feeds;
-  for (const Input& i : micro.before.inputs) feeds.inputs[i.name] = batch->at(i.name);
+  for (const Input& i : micro.before.inputs)
+    feeds.inputs[i.name] = moved_to(batch->at(i.name), device_);
   InterpretOptions options;
   options.device = device_;
   const std::vector<at::Tensor> made = interpret(micro.before, feeds, options).outputs;

@@ -103,8 +103,11 @@ class SpmdWorker final : public Worker {
       Feeds feeds;
       for (const Input& i : duplex.before.inputs)
         for (size_t k = 0; k < inputs.size(); ++k)
-          if (plan_.graph->inputs[k].name == i.name) feeds.inputs[i.name] = inputs[k];
-      for (at::Tensor& made : interpret(duplex.before, feeds).outputs)
+          if (plan_.graph->inputs[k].name == i.name)
+            feeds.inputs[i.name] = moved_to(inputs[k], device_);
+      InterpretOptions options;
+      options.device = device_;
+      for (at::Tensor& made : interpret(duplex.before, feeds, options).outputs)
         whole.push_back(std::move(made));
       if (after_) after_(true, &duplex);
     }
