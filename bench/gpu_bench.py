@@ -5,7 +5,9 @@
 
 Wanted: capture on the device equal to capture on Meta tensors; losses of one device by a plan equal to plain PyTorch and at most 3%
 slower; steps within 8% of their prediction; the predicted peak of memory within 5% of what was allocated and never below; workers that
-share a device, and workers over NCCL where there are several devices, equal to one. The table goes to bench/results/.
+share a device, and workers over NCCL where there are several devices, equal to one: data parallelism, ZeRO, a pipeline, planned
+reductions, NCCL inside of parts and gloo between them. Steps over NCCL are timed against PyTorch's DDP and FSDP2. The table goes to
+bench/results/.
 """
 
 import argparse
@@ -190,17 +192,36 @@ def check_training(table, name, build, draw, cluster, precision, compare):
         table.row("predicted peak of memory", label, f"{ratio - 1:+.1%} of {allocated / 2**30:.2f} GiB", "0 to 5%", 1 <= ratio <= 1.05)
 
 
-def check_workers(table, count, engine, backend):
-    """Several workers: this script again, under torchrun."""
-    command = [sys.executable, "-m", "motley.launch", f"--nproc_per_node={count}", "--master_port", str(free_port()), __file__,
-               "--build", args.build, "--worker", f"{engine}:{backend}"] + ["--stand-in"] * TINY  # fmt: skip
-    environment = dict(os.environ, PYTHONPATH=str(ROOT / args.build / "python"))
+def launched(count, worker, backend):
+    """What rank 0 of several workers says: this script again; {word: number}, empty if they failed."""
+    launcher = "torch.distributed.run" if worker in ("ddp", "fsdp2") else "motley.launch"
+    command = [sys.executable, "-m", launcher, f"--nproc_per_node={count}", "--master_port", str(free_port()), __file__,
+               "--build", args.build, "--steps", str(args.steps), "--worker", f"{worker}:{backend}"] + ["--stand-in"] * TINY  # fmt: skip
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / args.build / "python"), OMP_NUM_THREADS="1")
     run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
-    said = [line for line in run.stdout.splitlines() if line.startswith("worst ")]
-    worst = float(said[0].split()[1]) if run.returncode == 0 and said else float("inf")
     if run.returncode != 0:
-        table.bench.say(run.stderr.strip()[-500:])
-    table.row(f"{count} workers over {backend}, {engine}", "mlp", f"{worst:.1e} off", "1e-5", worst <= 1e-5)
+        print(run.stderr.strip()[-1500:], file=sys.stderr)
+        return {}
+    return {line.split()[1]: float(line.split()[2]) for line in run.stdout.splitlines() if line.startswith("SAID ")}
+
+
+def check_workers(table, count, engine, backend):
+    said = launched(count, engine, backend)
+    worst = said.get("worst", float("inf"))
+    good, value = worst <= 1e-5, f"{worst:.1e} off"
+    if engine in ("reductions", "mixed"):
+        good, value = good and said.get("reductions", 0) > 0, f"{value}, {said.get('reductions', 0):.0f} programs"
+    table.row(f"{count} workers over {backend}, {engine}", "mlp", value, "1e-5", good)
+
+
+def race(table, count, backend):
+    """A language model by plans, and by what PyTorch has of the same kind."""
+    seconds = {who: launched(count, who, backend).get("seconds", float("inf")) for who in ("race-dp-ev", "ddp", "race-zero", "fsdp2", "race-auto")}
+    for mine, theirs, name in (("race-dp-ev", "ddp", "DDP"), ("race-zero", "fsdp2", "FSDP2"), ("race-auto", "ddp", "DDP")):
+        kind = {"race-dp-ev": "data parallelism", "race-zero": "ZeRO", "race-auto": "the plan found"}[mine]
+        ratio = seconds[mine] / seconds[theirs] if seconds[theirs] > 0 else float("inf")
+        table.row(f"{count} workers over {backend}: {kind} against {name}", "gpt", f"{ratio - 1:+.1%} of {seconds[theirs] * 1e3:.1f} ms", "+3%",
+                  ratio <= 1.03, True)  # fmt: skip
 
 
 def free_port():
@@ -209,21 +230,41 @@ def free_port():
     return support.free_port()
 
 
-def work():
-    """A worker: losses of a plan against plain PyTorch, in double precision."""
-    engine, backend = args.worker.split(":")
+def cluster_of(size, engine):
+    types = "device_types: [{name: d, flops: 50 MFLOPS, memory: 8 GiB, memory_bandwidth: 100 MB/s}]\n"
+    if engine not in ("reductions", "mixed"):
+        return f"name: here\nlink: {{bandwidth: 1 GB/s, latency: 10 us}}\ndevices: [{{type: d, count: {size}}}]\n" + types
+    # Two parts behind a slow link: all-reduces in steps inside and across.
+    inside = ("backend: second, " if TINY else "backend: nccl, ") if engine == "mixed" else ""
+    part = f"  - {{link: {{bandwidth: 10 GB/s, latency: 1 us}}, {inside}devices: [{{type: d, count: {size // 2}}}]}}\n"
+    root = "backend: gloo\n" if engine == "mixed" else ""
+    return f"name: parts\n{root}link: {{bandwidth: 10 MB/s, latency: 10 us}}\ngroups:\n" + 2 * part + types
+
+
+def says(word, number):
+    if os.environ["RANK"] == "0":
+        print(f"SAID {word} {number}", flush=True)
+
+
+def equal(engine, backend):
+    """Losses of a plan against plain PyTorch, in double precision."""
     torch.manual_seed(0)
-    build, draw = mlp(64, 3, 24)
+    wide = engine in ("reductions", "mixed")
+    build, draw = mlp(256, 3, 64) if wide else mlp(64, 3, 24)
     model, batch = build().double(), draw()
     batch = batch[0].double().to(DEVICE), batch[1].to(DEVICE)
     model.to(DEVICE)
     plain = copy.deepcopy(model)
-    size = int(os.environ["WORLD_SIZE"])
-    cluster = (f"name: here\nlink: {{bandwidth: 1 GB/s, latency: 10 us}}\ndevices: [{{type: d, count: {size}}}]\n"
-               "device_types: [{name: d, flops: 50 MFLOPS, memory: 8 GiB, memory_bandwidth: 100 MB/s}]\n")  # fmt: skip
-    strategy = {"strategy": engine} if engine in ("dp-ev", "zero") else {"engine": engine, "all_devices": engine == "spmd"}
-    dist = motley.distribute(model, batch, F.cross_entropy, cluster, torch.optim.AdamW(model.parameters(), 1e-3), verify=False,
-                             device=DEVICE.type, backend=None if TINY else backend, **strategy)  # fmt: skip
+    if TINY and engine == "mixed":
+        torch.distributed.Backend.register_backend(
+            "second", lambda store, rank, size, timeout: torch.distributed.ProcessGroupGloo(store, rank, size, timeout), devices=["cpu"]
+        )
+    strategy = {"strategy": engine} if engine in ("dp-ev", "zero") else {"engine": "spmd" if wide else engine}
+    if wide or engine == "spmd":
+        strategy["all_devices"] = True
+    dist = motley.distribute(model, batch, F.cross_entropy, cluster_of(int(os.environ["WORLD_SIZE"]), engine),
+                             torch.optim.AdamW(model.parameters(), 1e-3), verify=False, device=DEVICE.type,
+                             backend=None if TINY or engine == "mixed" else backend, **strategy)  # fmt: skip
     theirs, worst = torch.optim.AdamW(plain.parameters(), 1e-3), 0.0
     for _ in range(4):
         theirs.zero_grad()
@@ -231,8 +272,62 @@ def work():
         loss.backward()
         theirs.step()
         worst = max(worst, abs(float(dist.train_step(*batch)) - float(loss)) / abs(float(loss)))
-    if os.environ["RANK"] == "0":
-        print(f"worst {worst}", flush=True)
+    says("worst", worst)
+    says("reductions", str(dist.plan).count("reductions  all_reduce"))
+
+
+def raced(who, backend):
+    """Seconds of the median step of a language model of which every worker has its part of the batch."""
+    torch.manual_seed(0)
+    size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    local = 2 if TINY else 8
+    build, draw = gpt(*((1, 64, 2, 128, 32) if TINY else (12, 768, 12, 50257, 512)), local * size)
+    batch = tuple(x.to(DEVICE) for x in draw())
+    if who.startswith("race-"):
+        engine = who[len("race-") :]
+        model = build().to(DEVICE)
+        here = f"name: here\nlink: {{bandwidth: 100 GB/s, latency: 10 us}}\ndevices: [{{type: A100-80GB, count: {size}}}]\n"
+        how = {"engine": "auto", "time_limit": 60.0} if engine == "auto" else {"strategy": engine}
+        dist = motley.distribute(model, batch, F.cross_entropy, here, torch.optim.AdamW(model.parameters(), 1e-4), verify=False,
+                                 device=DEVICE.type, backend=None if TINY else backend, **how)  # fmt: skip
+
+        def step():
+            return dist.train_step(*batch)
+    else:
+        if DEVICE.type == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group(backend)
+        model = build().to(DEVICE)
+        if who == "ddp":
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        else:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh(DEVICE.type, (size,))
+            for part in model.modules():
+                if type(part).__name__ == "Block":
+                    fully_shard(part, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+        mine = tuple(x[rank * local : (rank + 1) * local] for x in batch)
+
+        def step():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(mine[0]), mine[1])
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+    says("seconds", timed(step, args.steps)[0])
+    if torch.distributed.is_initialized() and not who.startswith("race-"):
+        torch.distributed.destroy_process_group()
+
+
+def work():
+    """A worker."""
+    who, backend = args.worker.split(":")
+    raced(who, backend) if who in ("ddp", "fsdp2") or who.startswith("race-") else equal(who, backend)
 
 
 def main():
@@ -253,11 +348,17 @@ def main():
                 check_training(table, model, build, draw, here, precision, number < 3)
         for engine in ("spmd", "pipeline"):
             check_workers(table, 2, engine, "gloo")
-        if DEVICE.type == "cuda" and torch.cuda.device_count() > 1:
+        count = torch.cuda.device_count() if DEVICE.type == "cuda" else 4
+        backend = "nccl" if DEVICE.type == "cuda" else "gloo"
+        if count > 1:
             for engine in ("dp-ev", "zero", "pipeline"):
-                check_workers(table, torch.cuda.device_count(), engine, "nccl")
-        elif not TINY:
-            bench.say("one device: NCCL was not tried")
+                check_workers(table, min(count, 8), engine, backend)
+            race(table, 2 if TINY else min(count, 8), backend)
+        if count > 3:
+            for engine in ("reductions", "mixed"):
+                check_workers(table, min(count, 8) // 2 * 2, engine, backend)
+        if not TINY and count < 4:
+            bench.say("one device: NCCL was not tried" if count == 1 else "fewer than four devices: planned reductions and mixed fabrics were not tried")
     bench.say(f"{table.missed} of {len(bench.rows)} not as wanted")
     bench.write(None)
     sys.exit(1 if table.missed else 0)

@@ -24,7 +24,7 @@ namespace motley {
 
 struct FakeOptions {
   std::string name =
-      "fake";  // "gloo", "nccl": what is known of that one (comm/backend.h) is taken to be true of this one
+      "fake";  // "gloo", "nccl": what is known of that one (cluster/backend.h) is taken to be true of this one
   bool tags = false;
   bool messages = true;
   bool all_to_all = true;

@@ -43,8 +43,8 @@ def _group(ranks, backend):
     return made.group_name
 
 
-def check(backend):
-    """Refuses a backend that torch.distributed cannot make."""
+def check(backend, device):
+    """Refuses a backend that torch.distributed cannot make, or whose groups cannot hold tensors of the device, even by copies."""
     distributed = torch.distributed
     if not distributed.is_available() or not hasattr(torch._C._distributed_c10d, "_resolve_process_group"):
         raise UserError(f"[distribute] backend={backend!r} needs torch 2.4 or newer; leave it out: gloo is used")
@@ -55,6 +55,9 @@ def check(backend):
             "ucc": distributed.is_ucc_available}  # fmt: skip
     if not here.get(backend, lambda: True)():
         raise UserError(f"[distribute] backend is {backend!r}, which this torch was built without; leave it out, or give gloo")
+    takes = getattr(distributed.Backend, "backend_capability", {}).get(backend.lower())
+    if takes and device not in takes and "cpu" not in takes:
+        raise UserError(f"[distribute] backend {backend!r} has tensors on {', '.join(takes)}, not on {device}; leave it out, or give gloo")
 
 
 def begin(native):

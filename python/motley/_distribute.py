@@ -25,7 +25,7 @@ from ._scaler import ScaledStep
 from ._state import Held, Peers
 from ._step import Step, call_model, loss_of, prefix_of_loss, replaced
 
-_groups = {}  # [device, backend] joined once in the life of the process
+_groups = {}  # [device, backend, whether it was asked for] joined once in the life of the process
 
 
 class Workers:
@@ -55,10 +55,15 @@ class Workers:
             return self.native.limit_bandwidth(cluster, devices)
 
 
-def group(device="auto", backend=None):
-    """This process among the workers that torchrun, Slurm or mpirun started; alone if none did."""
-    if backend is not None:
-        _backend.check(backend)
+def group(device="auto", backend=None, said=""):
+    """This process among the workers that torchrun, Slurm or mpirun started; alone if none did. `said`: the backend that a cluster
+    file names for all of it, taken where none is given; gloo is what workers have anyway."""
+    chosen = backend is not None
+    if backend is None and said:
+        backend = None if said == "gloo" else said
+        default = False
+    else:
+        default = backend is None
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"[distribute] device is {device!r}; give 'auto', 'cpu' or 'cuda'")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -66,26 +71,28 @@ def group(device="auto", backend=None):
         device = "cuda" if _motley.cuda_devices() >= local else "cpu"
     elif device == "cuda" and _motley.cuda_devices() == 0:
         raise UserError("[distribute] device is 'cuda', but torch sees no device; give 'cpu'")
-    if backend is None and device == "cuda" and torch.distributed.is_nccl_available():
+    if default and device == "cuda" and torch.distributed.is_nccl_available():
         backend = "nccl"
-    if (device, backend) not in _groups:
+    if backend is not None:
+        _backend.check(backend, device)
+    if (device, backend, chosen) not in _groups:
         outside = torch.distributed.is_available() and torch.distributed.is_initialized() and not _backend.begun
         native = _motley.Group(outside, device == "cuda", _backend.make_groups)
         if device == "cuda":
             torch.cuda.set_device(native.device)
         if backend is not None and native.size > 1:
             _backend.begin(native)
-            native.use(backend)
-        _groups[device, backend] = Workers(native)
-    return _groups[device, backend]
+            native.use(backend, chosen)
+        _groups[device, backend, chosen] = Workers(native)
+    return _groups[device, backend, chosen]
 
 
 class _Loss(torch.autograd.Function):
     """The loss of a step whose gradients are there already; backward adds them to the pieces, scaled as torch would."""
 
     @staticmethod
-    def forward(ctx, anchor, loss, gradients, pieces, inside):
-        ctx.gradients, ctx.pieces, ctx.inside = gradients, pieces, inside
+    def forward(ctx, anchor, loss, gradients, pieces, inside, plain_backward):
+        ctx.gradients, ctx.pieces, ctx.inside, ctx.plain_backward = gradients, pieces, inside, plain_backward
         return loss.clone()
 
     @staticmethod
@@ -93,7 +100,10 @@ class _Loss(torch.autograd.Function):
         if ctx.gradients is None:
             raise UserError("[distribute] backward was called twice for one step; its gradients are added once")
         scale = scale.double() / ctx.inside  # of the gradients `inside` is part already
-        same = scale.item() == 1
+        if ctx.plain_backward:  # by dist.backward(): it is known, and on a device asking would wait for the step
+            same = ctx.inside == 1
+        else:
+            same = scale.device.type == "cpu" and scale.item() == 1
         for piece, gradient in zip(ctx.pieces, ctx.gradients):
             if gradient is None or not piece.requires_grad:
                 continue
@@ -103,7 +113,7 @@ class _Loss(torch.autograd.Function):
             else:
                 plain(piece.grad).add_(gradient)
         ctx.gradients = None
-        return None, None, None, None, None
+        return None, None, None, None, None, None
 
 
 class Distributed(Following, Saving):
@@ -151,6 +161,7 @@ class Distributed(Following, Saving):
             self._held.mark = self._held.versions()
         self.pacing = group.limit_bandwidth(plan.cluster, plan.devices) if emulate else "off"
         self._anchor = torch.zeros((), requires_grad=True)
+        self._plain_backward = []  # while dist.backward() runs
         self._mirror = Mirror(self)
 
     # ---- training -------------------------------------------------------------------------------------------------
@@ -175,7 +186,8 @@ class Distributed(Following, Saving):
             if held.own_steps:
                 held.settled, held.mark = not held.pieces, held.versions()
         if torch.is_grad_enabled():
-            loss = _Loss.apply(self._anchor, loss, gradients, list(held.pieces.values()), 1.0 if inside is None else inside.item())
+            loss = _Loss.apply(self._anchor, loss, gradients, list(held.pieces.values()), 1.0 if inside is None else inside.item(),
+                                self._plain_backward)  # fmt: skip
         self._loss = loss
         return loss
 
@@ -183,7 +195,11 @@ class Distributed(Following, Saving):
         """Adds the gradients of the last step to the pieces of the parameters."""
         if self._loss is None or not self._loss.requires_grad:
             raise UserError("[distribute] backward before a training step; call dist(inputs, targets) first")
-        self._loss.backward()
+        self._plain_backward.append(True)
+        try:
+            self._loss.backward()
+        finally:
+            self._plain_backward.clear()
         self._loss = None
 
     def step(self):
@@ -474,8 +490,8 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     plan           a Plan or a plan file, instead of a cluster
     seed           of dropout, which does not depend on the sharding
     device         'cpu', 'cuda' or 'auto'
-    backend        of torch.distributed, for the plan's tensors: 'gloo', 'nccl' or any that is registered there; default: gloo
-                   on the CPU, NCCL on CUDA devices where this torch has it
+    backend        of torch.distributed, for the plan's tensors: 'gloo', 'nccl' or any that is registered there; default: what the
+                   cluster file says of its root, else gloo on the CPU, NCCL on CUDA devices where this torch has it
     emulate        slows this process and its sockets down to the devices and links of the cluster
     verify         whether the first steps are compared with the plain model's: loss, gradients and buffers
     options        engine, memory_limit, time_limit, ratios, all_devices, precision, as for plan()
@@ -494,9 +510,9 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     _optim.check_parameters(optimizer, parameters)
     if cluster is not None:
         cluster = cluster_of(cluster)
-    workers = group(device, backend)
-    if not workers.native.has_messages and options.get("engine", "auto") == "auto":
-        options["engine"] = "spmd"  # the others' plans need messages
+    workers = group(device, backend, "" if cluster is None else cluster.backend)
+    if cluster is not None:
+        cluster = workers.native.cluster_over(cluster)
     _same_everywhere(workers, _optim.signature(optimizer, step.parameters), "the optimizer")
     if workers.rank == 0:
         _say_of_loss(step)

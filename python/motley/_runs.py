@@ -31,8 +31,9 @@ class Run:
         if emulate and group.rank in plan.devices:
             speed = plan.cluster.speed(plan.devices.index(group.rank))
         for backend in plan.cluster.backends:
-            _backend.check(backend)
-            _backend.begin(group.native)
+            if backend != group.native.backend:
+                _backend.check(backend, torch.device(group.device).type)
+                _backend.begin(group.native)
         self.worker = _motley.Worker(plan._native, group.native, plan.devices, seed, speed)
         self.leaves = [(name, tensor.shape, tensor.dtype) for name, tensor in step.leaves]
         self.adopt(step, agreed.watch)

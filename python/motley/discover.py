@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from . import _motley
+from . import _backend, _motley
 from ._distribute import group
 from ._errors import UserError
 
@@ -91,6 +91,7 @@ def main():
     parser.add_argument("--name", help="of the cluster; default: the file's")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--backend", help="of torch.distributed; default: gloo on the CPU, NCCL on CUDA devices")
+    parser.add_argument("--inside", default="", help="backend of the workers of one machine, if another: measured so, and written into the file")
     parser.add_argument("--json", action="store_true", help="print what was measured as one JSON object")
     asked = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
@@ -103,6 +104,10 @@ def main():
                 raise UserError(f"[discover] {path}: {folder} is no folder that can be written to")
         torch.set_num_threads(1)
         workers = group(asked.device, asked.backend)
+        if asked.inside:
+            _backend.check(asked.inside, torch.device(workers.device).type)
+            if workers.size > 1:
+                _backend.begin(workers.native)
 
         def said(what):
             if workers.rank == 0:
@@ -110,7 +115,7 @@ def main():
 
         facts = json.dumps(_facts(workers))
         yaml, measured, warnings, drawing, ranks, seconds, report = _motley.discover(
-            workers.native, facts, name, profile is not None, said
+            workers.native, facts, name, profile is not None, asked.inside, said
         )
     except UserError as error:
         if rank == 0:

@@ -454,7 +454,7 @@ class Reader {
     g.first_device = cluster_.size();
     g.link = read_link(node["link"], join(path, "link"));
     if (node["uplink"]) g.uplink = positive(node["uplink"], "bandwidth", join(path, "uplink"));
-    if (node["backend"]) g.backend = name(node["backend"], join(path, "backend"));
+    if (node["backend"]) g.backend = read_backend(node["backend"], file_, join(path, "backend"));
     if (node["collectives"])
       g.measured = read_collectives(node["collectives"], join(path, "collectives"));
     YAML::Node groups = node["groups"], devices = node["devices"];

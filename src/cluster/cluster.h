@@ -32,6 +32,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster/backend.h"
 #include "core/collective.h"
 #include "core/id.h"
 #include "core/units.h"
@@ -146,8 +147,8 @@ struct Group {
   std::vector<DirectLink> direct;        // each pair once, a < b
   std::vector<Nic> nics;                 // each device below is near one; empty: one port
   std::vector<CollectiveRate> measured;  // over all devices below; at most one of a form
-  std::string backend = {};  // of torch.distributed, between the devices below; empty: not said
-  std::vector<GroupId> children;  // either groups ...
+  Backend backend = {};                  // between the devices below; without a name: not said
+  std::vector<GroupId> children;         // either groups ...
   int first_device = 0;  // ... or devices; both kinds of group know the range of devices below them
   int device_count = 0;
 };

@@ -115,8 +115,8 @@ class Part {
     if (parent.valid()) to_.groups[parent.index].children.push_back(mine);
     for (GroupId passed : above) {
       take_media(passed, parent.valid(), &to_.groups[mine.index]);
-      const std::string& backend = from_.groups[passed.index].backend;
-      if (!backend.empty()) to_.groups[mine.index].backend = backend;
+      const Backend& backend = from_.groups[passed.index].backend;
+      if (!backend.name.empty()) to_.groups[mine.index].backend = backend;
     }
     for (GroupId child : children) add(child, mine, {});
     if (children.empty())
@@ -284,6 +284,10 @@ std::string look_of(const Cluster& cluster) {
     add(group.measured.size());
     for (const CollectiveRate& rate : group.measured)
       add(rate.collective), add(rate.latency), add(rate.bandwidth);
+    const Backend& b = group.backend;
+    text(b.name);
+    for (const bool can : {b.messages, b.all_to_all, b.half_sums, b.half_scatters, b.hides})
+      add(can);
   }
   return look;
 }
@@ -353,6 +357,7 @@ Cluster scaled_down(const Cluster& cluster, int workers, double cores) {
         shared = std::min(shared, part);
     group.link.bandwidth *= shared / slower;
     group.uplink *= left(group) / slower;
+    group.backend = {};  // emulated devices are CPUs
     for (DirectLink& link : group.direct) link.bandwidth /= slower;
     for (Nic& nic : group.nics) nic.bandwidth /= slower;
     group.measured.clear();

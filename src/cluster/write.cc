@@ -35,7 +35,14 @@ void write_group(const Cluster& cluster, GroupId id, YAML::Emitter& out) {
           << std::vector<int>{d.a, d.b, d.links} << YAML::EndSeq << YAML::EndMap;
     out << YAML::EndSeq;
   }
-  if (!g.backend.empty()) out << YAML::Key << "backend" << YAML::Value << g.backend;
+  if (const Backend& b = g.backend; b == backend_named(b.name) && !b.name.empty())
+    out << YAML::Key << "backend" << YAML::Value << b.name;
+  else if (!b.name.empty())
+    out << YAML::Key << "backend" << YAML::Value << YAML::Flow << YAML::BeginMap << YAML::Key
+        << "name" << YAML::Value << b.name << YAML::Key << "messages" << YAML::Value << b.messages
+        << YAML::Key << "all_to_all" << YAML::Value << b.all_to_all << YAML::Key << "half_sums"
+        << YAML::Value << b.half_sums << YAML::Key << "hides" << YAML::Value << b.hides
+        << YAML::EndMap;
   if (!g.measured.empty()) {
     out << YAML::Key << "collectives" << YAML::Value << YAML::BeginSeq;
     for (const CollectiveRate& rate : g.measured)

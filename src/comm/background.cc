@@ -11,7 +11,7 @@
 namespace motley {
 
 Background::Background(at::Device device) : device_(device) {
-  if (!device.is_cpu()) stream_ = Beside::new_stream(device);
+  if (has_streams(device)) stream_ = Beside::new_stream(device);
   thread_ = std::thread([this, threads = at::get_num_threads()] {
     at::set_num_threads(threads);  // of this thread's own pool
     run();
@@ -36,7 +36,7 @@ int64_t Background::start(std::function<void()> work) {
     const Beside beside(device_, stream_);
     begin->hold_up();
     work();
-    if (device_.is_cpu()) return;
+    if (!has_streams(device_)) return;
     const std::lock_guard inside(mutex_);
     over_.emplace(done_ + 1, Moment(device_));
   });

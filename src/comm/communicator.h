@@ -49,6 +49,10 @@ class Communicator {
   virtual at::Device device() const { return at::kCPU; }
   // Whether it has send() and receive().
   virtual bool has_messages() const { return true; }
+  // Whether it exchanges pieces of any size, and not all of everything.
+  virtual bool has_all_to_all() const { return true; }
+  // Whether it adds 16-bit numbers as they are, and not as f32.
+  virtual bool adds_half() const { return false; }
   // Some ranks as a group that the backend itself has, for one use: the same to all members, which
   // all call this in the same order. Lives as long as this one. nullptr: it has none (subgroup.h).
   virtual Communicator* among(const std::vector<int>& /*ranks*/, int /*use*/) { return nullptr; }

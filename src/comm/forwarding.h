@@ -16,6 +16,8 @@ class Forwarding : public Communicator {
   int size() const override { return group_.size(); }
   at::Device device() const override { return group_.device(); }
   bool has_messages() const override { return group_.has_messages(); }
+  bool has_all_to_all() const override { return group_.has_all_to_all(); }
+  bool adds_half() const override { return group_.adds_half(); }
   Communicator* among(const std::vector<int>& ranks, int use) override {
     return group_.among(ranks, use);
   }

@@ -17,11 +17,13 @@ class Mixed final : public Forwarding {
                  members_.at(static_cast<size_t>(part.rank())) == all.rank());
   }
 
+  bool has_all_to_all() const override { return group_.has_all_to_all(); }
+  bool adds_half() const override { return group_.adds_half() && part_.adds_half(); }
   Communicator* among(const std::vector<int>& ranks, int use) override {
     std::vector<int> inside;
     for (int r : ranks) {
       inside.push_back(in_part(r));
-      if (inside.back() < 0) return nullptr;
+      if (inside.back() < 0) return group_.among(ranks, use);
     }
     return part_.among(inside, use);
   }

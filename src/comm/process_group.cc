@@ -73,6 +73,8 @@ class ProcessGroupCommunicator final : public Communicator {
   int size() const override { return size_; }
   at::Device device() const override { return over_.device; }
   bool has_messages() const override { return has_messages_; }
+  bool has_all_to_all() const override { return has_all_to_all_; }
+  bool adds_half() const override { return over_.backend.half_sums; }
 
   Communicator* among(const std::vector<int>& members, int use) override {
     std::vector<int> ranks;
@@ -349,7 +351,7 @@ class ProcessGroupCommunicator final : public Communicator {
     if (size_ == 1 || tensor.numel() == 0) return nullptr;
     check(tensor);
     const bool half = sums_in_f32(tensor.scalar_type());
-    at::Tensor sum = half && over_.backend.sums_half ? tensor : summable(tensor);
+    at::Tensor sum = half && over_.backend.half_sums ? tensor : summable(tensor);
     Work work;
     run("all_reduce", [&] {
       std::vector<at::Tensor> list{sum};

@@ -1,7 +1,7 @@
 // A Communicator over any backend of c10d, by process groups that somebody else has made, such as
 // torch.distributed in Python. gloo.h has one that makes its own groups and suits gloo better.
 //
-//   all_reduce       the backend's; 16-bit numbers as f32 where it cannot add them (backend.h)
+//   all_reduce       the backend's; 16-bit numbers as f32 where it cannot add them (cluster/backend.h)
 //   all_gather       the backend's, of pieces padded to the largest; the grouped form is one
 //                    broadcast per piece, posted together
 //   reduce_scatter   all-to-all, then sums in rank order
@@ -30,8 +30,9 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "comm/backend.h"
+#include "cluster/backend.h"
 #include "comm/communicator.h"
+#include "comm/gloo.h"
 #include "interpret/torch_version.h"
 
 namespace motley {

@@ -130,15 +130,17 @@ class Reducing final : public Forwarding {
 
   // nullptr: the group's own all-reduce.
   const Compiled* program_for(const at::Tensor& tensor) const {
-    const double bytes =
-        static_cast<double>(tensor.numel()) * static_cast<double>(tensor.element_size());
+    const bool wide = sums_in_f32(tensor.scalar_type()) && !adds_half();
+    const double bytes = static_cast<double>(tensor.numel()) *
+                         (wide ? 4 : static_cast<double>(tensor.element_size()));
     for (size_t i = programs_.size(); i-- > 0;)
       if (bytes >= programs_[i].from) return &programs_[i];
     return nullptr;
   }
 
   void run(const Compiled& program, at::Tensor& tensor) {
-    at::Tensor flat = summable(tensor).reshape({-1});
+    const bool as_it_is = sums_in_f32(tensor.scalar_type()) && adds_half();
+    at::Tensor flat = (as_it_is ? tensor : summable(tensor)).reshape({-1});
     for (const Part& step : program.steps) {
       const int n = step.group->size(), me = step.group->rank();
       const Chunks& mine = step.held[me];

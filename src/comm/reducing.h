@@ -4,7 +4,7 @@
 // those that the rules of P2 give it. A step runs in the groups of the program at the same time:
 // all_reduce, reduce_scatter and all_gather as rings (subgroup.h), reduce and broadcast as chains
 // from and to the root along which the tensor travels in segments. Integers come out as from the
-// plain all-reduce, floats up to rounding; 16-bit floats are summed in f32. Programs that are
+// plain all-reduce, floats up to rounding; 16-bit floats are summed in f32 over backends that cannot add them. Programs that are
 // started and not waited for run on a thread of their own, one after another.
 #pragma once
 

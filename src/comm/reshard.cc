@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/moment.h"
 #include "core/error.h"
 
 namespace motley {
@@ -129,14 +130,16 @@ at::Tensor Resharding::indices(int s, int r, bool sender) const {
 at::Tensor Resharding::extract(int s, int r, const at::Tensor& local) const {
   Box b;
   if (!box(s, r, true, &b))
-    return local.reshape({-1}).index_select(0, indices(s, r, true)).contiguous();
+    return local.reshape({-1})
+        .index_select(0, moved_to(indices(s, r, true), local.device()))
+        .contiguous();
   return local.reshape(b.shape).narrow(b.axis, b.begin, b.length).reshape({-1}).contiguous();
 }
 
 void Resharding::insert(int s, int r, const at::Tensor& message, at::Tensor& flat) const {
   Box b;
   if (!box(s, r, false, &b)) {
-    flat.index_copy_(0, indices(s, r, false), message);
+    flat.index_copy_(0, moved_to(indices(s, r, false), flat.device()), message);
     return;
   }
   at::Tensor part = flat.view(b.shape).narrow(b.axis, b.begin, b.length);

@@ -1,5 +1,6 @@
-// A Communicator whose tensors are on a device, by one whose are on the CPU: it copies. For several
-// workers that share a GPU, and for backends that do not reach the device.
+// A Communicator whose tensors are on a device, by one whose are on the CPU: it copies, through pinned
+// memory. For several workers that share a GPU, and for backends that do not reach the device. Threads
+// of its own wait for the copies; the caller goes on giving the device work until it waits for a result.
 #pragma once
 
 #include <memory>

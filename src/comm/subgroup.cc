@@ -23,6 +23,12 @@ class Subgroup final : public Communicator {
   int size() const override { return static_cast<int>(ranks_.size()); }
   at::Device device() const override { return group_.device(); }
   bool has_messages() const override { return group_.has_messages(); }
+  bool adds_half() const override { return native_ != nullptr && native_->adds_half(); }
+  Communicator* among(const std::vector<int>& members, int use) override {
+    std::vector<int> ranks;
+    for (int r : members) ranks.push_back(ranks_.at(static_cast<size_t>(r)));
+    return group_.among(ranks, use);
+  }
 
   void all_reduce(at::Tensor& tensor, Reduction reduction) override {
     const int p = size();

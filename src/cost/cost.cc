@@ -50,7 +50,7 @@ Work work_of(const Theory& theory, NodeId id, const Triple& triple) {
     const TensorSpec& spec = graph.spec(v);
     (p.is_shard() ? work.cut_bytes : work.whole_bytes) += static_cast<Bytes>(spec.bytes());
     largest = std::max(largest, spec.numel());
-    work.half = work.half || spec.dtype == DType::f16 || spec.dtype == DType::bf16;
+    work.half = work.half || is_half(spec.dtype);
   };
   auto inputs = graph.inputs_of(node);
   for (size_t i = 0; i < inputs.size(); ++i) touch(inputs[i], triple.in[i]);
@@ -62,7 +62,10 @@ Work work_of(const Theory& theory, NodeId id, const Triple& triple) {
 
 CostModel::CostModel(const Cluster& cluster, const std::vector<ReductionProgram>& reductions,
                      OverReplicas replicas)
-    : cluster_(cluster), net_(cluster, reductions), replicas_(std::move(replicas)) {
+    : cluster_(cluster),
+      backend_(backend_of(cluster)),
+      net_(cluster, backend_.messages ? reductions : std::vector<ReductionProgram>()),
+      replicas_(std::move(replicas)) {
   for (const DeviceType& type : cluster_.types) {
     Rates& rates = rates_.emplace_back();
     for (const OpRate& rate : type.ops) {
@@ -110,6 +113,20 @@ Seconds CostModel::compute(int type, const Work& work, double fraction, Seconds*
   if (cut) *cut = slope;
   if (whole) *whole = base;
   return !work.free && work.cut.size > 0 && fraction == 0 ? 0 : slope * fraction + base;
+}
+
+double widening(const Backend& backend, Collective kind, bool half) {
+  const bool wide = (kind == Collective::all_reduce && !backend.half_sums) ||
+                    (kind == Collective::reduce_scatter && !backend.half_scatters);
+  return half && wide ? 2 : 1;
+}
+
+Bytes CostModel::moved(Collective kind, const TensorSpec& spec) const {
+  return static_cast<Bytes>(spec.bytes()) * widening(backend_, kind, is_half(spec.dtype));
+}
+
+Bytes CostModel::moved(const InnerCollective& inner) const {
+  return static_cast<Bytes>(inner.bytes) * widening(backend_, inner.kind, inner.half);
 }
 
 Seconds CostModel::gradient_all_reduce(Bytes bytes) const {
@@ -164,6 +181,8 @@ Seconds CostModel::collective(Collective kind, Bytes bytes,
     case Collective::all_gather:
       return grouped ? net_.all_gather_grouped(bytes, shares) : net_.all_gather(bytes, shares);
     case Collective::all_to_all:
+      // Where there is no other way, all devices get everything and take their own.
+      if (!backend_.all_to_all && !backend_.messages) return net_.all_gather(bytes, shares);
       return net_.all_to_all(bytes, shares);
     default:
       MOTLEY_CHECK(moves_nothing(kind));
@@ -229,7 +248,7 @@ Seconds inner_seconds(const Theory& theory, NodeId id, const Triple& triple, con
                       const Fractions& fractions) {
   Seconds seconds = 0;
   for (const InnerCollective& c : triple.collectives) {
-    const auto bytes = static_cast<Bytes>(c.bytes);
+    const Bytes bytes = model.moved(c);
     if (c.kind == Collective::all_reduce) {
       seconds += model.net().all_reduce(bytes);
       continue;
@@ -247,7 +266,7 @@ void choose_forms(const Theory& theory, Program* program, const CostModel& model
     if (step.is_compute() || !has_forms(step.kind)) continue;
     const Placement cut = step.from.is_shard() ? step.from : step.to;
     const auto& shares = fractions.profile(theory.cut(step.value, cut), model.net());
-    const auto bytes = static_cast<Bytes>(theory.graph().spec(step.value).bytes());
+    const Bytes bytes = model.moved(step.kind, theory.graph().spec(step.value));
     auto seconds = [&](PieceForm form) { return model.collective(step.kind, bytes, shares, form); };
     step.form = seconds(PieceForm::grouped) < seconds(PieceForm::padded) ? PieceForm::grouped
                                                                          : PieceForm::padded;
@@ -336,7 +355,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
         }
       } else {
         for (const InnerCollective& c : triple.collectives)
-          communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)), 0, 0, 0, false, 1);
+          communicate(model.net().all_reduce(model.moved(c)), 0, 0, 0, false, 1);
       }
       if (price.free) continue;
       after_gradient = false;
@@ -350,7 +369,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
       continue;
     }
     if (moves_nothing(step.kind)) continue;
-    Bytes bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
+    const Bytes bytes = model.moved(step.kind, graph.spec(step.value));
     // For all-to-all both cuts matter; they are close, and the one it starts from is used.
     const auto& shares = fractions.profile(
         theory.cut(step.value, step.from.is_shard() ? step.from : step.to), model.net());

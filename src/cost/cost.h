@@ -56,15 +56,25 @@ struct OverReplicas {
   std::vector<double> piece;  // [type] seconds per byte; empty: one replica
 };
 
+// How many times its bytes a sum of 16-bit numbers, or another collective of some, moves.
+double widening(const Backend& backend, Collective kind, bool half);
+
 class CostModel {
  public:
-  // `reductions`: programs that large all-reduces take (net/reduction.h).
+  // `reductions`: programs that large all-reduces take (net/reduction.h); they need messages, and are
+  // not taken over backends that have none.
   explicit CostModel(const Cluster& cluster, const std::vector<ReductionProgram>& reductions = {},
                      OverReplicas replicas = {});
   CostModel(const CostModel&) = delete;
   CostModel& operator=(const CostModel&) = delete;
 
   const Cluster& cluster() const { return cluster_; }
+  // What the devices talk over (cluster/backend.h).
+  const Backend& backend() const { return backend_; }
+  // Bytes of the whole of a value, or of what is summed inside an operator, as a collective moves it:
+  // 16-bit numbers that the backend cannot add travel as f32. All bytes below are such.
+  Bytes moved(Collective kind, const TensorSpec& spec) const;
+  Bytes moved(const InnerCollective& inner) const;
   int types() const { return static_cast<int>(cluster_.types.size()); }
 
   // Seconds of a step on a device type that does `fraction` of what is cut. Zero for a fraction of
@@ -101,6 +111,7 @@ class CostModel {
   };
 
   Cluster cluster_;
+  Backend backend_;
   CollectiveModel net_;
   OverReplicas replicas_;
   std::vector<Rates> rates_;  // [type]

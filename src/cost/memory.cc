@@ -15,10 +15,6 @@ namespace {
 // stay until the end of the pass.
 constexpr double kComing = 4;
 
-bool is_half(const TensorSpec& spec) {
-  return spec.dtype == DType::bf16 || spec.dtype == DType::f16;
-}
-
 // Adds up what a program holds at every step, and after the last one, where the optimizer is.
 class Account {
  public:
@@ -100,7 +96,7 @@ class Account {
         if (!divided) persistent_[p.gradient.index] = &p;
         bytes *= 1 + state_factor(optimizer_) * kept_.of_optimizer(i);
         bytes += static_cast<Bytes>(gradient.bytes()) * kept_.of_gradient(i) *
-                 (divided && is_half(gradient) ? 2 : 1);
+                 (divided && is_half(gradient.dtype) ? 2 : 1);
       }
       keep(as_parameter(p, bytes));
     }
@@ -132,7 +128,7 @@ class Account {
 
   // Sums over micro-batches; those of 16-bit gradients have 32 bits.
   void add_sums() {
-    auto wide = [&](ValueId v) { return is_half(graph_.spec(v)) ? 2 : 1; };
+    auto wide = [&](ValueId v) { return is_half(graph_.spec(v).dtype) ? 2 : 1; };
     if (!kept_.gradient.empty()) {
       // Reduced in every pass, they are summed in the placement of their parameters.
       for (size_t i = 0; i < graph_.parameters.size(); ++i) {

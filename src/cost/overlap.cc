@@ -29,11 +29,13 @@ std::vector<bool> barriers(const Theory& theory, const Program& program, const S
   return result;
 }
 
-Seconds message_seconds(const CostModel& model, Bytes bytes) {
-  if (bytes >= kAloneBytes) return model.net().all_reduce(bytes);
+Seconds message_seconds(const CostModel& model, const TensorSpec& gradient) {
+  const auto bytes = static_cast<Bytes>(gradient.bytes());
+  const Bytes moved = model.moved(Collective::all_reduce, gradient);
+  if (bytes >= kAloneBytes || bytes == 0) return model.net().all_reduce(moved);
   // Of the largest message that small gradients make up: seconds per byte are least there.
   constexpr Bytes largest = kMessageBytes + kAloneBytes;
-  return bytes / largest * model.net().all_reduce(largest);
+  return bytes / largest * model.net().all_reduce(largest * moved / bytes);
 }
 
 std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program,
@@ -138,7 +140,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   if (first != nullptr) *first = {};
   const Shares& shares = fractions.shares();
   const std::vector<GradientMessage> messages = gradient_messages(theory, program, shares);
-  if (messages.empty() || model.net().devices() == 1) return 0;
+  if (messages.empty() || model.net().devices() == 1 || !model.backend().hides) return 0;
   // Computation of each type since the last collective that is not a gradient's: messages that
   // start after another one begin anew.
   const int end = static_cast<int>(program.steps.size()), types = model.types();
@@ -195,7 +197,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
     for (; next < messages.size() && messages[next].ready == s; ++next) {
       Bytes bytes = 0;
       for (int g : messages[next].steps)
-        bytes += static_cast<Bytes>(theory.graph().spec(program.steps[g].value).bytes());
+        bytes += model.moved(Collective::all_reduce, theory.graph().spec(program.steps[g].value));
       const Seconds seconds = model.net().all_reduce(bytes);
       blocking += waiting ? seconds - latency : seconds;
       waiting = true;

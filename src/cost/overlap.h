@@ -38,11 +38,10 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
 // side, small ones up to kMessageBytes, large ones alone. Of other steps, -1.
 std::vector<int> gradient_buckets(const Theory& theory, const Program& program);
 
-// Seconds for which a gradient of so many bytes keeps the network busy at least, alone or as part
-// of a message.
-Seconds message_seconds(const CostModel& model, Bytes bytes);
+// Seconds for which a gradient keeps the network busy at least, alone or as part of a message.
+Seconds message_seconds(const CostModel& model, const TensorSpec& gradient);
 
-// Seconds by which a step is shorter than cost_of(...).step. Slightly negative where many messages
+// Seconds by which a step is shorter than cost_of(...).step; 0 over a backend that hides nothing. Slightly negative where many messages
 // pay latencies that one would not and nothing is there to hide them.
 //
 // `first`, if given: the gradient from whose message on the network is busy until it is waited for;

@@ -112,7 +112,7 @@ class Parts {
           after_gradient = false;
         }
       } else if (!moves_nothing(step.kind)) {
-        const Bytes bytes = bytes_of(step.value);
+        const Bytes bytes = model_.moved(step.kind, graph_.spec(step.value));
         const bool gradient = step.kind == Collective::all_reduce && pure_[step.value.index];
         if (gradient) {
           seconds = model_.gradient_all_reduce(bytes);
@@ -167,7 +167,7 @@ class Parts {
     std::set<std::pair<ValueId, Placement>> summed;
     for (const auto& [v, p] : accumulated(theory_, program_)) {
       // Sums of 16-bit gradients have 32 bits. They are there before what is counted as state.
-      const bool half = graph_.spec(v).dtype == DType::bf16 || graph_.spec(v).dtype == DType::f16;
+      const bool half = is_half(graph_.spec(v).dtype);
       result_[part_of(v)].state +=
           bytes_of(v) * ((half ? 2 : 1) * fraction(v, p) - as_state[v.index]);
       summed.insert({v, p});

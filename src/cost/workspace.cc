@@ -14,10 +14,6 @@ constexpr int64_t kBlock = 16;         // channels that convolutions compute at 
 constexpr int64_t kFewChannels = 4;    // ... unless there are so few
 constexpr double kSmallInput = 20480;  // elements of the input of a small convolution
 
-bool is_half(const TensorSpec& spec) {
-  return spec.dtype == DType::bf16 || spec.dtype == DType::f16;
-}
-
 // Operators that make their results straight from their operands.
 constexpr std::string_view kDirect =
     "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _log_softmax _log_softmax_backward_data "
@@ -78,7 +74,7 @@ class Workspace {
     const ValueId v = step_.value;
     const TensorSpec& spec = graph_.spec(v);
     const auto bytes = static_cast<Bytes>(spec.bytes());
-    const double wide = is_half(spec) ? 2 : 1;  // sums of 16-bit numbers have 32 bits
+    const double wide = is_half(spec.dtype) ? 2 : 1;  // sums of 16-bit numbers have 32 bits
     switch (step_.kind) {
       case Collective::all_reduce:
         // A chain of a planned reduction has all of it once more, a ring less.

@@ -30,6 +30,7 @@ struct Site {
   BytesPerSecond bandwidth = 0, uplink = 0;  // uplink 0: the link's above
   Seconds latency = 0;
   std::vector<DirectLink> direct;  // between workers, counted from the first
+  std::string backend;             // empty: that of the group around it
   std::vector<Site> sites;
   std::vector<int> workers;  // all below
 };
@@ -42,6 +43,7 @@ class Writer {
   void write(const Site& site, const std::string& indent, std::vector<int>* ranks) {
     out_ += fmt::format("{}link: {{bandwidth: {:.4g}, latency: {:.3g}}}\n", indent, site.bandwidth,
                         site.latency);
+    if (!site.backend.empty()) out_ += fmt::format("{}backend: {}\n", indent, site.backend);
     if (site.uplink > 0) out_ += fmt::format("{}uplink: {:.4g}\n", indent, site.uplink);
     if (!site.direct.empty()) {
       out_ += indent + "direct:\n";
@@ -154,18 +156,25 @@ class Inside {
 
 class Sites {
  public:
-  Sites(const std::vector<Facts>& facts, const Distances& distances)
-      : facts_(facts), inside_(facts, distances) {}
+  Sites(const std::vector<Facts>& facts, const Distances& distances, std::string backend)
+      : facts_(facts), inside_(facts, distances), backend_(std::move(backend)) {}
 
-  Site of(const Level& level, BytesPerSecond above) {
+  // `mixed`: more than one machine is around it.
+  Site of(const Level& level, BytesPerSecond above, bool mixed = true) {
+    std::set<std::string> machines;
+    for (int w : level.workers) machines.insert(facts_[static_cast<size_t>(w)].machine);
+    const bool outermost = mixed && machines.size() == 1 && level.workers.size() > 1;
     if (auto machine = inside_.of(level.workers)) {
+      if (outermost) machine->backend = backend_;
       if (level.workers.size() > 1) return named(std::move(*machine), level, above);
     }
     Site site;
+    if (outermost) site.backend = backend_;
     site.bandwidth = level.bandwidth > 0 ? level.bandwidth : std::max(level.port, 1.0);
     site.latency = level.latency;
     site.workers = level.workers;
-    for (const Level& group : level.groups) site.sites.push_back(of(group, level.bandwidth));
+    for (const Level& group : level.groups)
+      site.sites.push_back(of(group, level.bandwidth, machines.size() > 1));
     return named(std::move(site), level, above);
   }
 
@@ -183,6 +192,7 @@ class Sites {
 
   const std::vector<Facts>& facts_;
   Inside inside_;
+  std::string backend_;  // inside of a machine
   std::map<std::string, int> used_;
 };
 
@@ -282,7 +292,8 @@ void check_links(const Level& level, const Distances& distances, const std::vect
 
 std::string cluster_file(const std::string& name, const Level& level, const Distances& distances,
                          const std::vector<Facts>& facts, const std::vector<DeviceRates>& rates,
-                         const std::vector<int>& types, std::vector<int>* ranks) {
+                         const std::vector<int>& types, std::vector<int>* ranks,
+                         const std::string& backend, const std::string& inside) {
   std::map<int, std::string> names;
   std::map<std::string, int> used;
   std::string described = "device_types:\n";
@@ -319,7 +330,8 @@ std::string cluster_file(const std::string& name, const Level& level, const Dist
   std::vector<std::string> type_of;
   for (int t : types) type_of.push_back(names[t]);
   Writer writer(facts, type_of);
-  Site root = Sites(facts, distances).of(level, 0);
+  Site root = Sites(facts, distances, inside).of(level, 0);
+  if (root.backend.empty()) root.backend = backend;
   if (facts.size() == 1) root.bandwidth = 1e9;
   writer.write(root, "", ranks);
   return fmt::format("# Measured by motley.discover.\nname: {}\n{}{}", plain(name), writer.text(),

@@ -124,7 +124,7 @@ Discovered discover(Communicator& group, const Facts& mine, const DiscoverOption
   found.devices = gather_rates(group, classes);
   const std::vector<int> types = types_of(facts, found.devices, &found.warnings);
   found.yaml = cluster_file(options.name, found.levels, found.distances, facts, found.devices,
-                            types, &found.ranks);
+                            types, &found.ranks, options.backend, options.inside);
   found.cluster = parse_cluster(found.yaml, options.name + ".yaml");
   found.drawing = draw(found, facts);
 

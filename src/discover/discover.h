@@ -47,6 +47,9 @@ Facts parse_facts(const std::string& json, const std::string& name);
 
 struct DiscoverOptions {
   std::string name = "cluster";
+  // What the group talks over, and over what the workers of one machine do; they go into the file.
+  // Empty: nothing is said; `inside`: over the same.
+  std::string backend, inside;
   // [rank] Connected to each other worker, over which its messages go; empty: there are none. Then
   // the latency of a link is that of its packets, not of messages of the backend.
   std::vector<int> sockets;
@@ -108,7 +111,8 @@ void check_links(const Level& level, const Distances& distances, const std::vect
 // The file, and the order of its devices.
 std::string cluster_file(const std::string& name, const Level& level, const Distances& distances,
                          const std::vector<Facts>& facts, const std::vector<DeviceRates>& rates,
-                         const std::vector<int>& types, std::vector<int>* ranks);
+                         const std::vector<int>& types, std::vector<int>* ranks,
+                         const std::string& backend = "", const std::string& inside = "");
 std::string draw(const Discovered& found, const std::vector<Facts>& facts);
 
 }  // namespace motley::discover

@@ -33,6 +33,8 @@ int64_t size_of(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; 
 const char* to_string(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
 bool is_float(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].is_float; }
 
+bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
+
 bool parse_dtype(const std::string& text, DType* dtype) {
   for (size_t i = 0; i < kDTypes.size(); ++i)
     if (text == kDTypes[i].name) {

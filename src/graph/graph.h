@@ -44,6 +44,7 @@ int64_t size_of(DType dtype);        // bytes of one element
 const char* to_string(DType dtype);  // "f32"
 bool parse_dtype(const std::string& text, DType* dtype);
 bool is_float(DType dtype);
+bool is_half(DType dtype);  // a 16-bit float
 
 using Shape = std::vector<int64_t>;
 

@@ -57,6 +57,7 @@ struct Signature {
 struct InnerCollective {
   Collective kind = Collective::all_reduce;  // or exchange, of a boundary (segment.h)
   int64_t bytes = 0;
+  bool half = false;  // 16-bit numbers
 };
 
 // A Hoare triple that factors cannot express. `name` selects a kernel of the executor, e.g.

@@ -224,6 +224,13 @@ std::vector<std::string> check_precision(const Plan& plan) {
 
 std::vector<std::string> check(const Plan& plan, bool memory_limit) {
   std::vector<std::string> problems = verify(*plan.graph);
+  const Backend backend = backend_of(plan.cluster);
+  if (!backend.messages && (plan.pipeline || !plan.reductions.empty()))
+    problems.push_back(fmt::format(
+        "{} sends messages between two workers, and the backend {} of cluster {} has none; plan "
+        "with "
+        "--engine spmd, or name another backend in the cluster file",
+        plan.pipeline ? "a pipeline" : "a reduction in steps", backend.name, plan.cluster.name));
   for (const std::string& text : check_reductions(plan)) problems.push_back(text);
   for (const std::string& text : check_precision(plan)) problems.push_back(text);
   if (!problems.empty()) return problems;

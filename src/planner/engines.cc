@@ -78,15 +78,15 @@ EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g
 
 const std::vector<Engine>& engines() {
   static const std::vector<Engine> table = {
-      {"grid", 0, 0.9, wants_quick, quick_of},
-      {"spmd", 0, 0.4, wants_one_program, one_program},
-      {"spmd", 2, 0.9, wants_accumulated, plan_accumulated},
-      {"duplex", 2, 0.5, wants_duplex, plan_duplex},
-      {"pipeline", 1, 0.8, wants_pipeline, pipeline_of},
-      {"grid", 0, 0.4, wants_grid, grid_of},
-      {"virtual", 2, 0.9, wants_virtual, virtual_of},
-      {"opponents", 0, 0.4, wants_opponents, opponents_of},
-      {"target", 0, 1, wants_target, target_of},
+      {"grid", true, 0, 0.9, wants_quick, quick_of},
+      {"spmd", false, 0, 0.4, wants_one_program, one_program},
+      {"spmd", true, 2, 0.9, wants_accumulated, plan_accumulated},
+      {"duplex", false, 2, 0.5, wants_duplex, plan_duplex},
+      {"pipeline", true, 1, 0.8, wants_pipeline, pipeline_of},
+      {"grid", true, 0, 0.4, wants_grid, grid_of},
+      {"virtual", true, 2, 0.9, wants_virtual, virtual_of},
+      {"opponents", true, 0, 0.4, wants_opponents, opponents_of},
+      {"target", true, 0, 1, wants_target, target_of},
   };
   return table;
 }

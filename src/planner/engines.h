@@ -76,6 +76,7 @@ constexpr int kRounds = 3;
 // these.
 struct Engine {
   const char* name;
+  bool messages;  // its plans need messages between two workers (cluster/backend.h)
   int round;
   double part;  // of the time or work that is left when its round begins
   bool (*wanted)(const PlanOptions& options);

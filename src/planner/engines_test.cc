@@ -15,6 +15,7 @@
 #include "core/parallel.h"
 #include "core/rng.h"
 #include "planner/planner.h"
+#include "sim/simulate.h"
 
 namespace motley::planner {
 namespace {
@@ -302,6 +303,96 @@ TEST(Opponents, AreNoFasterThanThePlan) {
       EXPECT_LE(report.best().simulated_s, b.on_motley_s * (1 + 1e-9)) << b.name;
     }
   }
+}
+
+// ---- what the devices talk over ---------------------------------------------------------------
+
+Cluster over(const std::string& backend, Bytes memory = 16e9) {
+  Cluster cluster = machines(memory);
+  cluster.groups[0].backend = backend_named(backend);
+  return cluster;
+}
+
+// Seconds that one device communicates in data parallelism on it.
+Seconds sent_in(const Cluster& cluster, DType precision, Seconds* hidden = nullptr,
+                int64_t batch = 512) {
+  PlanOptions options;
+  options.model = "toy";
+  options.batch = batch;
+  options.engine = "spmd";
+  options.strategy = "dp-ev";
+  options.precision = precision;
+  const PlanReport report =
+      plan([](int64_t samples) { return layers(6, samples); }, cluster, options);
+  const Simulation simulation = simulate(*report.best().plan);
+  if (hidden) *hidden = simulation.devices[0].comm - simulation.devices[0].exposed_comm;
+  return simulation.devices[0].comm;
+}
+
+// Gradients of bf16 have half the bytes, and gloo adds them as f32.
+TEST(Backends, SumsOfSixteenBitsArePricedAsTheyTravel) {
+  const Seconds fixed = 1e-3;  // latencies, about
+  for (const char* backend : {"nccl", "gloo", ""})
+    EXPECT_EQ(sent_in(over(backend), DType::f32), sent_in(over(""), DType::f32));
+  const Seconds f32 = sent_in(over("gloo"), DType::f32);
+  EXPECT_NEAR(sent_in(over("gloo"), DType::bf16), f32, 1e-9 * f32);
+  EXPECT_LT(sent_in(over("nccl"), DType::bf16), 0.55 * f32 + fixed);
+  EXPECT_LT(sent_in(over("nccl"), DType::bf16), 0.9 * f32);
+  EXPECT_EQ(sent_in(over("unheard-of"), DType::bf16), sent_in(over("gloo"), DType::bf16));
+}
+
+TEST(Backends, NothingIsHiddenOverOneThatHidesNothing) {
+  Seconds hidden = 0;
+  sent_in(over("gloo"), DType::f32, &hidden, 1 << 16);
+  EXPECT_GT(hidden, 0);
+  Cluster cluster = over("gloo");
+  cluster.groups[0].backend.hides = false;
+  sent_in(cluster, DType::f32, &hidden, 1 << 16);
+  EXPECT_NEAR(hidden, 0, 1e-12);
+  PlanOptions options;
+  options.model = "toy";
+  options.batch = 512;
+  options.duplex = 2;
+  EXPECT_THROW(plan([](int64_t samples) { return layers(6, samples); }, cluster, options),
+               UserError);
+}
+
+TEST(Backends, WithoutMessagesPlansAreOfOneProgram) {
+  const auto graph_of = [](int64_t samples) { return layers(6, samples); };
+  PlanOptions options;
+  options.model = "toy";
+  options.batch = 512;
+  // Where memory is short, too: gradients added up over micro-batches go from worker to worker.
+  for (const Bytes memory : {16e9, 8e6})
+    for (const char* backend : {"unheard-of", "ucc"}) {
+      const Cluster cluster = over(backend, memory);
+      const PlanReport report = plan(graph_of, cluster, options);
+      if (memory > 1e9) {
+        EXPECT_FALSE(report.candidates.empty()) << report.reason;
+      }
+      for (const Candidate& c : report.candidates) {
+        EXPECT_FALSE(c.plan->pipeline) << c.note;
+        EXPECT_TRUE(c.plan->reductions.empty()) << c.note;
+        EXPECT_THAT(motley::check(*c.plan), IsEmpty());
+      }
+    }
+  for (const char* engine : {"pipeline", "grid", "virtual", "opponents"}) {
+    options.engine = engine;
+    try {
+      plan(graph_of, over("unheard-of"), options);
+      ADD_FAILURE() << engine;
+    } catch (const UserError& e) {
+      EXPECT_THAT(e.what(), HasSubstr("has no messages between two workers"));
+    }
+  }
+  // The checker says it of a plan that was made for another.
+  options.engine = "pipeline";
+  const PlanReport report = plan(graph_of, over("nccl"), options);
+  ASSERT_FALSE(report.candidates.empty()) << report.reason;
+  Plan& plan = *report.candidates[0].plan;
+  ASSERT_TRUE(plan.pipeline);
+  plan.cluster.groups[0].backend = backend_named("unheard-of");
+  EXPECT_THAT(motley::check(plan), testing::Contains(HasSubstr("the backend unheard-of")));
 }
 
 }  // namespace

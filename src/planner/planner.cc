@@ -71,6 +71,34 @@ void check(const PlanOptions& o) {
   grid::parse_fixed(o.fix);
 }
 
+// What the devices talk over cannot do what is asked for.
+void check_backend(const Cluster& cluster, const PlanOptions& options) {
+  const Backend backend = backend_of(cluster);
+  bool wanted = false, any = false;  // without messages
+  for (const Engine& engine : engines()) {
+    wanted = wanted || (engine.wanted(options) && !engine.messages);
+    any = any || engine.wanted(options);
+  }
+  if (!backend.messages && any && !wanted)
+    throw user_error(
+        "plan",
+        "the backend {} of cluster {} has no messages between two workers, which what is asked "
+        "for needs; give --engine spmd, or name another backend in the cluster file",
+        backend.name, cluster.name);
+  if (!backend.hides && (options.duplex > 0 || options.engine == "duplex"))
+    throw user_error(
+        "plan",
+        "the backend {} of cluster {} hides nothing, which parts of a batch are for; leave "
+        "--duplex out, or say 'hides: true' of the backend in the cluster file",
+        backend.name, cluster.name);
+}
+
+// Whether an engine's plans can run over the backend, and are worth anything there.
+bool can_run(const Engine& engine, const Backend& backend) {
+  if (engine.messages && !backend.messages) return false;
+  return backend.hides || std::string(engine.name) != "duplex";
+}
+
 GraphOf in_precision(const GraphOf& graph_of, DType precision) {
   if (precision == DType::f32) return graph_of;
   return [=](int64_t samples) {
@@ -115,7 +143,8 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
   std::vector<EngineResult> results(engines().size());
   std::vector<size_t> rounds[kRounds];
   for (size_t e = 0; e < engines().size(); ++e)
-    if (engines()[e].wanted(options)) rounds[engines()[e].round].push_back(e);
+    if (engines()[e].wanted(options) && can_run(engines()[e], backend_of(cluster)))
+      rounds[engines()[e].round].push_back(e);
   Seconds known = std::numeric_limits<Seconds>::infinity();
   for (int round = 0; round < kRounds; ++round) {
     const std::vector<size_t>& wanted = rounds[round];
@@ -251,6 +280,7 @@ bool PlanReport::refused() const {
 
 PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& question) {
   check(question);
+  check_backend(cluster, question);
   PlanOptions options = question;
   const GraphOf graphs = in_precision(graph_of, options.precision);
   const Cluster devices = as_measured(cluster, options, graphs);

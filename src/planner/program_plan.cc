@@ -127,7 +127,7 @@ class ProgramPlanner::Work {
         options_(request_.alternation),
         deadline_(options_.limits.deadline) {
     if (!request_.strategy.empty()) options_ = restricted(request_.strategy, cluster, options_);
-    options_.overlap = true;
+    options_.overlap = backend_of(cluster_).hides;
     options_.certify = false;
     if (options_.orders == nullptr) options_.orders = &orders_;
   }
@@ -225,7 +225,7 @@ class ProgramPlanner::Work {
     const CostModel plain(cluster_);
     for (const Known& known : kKnown) {
       AlternationOptions options = restricted(known.name, cluster_, request_.alternation);
-      options.overlap = true;
+      options.overlap = backend_of(cluster_).hides;
       options.recompute = false;
       options.certify = false;
       options.orders = options_.orders;
@@ -280,8 +280,8 @@ class ProgramPlanner::Work {
     result.devices = best_->devices;
     if (!best.feasible) return result;
     result.plan = make_plan(graph_, best_->cluster, request_, best);
-    const auto largest =
-        static_cast<Bytes>(largest_all_reduce(*result.plan.theory, result.plan.program));
+    const auto largest = static_cast<Bytes>(largest_all_reduce(
+        *result.plan.theory, result.plan.program, !best_->model.backend().half_sums));
     result.plan.reductions = best_->reductions;
     std::erase_if(result.plan.reductions,
                   [&](const ReductionProgram& r) { return r.from > largest; });

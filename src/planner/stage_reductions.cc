@@ -13,7 +13,8 @@ void add_reductions(const StageGroups& kinds, Plan* plan) {
       const std::vector<StagePlan>& stages = pipeline.replicas[r].stages;
       Bytes largest = 0;
       for (int s : group) {
-        const int64_t bytes = largest_all_reduce(pipeline.theory(s), stages[s].program);
+        const int64_t bytes = largest_all_reduce(pipeline.theory(s), stages[s].program,
+                                                 !backend_of(plan->cluster).half_sums);
         largest = std::max(largest, static_cast<Bytes>(bytes));
       }
       for (ReductionProgram program : kinds[r][group[0]]->reductions) {

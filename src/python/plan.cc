@@ -109,12 +109,14 @@ void bind_plan(py::module_& m) {
   py::class_<Cluster, std::shared_ptr<Cluster>>(m, "Cluster")
       .def_readonly("name", &Cluster::name)
       .def("__len__", [](const Cluster& c) { return c.size(); })
-      // That parts of it name.
+      // What the file says of all of it; empty: nothing.
+      .def_property_readonly("backend", [](const Cluster& c) { return c.groups[0].backend.name; })
+      // That it names anywhere.
       .def_property_readonly("backends",
                              [](const Cluster& c) {
                                std::set<std::string> names;
                                for (const Group& g : c.groups)
-                                 if (!g.backend.empty()) names.insert(g.backend);
+                                 if (!g.backend.name.empty()) names.insert(g.backend.name);
                                return std::vector<std::string>(names.begin(), names.end());
                              })
       .def("speed", [](const Cluster& c, int device) { return c.type_of(device).speed; })

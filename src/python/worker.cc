@@ -4,263 +4,23 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <map>
 #include <numeric>
 #include <optional>
-#include <tuple>
 
-#include "comm/backend.h"
 #include "comm/communicator.h"
-#include "comm/gloo.h"
-#include "comm/launch.h"
-#include "comm/mixed.h"
-#include "comm/process_group.h"
-#include "comm/staged.h"
-#include "comm/store.h"
-#include "comm/subgroup.h"
 #include "core/error.h"
 #include "discover/discover.h"
 #include "interpret/dispatch.h"
 #include "python/bindings.h"
-#include "runtime/emulate.h"
+#include "python/worker_group.h"
 #include "runtime/plan_model.h"
 #include "runtime/trainer.h"
-
-#if MOTLEY_TORCH_AT_LEAST(2, 4)
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#endif
 
 namespace motley::python {
 
 namespace {
-
-constexpr int kIdleTag = 1 << 20;  // of messages from and to idle workers
-constexpr int kDigestTag = kIdleTag + 1;
-constexpr int kPartTag = kIdleTag + 2;  // of what a part of the cluster tells itself
-
-// Makes process groups of torch.distributed: of these ranks of the launch, over a backend; called by
-// all of them. The names under which c10d knows them: of collectives, of messages to higher and to
-// lower ranks.
-using MakeNamed = std::function<std::vector<std::string>(const std::vector<int>& ranks,
-                                                         const std::string& backend)>;
-
-ProcessGroup group_named([[maybe_unused]] const std::string& name) {
-#if MOTLEY_TORCH_AT_LEAST(2, 4)
-  return c10d::resolve_process_group(name);
-#else
-  throw user_error("python",
-                   "groups of torch.distributed need torch 2.4 or newer; leave out backend=");
-#endif
-}
-
-// The workers that a launcher started; this process alone if none did. They always have a group of
-// gloo on the CPU, for what they tell one another; tensors of plans take it too, unless they are
-// on a CUDA device or another backend is asked for.
-class WorkerGroup {
- public:
-  // `store_outside`: torch.distributed holds the store at MASTER_PORT.
-  WorkerGroup(bool store_outside, bool cuda, MakeNamed make) : make_(std::move(make)) {
-    std::optional<Rendezvous> where = rendezvous_from_environment();
-    if (!where) {
-      store_ = std::make_unique<RendezvousStore>(0);
-      where = store_->member(0, 1);
-    } else if (store_outside && !where->store_outside) {
-      where->store_outside = where->of_torch = true;
-    }
-    if (cuda)
-      device_ = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device_of(*where)));
-    else
-      keep_freed_memory();  // as in the workers of motley run
-    where_ = *where;
-    static std::atomic<int> made{0};  // by this process, as by the others
-    if (const int number = made++; number > 0)
-      where_ = part_of(*where, everyone(), fmt::format("/group{}", number));
-    all_ = join(where_);
-    over(&all_, everyone());
-  }
-  // From now on tensors go over groups of this backend; collective, before any step.
-  void use(const std::string& backend) {
-    backend_ = backend;
-    over(&all_, everyone());
-  }
-  // Adds up what the workers give, on the CPU.
-  void tell(at::Tensor tensor) { all_.control->all_reduce(tensor); }
-  // On the device.
-  Communicator* operator->() { return all_.used(); }
-  at::Device device() const { return device_; }
-  // [rank] The connected socket to each peer, -1 where there is none.
-  std::vector<int> sockets() const { return all_.control->sockets(); }
-  // The same; none where tensors do not go over them.
-  std::vector<int> sockets_of_tensors() const {
-    return all_.over == nullptr ? sockets() : std::vector<int>{};
-  }
-  bool has_messages() const { return all_.used()->has_messages(); }
-  // The group of workers with these ranks, ascending; nullptr if this worker is none of them.
-  // Collective among them; one that has been joined stays. Parts of the cluster that have a backend
-  // of their own talk over it.
-  Communicator* among(const std::vector<int>& ranks, const Cluster& cluster) {
-    Joined* part = joined(ranks);
-    if (part == nullptr) return nullptr;
-    return mix(part, ranks, cluster);
-  }
-  // Limits the bandwidth between these ranks, whose devices are those of the cluster.
-  std::string limit_bandwidth(const Cluster& cluster, const std::vector<int>& ranks) {
-    const Joined* part = joined(ranks);
-    if (part == nullptr) return "off";
-    if (part->over != nullptr)
-      throw user_error("python",
-                       "emulate works on the CPU over gloo; give it without device= and backend=");
-    return emulate_links(*part->control, cluster);
-  }
-
-  // A step in which only the workers with `ranks` compute. Whoever is idle waits for its loss, and
-  // the first of `ranks` does not begin before all have come: so nobody is a step ahead of an idle
-  // worker that asks for the state. All of it is nothing where no worker is idle.
-  void begin_step(const std::vector<int>& ranks) {
-    if (all_.control->rank() != ranks[0]) return;
-    std::vector<std::unique_ptr<Message>> coming;
-    std::vector<at::Tensor> here;
-    for (int rank : idle(ranks)) {
-      here.push_back(at::empty({1}, at::kByte));
-      coming.push_back(all_.control->receive(here.back(), rank, kIdleTag));
-    }
-    for (auto& message : coming) message->wait();
-    for (auto& message : going_) message->wait();
-    going_.clear();
-  }
-  // Every worker gives a number and gets that of the worker before it in the ring of ranks, so that
-  // any two that differ are noticed. The numbers travel between the two calls, and a worker that
-  // waits in the second one needs nothing of the others but their first.
-  void begin_exchange(int64_t number) {
-    const int size = all_.control->size(), rank = all_.control->rank();
-    before_ = at::full({1}, number, at::TensorOptions(at::kLong));
-    exchanged_.clear();
-    if (size == 1) return;
-    mine_ = before_.clone();
-    exchanged_.push_back(all_.control->receive(before_, (rank + size - 1) % size, kDigestTag));
-    exchanged_.push_back(all_.control->send(mine_, (rank + 1) % size, kDigestTag));
-  }
-  int64_t end_exchange() {
-    for (auto& message : exchanged_) message->wait();
-    exchanged_.clear();
-    return before_.item<int64_t>();
-  }
-  // The loss, which the workers with `ranks` give, everywhere. It is sent and not waited for.
-  double end_step(const std::vector<int>& ranks, double loss) {
-    const std::vector<int> others = idle(ranks);
-    const int rank = all_.control->rank();
-    if (others.empty()) return loss;
-    at::Tensor value = at::full({1}, loss, at::TensorOptions(at::kDouble));
-    if (rank == ranks[0]) {
-      for (int other : others) going_.push_back(all_.control->send(value, other, kIdleTag));
-    } else if (std::find(others.begin(), others.end(), rank) != others.end()) {
-      const auto here = all_.control->send(at::zeros({1}, at::kByte), ranks[0], kIdleTag);
-      all_.control->receive(value, ranks[0], kIdleTag)->wait();
-      here->wait();
-    }
-    return value.item<double>();
-  }
-
- private:
-  // A group and a part of the cluster in it.
-  struct Mixed {
-    std::unique_ptr<Communicator> control, part, both;
-  };
-  struct Joined {
-    std::unique_ptr<ProcessCommunicator> control;
-    std::unique_ptr<Communicator> over;  // by process groups, or copies to the CPU; null: control
-    std::map<std::pair<std::string, std::vector<int>>, Mixed> mixed;  // by backend and members
-    Communicator* used() const { return over ? over.get() : control.get(); }
-  };
-  Joined join(const Rendezvous& where) {
-    Joined made;
-    made.control = join_group(where);
-    return made;
-  }
-  std::vector<int> everyone() const {
-    std::vector<int> ranks(static_cast<size_t>(where_.size));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return ranks;
-  }
-  std::unique_ptr<Communicator> made_by_torch(const std::vector<int>& ranks,
-                                              const std::string& backend, Communicator* control) {
-    Watch::exit_when_lost();  // what waits for a lost worker in another backend may wait for ever
-    OverProcessGroups groups;
-    groups.ranks = ranks;
-    groups.backend = backend_named(backend);
-    groups.device = device_;
-    groups.control = control;
-    groups.number = where_.rank;
-    groups.make = [this, backend](const std::vector<int>& of) {
-      const std::vector<std::string> names = make_(of, backend);
-      ProcessGroups made;
-      made.collectives = group_named(names.at(0));
-      made.up = group_named(names.at(1));
-      made.down = group_named(names.at(2));
-      return made;
-    };
-    return communicator_over(std::move(groups));
-  }
-  void over(Joined* joined, const std::vector<int>& ranks) {
-    if (!backend_.empty() && ranks.size() > 1)
-      joined->over = made_by_torch(ranks, backend_, joined->control.get());
-    else if (device_.is_cuda())
-      joined->over = staged(*joined->control, device_);
-  }
-  // The group with the workers of this one's part of the cluster over what its file says; the group
-  // itself if it says nothing.
-  Communicator* mix(Joined* joined, const std::vector<int>& ranks, const Cluster& cluster) {
-    const Group* part = nullptr;  // the innermost
-    const int me = joined->control->rank();
-    for (const Group& group : cluster.groups)
-      if (group.parent.valid() && !group.backend.empty() && group.device_count > 1 &&
-          me >= group.first_device && me < group.first_device + group.device_count)
-        part = &group;
-    if (part == nullptr) return joined->used();
-    std::vector<int> members, of_launch;
-    for (int d = part->first_device; d < part->first_device + part->device_count; ++d) {
-      members.push_back(d);
-      of_launch.push_back(ranks[static_cast<size_t>(d)]);
-    }
-    Mixed& made = joined->mixed[{part->backend, members}];
-    if (made.both == nullptr) {
-      made.control = subgroup(*joined->control, members, kPartTag);
-      made.part = made_by_torch(of_launch, part->backend, made.control.get());
-      made.both = mixed(*joined->used(), std::move(members), *made.part);
-    }
-    return made.both.get();
-  }
-  Joined* joined(const std::vector<int>& ranks) {
-    if (static_cast<int>(ranks.size()) == where_.size) return &all_;
-    if (std::find(ranks.begin(), ranks.end(), where_.rank) == ranks.end()) return nullptr;
-    auto it = parts_.find(ranks);
-    if (it == parts_.end()) {
-      const std::string name = fmt::format("/devices_{}", fmt::join(ranks, "_"));
-      it = parts_.emplace(ranks, join(part_of(where_, ranks, name))).first;
-      over(&it->second, ranks);
-    }
-    return &it->second;
-  }
-  std::vector<int> idle(const std::vector<int>& ranks) const {
-    std::vector<int> others;
-    for (int rank = 0; rank < where_.size; ++rank)
-      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) others.push_back(rank);
-    return others;
-  }
-
-  std::string backend_;
-  MakeNamed make_;
-  std::unique_ptr<RendezvousStore> store_;
-  Rendezvous where_;
-  at::Device device_ = at::kCPU;
-  Joined all_;
-  std::map<std::vector<int>, Joined> parts_;     // by ranks
-  std::vector<std::unique_ptr<Message>> going_;  // losses, to idle workers
-  at::Tensor mine_, before_;                     // numbers of an exchange
-  std::vector<std::unique_ptr<Message>> exchanged_;
-};
 
 // Makes gradients what work on them in place needs: of their parameters' types, dense, and alone in
 // their memory. One value may be the gradient of several parameters, one element of an expanded
@@ -405,8 +165,7 @@ class LocalWorker {
       result = worker_->step(number, inputs);
       own_memory(gradient_types_, &result.gradients);
     }
-    result.loss = group_->end_step(ranks_, result.loss);
-    return {at::scalar_tensor(result.loss, loss_type_), std::move(result.gradients)};
+    return {group_->end_step(ranks_, result.loss, loss_type_), std::move(result.gradients)};
   }
   // Around work that is done outside of the step, where a slower device is emulated.
   void before(bool compute) {
@@ -480,17 +239,21 @@ void bind_runs(py::module_& m) {
   m.def(
       "discover",
       [](WorkerGroup& group, const std::string& facts, const std::string& name, bool profile,
-         const std::function<void(const std::string&)>& progress) {
+         const std::string& inside, const std::function<void(const std::string&)>& progress) {
         discover::DiscoverOptions options;
         options.name = name;
+        if (group->size() > 1) options.backend = group.backend().name;
+        options.inside = inside;
+        const discover::Facts mine = discover::parse_facts(facts, "facts");
         options.profile = profile;
         options.sockets = group.sockets_of_tensors();
         options.progress = [&](const std::string& what) {
           const py::gil_scoped_acquire lock;
           progress(what);
         };
-        const discover::Discovered found =
-            discover::discover(*group.operator->(), discover::parse_facts(facts, "facts"), options);
+        Communicator& used =
+            inside.empty() ? *group.operator->() : *group.mixed_in(mine.machine, inside);
+        const discover::Discovered found = discover::discover(used, mine, options);
         group->barrier();
         return std::tuple{found.yaml,
                           profile ? to_json(found.profile).dump(1) + "\n" : "",
@@ -524,7 +287,8 @@ void bind_worker(py::module_& m) {
       }))
       .def("use", &WorkerGroup::use, unlocked())
       .def("tell", &WorkerGroup::tell, unlocked())
-      .def_property_readonly("has_messages", &WorkerGroup::has_messages)
+      .def_property_readonly("backend", [](WorkerGroup& g) { return g.backend().name; })
+      .def("cluster_over", &WorkerGroup::cluster_over)
       .def_property_readonly("rank", [](WorkerGroup& g) { return g->rank(); })
       .def_property_readonly("size", [](WorkerGroup& g) { return g->size(); })
       .def_property_readonly("device", [](WorkerGroup& g) { return g.device().str(); })

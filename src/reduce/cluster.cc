@@ -147,6 +147,7 @@ Seconds seconds_of(const std::vector<ReductionStep>& steps, const net::Topology&
 }
 
 std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::Groups& groups) {
+  if (!backend_of(cluster).messages) return {};  // in steps they go from worker to worker
   if (groups.empty() || groups[0].size() < 3 ||
       groups.size() * groups[0].size() > static_cast<size_t>(kMostDevices))
     return {};

@@ -142,14 +142,14 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
       }
       for (const InnerCollective& c : triple.collectives)
         add("all_reduce inside " + triple.kernel, graph.node(step.node).op,
-            "the operator is cut along what it sums over", count, static_cast<Bytes>(c.bytes),
-            model.net().all_reduce(static_cast<Bytes>(c.bytes)));
+            "the operator is cut along what it sums over", count, model.moved(c),
+            model.net().all_reduce(model.moved(c)));
       if (!work_of(theory, step.node, triple).free) after_gradient = false;
       continue;
     }
     if (moves_nothing(step.kind)) continue;
     const Placement cut = step.from.is_shard() ? step.from : step.to;
-    const auto bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
+    const Bytes bytes = model.moved(step.kind, graph.spec(step.value));
     Seconds seconds = model.collective(
         step.kind, bytes, fractions.profile(theory.cut(step.value, cut), model.net()), step.form);
     const bool pure = step.kind == Collective::all_reduce && gradient[step.value.index];

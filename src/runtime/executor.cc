@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "comm/background.h"
+#include "comm/moment.h"
 #include "core/error.h"
 #include "runtime/instruction.h"
 #include "runtime/random.h"
@@ -219,15 +220,15 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
   switch (in.kind) {
     case Instruction::Kind::source: {
       ValueId v = in.node->outputs[0];
-      if (in.node->op == "motley::constant") {
-        const auto& data = std::get<std::vector<double>>(in.node->args[0]);
-        at::Tensor whole =
-            at::tensor(data, at::kDouble)
-                .to(at::TensorOptions(options_.device).dtype(to_torch(graph.spec(v).dtype)))
-                .reshape(graph.spec(v).shape);
-        return {piece(v, in.placements[0], whole)};
-      }
       auto it = sources_.find(v);
+      if (it == sources_.end() && in.node->op == "motley::constant") {  // stays on the device
+        const auto& data = std::get<std::vector<double>>(in.node->args[0]);
+        const at::Tensor whole = at::tensor(data, at::kDouble)
+                                     .to(to_torch(graph.spec(v).dtype))
+                                     .reshape(graph.spec(v).shape);
+        const at::Tensor mine = piece(v, in.placements[0], whole);
+        it = sources_.emplace(v, moved_to(mine, options_.device)).first;
+      }
       MOTLEY_CHECK(it != sources_.end(), "{} was not set", std::get<std::string>(in.node->args[0]));
       return {it->second};
     }

@@ -4,6 +4,7 @@
 #include <deque>
 #include <numeric>
 
+#include "comm/moment.h"
 #include "comm/reducing.h"
 #include "comm/subgroup.h"
 #include "core/error.h"
@@ -156,7 +157,7 @@ Worker::Result PipelineWorker::step(int64_t number, const std::vector<at::Tensor
     for (auto& local : locals_) local->executor->commit();
   }
   group_.all_reduce(loss);
-  result.loss = loss.item<double>();
+  result.loss = loss;
   return result;
 }
 
@@ -217,7 +218,8 @@ void PipelineWorker::compute_before(TensorMap* batch) const {
   const MicroBatch& micro = pipeline_.part();
   if (before_) before_(true);
   Feeds feeds;
-  for (const Input& i : micro.before.inputs) feeds.inputs[i.name] = batch->at(i.name);
+  for (const Input& i : micro.before.inputs)
+    feeds.inputs[i.name] = moved_to(batch->at(i.name), device_);
   InterpretOptions options;
   options.device = device_;
   const std::vector<at::Tensor> made = interpret(micro.before, feeds, options).outputs;
@@ -237,8 +239,9 @@ void PipelineWorker::set_inputs(const TensorMap& batch, Local& local, int m) {
                  .reshape(graph(local).spec(input.value).shape);
     }
     Executor& executor = *local.executor;
-    executor.set(input.value,
-                 executor.piece(input.value, executor.stored(input.value), part).to(device_));
+    executor.set(
+        input.value,
+        moved_to(executor.piece(input.value, executor.stored(input.value), part), device_));
   }
 }
 

@@ -164,7 +164,6 @@ struct Trainer::Impl {
     Worker::Result result = worker->step(next, input_pieces(plan, *worker, data->batch(next)));
     StepReport report;
     report.step = next++;
-    report.loss = result.loss;
     if (options.clip > 0) {
       if (padding) padding->before(false);
       report.gradient_norm = clip(result.gradients);
@@ -183,9 +182,11 @@ struct Trainer::Impl {
     }
     if (recent) {
       CheckpointOf of = identity();
+      report.loss = result.loss.item<double>();
       recent->leave(of, copied(pieces(false)),
                     {report.step, report.loss, since(start), report.gradient_norm});
     }
+    report.loss = result.loss.item<double>();  // all of the step has been given to the device
     report.seconds = since(start);
     return report;
   }

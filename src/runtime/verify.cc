@@ -251,7 +251,7 @@ void run_and_compare(const Reference& reference, Communicator& group, uint64_t s
   }
   if (result == nullptr) return;
   const double loss = reference.expected.loss.item<double>();
-  const double error = relative(std::abs(step.loss - loss), std::abs(loss));
+  const double error = relative(std::abs(step.loss.item<double>() - loss), std::abs(loss));
   std::lock_guard lock(*mutex);
   if (error > result->loss_error || std::isnan(error)) result->loss_error = error;
 }

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "comm/moment.h"
 #include "comm/reducing.h"
 #include "core/error.h"
 #include "runtime/pipeline_worker.h"
@@ -68,10 +69,10 @@ class SpmdWorker final : public Worker {
       set_parts(inputs);
     else
       for (size_t i = 0; i < inputs.size(); ++i)
-        executor_.set(graph_.inputs[i].value, inputs[i].to(device_));
+        executor_.set(graph_.inputs[i].value, moved_to(inputs[i], device_));
     Executor::Result result = executor_.step(number);
     for (const Input& input : graph_.inputs) executor_.unset(input.value);
-    return {result.loss.item<double>(), std::move(result.gradients)};
+    return {std::move(result.loss), std::move(result.gradients)};
   }
 
   Part parameter_part(size_t i) const override { return part(graph_.parameters[i].value); }
@@ -102,8 +103,11 @@ class SpmdWorker final : public Worker {
       Feeds feeds;
       for (const Input& i : duplex.before.inputs)
         for (size_t k = 0; k < inputs.size(); ++k)
-          if (plan_.graph->inputs[k].name == i.name) feeds.inputs[i.name] = inputs[k];
-      for (at::Tensor& made : interpret(duplex.before, feeds).outputs)
+          if (plan_.graph->inputs[k].name == i.name)
+            feeds.inputs[i.name] = moved_to(inputs[k], device_);
+      InterpretOptions options;
+      options.device = device_;
+      for (at::Tensor& made : interpret(duplex.before, feeds, options).outputs)
         whole.push_back(std::move(made));
       if (after_) after_(true, &duplex);
     }
@@ -115,7 +119,7 @@ class SpmdWorker final : public Worker {
         part = part.reshape({rows.cut.outer, rows.cut.size, rows.cut.inner})
                    .narrow(1, rows.begin, rows.length)
                    .reshape(graph_.spec(value).shape);
-      executor_.set(value, piece(value, part).to(device_));
+      executor_.set(value, moved_to(piece(value, part), device_));
     }
   }
 

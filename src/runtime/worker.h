@@ -37,7 +37,8 @@ class Worker {
   virtual at::Tensor input_piece(size_t i, const at::Tensor& whole) const = 0;
 
   struct Result {
-    double loss = 0;                    // the same on every worker
+    at::Tensor
+        loss;  // one number, the same on every worker; on the device, where it may not be done yet
     std::vector<at::Tensor> gradients;  // of parameters(); undefined where the loss depends on none
   };
   // `inputs`: the piece of every input of the plan, of one global batch. Collective.

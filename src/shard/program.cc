@@ -352,15 +352,16 @@ std::vector<Placement> stored_placements(const Theory& theory, const Program& pr
   return stored;
 }
 
-int64_t largest_all_reduce(const Theory& theory, const Program& program) {
+int64_t largest_all_reduce(const Theory& theory, const Program& program, bool half_as_f32) {
   int64_t largest = 0;
+  const auto wide = [&](bool half) { return half && half_as_f32 ? 2 : 1; };
   for (const Step& step : program.steps) {
     if (step.is_compute()) {
       for (const InnerCollective& c : theory.triples(step.node)[step.triple].collectives)
-        if (c.kind == Collective::all_reduce)
-          largest = std::max(largest, static_cast<int64_t>(c.bytes));
+        if (c.kind == Collective::all_reduce) largest = std::max(largest, c.bytes * wide(c.half));
     } else if (step.kind == Collective::all_reduce) {
-      largest = std::max(largest, theory.graph().spec(step.value).bytes());
+      const TensorSpec& spec = theory.graph().spec(step.value);
+      largest = std::max(largest, spec.bytes() * wide(is_half(spec.dtype)));
     }
   }
   return largest;

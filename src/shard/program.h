@@ -135,7 +135,7 @@ std::vector<bool> pure_gradients(const Graph& graph);
 std::vector<Placement> stored_placements(const Theory& theory, const Program& program);
 
 // Bytes of the largest tensor that a program sums over all devices, also inside of a rule.
-int64_t largest_all_reduce(const Theory& theory, const Program& program);
+int64_t largest_all_reduce(const Theory& theory, const Program& program, bool half_as_f32);
 
 // Lifetimes of what a program holds, in the order in which it is made. What is made again has
 // another entry; the one before lives until its last use before that.

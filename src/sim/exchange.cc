@@ -74,7 +74,7 @@ Seconds Exchanges::time_of(const std::vector<net::PairMessage>& messages) const 
 }
 
 std::vector<Bytes> Exchanges::divided_bytes(int s, const std::vector<bool>& which,
-                                            bool gradients) const {
+                                            Pieces pieces) const {
   const StagePlan& plan = planned(0, s);
   const Theory& theory = pipeline_.theory(s);
   const Shares shares(plan.ratios);
@@ -84,8 +84,10 @@ std::vector<Bytes> Exchanges::divided_bytes(int s, const std::vector<bool>& whic
   for (size_t i = 0; i < which.size(); ++i) {
     if (!which[i]) continue;
     const Parameter& p = parameters[i];
-    const auto all =
-        static_cast<Bytes>(pipeline_.graph(s).spec(gradients ? p.gradient : p.value).bytes());
+    const TensorSpec& spec =
+        pipeline_.graph(s).spec(pieces == Pieces::parameters ? p.value : p.gradient);
+    const Bytes all = static_cast<Bytes>(spec.bytes()) *
+                      (pieces == Pieces::scattered ? wide(s, Collective::reduce_scatter, spec) : 1);
     const Placement placement = stored[p.value.index];
     const Cut cut = theory.cut(p.value, placement);
     for (size_t d = 0; d < bytes.size(); ++d)
@@ -94,6 +96,11 @@ std::vector<Bytes> Exchanges::divided_bytes(int s, const std::vector<bool>& whic
                       : all;
   }
   return bytes;
+}
+
+double Exchanges::wide(int s, Collective kind, const TensorSpec& spec) const {
+  return widening(backend_among(plan_.cluster, devices_of(pipeline_, s)), kind,
+                  is_half(spec.dtype));
 }
 
 Seconds Exchanges::around(int s, const std::vector<Bytes>& by_rank) const {
@@ -155,14 +162,14 @@ std::vector<Way> Exchanges::ways() const {
 }
 
 Sent Exchanges::in_pass(int s) const {
-  const std::vector<Bytes> by_rank = divided_bytes(s, divided_[s].gradient, true);
+  const std::vector<Bytes> by_rank = divided_bytes(s, divided_[s].gradient, Pieces::scattered);
   Sent sent{0, around(s, by_rank)};
   for (Bytes b : by_rank) sent.bytes += static_cast<double>(pipeline_.replicas.size() - 1) * b;
   return sent;
 }
 
 Sent Exchanges::parameters(int s) const {
-  const std::vector<Bytes> by_rank = divided_bytes(s, divided_[s].optimizer, false);
+  const std::vector<Bytes> by_rank = divided_bytes(s, divided_[s].optimizer, Pieces::parameters);
   Sent sent{0, around(s, by_rank)};
   for (Bytes b : by_rank) sent.bytes += static_cast<double>(pipeline_.replicas.size() - 1) * b;
   return sent;
@@ -215,7 +222,7 @@ void Exchanges::add_tied_parts(int s, size_t parameter,
   const size_t replicas = pipeline_.replicas.size();
   std::vector<bool> one(pipeline_.graph(s).parameters.size(), false);
   one[parameter] = true;
-  const std::vector<Bytes> by_rank = divided_bytes(s, one, true);
+  const std::vector<Bytes> by_rank = divided_bytes(s, one, Pieces::gradients);
   for (size_t i = 0; i < by_rank.size(); ++i)
     for (size_t r = 0; r < replicas; ++r)
       for (size_t q = 0; q < replicas; ++q)
@@ -234,7 +241,7 @@ Exchanges::Sums Exchanges::sums_of(int s) const {
     const TensorSpec& spec = graph.spec(graph.parameters[p].gradient);
     const auto bytes = static_cast<Bytes>(spec.bytes());
     if (joint_[s].gradient[p]) {
-      sums.jointly += bytes;
+      sums.jointly += bytes * wide(s, Collective::all_reduce, spec);
       continue;
     }
     if (in_every_pass(s) && divided_[s].gradient[p]) {
@@ -258,10 +265,11 @@ Exchanges::Sums Exchanges::sums_of(int s) const {
       sums.gathered += exchange_sums(held, models, spec, &sums.others);
       continue;
     }
+    const Bytes moved = bytes * wide(s, Collective::all_reduce, spec);
     for (size_t i = 0; i < sums.reduced.size(); ++i)
       sums.reduced[i] += held[0].cut == 0
-                             ? bytes
-                             : bytes * static_cast<double>(held[0].shares->of(held[0].cut)[i]) /
+                             ? moved
+                             : moved * static_cast<double>(held[0].shares->of(held[0].cut)[i]) /
                                    static_cast<double>(held[0].cut);
   }
   return sums;
@@ -296,7 +304,7 @@ Seconds Exchanges::reduced_seconds(int s, const std::vector<Bytes>& reduced) con
 Sent Exchanges::over_replicas(int s) const {
   const double others = static_cast<double>(pipeline_.replicas.size()) - 1;
   const Sums sums = sums_of(s);
-  const std::vector<Bytes> parts = divided_bytes(s, sums.scattered, true);
+  const std::vector<Bytes> parts = divided_bytes(s, sums.scattered, Pieces::scattered);
   Sent sent{sum_of(sums.others), sums.gathered};
   if (!sums.others.empty()) sent.seconds += time_of(sums.others);
   sent.seconds += around(s, parts);

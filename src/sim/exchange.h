@@ -90,9 +90,13 @@ class Exchanges {
   void add_tied_parts(int stage, size_t parameter, std::vector<net::PairMessage>* messages) const;
   Seconds time_of(const std::vector<net::PairMessage>& messages) const;
   Seconds reduced_seconds(int stage, const std::vector<Bytes>& reduced) const;
-  // [rank] Bytes of a replica's pieces of some parameters of a stage, or of their gradients.
-  // REQUIRES: the pieces of all replicas are alike.
-  std::vector<Bytes> divided_bytes(int s, const std::vector<bool>& which, bool gradients) const;
+  // [rank] Bytes of a replica's pieces of some parameters of a stage, or of their gradients; of
+  // gradients that are reduce-scattered over the replicas, as they move. REQUIRES: the pieces of all
+  // replicas are alike.
+  enum class Pieces { parameters, gradients, scattered };
+  std::vector<Bytes> divided_bytes(int s, const std::vector<bool>& which, Pieces pieces) const;
+  // How much more a sum over the replicas of a stage moves, on the fabric that their ranks share.
+  double wide(int s, Collective kind, const TensorSpec& spec) const;
   // Seconds of a reduce-scatter or all-gather over the replicas of a stage: rings, all ranks' at
   // the same time, on which a round takes as long as the largest part.
   Seconds around(int s, const std::vector<Bytes>& by_rank) const;

@@ -135,7 +135,7 @@ class Walk {
     for (int i = begin; i < end; ++i) {
       const Step& step = program_.steps[i];
       wait_for({step.value, step.from});
-      bytes += static_cast<Bytes>(graph_.spec(step.value).bytes());
+      bytes += model_.moved(step.kind, graph_.spec(step.value));
     }
     const Step& step = program_.steps[begin];
     const Placement cut = step.from.is_shard() ? step.from : step.to;
@@ -146,6 +146,8 @@ class Walk {
                  to_string(step.kind));
     for (int i = begin; i < end; ++i)
       there_[{program_.steps[i].value, program_.steps[i].to}] = there;
+    if (!model_.backend().hides)
+      for (int d : first_) wait(d, there);
   }
 
   void compute(const Step& step, const Work& work) {
@@ -154,8 +156,8 @@ class Walk {
     const std::vector<ValueId> inputs = graph_.inputs_of(node);
     for (size_t i = 0; i < inputs.size(); ++i) wait_for({inputs[i], triple.in[i]});
     for (const InnerCollective& c : triple.collectives) {
-      const Seconds end = transfer(model_.net().all_reduce(static_cast<Bytes>(c.bytes)),
-                                   "all_reduce in " + triple.kernel);
+      const Seconds end =
+          transfer(model_.net().all_reduce(model_.moved(c)), "all_reduce in " + triple.kernel);
       for (int d : first_) wait(d, end);
     }
     if (work.free) return;

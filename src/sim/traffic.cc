@@ -66,7 +66,10 @@ class Traffic {
     const size_t n = devices.size();
     if (n < 2) return;
     const double part = static_cast<double>(n - 1) / static_cast<double>(n);
-    const auto reductions = programs_for(plan_.reductions, devices, plan_.cluster.size());
+    const Backend backend = backend_among(plan_.cluster, devices);
+    const auto reductions = backend.messages
+                                ? programs_for(plan_.reductions, devices, plan_.cluster.size())
+                                : std::vector<ReductionProgram>();
     std::vector<Bytes> hops(n, 0), reduced(reductions.size(), 0);
     std::map<Cut, Bytes> to_all;
     std::map<std::pair<Cut, Cut>, Bytes> exchanged;
@@ -91,14 +94,16 @@ class Traffic {
         const Node& node = theory.graph().node(step.node);
         for (const InnerCollective& c : triple.collectives)
           if (c.kind == Collective::all_reduce)
-            all_reduce(static_cast<Bytes>(c.bytes), count);
+            all_reduce(static_cast<Bytes>(c.bytes) * widening(backend, c.kind, c.half), count);
           else
             exchanged[{theory.cut(theory.graph().inputs_of(node)[0], triple.in[0]),
                        theory.cut(node.outputs[0], triple.out[0])}] +=
                 static_cast<Bytes>(c.bytes) * count;
         continue;
       }
-      const auto bytes = static_cast<Bytes>(theory.graph().spec(step.value).bytes());
+      const TensorSpec& spec = theory.graph().spec(step.value);
+      const Bytes bytes =
+          static_cast<Bytes>(spec.bytes()) * widening(backend, step.kind, is_half(spec.dtype));
       const Cut cut = theory.cut(step.value, step.from.is_shard() ? step.from : step.to);
       switch (step.kind) {
         case Collective::all_reduce:

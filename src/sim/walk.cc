@@ -55,8 +55,7 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
         continue;
       }
       for (const InnerCollective& c : triple.collectives)
-        communicate(model.net().all_reduce(static_cast<Bytes>(c.bytes)),
-                    "all_reduce in " + triple.kernel);
+        communicate(model.net().all_reduce(model.moved(c)), "all_reduce in " + triple.kernel);
       const Work& work = works[i - begin];
       if (work.free) continue;
       after_gradient = false;
@@ -67,7 +66,7 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
     } else if (!moves_nothing(step.kind)) {
       const Placement cut = step.from.is_shard() ? step.from : step.to;
       Seconds s =
-          model.collective(step.kind, static_cast<Bytes>(graph.spec(step.value).bytes()),
+          model.collective(step.kind, model.moved(step.kind, graph.spec(step.value)),
                            fractions.profile(theory.cut(step.value, cut), model.net()), step.form);
       const bool gradient = step.kind == Collective::all_reduce && pure[step.value.index];
       if (gradient && after_gradient) s = std::max(0.0, s - model.net().all_reduce(0));

@@ -38,7 +38,7 @@ void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
     bool gradient = gradient_class_[table_class_[t]];
     const bool weights = is_parameter(table_class_[t]);
     const Decision* decision = pricing ? pricing->decision(c.root) : nullptr;
-    Bytes bytes = static_cast<Bytes>(graph.spec(c.root).bytes());
+    const TensorSpec& spec = graph.spec(c.root);
     for (int to = 0; to < table.forms; ++to)
       for (int from = 0; from < table.forms; ++from) {
         double& cost = table.convert[from * table.forms + to];
@@ -72,12 +72,13 @@ void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
         if (reduced && decision != nullptr)
           cost = decision->reduced ? 0 : kInfinity;
         else if (reduced && pricing)
-          cost = pricing->gradients[pricing->stretch(table_first_[t])] *
-                 message_seconds(model_, bytes);
+          cost =
+              pricing->gradients[pricing->stretch(table_first_[t])] * message_seconds(model_, spec);
         else if (gradient && kind == Collective::all_reduce)
-          cost = std::max(0.0, model_.gradient_all_reduce(bytes) - model_.gradient_all_reduce(0));
+          cost = std::max(0.0, model_.gradient_all_reduce(model_.moved(*kind, spec)) -
+                                   model_.gradient_all_reduce(0));
         else
-          cost = model_.collective(*kind, bytes,
+          cost = model_.collective(*kind, model_.moved(*kind, spec),
                                    fractions.profile(theory_.cut(g.top, cut), model_.net()));
         if (gradient) cost *= part;
       }
@@ -182,14 +183,14 @@ OverlapCost ProblemBuilder::overlap_cost(const Program& program, const Fractions
       for (int j = 0; j < problem_.types; ++j) seconds[j] += model_.compute(j, work, f[j]);
       continue;
     }
-    const auto bytes = static_cast<Bytes>(graph.spec(step.value).bytes());
+    const TensorSpec& spec = graph.spec(step.value);
     if (is_reduction(step)) {
       if (pricing.decision(root_of(step.value)) == nullptr)
-        cost.gradients[pricing.stretch(ready(step.value))] += message_seconds(model_, bytes);
+        cost.gradients[pricing.stretch(ready(step.value))] += message_seconds(model_, spec);
       continue;
     }
     const Placement cut = step.from.is_shard() ? step.from : step.to;
-    cost.comm += model_.collective(step.kind, bytes,
+    cost.comm += model_.collective(step.kind, model_.moved(step.kind, spec),
                                    fractions.profile(theory_.cut(step.value, cut), model_.net()));
   }
   const std::vector<Placement> stored = stored_placements(theory_, program);
@@ -208,7 +209,7 @@ OverlapCost ProblemBuilder::overlap_cost(const Program& program, const Fractions
 }
 
 Seconds ProblemBuilder::reduction_seconds(ValueId gradient) const {
-  return message_seconds(model_, static_cast<Bytes>(theory_.graph().spec(gradient).bytes()));
+  return message_seconds(model_, theory_.graph().spec(gradient));
 }
 
 Seconds ProblemBuilder::waited_seconds(ValueId gradient) const {

@@ -21,6 +21,19 @@ class Backends(unittest.TestCase):
         for case in cases:
             self.assertIn("done " + case.replace(":", " "), said)
 
+    @unittest.skipUnless(NEW, "needs torch 2.4")
+    def test_two_fabrics_and_one_between(self):
+        said = support.launch(4, os.path.join(support.HERE, "backend_worker.py"), "fabrics:spmd", "fabrics:pipeline")
+        for engine in ("spmd", "pipeline"):
+            self.assertIn(f"done fabrics {engine}", said)
+
+    def test_a_backend_that_is_not_for_the_device_is_refused(self):
+        model = torch.nn.Linear(2, 2)
+        batch = torch.zeros(4, 2), torch.zeros(4, 2)
+        cluster = support.ONE if "\n" in support.ONE else open(support.ONE, encoding="utf-8").read()
+        with self.assertRaisesRegex(motley.UserError, "nccl"):
+            motley.distribute(model, batch, torch.nn.functional.mse_loss, "backend: nccl\n" + cluster, device="cpu")
+
     def test_a_plan_file(self):
         program = os.path.join(os.environ["MOTLEY_BINARY_DIR"], "motley")
         with tempfile.TemporaryDirectory() as folder:

@@ -66,7 +66,8 @@ std::vector<ExtraRule> batch_rule(const Graph& graph, const Node& node, const ch
     rule.results.push_back(v.valid() && graph.spec(v).shape.size() >= 2 ? Placement::shard(0)
                                                                         : Placement::replicated());
   DType dtype = operand_spec(graph, node, 0).dtype;
-  rule.collectives.push_back({Collective::all_reduce, 2 * channels * size_of(dtype)});
+  rule.collectives.push_back(
+      {Collective::all_reduce, 2 * channels * size_of(dtype), is_half(dtype)});
   return {rule};
 }
 
@@ -152,8 +153,9 @@ std::vector<ExtraRule> class_rule(const Graph& graph, const Node& node, const ch
   Placement shard = Placement::shard(static_cast<int>(dim));
   ExtraRule rule{name, std::vector<Placement>(graph.inputs_of(node).size(), shard), {shard}, {}};
   for (int i = 0; i < reductions; ++i)
-    rule.collectives.push_back(
-        {Collective::all_reduce, out.bytes() / std::max<int64_t>(1, out.shape[dim])});
+    rule.collectives.push_back({Collective::all_reduce,
+                                out.bytes() / std::max<int64_t>(1, out.shape[dim]),
+                                is_half(out.dtype)});
   return {rule};
 }
 

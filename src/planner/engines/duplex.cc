@@ -229,7 +229,7 @@ class DuplexSearch {
       } else if (!moves_nothing(step.kind)) {
         const Placement cut = step.from.is_shard() ? step.from : step.to;
         const Seconds seconds = model_.collective(
-            step.kind, static_cast<Bytes>(part.graph().spec(step.value).bytes()),
+            step.kind, model_.moved(step.kind, part.graph().spec(step.value)),
             fractions.profile(part.cut(step.value, cut), model_.net()), step.form);
         *comm += times * seconds;
         if (!roles[i].communicates) continue;

@@ -1,4 +1,4 @@
-#include "comm/backend.h"
+#include "comm/devices.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 
@@ -7,23 +7,6 @@
 #include "core/error.h"
 
 namespace motley {
-
-namespace {
-
-const Backend kBackends[] = {
-    // name, tags, sums_half, known
-    {"gloo", true, false, true},  {"mpi", true, false, true},  {"nccl", false, true, true},
-    {"xccl", false, true, true},  {"hccl", false, true, true}, {"cncl", false, true, true},
-    {"ucc", false, false, false},
-};
-
-}  // namespace
-
-Backend backend_named(const std::string& name) {
-  for (const Backend& backend : kBackends)
-    if (backend.name == name) return backend;
-  return {name};
-}
 
 int cuda_devices() {
   const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
