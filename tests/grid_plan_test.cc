@@ -261,6 +261,18 @@ TEST(GridPlans, HoldAboutWhatPublishedRunsHeld) {
         grid::default_calibration(cluster, grid::fp32_adam()).types.at("GH200");
     const Bytes held =
         run.measured - rates.context - run.communicators * rates.channels * grid::kChannelBytes;
+    // Launched as those runs were: 1F1B, gradients of weights not later than others.
+    PipelinePlan& pipeline = *plan->pipeline;
+    for (ReplicaPlan& replica : pipeline.replicas)
+      for (int k = 0; k < pipeline.stages(); ++k) {
+        StagePlan& stage = replica.stages[k];
+        for (Step& step : stage.program.steps) step.later = false;
+        stage.program = phase_ordered(pipeline.theory(k), stage.program);
+        stage.warm_up = std::min(replica.micro_batches, pipeline.stages() - k);
+        stage.weights_behind = 0;
+      }
+    EXPECT_TRUE(check(*plan, false).empty()) << check(*plan, false)[0];
+    plan->peak_memory_bytes = pipeline_memory(pipeline, plan->cluster, plan->optimizer);
     const double error = most(*plan) / held - 1;
     EXPECT_LT(std::abs(error), 0.35) << run.fix;
     RecordProperty(run.fix, fmt::format("{:.3f}", error));

@@ -452,6 +452,7 @@ class PlanBuilder::Composer {
     for (size_t r = 0; r < whole.size(); ++r)
       for (int s = 1; s < stages_; ++s) {
         StagePlan& stage = result_.replicas[r].stages[s];
+        if (stage.recompute) continue;  // what waits for its weights would be made again
         stage.program = alike_[r] < r ? result_.replicas[alike_[r]].stages[s].program
                                       : weights_later(result_.theory(s), stage.program);
         any = any || has_later(stage.program);
