@@ -115,7 +115,7 @@ class Account {
       if (graph_.spec(p.gradient).dtype != graph_.spec(p.value).dtype) hold(piece, end_, end_);
       if (kept_.of_gradient(i) < 1)  // as they are summed, in 32 bits
         scattered += static_cast<Bytes>(graph_.spec(p.gradient).bytes()) *
-                     (is_half(graph_.spec(p.gradient)) ? 2 : 1);
+                     (is_half(graph_.spec(p.gradient).dtype) ? 2 : 1);
       const auto& f = fractions_.by_type(piece.cut);
       const Bytes largest = piece.bytes * *std::max_element(f.begin(), f.end());
       if (largest > most_bytes) most = piece, most_bytes = largest;
