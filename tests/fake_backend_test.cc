@@ -300,6 +300,9 @@ void expect_no_question(const Plan& plan, const std::string& what, int* steps) {
 }
 
 TEST(FakeBackend, AStepAsksItsDeviceNothing) {
+#if MOTLEY_TORCH_AT_LEAST(2, 0)
+  GTEST_SKIP() << "torch 2 has many of its Meta kernels in Python";
+#endif
   const DefaultDType default_type(DType::f64);
   Rng rng(4);
   int steps = 0;

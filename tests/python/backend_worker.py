@@ -29,7 +29,7 @@ groups:
   - {name: far, backend: second, link: {bandwidth: 40 Gbps, latency: 5 us}, devices: [{type: even, count: 2}]}
 device_types: [{name: even, flops: 1 GFLOPS, memory: 1 GiB, memory_bandwidth: 1 GB/s, overhead: 2 us}]
 """
-made = {"other": [], "second": []}  # sizes of groups
+made = {"other": [], "second": []}  # sizes of groups of a case
 
 
 def other(store, rank, size, timeout):
@@ -90,5 +90,9 @@ def check(name, engine):
         print("done", name, engine, flush=True)
 
 
+before = None
 for case, kind in (argument.split(":") for argument in sys.argv[1:]):
+    if case != before:
+        made["other"].clear(), made["second"].clear()
+    before = case
     check(case, kind)
