@@ -7,6 +7,7 @@
     save(thing, path), load(path)                    files that the motley program reads too
     distribute(model, example_inputs, loss_fn, cluster)     trains by a plan under torchrun
     wrap(model, optimizer, cluster)                  the same as a model that a training loop calls
+    Elastic(folder)                                  how distribute(elastic=) goes on when workers are lost
     GradScaler(dist)                                 scales losses as torch.cuda.amp.GradScaler does
     DataSplitter(dataset, dist)                      each worker's rows of every batch
 
@@ -20,13 +21,14 @@ _loading.load()
 from ._capture import capture  # noqa: E402
 from ._data import DataSplitter  # noqa: E402
 from ._distribute import Distributed, distribute  # noqa: E402
+from ._elastic import Elastic  # noqa: E402
 from ._errors import CaptureError, MismatchError, NoPlanError, PeerLost, UserError  # noqa: E402
 from ._plan import Plan, cluster, load, plan, save, simulate  # noqa: E402
 from ._scaler import GradScaler  # noqa: E402
 from ._wrapped import wrap  # noqa: E402
 
 __all__ = [
-    "CaptureError", "DataSplitter", "Distributed", "GradScaler", "MismatchError", "NoPlanError", "PeerLost", "Plan",
+    "CaptureError", "DataSplitter", "Distributed", "Elastic", "GradScaler", "MismatchError", "NoPlanError", "PeerLost", "Plan",
     "UserError", "capture", "cluster", "distribute", "load", "plan", "save", "simulate", "wrap",
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -75,14 +75,14 @@ def _agreed(group, make, step):
     return Agreed(made, watch, trial and _optim.Trial(**trial))
 
 
-def agreed_plan(step, group, cluster, optimizer, plan, options):
-    """The plan of distribute(), as an Agreed; collective."""
+def agreed_plan(step, group, cluster, optimizer, plan, options, search=make_plan):
+    """The plan of distribute(), as an Agreed; collective. `search`: plan(), or what does as it does."""
 
     def make(graph):
         trial = None if optimizer is None else _optim.tried(optimizer, group.device)
         memory_of = "adamw" if trial is None else trial.plan_name()
         if plan is None:
-            made = make_plan(graph, cluster, optimizer=memory_of, **options)
+            made = search(graph, cluster, optimizer=memory_of, **options)
         else:
             made = plan if isinstance(plan, Plan) else load(plan)
             _check_plan(made, step, None if optimizer is None else memory_of)

@@ -5,21 +5,24 @@ optimizer steps. Where a plan leaves devices out, the workers that it uses are a
 a step is for them a message that they have come to it, without which it does not begin, and one with its loss.
 """
 
+import contextlib
 import inspect
 import os
+import time
 import weakref
 
 import torch
 
-from . import _backend, _gradients, _motley, _optim, _scaler, _torch
+from . import _backend, _elastic, _gradients, _motley, _optim, _scaler, _torch
 from ._agree import agreed_plan, replanner, send_text
-from ._errors import UserError, flag, warn, whole_number
+from ._errors import PeerLost, UserError, flag, warn, whole_number
 from ._following import Following
 from ._gradients import Wholes
 from ._guard import wanted
 from ._mirror import Mirror, brought_up_to_date, inside, ours
 from ._pieces import Piece, guarded, plain
 from ._plan import cluster_of, precision_of
+from ._plan import plan as make_plan
 from ._saving import Saving
 from ._scaler import ScaledStep
 from ._state import Held, Peers
@@ -55,9 +58,10 @@ class Workers:
             return self.native.limit_bandwidth(cluster, devices)
 
 
-def group(device="auto", backend=None, said=""):
+def group(device="auto", backend=None, said="", elastic_on=None):
     """This process among the workers that torchrun, Slurm or mpirun started; alone if none did. `said`: the backend that a cluster
-    file names for all of it, taken where none is given; gloo is what workers have anyway."""
+    file names for all of it, taken where none is given; gloo is what workers have anyway. `elastic_on`: the cluster of a run that
+    goes on when workers are lost; ranks are then those of the devices that are left."""
     chosen = backend is not None
     if backend is None and said:
         backend = None if said == "gloo" else said
@@ -75,16 +79,22 @@ def group(device="auto", backend=None, said=""):
         backend = "nccl"
     if backend is not None:
         _backend.check(backend, device)
-    if (device, backend, chosen) not in _groups:
+    key = device, backend, chosen, elastic_on is not None
+    if key not in _groups:
         outside = torch.distributed.is_available() and torch.distributed.is_initialized() and not _backend.begun
-        native = _motley.Group(outside, device == "cuda", _backend.make_groups)
+        native, launch = _motley.Group(outside, device == "cuda", _backend.make_groups, []), None
+        if elastic_on is not None:
+            launch = _elastic.Launch(native, elastic_on)
+            if launch.order != sorted(launch.order):
+                native = _motley.Group(outside, device == "cuda", _backend.make_groups, launch.order)
         if device == "cuda":
             torch.cuda.set_device(native.device)
         if backend is not None and native.size > 1:
             _backend.begin(native)
             native.use(backend, chosen)
-        _groups[device, backend, chosen] = Workers(native)
-    return _groups[device, backend, chosen]
+        _groups[key] = Workers(native)
+        _groups[key].launch = launch
+    return _groups[key]
 
 
 class _Loss(torch.autograd.Function):
@@ -162,6 +172,7 @@ class Distributed(Following, Saving):
         self.pacing = group.limit_bandwidth(plan.cluster, plan.devices) if emulate else "off"
         self._anchor = torch.zeros((), requires_grad=True)
         self._plain_backward = []  # while dist.backward() runs
+        self._keeper = None  # of what is left for those that go on; see _elastic.py
         self._mirror = Mirror(self)
 
     # ---- training -------------------------------------------------------------------------------------------------
@@ -175,7 +186,14 @@ class Distributed(Following, Saving):
             )
         if not self.training:
             return self._evaluate(inputs, *targets)
-        loss, gradients = self._stepped(self._ready(inputs, targets))
+        if self._keeper is not None:
+            self._keeper.begins()
+        try:
+            loss, gradients = self._stepped(self._ready(inputs, targets))
+        except PeerLost:
+            if self._keeper is not None:
+                self._keeper.lost()
+            raise
         peers, held = self._group.peers, self._held
         inside = getattr(self._step_spec, "scale", None)  # what loss and gradients are multiplied by
         if inside is not None:
@@ -283,10 +301,11 @@ class Distributed(Following, Saving):
                     loss = closure()
             if dist._wholes is not None:
                 dist._wholes.gather()
-            with dist._group.peers.change(dist._held), _torch.without_subclasses():
-                former()
-                if dist._wholes is not None:
-                    dist._wholes.scatter()
+            with contextlib.nullcontext() if dist._keeper is None else dist._keeper.update():
+                with dist._group.peers.change(dist._held), _torch.without_subclasses():
+                    former()
+                    if dist._wholes is not None:
+                        dist._wholes.scatter()
             return loss
 
         def zero_grad(former, set_to_none=inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default):
@@ -480,7 +499,7 @@ def _say_of_loss(step):
 
 
 def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="adamw", *, plan=None, seed=0, device="auto",
-               backend=None, emulate=False, verify=True, **options):
+               backend=None, emulate=False, verify=True, elastic=None, **options):
     """Trains a model by a plan on the workers that torchrun, Slurm or mpirun started; collective.
 
     model, example_inputs, loss_fn   as for capture(); rank 0's parameters are everyone's
@@ -494,6 +513,8 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
                    cluster file says of its root, else gloo on the CPU, NCCL on CUDA devices where this torch has it
     emulate        slows this process and its sockets down to the devices and links of the cluster
     verify         whether the first steps are compared with the plain model's: loss, gradients and buffers
+    elastic        a folder for checkpoints, or a motley.Elastic: goes on with the devices that are left when workers are lost, and with
+                   those that come, where torchrun starts all again (docs/elastic.md)
     options        engine, memory_limit, time_limit, ratios, all_devices, precision, as for plan()
     """
     if (cluster is None) == (plan is None):
@@ -510,15 +531,19 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     _optim.check_parameters(optimizer, parameters)
     if cluster is not None:
         cluster = cluster_of(cluster)
-    workers = group(device, backend, "" if cluster is None else cluster.backend)
+    began, elastic = time.monotonic(), _elastic.asked(elastic, cluster, optimizer)
+    workers = group(device, backend, "" if cluster is None else cluster.backend, cluster if elastic else None)
     if cluster is not None:
-        cluster = workers.native.cluster_over(cluster)
+        cluster = workers.native.cluster_over(workers.launch.cluster if elastic else cluster)
     _same_everywhere(workers, _optim.signature(optimizer, step.parameters), "the optimizer")
     if workers.rank == 0:
         _say_of_loss(step)
     with ours():
-        agreed = agreed_plan(step, workers, cluster, optimizer, plan, options)
+        agreed = agreed_plan(step, workers, cluster, optimizer, plan, options, workers.launch.search if elastic else make_plan)
         replan = replanner(cluster, agreed.plan, options)
-        return Distributed(
+        dist = Distributed(
             step, agreed, workers, optimizer, seed, emulate, wanted(verify), replan, options.get("memory_limit", True)
         )
+        if elastic:
+            _elastic.begin(elastic, dist, began)
+        return dist

@@ -94,12 +94,15 @@ class Saving:
                 raise UserError(
                     f"[distribute] {key} is {list(state[key].shape)}; the model's is {list(slots[name].tensor.shape)}"
                 )
+        self._set_whole({name: state[key] for key, name in names if name is not None and key in state})
+
+    def _set_whole(self, tensors):
+        """Takes {name of a slot: whole tensor}; every worker passes the same."""
+        slots = {slot.name: slot for slot in self._step_spec.parameters + self._step_spec.buffers}
         parameters = {slot.name for slot in self._step_spec.parameters}
         with torch.no_grad(), self._group.peers.change(self._held):
-            for key, name in names:
-                if name is None or key not in state:
-                    continue
-                value = state[key].detach().to(slots[name].tensor.dtype)
+            for name, tensor in tensors.items():
+                value = tensor.detach().to(slots[name].tensor.dtype)
                 kind = "parameter" if name in parameters else "buffer"
                 if not self._worker.holds(kind, name):
                     if name in self._held.nobodys:
@@ -160,6 +163,37 @@ class Saving:
             }
         with self._group.peers.change(self._held), _torch.without_subclasses():
             load(self.optimizer, local)
+
+    def _optimizer_values(self):
+        """[(name of a parameter, its part here or None for all of it, {key: value})] of the optimizer's state on this worker."""
+        rows = []
+        for i, slot in enumerate(self._step_spec.parameters):
+            if self._wholes is not None:
+                tensor, part = self._wholes.parameters.get(i), None
+            else:
+                tensor, part = self._held.pieces.get(slot.name), self._held.parts["parameter"].get(slot.name)
+            if tensor is not None and self.optimizer.state.get(tensor):
+                rows.append((slot.name, part, self.optimizer.state[tensor]))
+        return rows
+
+    def _set_optimizer(self, values, groups):
+        """Takes {name of a parameter: {key: whole value}} and what the groups say beside their parameters; every worker passes the same."""
+        slots, now = self._optimized(), self.optimizer.param_groups
+        if len(groups) != len(now):
+            raise UserError(f"[elastic] the optimizer has {len(now)} groups of parameters, in what was left are {len(groups)}; give it the same")
+        at, state = 0, {"state": {i: values[slot.name] for i, slot in enumerate(slots) if slot.name in values}, "param_groups": []}
+        for group, said in zip(now, groups):
+            state["param_groups"].append({**said, "params": list(range(at, at + len(group["params"])))})
+            at += len(group["params"])
+        self.load_optimizer_state_dict(state)
+
+    def _sum(self, tensor):
+        """The sum of the workers' tensors, on all of them and on the CPU; bytes where it holds truth values."""
+        given = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
+        given = given.to(self._group.device)
+        if self._group.size > 1 and given.numel() > 0:
+            self._group.all_reduce(given)
+        return given.to("cpu", tensor.dtype)
 
     def save(self, path, format=None):
         """Writes {model, optimizer, steps} in the original layout. Collective; rank 0 writes.

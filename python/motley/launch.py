@@ -12,6 +12,7 @@ import signal
 import subprocess
 
 from . import _torch
+from ._elastic import remove_folder
 
 _PR_SET_PDEATHSIG = 1
 
@@ -44,7 +45,10 @@ def main():
     from torch.distributed import run
 
     _torch.fix_launcher()
-    run.main()
+    try:
+        run.main()
+    finally:
+        remove_folder(os.getpid())
 
 
 if __name__ == "__main__":

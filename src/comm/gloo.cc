@@ -411,8 +411,6 @@ std::optional<Rendezvous> rendezvous_from_environment() {
     const char* agent = variable("TORCHELASTIC_USE_AGENT_STORE");
     where.store_outside = where.of_torch = agent != nullptr && std::string(agent) == "True";
     if (const char* store = variable("MOTLEY_STORE")) read_store(store, &where);
-    if (const char* attempt = variable("TORCHELASTIC_RESTART_COUNT"))
-      where.prefix = std::string("/attempt_") + attempt;
     return where;
   }
   return std::nullopt;

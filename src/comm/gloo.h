@@ -37,7 +37,7 @@ struct Rendezvous {
   bool store_outside = false;         // a launcher holds the store; otherwise rank 0 does
   bool of_torch = false;              // the store is one of torch's, held outside
   std::string token;                  // of our own store (store.h)
-  std::string prefix;                 // of keys in the store, one per attempt
+  std::string prefix;                 // of keys in the store
   std::chrono::seconds patience{60};  // until all workers must be there
   std::vector<int> numbers;           // [rank] what messages call a worker; empty: its rank
 

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
@@ -95,9 +96,61 @@ void check_set_up(const Rendezvous& where, const char* what,
 
 namespace {
 
+WorkerMissing in_vain(const Rendezvous& where, const std::vector<int>& missing) {
+  return {
+      missing.empty() ? -1 : missing[0],
+      fmt::format("[run] rank {} waited {} s in vain for rank {} of {} workers; start all of them",
+                  where.number(where.rank), where.patience.count(), fmt::join(missing, ", "),
+                  where.size)};
+}
+
+// What keys of this start of the workers begin with. torchrun keeps its store when it starts workers
+// again, with keys of those before, and machines count differently how often that was. So rank 0
+// writes a name down, the others answer it with names of their own, and go on when it repeats them.
+// Whoever read the name of a start before is not answered, and reads again.
+std::string name_of_start(const Rendezvous& where, c10d::Store& store) {
+  const auto write = [&](const std::string& key, const std::string& text) {
+    store.set("motley/" + key, std::vector<uint8_t>(text.begin(), text.end()));
+  };
+  const auto read = [&](const std::string& key) {
+    if (!store.check({"motley/" + key})) return std::string();
+    const std::vector<uint8_t> raw = store.get("motley/" + key);
+    return std::string(raw.begin(), raw.end());
+  };
+  const std::string mine = random_token();
+  const auto until = std::chrono::steady_clock::now() + where.patience;
+  const auto pause = [&](const std::vector<int>& missing) {
+    if (std::chrono::steady_clock::now() > until) throw in_vain(where, missing);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  };
+  if (where.rank == 0) {
+    write("start", mine);
+    std::vector<int> missing(static_cast<size_t>(where.size) - 1);
+    std::iota(missing.begin(), missing.end(), 1);
+    while (true) {
+      std::erase_if(missing, [&](int rank) {
+        const std::string theirs = read(fmt::format("{}/{}", mine, rank));
+        if (!theirs.empty()) write(fmt::format("{}/{}/known", mine, rank), theirs);
+        return !theirs.empty();
+      });
+      if (missing.empty()) return "/" + mine;
+      pause(missing);
+    }
+  }
+  for (std::string answered;; pause({0})) {
+    const std::string name = read("start");
+    if (!name.empty() && name != answered) write(fmt::format("{}/{}", name, where.rank), mine);
+    answered = name;
+    if (!name.empty() && read(fmt::format("{}/{}/known", name, where.rank)) == mine)
+      return "/" + name;
+  }
+}
+
 StorePointer meet_at(const Rendezvous& where, const std::string& backend) {
   const StorePointer tcp = connect(where);
-  auto store = c10::make_intrusive<c10d::PrefixStore>("motley" + where.prefix, tcp);
+  static std::string start;  // of this process; the first to meet are all workers
+  if (where.of_torch && where.numbers.empty() && start.empty()) start = name_of_start(where, *tcp);
+  auto store = c10::make_intrusive<c10d::PrefixStore>("motley" + start + where.prefix, tcp);
 
   auto key = [](int r) { return fmt::format("/here/{}", r); };
   store->set(key(where.rank), std::vector<uint8_t>(backend.begin(), backend.end()));
@@ -109,12 +162,7 @@ StorePointer meet_at(const Rendezvous& where, const std::string& backend) {
     std::vector<int> missing;
     for (int r = 0; r < where.size; ++r)
       if (!store->check({key(r)})) missing.push_back(where.number(r));
-    throw WorkerMissing(
-        missing.empty() ? -1 : missing[0],
-        fmt::format(
-            "[run] rank {} waited {} s in vain for rank {} of {} workers; start all of them",
-            where.number(where.rank), where.patience.count(), fmt::join(missing, ", "),
-            where.size));
+    throw in_vain(where, missing);
   }
   for (int r = 0; r < where.size; ++r) {
     const std::vector<uint8_t> raw = store->get(key(r));

@@ -2,6 +2,7 @@
 #include <set>
 
 #include "cluster/cluster.h"
+#include "cluster/part.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "planner/planner.h"
@@ -119,6 +120,9 @@ void bind_plan(py::module_& m) {
                                  if (!g.backend.name.empty()) names.insert(g.backend.name);
                                return std::vector<std::string>(names.begin(), names.end());
                              })
+      .def("part",
+           [](const Cluster& c, const std::vector<int>& devices) { return part_of(c, devices); })
+      .def("text", [](const Cluster& c) { return to_yaml(c); })
       .def("speed", [](const Cluster& c, int device) { return c.type_of(device).speed; })
       .def("memory", [](const Cluster& c, int device) { return c.type_of(device).memory; })
       .def("device", [](const Cluster& c, int device) { return c.type_of(device).name; });

@@ -11,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "core/error.h"
+#include "core/fault.h"
 #include "discover/discover.h"
 #include "interpret/dispatch.h"
 #include "python/bindings.h"
@@ -271,7 +272,7 @@ void bind_runs(py::module_& m) {
 void bind_worker(py::module_& m) {
   using unlocked = py::call_guard<py::gil_scoped_release>;
   py::class_<WorkerGroup, std::shared_ptr<WorkerGroup>>(m, "Group")
-      .def(py::init([](bool outside, bool cuda, py::object make) {
+      .def(py::init([](bool outside, bool cuda, py::object make, const std::vector<int>& order) {
         MakeNamed named;
         if (!make.is_none())
           named = [held = std::shared_ptr<py::object>(
@@ -283,11 +284,12 @@ void bind_worker(py::module_& m) {
             return (*held)(ranks, of).cast<std::vector<std::string>>();
           };
         const py::gil_scoped_release unlock;
-        return std::make_shared<WorkerGroup>(outside, cuda, std::move(named));
+        return std::make_shared<WorkerGroup>(outside, cuda, std::move(named), order);
       }))
       .def("use", &WorkerGroup::use, unlocked())
       .def("tell", &WorkerGroup::tell, unlocked())
       .def_property_readonly("backend", [](WorkerGroup& g) { return g.backend().name; })
+      .def("gather_texts", &WorkerGroup::gather, unlocked())
       .def("cluster_over", &WorkerGroup::cluster_over)
       .def_property_readonly("rank", [](WorkerGroup& g) { return g->rank(); })
       .def_property_readonly("size", [](WorkerGroup& g) { return g->size(); })
@@ -336,6 +338,9 @@ void bind_worker(py::module_& m) {
 
   // Of this machine.
   m.def("cuda_devices", &cuda_devices);
+  // For tests; see core/fault.h.
+  m.def("set_fault_rank", &set_fault_rank);
+  m.def("fault_point", &fault_point, unlocked());
 }
 
 }  // namespace motley::python

@@ -60,8 +60,10 @@ inline ProcessGroup group_named([[maybe_unused]] const std::string& name) {
 // on a CUDA device or another backend is asked for.
 class WorkerGroup {
  public:
-  // `store_outside`: torch.distributed holds the store at MASTER_PORT.
-  WorkerGroup(bool store_outside, bool cuda, MakeNamed make) : make_(std::move(make)) {
+  // `store_outside`: torch.distributed holds the store at MASTER_PORT. `order`: the launcher's ranks in
+  // the order that they have here; empty: their own.
+  WorkerGroup(bool store_outside, bool cuda, MakeNamed make, const std::vector<int>& order)
+      : make_(std::move(make)) {
     std::optional<Rendezvous> where = rendezvous_from_environment();
     if (!where) {
       store_ = std::make_unique<RendezvousStore>(0);
@@ -76,7 +78,7 @@ class WorkerGroup {
     where_ = *where;
     static std::atomic<int> made{0};  // by this process, as by the others
     if (const int number = made++; number > 0)
-      where_ = part_of(*where, everyone(), fmt::format("/group{}", number));
+      where_ = part_of(*where, order.empty() ? everyone() : order, fmt::format("/group{}", number));
     all_ = join(where_);
     over(&all_, everyone());
   }
@@ -86,6 +88,10 @@ class WorkerGroup {
     backend_ = backend;
     chosen_ = chosen;
     over(&all_, everyone());
+  }
+  // What every worker says, by rank.
+  std::vector<std::string> gather(const std::string& mine) {
+    return gather_texts(*all_.control, mine);
   }
   // Adds up what the workers give, on the CPU.
   void tell(at::Tensor tensor) { all_.control->all_reduce(tensor); }

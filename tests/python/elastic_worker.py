@@ -1,0 +1,44 @@
+"""One of several workers that may be lost: trains on, and writes its losses and its end down."""
+
+import json
+import os
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+import motley
+import support
+
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+said = json.loads(sys.argv[1])  # folder, engine, steps, every, cut, optimizer, seconds
+folder = said["folder"]
+
+with open(support.CLUSTER) as file:
+    cluster = file.read()
+torch.manual_seed(int(os.environ["RANK"]))  # rank 0's parameters are everyone's at first only
+if int(os.environ["RANK"]) == 0:
+    torch.manual_seed(0)
+model = support.Net(dropout=said.get("dropout", 0.0))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2) if said["optimizer"] == "adamw" else torch.optim.SGD(model.parameters(), 0.1, 0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+data = support.token_batches(said["steps"])
+elastic = motley.Elastic(os.path.join(folder, "saved"), every=said["every"], beside=scheduler, hang_seconds=said.get("hang", 5))
+dist = motley.distribute(model, data[0], F.cross_entropy, cluster, optimizer, elastic=elastic, all_devices=True, engine=said["engine"],
+                         **said.get("options", {}))  # fmt: skip
+with open(os.path.join(folder, f"started-{os.getpid()}"), "w") as file:
+    json.dump({"rank": dist.rank, "size": dist.world_size, "step": dist.steps, "time": time.time()}, file)
+while dist.steps < said["steps"]:
+    step = dist.steps
+    loss = dist.train_step(*data[step])
+    scheduler.step()
+    if dist.rank == 0:
+        with open(os.path.join(folder, "losses"), "a") as file:
+            file.write(f"{step} {loss!r} {dist.world_size} {time.time()}\n")
+    time.sleep(said.get("seconds", 0))
+state = dist.state_dict()
+if dist.rank == 0:
+    torch.save(state, os.path.join(folder, "state.part"))
+    os.replace(os.path.join(folder, "state.part"), os.path.join(folder, "state"))

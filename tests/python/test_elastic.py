@@ -1,0 +1,166 @@
+"""distribute(elastic=) under torchrun: whatever is lost, and whoever comes back, losses are those of plain training."""
+
+import glob
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import torch
+import torch.nn.functional as F
+
+import support
+
+WORKER = os.path.join(support.HERE, "elastic_worker.py")
+LEFT = f"/dev/shm/motley-elastic-{os.getuid()}-*"
+
+
+def plain(said):
+    """(losses, state) of plain training."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    model = support.Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2) if said["optimizer"] == "adamw" else torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    scheduler, losses = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5), []
+    for batch in support.token_batches(said["steps"]):
+        losses += support.plain_training(model, F.cross_entropy, [batch], optimizer)
+        scheduler.step()
+    torch.set_default_dtype(torch.float32)
+    return losses, model.state_dict()
+
+
+class Elastic(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.said = {"folder": self.folder, "engine": "spmd", "steps": 12, "every": 3, "optimizer": "adamw", "seconds": 0.1}
+        self.port, self.launchers = support.free_port(), []
+        self.before = set(glob.glob(LEFT))
+
+    def tearDown(self):
+        for launcher in self.launchers:
+            launcher.kill()
+            launcher.wait()
+
+    def start(self, workers=1, nodes="1:3", faults=""):
+        """A launcher, as one machine has it."""
+        command = [sys.executable, "-m", "motley.launch", "--nnodes", nodes, "--nproc_per_node", str(workers), "--max_restarts", "4",
+                   "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{self.port}", "--rdzv_id", "test",
+                   "--rdzv_conf", f"last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2,is_host={not self.launchers}", "--monitor_interval", "0.2", WORKER, json.dumps(self.said)]  # fmt: skip
+        with open(os.path.join(self.folder, f"log-{len(self.launchers)}"), "w") as log:
+            environment = {**support.environment(), "MOTLEY_FAULTS": faults}
+            self.launchers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        return self.launchers[-1]
+
+    def log(self):
+        return "".join(pathlib.Path(file).read_text() for file in sorted(glob.glob(os.path.join(self.folder, "log-*"))))
+
+    def losses(self):
+        """[(step, loss, workers, time)]"""
+        try:
+            with open(os.path.join(self.folder, "losses")) as file:
+                rows = [line.split() for line in file]
+        except FileNotFoundError:
+            return []
+        return [(int(step), float(loss), int(size), float(at)) for step, loss, size, at in rows]
+
+    def wait_for(self, what, seconds=90):
+        until = time.monotonic() + seconds
+        while not what():
+            self.assertLess(time.monotonic(), until, self.log())
+            self.assertTrue(any(launcher.poll() is None for launcher in self.launchers), self.log())
+            time.sleep(0.05)
+
+    def reached(self, step, workers=None):
+        return lambda: any(at >= step and size == (workers or size) for at, _, size, _ in self.losses())
+
+    def finish(self, launchers):
+        for launcher in launchers:
+            self.assertEqual(launcher.wait(120), 0, self.log())
+        losses, state = plain(self.said)
+        for step, loss, _, _ in self.losses():
+            self.assertLess(abs(loss - losses[step]), 1e-9 * abs(losses[step]), (step, self.log()))
+        self.assertEqual({step for step, *_ in self.losses()}, set(range(self.said["steps"])))
+        support.same(torch.load(os.path.join(self.folder, "state")), state)
+        self.assertEqual(set(glob.glob(LEFT)) - self.before, set(), "what was left in memory")
+
+    def lost_steps(self):
+        """How many steps were made twice."""
+        steps = [step for step, *_ in self.losses()]
+        return len(steps) - len(set(steps))
+
+    def test_a_worker_is_killed(self):
+        # (faults, steps at most that are made twice): where two end before they left their pieces, those since a checkpoint
+        for faults, steps in (("kill:step:1:5", 1), ("kill:collective:0:200", 1), ("kill:boundary:2:1;kill:step:1:6", 3)):
+            with self.subTest(faults=faults):
+                self.setUp()
+                self.finish([self.start(3, "1:1", faults)])
+                self.assertIn("goes on on all devices, from step", self.log())
+                self.assertLessEqual(self.lost_steps(), steps, self.log())
+
+    def test_a_machine_is_lost_and_another_comes(self):
+        self.said.update(steps=40, seconds=0.2)
+        first, second, third = self.start(), self.start(), self.start()
+        self.wait_for(self.reached(3, 3))
+        second.kill()
+        second.wait()
+        killed = time.time()
+        self.wait_for(lambda: any(size == 2 and at > killed for _, _, size, at in self.losses()))
+        took = min(at for _, _, size, at in self.losses() if size == 2 and at > killed) - killed
+        print(f"a step on the two that are left {took:.1f} s after the loss", file=sys.stderr)
+        fourth = self.start()
+        self.wait_for(lambda: self.losses()[-1][2] == 3 and self.losses()[-1][3] > killed + 1)
+        self.finish([first, third, fourth])
+        self.assertIn("without device", self.log())
+        self.assertLessEqual(self.lost_steps(), 3, self.log())
+
+    def test_pieces_that_only_the_lost_one_had(self):
+        self.said.update(optimizer="sgd", every=2, options={"strategy": "zero"})
+        first, second, third = self.start(), self.start(), self.start()
+        self.wait_for(self.reached(5, 3))
+        third.kill()
+        third.wait()
+        self.finish([first, second])
+        self.assertIn("of a checkpoint", self.log())
+
+    def test_hung(self):
+        self.said["hang"] = 2
+        launcher = self.start(3, "1:1", "stop:collective:1:60")
+        began = time.time()
+        self.finish([launcher])
+        print(f"{time.time() - began:.1f} s with a worker that was stopped", file=sys.stderr)
+
+    def test_damaged_checkpoints_are_left_out(self):
+        self.said["steps"] = 7
+        self.finish([self.start(3, "1:1")])
+        saved = sorted(glob.glob(os.path.join(self.folder, "saved", "step-*")))
+        self.assertEqual(len(saved), 2)
+        with open(os.path.join(saved[-1], "rank-1.pt"), "r+b") as file:
+            file.seek(os.path.getsize(file.name) // 2)
+            file.write(b"\xff" * 64)
+        os.remove(os.path.join(self.folder, "losses"))
+        self.finish_from(self.start(3, "1:1"), 3)
+
+    def finish_from(self, launcher, step):
+        self.assertEqual(launcher.wait(120), 0, self.log())
+        self.assertEqual(self.losses()[0][0], step, self.log())
+        wanted, _ = plain(self.said)
+        for at, loss, _, _ in self.losses():
+            self.assertLess(abs(loss - wanted[at]), 1e-9 * abs(wanted[at]))
+
+    def test_signals(self):
+        """The launcher's own wish to end leaves the pieces of the last step."""
+        self.said["steps"], self.said["seconds"] = 200, 0.05
+        launcher = self.start(3, "1:1")
+        self.wait_for(self.reached(4))
+        launcher.send_signal(signal.SIGTERM)
+        self.assertNotEqual(launcher.wait(60), 0)
+        self.assertEqual(set(glob.glob(LEFT)) - self.before, set(), "what was left in memory")
+
+
+if __name__ == "__main__":
+    unittest.main()
