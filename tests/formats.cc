@@ -20,6 +20,7 @@
 #include "readers/huggingface.h"
 #include "readers/machines.h"
 #include "readers/nccl.h"
+#include "readers/planners.h"
 #include "readers/text.h"
 #include "runtime/checkpoint.h"
 #include "shard/theory.h"
@@ -78,6 +79,12 @@ void read_source(const std::string& text) {
 void read_nccl(const std::string& text) {
   const readers::NcclRun run = readers::parse_nccl(text, kName);
   if (!run.points.empty()) readers::fit(run);
+}
+
+void read_planners(const std::string& text) {
+  for (const char* name : {"allreduce_bandwidth_2nodes_8gpus_per_node.json", "intra_8.json"})
+    for (const readers::NcclRun& run : readers::parse_communication(text, name))
+      if (!run.points.empty()) readers::fit(run);
 }
 
 // libtorch refuses with other types.
@@ -142,6 +149,7 @@ const std::vector<Format>& formats() {
       {"hostfile", true, read_source<&Sources::hostfile>},
       {"topology", true, read_source<&Sources::topology>},
       {"nccl", true, read_nccl},
+      {"planners", true, read_planners},
       {"hostlist", true, [](const std::string& text) { readers::hostlist(text, kName); }},
       {"quantity", true, [](const std::string& text) { parse_quantity(text, "bandwidth", kName); }},
       {"facts", true, [](const std::string& text) { discover::parse_facts(text, kName); }},

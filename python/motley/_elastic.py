@@ -34,6 +34,7 @@ from ._pieces import plain
 from ._pieces_files import decoded, encoded
 from ._plan import Plan
 from ._plan import plan as make_plan
+from ._replanning import Replanning
 
 _PLAN_S = 1.0  # that a plan for what is left may take
 _GRACE_S = 2.0  # from a launcher's wish that this worker ends until what it waits for is cut off
@@ -48,21 +49,26 @@ class Elastic:
     keep         complete checkpoints that stay
     beside       objects with state_dict() and load_state_dict() that go on with the model, such as a scheduler or a sampler
     hang_seconds that a worker may say nothing, from 0.1 on
+    replan       'advise': a device that is slower than planned is named; 'auto': besides, training goes on by a plan for its speed,
+                 where that saves more than moving the state costs, over as many steps as were made so far
     """
 
-    def __init__(self, folder, every=50, keep=2, beside=(), hang_seconds=30.0):
+    def __init__(self, folder, every=50, keep=2, beside=(), hang_seconds=30.0, replan="advise"):
         if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
             raise UserError(f"[elastic] folder is {folder!r}; give a path for checkpoints")
         whole_number("elastic", "every", every)
         whole_number("elastic", "keep", keep, 1)
         if isinstance(hang_seconds, bool) or not isinstance(hang_seconds, (int, float)) or not 0.1 <= hang_seconds <= 86400:
             raise UserError(f"[elastic] hang_seconds is {hang_seconds!r}; give seconds from 0.1 to 86400")
+        if replan not in ("advise", "auto"):
+            raise UserError(f"[elastic] replan is {replan!r}; give 'advise' or 'auto'")
         beside = list(beside) if isinstance(beside, (list, tuple)) else [beside]
         for one in beside:
             if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
                 raise UserError(f"[elastic] beside has a {type(one).__name__}; give objects with state_dict() and load_state_dict()")
             encoded(one.state_dict())
         self.folder, self.every, self.keep, self.beside, self.hang_seconds = os.path.abspath(folder), every, keep, beside, hang_seconds
+        self.replan = replan
 
 
 def asked(elastic, cluster, optimizer):
@@ -153,6 +159,7 @@ class Launch:
         self.devices = sorted(is_now)
         self.machines = [rows[rank]["machine"] for rank in self.order]  # [device that is there]
         self.run = native.gather_texts(secrets.token_hex(3))[0]
+        self.graph, self.options = None, {}  # of rank 0's plan() for the first step
         self.whole, self.cluster = cluster, cluster if len(rows) == devices else cluster.part(self.devices)
 
     def write_down(self):
@@ -177,8 +184,13 @@ class Launch:
             made = Plan(_motley.load_plan(self._plan_file(self.devices)), devices=devices, made_for=(cluster.name, len(cluster)))
             if made.optimizer == options["optimizer"] and made.graph().text_without_model() == graph.text_without_model():
                 return made
-        except (OSError, ValueError, UserError):
+        except (OSError, ValueError, UserError):  # there is none
             pass
+        return self.search_again(graph, cluster)
+
+    def search_again(self, graph, cluster):
+        """A plan within a second if there is one so fast."""
+        options = dict(self.options)
         limit = options.pop("time_limit", None)
         for seconds in (_PLAN_S, 10 * _PLAN_S, limit):
             try:
@@ -186,6 +198,14 @@ class Launch:
             except NoPlanError:
                 if seconds == limit:
                     raise
+
+    def keep(self, plan):
+        """Of the devices that are there, where it is not known yet."""
+        file = self._plan_file(self.devices)
+        with contextlib.suppress(OSError):
+            with open(file + ".devices", "w", encoding="ascii") as said:
+                json.dump(plan.devices, said)
+            plan.save(file)
 
     def prepare(self):
         """Makes plans for the loss of any one machine, by a process that gets a core when nobody else wants it."""
@@ -225,6 +245,7 @@ class Keeper:
         self.memory = os.path.join(launch.folder, f"left-{_keepers}")
         _keepers += 1
         _motley.set_fault_rank(dist._group.rank, launch.attempt)
+        self.replanning = Replanning(dist) if asked.replan == "auto" else None
         self._boundary()
         self._watch()
 
@@ -235,8 +256,10 @@ class Keeper:
         _motley.fault_point("step")
         if self.ending:
             self._end()
+        if self.replanning is not None:
+            self.replanning.follow()
         if not self.ready:
-            self.beside, self.ready = self._goes_with(), True
+            self.beside, self.ready, self.steps = self._goes_with(), True, self.dist._steps
             if self.asked.every and self.updates and self.updates % self.asked.every == 0:
                 self._checkpoint()
             if self.first and self.left_updates != self.updates:  # all have made a step: nobody needs what was left before
@@ -248,7 +271,8 @@ class Keeper:
         """Around the optimizer's step."""
         lost = None
         try:
-            self.dist._group.barrier()
+            with self.dist._group.peers.collective():
+                self.dist._group.native.tell(torch.zeros(1))
         except Exception as error:
             lost = error
             self._leave()  # others may not have come to it
@@ -270,7 +294,7 @@ class Keeper:
     def _boundary(self, more=0):
         held = self.dist._held
         self.updates, self.steps, self.ready = self.updates + more, self.dist._steps, False
-        self.buffers = {name: held.worker.published(name) for name in held.parts["buffer"]}
+        self.buffers = {name: (part, held.worker.published(name)) for name, part in held.parts["buffer"].items()}
 
     # ---- what it leaves ----------------------------------------------------------------------------------------------
 
@@ -291,8 +315,8 @@ class Keeper:
 
         for name, piece in held.pieces.items():
             add("", name, held.parts["parameter"][name], plain(piece))
-        for name, tensor in self.buffers.items():
-            add("", name, held.parts["buffer"][name], tensor)
+        for name, (part, tensor) in self.buffers.items():
+            add("", name, part, tensor)
         for name, tensor in held.nobodys.items():
             add("", name, None, tensor)
         for name, part, values in dist._optimizer_values():
@@ -468,14 +492,16 @@ class Keeper:
                         _pieces_files.put(tensor, files[id(entry)][number], part, new)
             return dist._sum(tensor).reshape(shape)
 
-        dist._set_whole({name: whole("", name, slot.tensor.shape, slot.tensor.dtype) for name, slot in slots.items()})
+        for name, slot in slots.items():  # one at a time: there may be no room for all
+            dist._set_whole({name: whole("", name, slot.tensor.shape, slot.tensor.dtype)})
         kept = {}
         for kind, name in source.table:
             if kind and name in slots:
                 entry, number, part = source.table[kind, name][0]
                 _, _, _, type_name, shape = entry.rows[number]
                 shape = shape if part is None else slots[name].tensor.shape
-                kept.setdefault(name, {})[kind[6:]] = whole(kind, name, shape, getattr(torch, type_name))
+                value = whole(kind, name, shape, getattr(torch, type_name))
+                kept.setdefault(name, {})[kind[6:]] = value if part is None else dist._piece_of_state(name, value)
         for (name, key), value in source.numbers().items():
             kept.setdefault(name, {})[key] = decoded(value)
         dist._set_optimizer(kept, decoded(source.said("groups")))
@@ -483,6 +509,7 @@ class Keeper:
             one.load_state_dict(decoded(its))
         if not source.ready:
             warn("[elastic] what goes with the step, such as a learning rate, may be that of the step before")
+        dist._run.unchecked = min(dist._run.unchecked, 1)  # the same step was compared before
         dist._steps, self.updates, self.left_updates = source.steps, source.updates, source.updates
         self._boundary()
 
@@ -495,6 +522,7 @@ def begin(asked, dist, began):
     launch.write_down()
     if dist._group.rank != 0:
         return
+    launch.keep(dist.plan)
     launch.prepare()
     if went_on or launch.attempt > 0:
         missing = sorted(set(range(len(launch.whole))) - set(launch.devices))

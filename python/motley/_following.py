@@ -4,11 +4,13 @@ Before a step: is everything as the plan's capture found it, and did all workers
 made, or the step is refused. After the first steps of a plan: are loss, gradients and buffers those of the plain model?
 """
 
+import contextlib
+
 import torch
 
 from . import _motley, _torch
 from ._agreement import differs, digest
-from ._errors import MismatchError, UserError
+from ._errors import MismatchError, UserError, warn
 from ._guard import FIRST_STEPS, FURTHER_PLANS, Check, compare_slice, rows_with_room
 from ._mirror import inside
 from ._pieces import Piece
@@ -128,6 +130,10 @@ class Following:
 
     def _switch(self, run):
         """Another plan: it takes the pieces as they are, or the state moves; collective."""
+        with contextlib.nullcontext() if self._keeper is None else self._keeper.lock:
+            self._switch_to(run)
+
+    def _switch_to(self, run):
         old, held = self._run, self._held
         kinds = [("parameter", slot) for slot in run.step.parameters] + [("buffer", slot) for slot in run.step.buffers]
         differ = float(any(
@@ -222,6 +228,15 @@ class Following:
         with peers.collective():
             loss, gradients = run.worker.step(self._steps, pieces)
         self._agreed()
+        with peers.collective():
+            slow = run.worker.slow_devices()
+        if self._keeper is not None and self._keeper.replanning is not None:
+            self._keeper.replanning.note(slow)
+        for device, factor, before in slow if self._group.rank == run.plan.devices[0] else ():
+            warn(
+                f"[distribute] step {self._steps}: device {run.plan.devices[device]} ({run.plan.cluster.device(device)}) computes {factor:.1f} "
+                f"times as long as {'before' if before else 'planned'}; measure it again (python -m motley.discover) and plan again, or do without it"
+            )
         if check is not None:
             run.unchecked -= 1
             check.raise_or_warn(loss, gradients)

@@ -176,16 +176,26 @@ class Saving:
                 rows.append((slot.name, part, self.optimizer.state[tensor]))
         return rows
 
+    def _piece_of_state(self, name, whole):
+        """What this worker has of an optimizer's tensor that is as a parameter; None: nothing."""
+        if self._wholes is not None:
+            return whole
+        return self._own("parameter", name, whole) if self._worker.holds("parameter", name) else None
+
     def _set_optimizer(self, values, groups):
-        """Takes {name of a parameter: {key: whole value}} and what the groups say beside their parameters; every worker passes the same."""
+        """Takes {name of a parameter: {key: value}}, as this worker has them, and what the groups say beside their parameters."""
         slots, now = self._optimized(), self.optimizer.param_groups
         if len(groups) != len(now):
             raise UserError(f"[elastic] the optimizer has {len(now)} groups of parameters, in what was left are {len(groups)}; give it the same")
-        at, state = 0, {"state": {i: values[slot.name] for i, slot in enumerate(slots) if slot.name in values}, "param_groups": []}
+        at, state = 0, {"state": {}, "param_groups": []}
+        for index, slot in enumerate(slots):
+            if slot.name in values and (self._wholes is not None or self._worker.holds("parameter", slot.name)):
+                state["state"][index] = values[slot.name]
         for group, said in zip(now, groups):
             state["param_groups"].append({**said, "params": list(range(at, at + len(group["params"])))})
             at += len(group["params"])
-        self.load_optimizer_state_dict(state)
+        with self._group.peers.change(self._held), _torch.without_subclasses():
+            type(self.optimizer).load_state_dict(self.optimizer, state)
 
     def _sum(self, tensor):
         """The sum of the workers' tensors, on all of them and on the CPU; bytes where it holds truth values."""

@@ -132,4 +132,6 @@ def wrap(model, optimizer="adamw", cluster=None, *, plan=None, **options):
     """
     if (cluster is None) == (plan is None):
         raise UserError("[distribute] give either a cluster or a plan")
+    if options.get("elastic"):
+        raise UserError("[distribute] elastic needs a loop that asks dist.steps where it is; use motley.distribute")
     return Wrapped(model, optimizer, {"cluster": cluster, "plan": plan, **options})

@@ -27,6 +27,7 @@ struct CalibrateArgs {
   int64_t batch = 8;
   int scale = 0;
   bool stages = false, emulate = false, json = false;
+  std::string precision = "fp32";
 
   // The command line of workers.
   std::vector<std::string> words() const {
@@ -41,6 +42,8 @@ struct CalibrateArgs {
       list.push_back(std::to_string(scale));
     }
     if (stages) list.push_back("--stages");
+    list.push_back("--precision");
+    list.push_back(precision);
     for (int64_t size : micro_batches) {
       list.push_back("--micro-batch");
       list.push_back(std::to_string(size));
@@ -142,6 +145,7 @@ void work(const CalibrateArgs& args, const Rendezvous& where) {
   set_threads(1);
   CalibrateOptions options;
   for (const std::string& model : args.models) options.steps.emplace_back(model, args.batch);
+  options.half = args.precision == "bf16";
   std::vector<std::unique_ptr<planner::LayerShapes>> shapes;
   for (const std::string& model : args.models) {
     if (!args.stages) break;
@@ -221,6 +225,12 @@ void add_measured_options(CLI::App* command, CalibrateArgs* args) {
       ->group(group);
   command->add_option("--batch", args->batch, "Batch of --model on each device; default: 8")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->group(group);
+  command
+      ->add_option(
+          "--precision", args->precision,
+          "bf16: operators in 16 bits too, for plans with --precision; default: fp32 alone")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
       ->group(group);
   command
       ->add_flag("--stages", args->stages,

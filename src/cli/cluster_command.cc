@@ -61,10 +61,11 @@ void add_cluster_command(CLI::App& app) {
   command->add_option("--from-query", args->query,
                       "Output of nvidia-smi --query-gpu=name,memory.total --format=csv, likewise");
   command
-      ->add_option(
-          "--from-nccl", args->nccl,
-          "Output of an nccl-tests program, as text or -J JSON; may be given again, of other "
-          "collectives and levels")
+      ->add_option("--from-nccl", args->nccl,
+                   "Output of an nccl-tests program, as text or -J JSON, or what Galvatron "
+                   "(allreduce_bandwidth_*.json, sp_time_*.json) or nnScaler (intra_*.json) "
+                   "measured; may be "
+                   "given again, of other collectives and levels")
       ->expected(1)
       ->take_all();
   command->add_option("--from-slurm", args->topology, "Slurm's topology.conf or topology.yaml");

@@ -84,6 +84,18 @@ void work(const RunOptions& options, const Rendezvous& where) {
                      std::thread::hardware_concurrency());
     }
   }
+  Json slow = Json::array();
+  training.slow = [&](int64_t step, const SlowDevice& device) {
+    if (!talks) return;
+    slow.push_back({{"step", step}, {"device", device.device}, {"factor", device.factor}});
+    std::fprintf(
+        stderr,
+        "motley: [run] step %lld: device %d (%s) computes %.1f times as long as %s; measure it "
+        "again (motley calibrate) and plan again, or do without it\n",
+        static_cast<long long>(step), device.device,
+        plan.cluster.type_of(device.device).name.c_str(), device.factor,
+        device.before ? "before" : "planned");
+  };
   const RunReport report =
       train(plan, *group, training, options.steps, [&](const StepReport& step) {
         if (talks)
@@ -120,6 +132,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
                 {"steps", steps},
                 {"in_flight", report.in_flight},
                 {"communication", communication},
+                {"slow_devices", slow},
                 {"median_step_s", report.median_step_s},
                 {"predicted_step_s", plan.predicted_step_s}});
   } else if (!report.steps.empty()) {

@@ -292,6 +292,28 @@ std::string look_of(const Cluster& cluster) {
   return look;
 }
 
+Cluster with_slower(const Cluster& cluster, int device, double factor) {
+  Cluster changed = cluster;
+  DeviceType type = cluster.type_of(device);
+  type.name += fmt::format("-slower-{}", device);
+  for (double* rate : {&type.flops, &type.half_flops, &type.memory_bandwidth}) *rate /= factor;
+  type.overhead *= factor;
+  for (OpRate& op : type.ops) {
+    for (double* rate : {&op.flops, &op.memory_bandwidth, &op.uncached_bandwidth}) *rate /= factor;
+    op.overhead *= factor;
+  }
+  const int old = cluster.devices[static_cast<size_t>(device)].type;
+  const bool last = std::count_if(cluster.devices.begin(), cluster.devices.end(),
+                                  [&](const Device& d) { return d.type == old; }) == 1;
+  if (last) {
+    changed.types[static_cast<size_t>(old)] = std::move(type);
+  } else {
+    changed.devices[static_cast<size_t>(device)].type = static_cast<int>(changed.types.size());
+    changed.types.push_back(std::move(type));
+  }
+  return changed;
+}
+
 Cluster part_of(const Cluster& cluster, const std::vector<int>& devices) {
   MOTLEY_CHECK(!devices.empty() && std::is_sorted(devices.begin(), devices.end()));
   MOTLEY_CHECK(devices.front() >= 0 && devices.back() < cluster.size());

@@ -29,6 +29,10 @@ std::vector<GroupId> machines_of(const Cluster& cluster);
 // REQUIRES: devices ascending, at least one.
 Cluster part_of(const Cluster& cluster, const std::vector<int>& devices);
 
+// The cluster with a device that takes `factor` times as long for all that it computes.
+// REQUIRES: factor > 0.
+Cluster with_slower(const Cluster& cluster, int device, double factor);
+
 // Equal for clusters that are the same but for their own names, and for them alone. For sets and maps: a
 // tenth of the time of to_yaml().
 std::string look_of(const Cluster& cluster);

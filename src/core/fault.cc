@@ -49,6 +49,7 @@ const std::vector<Fault>& faults() {
 }
 
 std::atomic<int> own_rank{-1}, own_attempt{0};
+std::atomic<double> slowness{1};
 
 }  // namespace
 
@@ -56,6 +57,8 @@ void set_fault_rank(int rank, int attempt) {
   own_rank = rank;
   own_attempt = attempt;
 }
+
+double fault_slowness() { return slowness.load(std::memory_order_relaxed); }
 
 void fault_point(const char* point) {
   if (faults().empty()) return;
@@ -69,6 +72,7 @@ void fault_point(const char* point) {
       continue;
     if (fault.action == "kill") std::raise(SIGKILL);
     if (fault.action == "stop") std::raise(SIGSTOP);
+    if (fault.action == "slow") slowness = 2;
     if (fault.action == "delay") std::this_thread::sleep_for(std::chrono::seconds(1));
   }
 }

@@ -3,7 +3,8 @@
 //   kill:step:1:3;stop:collective:0:40@1;delay:checkpoint:2:1
 //
 // kill, stop or delay (for a second) rank 1 when it comes to the point `step` for the third time, rank 0 at its 40th
-// collective of the first attempt behind the one at the start. A fault without @ is of attempt 0.
+// collective of the first attempt behind the one at the start. A fault without @ is of attempt 0. `slow` makes what the rank
+// computes take twice as long from then on.
 #pragma once
 
 #include <string>
@@ -14,5 +15,7 @@ namespace motley {
 void set_fault_rank(int rank, int attempt);
 // `point`: rendezvous, step, collective, boundary or checkpoint. Costs nothing where the variable is not set.
 void fault_point(const char* point);
+// How many times as long this process is to take for what it computes.
+double fault_slowness();
 
 }  // namespace motley

@@ -77,6 +77,9 @@ CostModel::CostModel(const Cluster& cluster, const std::vector<ReductionProgram>
         rates.step = &rate;
       else if (const OpDef* op = find_op(rate.op))
         rates.ops[op] = &rate;
+      else if (rate.op.ends_with(kHalfRate))
+        if (const OpDef* half = find_op(rate.op.substr(0, rate.op.size() - kHalfRate.size())))
+          rates.half_ops[half] = &rate;
     }
   }
 }
@@ -88,8 +91,9 @@ Seconds CostModel::compute(int type, const Work& work, double fraction, Seconds*
     if (work.cut.size == 0) fraction = 1;
     const DeviceType& t = cluster_.types[type];
     double rate = work.half ? t.half_flops : t.flops;
-    const auto measured = rates_[type].ops.find(work.op);
-    if (measured != rates_[type].ops.end() && !work.half) {
+    const auto& rates = work.half ? rates_[type].half_ops : rates_[type].ops;
+    const auto measured = rates.find(work.op);
+    if (measured != rates.end()) {
       const OpRate& r = *measured->second;
       base = r.overhead;
       if (r.flops > 0) slope += work.flops / r.flops;

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -58,6 +59,9 @@ struct OverReplicas {
 
 // How many times its bytes a sum of 16-bit numbers, or another collective of some, moves.
 double widening(const Backend& backend, Collective kind, bool half);
+
+// What the names of measured operators in 16 bits end with: "aten::mm:bf16".
+inline constexpr std::string_view kHalfRate = ":bf16";
 
 class CostModel {
  public:
@@ -106,7 +110,7 @@ class CostModel {
  private:
   // Measured operators of a device type; they point into cluster_.
   struct Rates {
-    std::unordered_map<const OpDef*, const OpRate*> ops;
+    std::unordered_map<const OpDef*, const OpRate*> ops, half_ops;
     const OpRate *adamw = nullptr, *sgd = nullptr, *step = nullptr;
   };
 

@@ -60,6 +60,7 @@ struct CalibrateOptions {
   // Steps whose operators are measured (model, batch); empty: reference_steps().
   std::vector<std::pair<std::string, int64_t>> steps;
   Seconds budget = 24;  // for them; every step runs at least twice
+  bool half = false;    // in bf16 too, as mixed precision computes (graph/precision.h)
   bool quick = false;   // fewer reference steps, sizes and repeats, where a minute is too long
   std::optional<ProfiledDevice> classes;  // of this device, if measured before: measure_classes()
   std::vector<StageShape> stages;

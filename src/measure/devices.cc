@@ -6,6 +6,7 @@
 #include "capture/capture.h"
 #include "cost/cost.h"
 #include "graph/canonical.h"
+#include "graph/precision.h"
 #include "measure/device_clock.h"
 #include "measure/parts.h"
 #include "runtime/eager.h"
@@ -127,10 +128,11 @@ struct MeasuredStep {
 
 class StepRunner {
  public:
-  StepRunner(const std::string& model, int64_t batch, DeviceClock& watch, Communicator& self,
-             at::Device device)
+  StepRunner(const std::string& model, int64_t batch, bool half, DeviceClock& watch,
+             Communicator& self, at::Device device)
       : watch_(watch), shares_(std::vector<double>{1.0}) {
     step_.graph = canonicalize(capture(model, batch).graph);
+    if (half) step_.graph = with_precision(step_.graph, DType::bf16);
     step_.theory = std::make_unique<Theory>(step_.graph);
     step_.program = alone(*step_.theory);
     step_.work.resize(step_.graph.nodes.size());
@@ -182,15 +184,19 @@ class StepRunner {
   int64_t number_ = 0;
 };
 
-void measure_ops(const CalibrateOptions& options, ProfiledDevice* result) {
+// Of a step in bf16 those of its operators count that have a value in 16 bits.
+void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* result) {
   run_thread_group(1, [&](Communicator& self) {
+    const auto counts = [half](const Work& w) {
+      return w.op != nullptr && !w.free && w.half == half;
+    };
     std::map<std::string, std::vector<Sample>> samples;
     std::vector<std::pair<std::vector<Work>, Seconds>> whole;  // of every step: calls and time
     const auto steps = options.steps.empty() ? reference_steps(options.quick) : options.steps;
     for (const auto& [model, batch] : steps) {
       // Padding goes by the CPU clock of the thread.
       DeviceClock own(options.speed, options.device);
-      StepRunner runner(model, batch, own, self, options.device);
+      StepRunner runner(model, batch, half, own, self, options.device);
       const Seconds start = wall_clock();
       runner.run(false);
       std::vector<double> walls;
@@ -204,35 +210,45 @@ void measure_ops(const CalibrateOptions& options, ProfiledDevice* result) {
       const MeasuredStep& step = runner.measured();
       whole.emplace_back(step.work, own.typical(walls));
       for (size_t n = 0; n < step.seconds.size(); ++n)
-        if (!step.seconds[n].empty() && step.work[n].op != nullptr && !step.work[n].free)
+        if (!step.seconds[n].empty() && counts(step.work[n]))
           samples[step.work[n].op->name].push_back(
               {step.work[n].flops, step.work[n].cut_bytes + step.work[n].whole_bytes,
                own.typical(step.seconds[n])});
     }
     std::map<std::string, OpRate> rates;
+    std::vector<ProfiledOp> found;
     for (const auto& [name, list] : samples) {
       ProfiledOp op;
       op.rate = fit(list, &op.fit);
       op.rate.op = name;
-      rates[name] = op.rate;
-      result->ops.push_back(std::move(op));
+      if (half) op.rate.op += kHalfRate;
+      rates[op.rate.op] = op.rate;
+      found.push_back(std::move(op));
     }
     // Steps take longer than their calls, one by one: waking up, going from call to call.
-    Seconds measured = 0, priced = 0;
+    for (const ProfiledOp& op : result->ops) rates.emplace(op.rate.op, op.rate);
+    Seconds measured = 0, priced = 0,
+            in_32_bits = 0;  // in a step in bf16 by the rates known before
     for (const auto& [work, seconds] : whole) {
       measured += seconds;
       for (const Work& w : work) {
         if (w.op == nullptr || w.free) continue;
-        const OpRate& r = rates.at(w.op->name);
-        priced += r.overhead + (r.flops > 0 ? w.flops / r.flops : 0) +
-                  (r.memory_bandwidth > 0 ? (w.cut_bytes + w.whole_bytes) / r.memory_bandwidth : 0);
+        const auto rate =
+            rates.find(std::string(w.op->name) + std::string(w.half ? kHalfRate : ""));
+        if (rate == rates.end()) continue;
+        const OpRate& r = rate->second;
+        (counts(w) ? priced : in_32_bits) +=
+            r.overhead + (r.flops > 0 ? w.flops / r.flops : 0) +
+            (r.memory_bandwidth > 0 ? (w.cut_bytes + w.whole_bytes) / r.memory_bandwidth : 0);
       }
     }
-    const double longer = measured / priced;
-    for (ProfiledOp& op : result->ops) {
+    if (priced <= 0) return;
+    const double longer = std::max(0.5, (measured - in_32_bits) / priced);
+    for (ProfiledOp& op : found) {
       op.rate.overhead *= longer;
       op.rate.flops /= longer;
       op.rate.memory_bandwidth /= longer;
+      result->ops.push_back(std::move(op));
     }
   });
 }
@@ -345,7 +361,12 @@ ProfiledDevice measure_device(Communicator& group, const Cluster& cluster,
   DeviceClock watch(options.speed, options.device);
   group.barrier();
   say("operators of reference models");
-  measure_ops(options, &device);
+  measure_ops(options, false, &device);
+  if (options.half) {
+    group.barrier();
+    say("operators in bf16");
+    measure_ops(options, true, &device);
+  }
   group.barrier();
   say("optimizers");
   measure_optimizer<torch::optim::AdamW>(group, watch, options, "motley::adamw", Optimizer::adamw,

@@ -123,6 +123,8 @@ void bind_plan(py::module_& m) {
       .def("part",
            [](const Cluster& c, const std::vector<int>& devices) { return part_of(c, devices); })
       .def("text", [](const Cluster& c) { return to_yaml(c); })
+      .def("slower", &with_slower)
+      .def("slowest_link", [](const Cluster& c) { return slowest_port(c, GroupId(0)); })
       .def("speed", [](const Cluster& c, int device) { return c.type_of(device).speed; })
       .def("memory", [](const Cluster& c, int device) { return c.type_of(device).memory; })
       .def("device", [](const Cluster& c, int device) { return c.type_of(device).name; });
@@ -161,6 +163,14 @@ void bind_plan(py::module_& m) {
       .def("save", [](const Plan& p, const std::string& path) { save_plan(p, path); })
       .def("check", [](const Plan& p, bool memory_limit) { return check(p, memory_limit); })
       .def("simulate", &simulated)
+      // The seconds of a step on another cluster of as many devices.
+      .def("step_on",
+           [](const Plan& p, const Cluster& cluster) {
+             Plan there = parse_plan(to_json(p).dump(), "plan");
+             MOTLEY_CHECK(cluster.size() == p.cluster.size());
+             there.cluster = cluster;
+             return simulate(there).step;
+           })
       .def("graph",
            [](const Plan& p) {
              CapturedGraph graph;

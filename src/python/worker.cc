@@ -17,6 +17,7 @@
 #include "python/bindings.h"
 #include "python/worker_group.h"
 #include "runtime/plan_model.h"
+#include "runtime/slow_devices.h"
 #include "runtime/trainer.h"
 
 namespace motley::python {
@@ -77,11 +78,16 @@ class LocalWorker {
     ExecutorOptions options;
     options.seed = seed;
     options.device = group_->device();
-    if (padding_) {
-      options.before = [this](bool compute) { padding_->before(compute); };
-      options.after = [this](bool compute, const void* instruction) {
-        padding_->after(compute, instruction);
+    if (options.device.is_cpu()) {
+      options.before = [this](bool compute) {
+        if (padding_) padding_->before(compute);
+        clock_.before();
       };
+      options.after = [this](bool compute, const void* instruction) {
+        if (padding_) padding_->after(compute, instruction);
+        clock_.after(compute);
+      };
+      slow_.emplace(*plan_, among_->rank());
     }
     worker_ = make_worker(*plan_, *among_, options);
     for (size_t i = 0; i < worker_->parameters().size(); ++i) {
@@ -168,6 +174,16 @@ class LocalWorker {
     }
     return {group_->end_step(ranks_, result.loss, loss_type_), std::move(result.gradients)};
   }
+  // [(device of the plan, times as long, as before or as planned)] Devices that are slower, behind a step, on the workers of the
+  // plan; see runtime/slow_devices.h.
+  std::vector<std::tuple<int, double, bool>> slow_devices() {
+    std::vector<std::tuple<int, double, bool>> found;
+    if (!slow_) return found;
+    const auto sum = [&](at::Tensor rows) { among_->all_reduce(rows); };
+    for (const SlowDevice& s : slow_->step(clock_.take(), sum))
+      found.emplace_back(s.device, s.factor, s.before);
+    return found;
+  }
   // Around work that is done outside of the step, where a slower device is emulated.
   void before(bool compute) {
     if (padding_) padding_->before(compute);
@@ -194,6 +210,8 @@ class LocalWorker {
   std::vector<int> ranks_;  // of the workers of the plan, in the order of its devices
   Communicator* among_;     // them; nullptr: this worker is idle
   std::optional<Padding> padding_;
+  ComputeClock clock_;
+  std::optional<SlowDeviceWatch> slow_;
   std::unique_ptr<Worker> worker_;       // null where it is idle
   Table parameters_, buffers_, inputs_;  // name: index of the worker's, of the plan's for inputs
   std::vector<at::ScalarType> gradient_types_;  // [parameter of the worker] the parameter's own
@@ -331,6 +349,7 @@ void bind_worker(py::module_& m) {
       .def("published", &LocalWorker::published)
       .def("gather_rows", &LocalWorker::gather_rows, unlocked())
       .def("step", &LocalWorker::step, unlocked())
+      .def("slow_devices", &LocalWorker::slow_devices, unlocked())
       .def("before", &LocalWorker::before, unlocked())
       .def("after", &LocalWorker::after, unlocked());
 

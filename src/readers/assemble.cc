@@ -10,6 +10,7 @@
 #include "core/units.h"
 #include "readers/machines.h"
 #include "readers/nccl.h"
+#include "readers/planners.h"
 #include "readers/text.h"
 
 namespace motley::readers {
@@ -51,12 +52,16 @@ class Assembler {
       throw user_error("cluster",
                        "nothing says which devices there are; give --from-nodes, --from-hostfile, "
                        "--from-nccl, --from-query or --from-topo");
-    for (const Source& file : s_.nccl) runs_.push_back(parse_nccl(file.text, file.name));
+    for (const Source& file : s_.nccl)
+      for (NcclRun& run : parse_communication(file.text, file.name)) {
+        runs_.push_back(std::move(run));
+        names_.push_back(file.name);
+      }
     if (s_.topo) matrix_ = parse_topo(s_.topo->text, s_.topo->name);
     if (s_.query) gpus_ = parse_query(s_.query->text, s_.query->name);
     find_machines();
     Site root = outer();
-    for (size_t i = 0; i < runs_.size(); ++i) measure(&root, runs_[i], s_.nccl[i].name);
+    for (size_t i = 0; i < runs_.size(); ++i) measure(&root, runs_[i], names_[i]);
     assume(root);
     write(root);
     return std::move(out_);
@@ -105,7 +110,7 @@ class Assembler {
         return std::accumulate(list.begin(), list.end(), 0,
                                [](int n, const Machine& m) { return n + m.gpus; });
       };
-      if (total(machines) > total(machines_)) machines_ = machines, *from = s_.nccl[i].name;
+      if (total(machines) > total(machines_)) machines_ = machines, *from = names_[i];
     }
   }
 
@@ -335,7 +340,10 @@ class Assembler {
   }
 
   void measure(Site* root, const NcclRun& run, const std::string& name) {
-    const NcclFit fitted = fit(run);
+    NcclFit fitted = fit(run);
+    const bool one_size = std::all_of(run.points.begin(), run.points.end(), [&](const auto& p) {
+      return p.first == run.points[0].first;
+    });  // which says nothing of the latency
     std::map<int, std::vector<Site*>> by_size;
     level_of(root, run.ranks, &by_size);
     if (by_size.empty())
@@ -352,9 +360,10 @@ class Assembler {
       const bool first = site->why.empty();
       if (site->direct.empty() && (!first || run.collective == Collective::all_reduce)) {
         site->bandwidth = fitted.port;
-        site->latency = fitted.latency;
+        if (!one_size) site->latency = fitted.latency;
         site->why.clear();
       }
+      if (one_size) fitted.latency = site->latency;
       if (site->size() == run.ranks) site->measured[run.collective] = fitted;
     }
     out_.read.push_back(
@@ -436,6 +445,7 @@ class Assembler {
 
   const Sources& s_;
   std::vector<NcclRun> runs_;
+  std::vector<std::string> names_;  // [run] of its file
   TopoMatrix matrix_;
   std::vector<Gpu> gpus_;
   std::vector<Machine> machines_;

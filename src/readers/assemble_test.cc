@@ -11,6 +11,7 @@
 #include "mutate_text.h"
 #include "readers/machines.h"
 #include "readers/nccl.h"
+#include "readers/planners.h"
 #include "readers/text.h"
 
 namespace motley::readers {
@@ -227,6 +228,63 @@ TEST(Nccl, GivesTheLinkOfEachLevel) {
   EXPECT_EQ(found.cluster.type_of(0).name, "A100-40GB");
   for (const std::string& what : found.assumed)
     EXPECT_THAT(what, testing::Not(HasSubstr("link of")));
+}
+
+// 8 GPUs at 160 GB/s on the bus, two machines at 11: Galvatron's own numbers and names.
+TEST(Planners, GalvatronsBandwidthsGiveLinks) {
+  Sources s;
+  s.nccl = {
+      {"allreduce_bandwidth_2nodes_8gpus_per_node.json",
+       R"({"allreduce_size_16_consec_1": 11.0, "allreduce_size_8_consec_1": 160.0, "allreduce_size_8_consec_0": 5.5})"}};
+  const Assembled found = assemble(s);
+  ASSERT_EQ(found.cluster.size(), 16);
+  EXPECT_NEAR(found.cluster.groups[0].link.bandwidth, 11e9, 1e4);
+  EXPECT_NEAR(found.cluster.groups[1].link.bandwidth, 160e9, 1e5);
+  EXPECT_GT(found.cluster.groups[0].link.latency, 0);
+  for (const std::string& what : found.assumed)
+    EXPECT_THAT(what, testing::Not(HasSubstr("link of")));
+}
+
+TEST(Planners, TimesBySizeAreFitted) {
+  std::string galvatron = "{", megabytes, seconds;
+  for (int mb = 1; mb <= 512; mb *= 2) {
+    const double t = 14 * 4e-6 + mb * 1048576. * 1.75 / 200e9;
+    galvatron +=
+        fmt::format("{}\"allreduce_size_8_{}MB_time\": {}", mb > 1 ? ", " : "", mb, 1e3 * t);
+    megabytes += fmt::format("{}{}", mb > 1 ? ", " : "", mb);
+    seconds += fmt::format("{}{}", mb > 1 ? ", " : "", t);
+  }
+  const std::string nnscaler = fmt::format("{{\"all reduce\": [[{}], [{}]]}}", megabytes, seconds);
+  for (const auto& [name, text] :
+       {std::pair<std::string, std::string>{"sp_time_1nodes_8gpus_per_node.json", galvatron + "}"},
+        {"intra_8.json", nnscaler}}) {
+    Sources s;
+    s.nccl = {{name, text}};
+    const Assembled found = assemble(s);
+    ASSERT_EQ(found.cluster.size(), 8) << name;
+    EXPECT_NEAR(found.cluster.groups[0].link.bandwidth, 200e9, 0.01 * 200e9) << name;
+    EXPECT_NEAR(found.cluster.groups[0].link.latency, 4e-6, 1e-7) << name;
+  }
+}
+
+TEST(Planners, WhatIsWrongIsSaid) {
+  const auto why = [](const char* name, const char* text) {
+    try {
+      parse_communication(text, name);
+    } catch (const UserError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(why("bandwidth.json", R"({"allreduce_size_8_consec_1": 5})"),
+              HasSubstr("does not say of which machines"));
+  EXPECT_THAT(why("x_1nodes_4gpus_per_node.json", R"({"allreduce_size_8_consec_1": 5})"),
+              HasSubstr("of 8 of 4 devices"));
+  EXPECT_THAT(why("x_1nodes_8gpus_per_node.json", R"({"allreduce_size_8_consec_1": -5})"),
+              HasSubstr("no number above 0"));
+  EXPECT_THAT(why("x.json", R"({"all gather": [[1], [1e-5]]})"), HasSubstr("of how many devices"));
+  EXPECT_THAT(why("intra_4.json", R"({"all gather": [[1, 2], [1e-5]]})"),
+              HasSubstr("lists of one length"));
 }
 
 // Whatever is in a file, it is taken or refused in one line.

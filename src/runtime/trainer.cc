@@ -66,10 +66,14 @@ struct Trainer::Impl {
     execution.seed = options.seed;
     execution.device = options.device;
     execution.overlap = options.overlap;
-    if (padding) {
-      execution.before = [this](bool compute) { padding->before(compute); };
+    if (options.device.is_cpu()) {
+      execution.before = [this](bool compute) {
+        if (padding) padding->before(compute);
+        clock.before();
+      };
       execution.after = [this](bool compute, const void* instruction) {
-        padding->after(compute, instruction);
+        if (padding) padding->after(compute, instruction);
+        clock.after(compute);
       };
     }
     const auto rank = static_cast<size_t>(group.rank());
@@ -188,6 +192,7 @@ struct Trainer::Impl {
     }
     report.loss = result.loss.item<double>();  // all of the step has been given to the device
     report.seconds = since(start);
+    report.computed = clock.take();
     return report;
   }
 
@@ -381,6 +386,7 @@ struct Trainer::Impl {
   std::optional<CheckpointWriter> writer;
   std::optional<Recent> recent;
   std::optional<Padding> padding;
+  ComputeClock clock;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<Dataset> data;
   Tensors initial, initial_buffers;    // whole: parameters nobody trains, all buffers
@@ -512,6 +518,7 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
   std::vector<Worker::Communication> first;
   group.barrier();
   Votes votes(group, options);
+  SlowDeviceWatch slow(plan, group.rank());
   // What attempts before have taken.
   const int64_t begun = begin_of_run(options, trainer.next());
   for (const StepLoss& s : options.recent.empty()
@@ -524,6 +531,10 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
     if (!warming) times.push_back(report.steps.back().seconds);
     if (warming) first = trainer.communication();
     if (progress) progress(report.steps.back());
+    if (options.slow && options.device.is_cpu())
+      for (const SlowDevice& device : slow.step(report.steps.back().computed,
+                                                [&](at::Tensor rows) { group.all_reduce(rows); }))
+        options.slow(report.steps.back().step, device);
     if (options.checkpoint.empty()) continue;
     votes.cast(report.steps.back().seconds, !trainer.written());
     const bool last = i + 1 == steps || votes.stop != 0;

@@ -24,6 +24,7 @@
 #include "plan/plan.h"
 #include "runtime/emulate.h"
 #include "runtime/plan_model.h"
+#include "runtime/slow_devices.h"
 #include "runtime/worker.h"
 
 namespace motley {
@@ -47,6 +48,8 @@ struct TrainOptions {
   double speed = 0;              // padding of this worker (emulate.h); 0: none
   at::Device device = at::kCPU;  // of this worker: where the group's tensors are
   bool overlap = true;           // false: every collective is waited for where it stands
+  // Told of devices that are slower than planned, behind a step; on every worker, on CPUs alone.
+  std::function<void(int64_t step, const SlowDevice&)> slow;
 };
 
 struct StepReport {
@@ -54,6 +57,7 @@ struct StepReport {
   double loss = 0;
   double gradient_norm = 0;  // before clipping; 0 without clipping
   Seconds seconds = 0;
+  Seconds computed = 0;  // of them by instructions of this device, on a CPU
 };
 
 class Trainer {

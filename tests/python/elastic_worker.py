@@ -8,24 +8,24 @@ import time
 import torch
 import torch.nn.functional as F
 
+import elastic_model
 import motley
 import support
 
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
-said = json.loads(sys.argv[1])  # folder, engine, steps, every, cut, optimizer, seconds
+said = json.loads(sys.argv[1])  # folder, engine, steps, every, optimizer, seconds, model, options, hang
 folder = said["folder"]
 
 with open(support.CLUSTER) as file:
-    cluster = file.read()
+    cluster = said.get("cluster", file.read())
 torch.manual_seed(int(os.environ["RANK"]))  # rank 0's parameters are everyone's at first only
 if int(os.environ["RANK"]) == 0:
     torch.manual_seed(0)
-model = support.Net(dropout=said.get("dropout", 0.0))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2) if said["optimizer"] == "adamw" else torch.optim.SGD(model.parameters(), 0.1, 0.9)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
-data = support.token_batches(said["steps"])
-elastic = motley.Elastic(os.path.join(folder, "saved"), every=said["every"], beside=scheduler, hang_seconds=said.get("hang", 5))
+model = elastic_model.made(said)
+optimizer, scheduler = elastic_model.optimizer_of(model, said["optimizer"])
+data = support.token_batches(said["steps"], said.get("batch", 12))
+elastic = motley.Elastic(os.path.join(folder, "saved"), every=said["every"], beside=scheduler, hang_seconds=said.get("hang", 5), replan=said.get("replan", "advise"))
 dist = motley.distribute(model, data[0], F.cross_entropy, cluster, optimizer, elastic=elastic, all_devices=True, engine=said["engine"],
                          **said.get("options", {}))  # fmt: skip
 with open(os.path.join(folder, f"started-{os.getpid()}"), "w") as file:

@@ -12,26 +12,12 @@ import time
 import unittest
 
 import torch
-import torch.nn.functional as F
 
+import elastic_model
 import support
 
 WORKER = os.path.join(support.HERE, "elastic_worker.py")
 LEFT = f"/dev/shm/motley-elastic-{os.getuid()}-*"
-
-
-def plain(said):
-    """(losses, state) of plain training."""
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    model = support.Net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2) if said["optimizer"] == "adamw" else torch.optim.SGD(model.parameters(), 0.1, 0.9)
-    scheduler, losses = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5), []
-    for batch in support.token_batches(said["steps"]):
-        losses += support.plain_training(model, F.cross_entropy, [batch], optimizer)
-        scheduler.step()
-    torch.set_default_dtype(torch.float32)
-    return losses, model.state_dict()
 
 
 class Elastic(unittest.TestCase):
@@ -81,7 +67,7 @@ class Elastic(unittest.TestCase):
     def finish(self, launchers):
         for launcher in launchers:
             self.assertEqual(launcher.wait(120), 0, self.log())
-        losses, state = plain(self.said)
+        losses, state = elastic_model.plain(self.said)
         for step, loss, _, _ in self.losses():
             self.assertLess(abs(loss - losses[step]), 1e-9 * abs(losses[step]), (step, self.log()))
         self.assertEqual({step for step, *_ in self.losses()}, set(range(self.said["steps"])))
@@ -148,9 +134,19 @@ class Elastic(unittest.TestCase):
     def finish_from(self, launcher, step):
         self.assertEqual(launcher.wait(120), 0, self.log())
         self.assertEqual(self.losses()[0][0], step, self.log())
-        wanted, _ = plain(self.said)
+        wanted, _ = elastic_model.plain(self.said)
         for at, loss, _, _ in self.losses():
             self.assertLess(abs(loss - wanted[at]), 1e-9 * abs(wanted[at]))
+
+    def test_a_slow_device_gets_less(self):
+        self.said.update(model="wide", batch=1024, steps=60, seconds=0, replan="auto", every=0)
+        self.said["cluster"] = (
+            "name: two\nlink: {bandwidth: 1 Gbps, latency: 20 us}\ndevices: [{type: slow, count: 2}]\n"
+            "device_types: [{name: slow, flops: 50 MFLOPS, memory: 1 GiB, memory_bandwidth: 100 MB/s, overhead: 20 us}]\n"
+        )
+        self.finish([self.start(2, "1:1", "slow:step:1:20")])
+        self.assertRegex(self.log(), "device 1 .slow. computes [0-9.]+ times as long as before")
+        self.assertIn("goes on by a plan for the speed that devices have now", self.log())
 
     def test_signals(self):
         """The launcher's own wish to end leaves the pieces of the last step."""

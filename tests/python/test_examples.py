@@ -59,6 +59,24 @@ class Examples(unittest.TestCase):
             self.assertIn("step 5 on 2 workers", two)
             self.assertIn("step 9 on 2 workers", two)
 
+    def test_going_on_without_a_worker(self):
+        def losses(folder, faults, restarts):
+            command = [sys.executable, "-m", "motley.launch", "--nproc_per_node", "3", "--max_restarts", restarts, "--master_addr", "127.0.0.1",
+                       "--master_port", str(support.free_port()), example("08_elastic.py"), folder]  # fmt: skip
+            environment = {**support.environment(), "MOTLEY_FAULTS": faults}
+            done = subprocess.run(command, env=environment, timeout=200, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            return {line.split(" on ")[0]: line.split()[-1] for line in done.stdout.splitlines() if line.startswith("step")}, done.stderr
+
+        with tempfile.TemporaryDirectory() as folder:
+            plain, _ = losses(f"{folder}/a", "", "0")
+            after, said = losses(f"{folder}/b", "kill:step:1:17", "2")
+        self.assertIn("[elastic] goes on on all devices, from step", said)
+        self.assertEqual(len(plain), 40)
+        self.assertEqual(after.keys(), plain.keys())
+        for step, loss in plain.items():
+            self.assertAlmostEqual(float(after[step]), float(loss), delta=2e-3)
+
 
 if __name__ == "__main__":
     unittest.main()

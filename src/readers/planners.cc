@@ -1,0 +1,167 @@
+#include "readers/planners.h"
+
+#include <cmath>
+#include <map>
+#include <optional>
+#include <regex>
+#include <utility>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "readers/text.h"
+
+namespace motley::readers {
+
+namespace {
+
+constexpr double kMiB = 1024. * 1024, kGB = 1e9;
+constexpr size_t kMostPoints = 100000;
+constexpr int kMostRanks = 1 << 17;
+
+std::optional<Collective> collective_of(std::string name) {
+  static const std::map<std::string, Collective> known = {
+      {"allreduce", Collective::all_reduce},
+      {"allgather", Collective::all_gather},
+      {"reducescatter", Collective::reduce_scatter},
+      {"alltoall", Collective::all_to_all},
+      {"all2all", Collective::all_to_all}};
+  std::erase_if(name, [](char c) { return c == '_' || c == '-' || c == ' '; });
+  const auto it = known.find(lower(name));
+  return it == known.end() ? std::nullopt : std::optional(it->second);
+}
+
+UserError bad(const std::string& name, const std::string& what, const std::string& fix) {
+  return user_error("cluster", "{}: {}; give {}", name, what, fix);
+}
+
+int number(const std::string& digits, const std::string& name) {
+  int64_t value = 0;
+  if (!whole(digits, &value) || value < 1 || value > kMostRanks)
+    throw bad(name, fmt::format("says {}, which is no number of devices", digits.substr(0, 20)),
+              fmt::format("numbers from 1 to {}", kMostRanks));
+  return static_cast<int>(value);
+}
+
+double positive(const Json& value, const std::string& name, const std::string& field) {
+  const double x = value.is_number() ? value.get<double>() : 0;
+  if (!(x > 0) || !std::isfinite(x))
+    throw bad(name, fmt::format("{} is no number above 0", field.substr(0, 60)),
+              "what was measured");
+  return x;
+}
+
+NcclRun run_over(Collective collective, int ranks, int per_host) {
+  NcclRun run;
+  run.collective = collective;
+  run.ranks = ranks;
+  run.hosts = (ranks + per_host - 1) / per_host;
+  for (int r = 0; r < ranks; ++r)
+    run.all.push_back({0, fmt::format("node{}", r / per_host + 1), ""});
+  return run;
+}
+
+// "allreduce_bandwidth_2nodes_8gpus_per_node.json"
+std::optional<std::pair<int, int>> machines_in(const std::string& name) {
+  static const std::regex form(R"((\d{1,9})nodes_(\d{1,9})gpus_per_node)");
+  std::smatch found;
+  if (!std::regex_search(name, found, form)) return std::nullopt;
+  return std::pair(number(found[1], name), number(found[2], name));
+}
+
+std::pair<int, int> machines_of(const std::string& name) {
+  if (const auto found = machines_in(name)) {
+    if (static_cast<int64_t>(found->first) * found->second <= kMostRanks) return *found;
+    throw bad(name, "is of too many devices", fmt::format("{} at most", kMostRanks));
+  }
+  throw bad(name, "does not say of which machines it is",
+            "a name such as sp_time_2nodes_8gpus_per_node.json, as Galvatron writes it");
+}
+
+// {"allreduce_size_8_consec_1": GB/s}, of ranks that are neighbours: bandwidth of the bus, so a time without a constant.
+// {"allreduce_size_8_64MB_time": ms}
+std::vector<NcclRun> of_galvatron(const Json& json, const std::string& name) {
+  static const std::regex bandwidth(R"(allreduce_size_(\d{1,9})_consec_([01]))");
+  static const std::regex time(R"(([a-z0-9_]{1,30})_size_(\d{1,9})_(\d{1,9})MB_time)");
+  std::map<std::pair<Collective, int>, NcclRun> runs;
+  const auto [hosts, per_host] = machines_of(name);
+  size_t points = 0;
+  for (const auto& [key, value] : json.items()) {
+    std::smatch found;
+    std::optional<Collective> collective;
+    double bytes = 0, seconds = 0;
+    int ranks = 0;
+    if (std::regex_match(key, found, bandwidth)) {
+      ranks = number(found[1], name);
+      if (found[2] == "0" && ranks < hosts * per_host) continue;  // every n-th rank
+      collective = Collective::all_reduce;
+      bytes = 256 * kMiB;
+      seconds = bytes * 2 * (ranks - 1) / ranks / (positive(value, name, key) * kGB);
+    } else if (std::regex_match(key, found, time)) {
+      collective = collective_of(found[1]);
+      ranks = number(found[2], name);
+      bytes = number(found[3], name) * kMiB;
+      seconds = positive(value, name, key) * 1e-3;
+    }
+    if (!collective) continue;
+    if (ranks < 2 || ranks > hosts * per_host)
+      throw bad(
+          name,
+          fmt::format("{} is of {} of {} devices", key.substr(0, 60), ranks, hosts * per_host),
+          "groups of two or more of them");
+    if (++points > kMostPoints) throw bad(name, "has too many entries", "fewer");
+    auto& run = runs[{*collective, ranks}];
+    if (run.all.empty()) run = run_over(*collective, ranks, per_host);
+    run.points.emplace_back(bytes, seconds);
+  }
+  std::vector<NcclRun> list;
+  for (auto& [_, run] : runs) list.push_back(std::move(run));
+  return list;
+}
+
+// {"all gather": [[MB, ...], [s, ...]], ...}
+std::vector<NcclRun> of_nnscaler(const Json& json, const std::string& name) {
+  static const std::regex form(R"(intra_(\d{1,9})(\.json)?$)");
+  std::smatch found;
+  if (!std::regex_search(name, found, form))
+    throw bad(name, "does not say of how many devices it is",
+              "a name such as intra_8.json, as nnScaler has it");
+  const int ranks = number(found[1], name);
+  if (ranks < 2) throw bad(name, "one device sends nothing", "the file of two or more");
+  std::vector<NcclRun> list;
+  for (const auto& [key, value] : json.items()) {
+    const std::optional<Collective> collective = collective_of(key);
+    if (!collective) continue;
+    if (!value.is_array() || value.size() != 2 || !value[0].is_array() || !value[1].is_array() ||
+        value[0].size() != value[1].size() || value[0].empty() || value[0].size() > kMostPoints)
+      throw bad(name, fmt::format("{} is no pair of lists of one length", key.substr(0, 60)),
+                "[[MB, ...], [seconds, ...]]");
+    NcclRun run = run_over(*collective, ranks, ranks);
+    for (size_t i = 0; i < value[0].size(); ++i)
+      run.points.emplace_back(positive(value[0][i], name, key) * kMiB,
+                              positive(value[1][i], name, key));
+    list.push_back(std::move(run));
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<NcclRun> parse_communication(const std::string& text, const std::string& name) {
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string::npos || text[first] != '{') return {parse_nccl(text, name)};
+  const Json json = parse_json(text, name);
+  bool galvatron = false, nnscaler = false;
+  for (const auto& [key, value] : json.items()) {
+    galvatron = galvatron || key.find("_size_") != std::string::npos;
+    nnscaler = nnscaler || (value.is_array() && collective_of(key).has_value());
+  }
+  if (!galvatron && !nnscaler) return {parse_nccl(text, name)};
+  std::vector<NcclRun> runs = galvatron ? of_galvatron(json, name) : of_nnscaler(json, name);
+  if (runs.empty())
+    throw bad(
+        name, "has no collective that is read",
+        "allreduce_bandwidth_*.json or sp_time_*.json of Galvatron, or intra_*.json of nnScaler");
+  return runs;
+}
+
+}  // namespace motley::readers
