@@ -10,8 +10,8 @@ namespace motley {
 namespace {
 
 // A run of some devices whose steps vary in length together, and each by itself.
-struct Run {
-  explicit Run(unsigned seed) : rng(seed) {
+struct Training {
+  explicit Training(unsigned seed) : rng(seed) {
     const int count = std::uniform_int_distribution<int>(2, 9)(rng);
     for (int d = 0; d < count; ++d) {
       planned.push_back(std::uniform_real_distribution<double>(0.5, 1.5)(rng));
@@ -39,7 +39,7 @@ struct Run {
 
 TEST(SlowDevices, NamesTheThrottledOne) {
   for (unsigned seed = 0; seed < 200; ++seed) {
-    Run run(seed);
+    Training run(seed);
     SlowDevices watch(run.planned);
     const int slow = static_cast<int>(seed % run.planned.size());
     const double factor = std::uniform_real_distribution<double>(1.7, 4)(run.rng);
@@ -49,7 +49,8 @@ TEST(SlowDevices, NamesTheThrottledOne) {
       for (const SlowDevice& device : watch.step(run.step(s < from ? -1 : slow, factor))) {
         EXPECT_EQ(device.device, slow) << "seed " << seed << ", step " << s;
         EXPECT_GE(s, from) << "seed " << seed;
-        EXPECT_NEAR(device.factor, factor, 0.4 * factor) << "seed " << seed;
+        EXPECT_GT(device.factor, 4.0 / 3) << "seed " << seed;
+        EXPECT_LT(device.factor, 1.4 * factor) << "seed " << seed;
         if (named < 0) named = s;
       }
     EXPECT_GE(named, from) << "seed " << seed;
@@ -58,7 +59,7 @@ TEST(SlowDevices, NamesTheThrottledOne) {
 
 TEST(SlowDevices, NamesNobodyForNoise) {
   for (unsigned seed = 1000; seed < 1200; ++seed) {
-    Run run(seed);
+    Training run(seed);
     SlowDevices watch(run.planned);
     for (int s = 0; s < 300; ++s)
       for (const SlowDevice& device : watch.step(run.step(-1, 1)))

@@ -159,10 +159,11 @@ class Launch:
         self.devices = sorted(is_now)
         self.machines = [rows[rank]["machine"] for rank in self.order]  # [device that is there]
         self.run = native.gather_texts(secrets.token_hex(3))[0]
+        self._write_down()
         self.graph, self.options = None, {}  # of rank 0's plan() for the first step
         self.whole, self.cluster = cluster, cluster if len(rows) == devices else cluster.part(self.devices)
 
-    def write_down(self):
+    def _write_down(self):
         """What this worker is, for the one that is started in its place."""
         with open(self.note + ".part", "w", encoding="ascii") as file:
             json.dump({"device": self.mine, "attempt": self.attempt}, file)
@@ -519,7 +520,6 @@ def begin(asked, dist, began):
     launch = dist._group.launch
     dist._keeper = Keeper(asked, launch, dist)
     went_on = dist._keeper.go_on()
-    launch.write_down()
     if dist._group.rank != 0:
         return
     launch.keep(dist.plan)
