@@ -178,9 +178,8 @@ def _by_parts(parts):
     def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
         if not training or input.shape[0] % parts:
             return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        return torch.cat(
-            [plain(part, running_mean, running_var, weight, bias, True, momentum, eps) for part in input.chunk(parts)]
-        )
+        with _torch.without_subclasses():  # a parameter of the user's model would have torch call this function again
+            return torch.cat([plain(part, running_mean, running_var, weight, bias, True, momentum, eps) for part in input.chunk(parts)])
 
     torch.nn.functional.batch_norm = batch_norm
     try:

@@ -41,6 +41,15 @@ void check_device(const RunOptions& options) {
                      options.plan);
 }
 
+void say_slow(int64_t step, const SlowDevice& device, const Plan& plan) {
+  std::fprintf(stderr,
+               "motley: [run] step %lld: device %d (%s) computes %.1f times as long as %s; measure "
+               "it again (motley calibrate) and plan again, or do without it\n",
+               static_cast<long long>(step), device.device,
+               plan.cluster.type_of(device.device).name.c_str(), device.factor,
+               device.before ? "before" : "planned");
+}
+
 void work(const RunOptions& options, const Rendezvous& where) {
   const Plan plan = sound_plan(options, where.size);
   set_fault_rank(where.rank, attempt_of_worker() ? attempt_of_worker()->number : 0);

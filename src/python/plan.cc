@@ -104,9 +104,7 @@ py::dict simulated(const Plan& plan, const std::string& trace) {
                   py::arg("load_balance") = simulation.load_balance);
 }
 
-}  // namespace
-
-void bind_plan(py::module_& m) {
+void bind_cluster(py::module_& m) {
   py::class_<Cluster, std::shared_ptr<Cluster>>(m, "Cluster")
       .def_readonly("name", &Cluster::name)
       .def("__len__", [](const Cluster& c) { return c.size(); })
@@ -133,7 +131,12 @@ void bind_plan(py::module_& m) {
     return load_cluster(path, 0, profile);
   });
   m.def("parse_cluster", &parse_cluster);
+}
 
+}  // namespace
+
+void bind_plan(py::module_& m) {
+  bind_cluster(m);
   py::class_<Found>(m, "Found")
       .def_property_readonly("found", [](const Found& f) { return !f.report.candidates.empty(); })
       // Why the model cannot be taken in micro-batches, where all plans that were wanted would; ''.
