@@ -97,13 +97,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
   training.slow = [&](int64_t step, const SlowDevice& device) {
     if (!talks) return;
     slow.push_back({{"step", step}, {"device", device.device}, {"factor", device.factor}});
-    std::fprintf(
-        stderr,
-        "motley: [run] step %lld: device %d (%s) computes %.1f times as long as %s; measure it "
-        "again (motley calibrate) and plan again, or do without it\n",
-        static_cast<long long>(step), device.device,
-        plan.cluster.type_of(device.device).name.c_str(), device.factor,
-        device.before ? "before" : "planned");
+    say_slow(step, device, plan);
   };
   const RunReport report =
       train(plan, *group, training, options.steps, [&](const StepReport& step) {
