@@ -80,7 +80,7 @@ def environment():
     return {name: value for name, value in dict(os.environ, OMP_NUM_THREADS="1").items() if name != "PYTHONUNBUFFERED"}
 
 
-def launch(workers, script, *arguments, timeout=280):
+def launch(workers, script, *arguments, timeout=600):
     """Runs a script under torchrun; its standard output. AssertionError with all it said if it fails."""
     command = [sys.executable, "-m", "motley.launch", "--nproc_per_node", str(workers), "--master_addr",
                "127.0.0.1", "--master_port", str(free_port()), script, *map(str, arguments)]  # fmt: skip
