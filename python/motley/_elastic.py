@@ -92,13 +92,18 @@ def asked(elastic, cluster, optimizer):
 # ---- the launch ------------------------------------------------------------------------------------------------------
 
 
-def _started(pid):
-    """When a process began, in the system's ticks; '' if there is none."""
+def _process(pid):
+    """What the system says of a process, its state first; [] if there is none."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rsplit(")", 1)[1].split()[19]
+            return file.read().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
-        return ""
+        return []
+
+
+def _started(pid):
+    """When a process began, in the system's ticks; '' if there is none."""
+    return "".join(_process(pid)[19:20])
 
 
 def _folder(launcher):
@@ -142,7 +147,7 @@ class Launch:
         with contextlib.suppress(OSError, ValueError):
             with open(self.note, encoding="ascii") as file:
                 mine = json.load(file)
-        mine["machine"] = f"{socket.gethostname()} {self.folder}"
+        mine.update(machine=f"{socket.gethostname()} {self.folder}", pid=os.getpid())
         rows = [json.loads(text) for text in native.gather_texts(json.dumps(mine))]
         self.attempt = 1 + max(row["attempt"] for row in rows)
         taken = [row["device"] for row in rows if row["device"] >= 0]
@@ -158,6 +163,7 @@ class Launch:
         self.order = sorted(range(len(rows)), key=lambda rank: is_now[rank])  # launcher's ranks in the order of their devices
         self.devices = sorted(is_now)
         self.machines = [rows[rank]["machine"] for rank in self.order]  # [device that is there]
+        self.beside = [row["pid"] for row in rows if row["machine"] == mine["machine"]]  # processes of this machine
         self.run = native.gather_texts(secrets.token_hex(3))[0]
         self._write_down()
         self.graph, self.options = None, {}  # of rank 0's plan() for the first step
@@ -168,6 +174,13 @@ class Launch:
         with open(self.note + ".part", "w", encoding="ascii") as file:
             json.dump({"device": self.mine, "attempt": self.attempt}, file)
         os.replace(self.note + ".part", self.note)
+
+    def end_stopped(self):
+        """Ends workers of this machine that are stopped: the launcher would wait half a minute for each."""
+        for pid in self.beside:
+            if _process(pid)[:1] == ["T"]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
     # ---- plans -------------------------------------------------------------------------------------------------------
 
@@ -288,6 +301,7 @@ class Keeper:
 
     def lost(self):
         """Another worker is gone, or this one fails: its pieces stay for those that are started next."""
+        self.launch.end_stopped()
         with self.lock:
             if not self.busy:
                 self._leave()

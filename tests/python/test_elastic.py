@@ -36,7 +36,7 @@ class Elastic(unittest.TestCase):
         """A launcher, as one machine has it."""
         command = [sys.executable, "-m", "motley.launch", "--nnodes", nodes, "--nproc_per_node", str(workers), "--max_restarts", "4",
                    "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{self.port}", "--rdzv_id", "test",
-                   "--rdzv_conf", f"last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2,is_host={not self.launchers}", "--monitor_interval", "0.2", WORKER, json.dumps(self.said)]  # fmt: skip
+                   "--rdzv_conf", f"last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=3,is_host={not self.launchers}", "--monitor_interval", "0.2", WORKER, json.dumps(self.said)]  # fmt: skip
         with open(os.path.join(self.folder, f"log-{len(self.launchers)}"), "w") as log:
             environment = {**support.environment(), "MOTLEY_FAULTS": faults}
             self.launchers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
@@ -129,6 +129,7 @@ class Elastic(unittest.TestCase):
             file.seek(os.path.getsize(file.name) // 2)
             file.write(b"\xff" * 64)
         os.remove(os.path.join(self.folder, "losses"))
+        self.launchers, self.port = [], support.free_port()
         self.finish_from(self.start(3, "1:1"), 3)
 
     def finish_from(self, launcher, step):
