@@ -25,6 +25,8 @@ constexpr int kLayers = 48;
 constexpr size_t kTried = 3;  // strategies, until one fits
 // Beside activations, in parts of them, as far as one may guess; where nothing fits then, more.
 constexpr double kWorkspace[] = {0.5, 1.5};
+// Times the memory that there is.
+constexpr double kMoreMemory[] = {1.25, 1.6, 2, 2.5, 3.2, 4};
 // Of those that fit; of models with many nodes one, of micro-batches of one sample.
 constexpr size_t kComposed = 2;
 constexpr size_t kManyNodes = 20'000;
@@ -100,7 +102,34 @@ class Quick {
       compose_best(found.ranked, model);
       if (!result_.candidates.empty() || !options_.memory_limit) break;
     }
+    if (result_.candidates.empty() && options_.memory_limit) leanest(model, &search);
     for (const grid::Layer& layer : model.layers) saved_ += layer.saved + layer.saved_whole;
+  }
+
+  // Nothing fits as far as one may guess. What would on devices with a little more memory needs
+  // least, and may fit if its programs cut all parameters, and gather them where they are used.
+  void leanest(const grid::Model& model, grid::SearchOptions* search) {
+    for (const double more : kMoreMemory) {
+      Cluster larger = cluster_;
+      for (DeviceType& type : larger.types) type.memory *= more;
+      search->deadline = options_.limits.deadline.part(kSearching);
+      const std::vector<grid::Candidate> ranked =
+          grid::search(estimator_of(model, larger, kWorkspace[0]), *search).ranked;
+      for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
+        const grid::Strategy& s = ranked[i].strategy;
+        if (!step_->of(s.micro_batch) || builder_of(s.micro_batch, kCut).size() != model.size())
+          continue;
+        Composition composition = composition_of(s);
+        composition.zero = 3;
+        if (!compose(s.micro_batch, kCut, composition,
+                     grid::to_string(s) + ", parameters gathered in every pass"))
+          continue;
+        if (step_->graph().nodes.size() >= kManyNodes) return;
+        composition.zero = s.zero;  // whole in a pass, if there is room
+        compose(s.micro_batch, kCut, composition, grid::to_string(s) + ", parameters cut");
+        return;
+      }
+    }
   }
 
   // Of the best strategies those that fit.
