@@ -1,7 +1,11 @@
 #include "planner/planner.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
 #include <limits>
+#include <thread>
 
 #include "bounds/compute_bound.h"
 #include "core/error.h"
@@ -136,6 +140,15 @@ std::string too_large(const Graph& graph, const Cluster& cluster, const PlanOpti
 // Of what is left of the time for those of the last round that there is.
 constexpr double kLastRound = 0.9;
 
+// Where cores are few the others wait for the first engine of the table, which has a plan soon: for
+// its first plan, or its end.
+constexpr int kFewCores = 2;
+void wait_for_plan(const Record& record, const std::atomic<bool>& first_done,
+                   const Deadline& deadline) {
+  while (!first_done && std::isinf(record.first_s()) && !deadline.over())
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+}
+
 // All rounds of engines, each engine on a thread of its own; in the order of the table. What an
 // engine finds depends on what it is told and on its part of the time or work alone.
 std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster,
@@ -156,12 +169,18 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
     for (const size_t e : wanted)
       ends.push_back(options.limits.deadline.part(last ? kLastRound : engines()[e].part));
     std::vector<char> over(wanted.size(), false);
+    const int cores = options.threads > 0 ? options.threads
+                                          : static_cast<int>(std::thread::hardware_concurrency());
+    std::atomic<bool> first_done = wanted[0] != 0 || cores == 1 || cores > kFewCores;
     parallel_for(count, options.threads, [&](int i) {
       PlanOptions its = options;
       its.limits.deadline = options.threads == 1 ? ends[i].part(1.0 / (count - i)) : ends[i];
       const Engine& engine = engines()[wanted[i]];
+      const std::shared_ptr<void> done(nullptr,
+                                       [&, i](void*) { first_done = first_done || i == 0; });
       EngineResult& result = results[wanted[i]];
       options.record->trying(engine.name);
+      if (i > 0) wait_for_plan(*options.record, first_done, ends[i]);
       if (ends[i].over())
         result.reason = "time ran out before a plan was found";
       else
