@@ -149,6 +149,15 @@ void wait_for_plan(const Record& record, const std::atomic<bool>& first_done,
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 
+// Whether there is no time for an engine to begin: of models with so many nodes what all engines do
+// first takes about as long as it took to the first plan.
+constexpr size_t kManyNodes = 20'000;
+bool too_late(const PlanOptions& options) {
+  const double first = options.record->first_s();
+  return options.step->graph().nodes.size() >= kManyNodes && std::isfinite(first) &&
+         options.limits.deadline.left() < first;
+}
+
 // All rounds of engines, each engine on a thread of its own; in the order of the table. What an
 // engine finds depends on what it is told and on its part of the time or work alone.
 std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster,
@@ -181,12 +190,13 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
       EngineResult& result = results[wanted[i]];
       options.record->trying(engine.name);
       if (i > 0) wait_for_plan(*options.record, first_done, ends[i]);
-      if (ends[i].over())
+      const bool late = too_late(options);
+      if (late || ends[i].over())
         result.reason = "time ran out before a plan was found";
       else
         result = engine.plan(its, cluster, graph_of, known);
       result.engine = engine.name;
-      over[i] = ends[i].over();
+      over[i] = late || ends[i].over();
     });
     *out_of_time = *out_of_time || std::count(over.begin(), over.end(), true) > 0;
     for (const size_t e : wanted)

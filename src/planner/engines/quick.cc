@@ -52,7 +52,7 @@ class Quick {
     const auto start = std::chrono::steady_clock::now();
     const Deadline whole = options_.limits.deadline;
     try {
-      options_.limits.deadline = whole.part(kOfGrid);
+      if (step_->graph().nodes.size() < kManyNodes) options_.limits.deadline = whole.part(kOfGrid);
       grid();
     } catch (const TimeIsUp&) {
       result_.reason = kNoTime;
