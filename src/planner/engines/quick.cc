@@ -98,6 +98,7 @@ class Quick {
     if (options_.memory_limit && options_.recompute)
       search.recompute.push_back(grid::Recompute::full);
     search.heuristic_only = true;
+    search.keep = static_cast<int>(kTried);
     for (const double workspace : kWorkspace) {
       search.deadline = options_.limits.deadline.part(kSearching);
       const grid::SearchResult found =
@@ -133,6 +134,20 @@ class Quick {
     }
   }
 
+  // The first strategy that fits with plain tensor parallelism, which is composed: of models with
+  // experts programs that cut all parameters take long to find. kTried: none.
+  size_t first_of_tensors(const std::vector<grid::Candidate>& ranked, const grid::Model& model) {
+    for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
+      const grid::Strategy& s = ranked[i].strategy;
+      if (!step_->of(s.micro_batch) || builder_of(s.micro_batch, kTensors).size() != model.size())
+        continue;
+      Composition composition = composition_of(s);
+      composition.zero = s.zero;
+      if (compose(s.micro_batch, kTensors, composition, grid::to_string(s))) return i;
+    }
+    return kTried;
+  }
+
   // Programs that cut all parameters, and gather them in every pass.
   bool gather(const grid::Strategy& s) {
     Composition composition = composition_of(s);
@@ -144,6 +159,7 @@ class Quick {
   // Of the best strategies those that fit.
   void compose_best(const std::vector<grid::Candidate>& ranked, const grid::Model& model) {
     const bool many = step_->graph().nodes.size() >= kManyNodes;
+    const size_t tensors = model.experts > 0 ? first_of_tensors(ranked, model) : kTried;
     for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
       const grid::Strategy& s = ranked[i].strategy;
       if (composed_ == (many ? 1 : kComposed)) break;
@@ -151,7 +167,7 @@ class Quick {
         continue;
       Composition composition = composition_of(s);
       composition.zero = s.zero;
-      bool made = compose(s.micro_batch, kTensors, composition, grid::to_string(s));
+      bool made = i == tensors || compose(s.micro_batch, kTensors, composition, grid::to_string(s));
       if (!made && s.tp > 1)
         made = compose(s.micro_batch, kCut, composition, grid::to_string(s) + ", parameters cut");
       if (made)
