@@ -110,12 +110,22 @@ class Builder {
       Flops work = flops_before_[module.first + period] - flops_before_[module.first];
       int count = static_cast<int>(std::lround(total > 0 ? wanted * work / total : 1));
       auto inner = cluster(module.first, module.first + period, std::clamp(count, 1, period));
-      for (int r = 0; r < module.repeats; ++r)
+      const int together = inner.size() == 1 ? repeats_together(module.repeats) : 1;
+      for (int r = 0; r < module.repeats; r += together)
         for (int cut : inner) {
           cuts->push_back(cut + r * period);
           module_of->push_back(static_cast<int>(m));
         }
     }
+  }
+
+  // How many of that many repeats are a layer, where there would be too many of them: as many in
+  // all layers, if that can be.
+  int repeats_together(int repeats) const {
+    const int most = std::max(kMostLayers, options_.layers), least = (repeats + most - 1) / most;
+    for (int n = least; n < 2 * least; ++n)
+      if (repeats % n == 0) return n;
+    return least;
   }
 
   Flops flops_of(const Node& node) const {

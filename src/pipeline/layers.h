@@ -10,7 +10,8 @@
 //    in its first incomplete period; the start with the least live bytes is taken.
 // 3. Inside one period, and inside every other module, a DP cuts into layers of at most (1 + eps)
 //    times the average FLOPs with the least bytes across the cuts; eps grows until such cuts exist.
-//    The cuts of a period are copied to all its repeats. Views and conversions of parameters
+//    The cuts of a period are copied to all its repeats; where that is more layers than anyone
+//    wants, several repeats are one layer. Views and conversions of parameters
 //    go to the layer that reads them first.
 // 4. A backward node belongs to the layer of the forward values it reads (the deepest of them), or
 //    of the gradient it continues, or, if it only leads to the gradient of a parameter, of that
@@ -34,7 +35,8 @@
 namespace motley::pipeline {
 
 struct LayerOptions {
-  int layers = 0;      // about how many; 0: one per heavy op, but at most 160
+  // About how many; 0: one per heavy op, but at most 160. Repeats beyond these are put together.
+  int layers = 0;
   int heavy = 2;       // z: heavy ops that a repeated module has at least
   double slack = 0.1;  // eps
   // Instead: layers that begin at these forward nodes, ascending; what is in front is of the first.

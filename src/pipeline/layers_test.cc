@@ -114,6 +114,26 @@ TEST(Layers, FindsTransformerBlocks) {
   }
 }
 
+TEST(Layers, ManyRepeatsArePutTogether) {
+  Graph graph;
+  const TensorSpec square{DType::f32, {16, 16}};
+  ValueId x = graph.add_input("x", square);
+  for (int block = 0; block < 400; ++block) {
+    for (const char* half : {"up", "down"}) {
+      const ValueId w = graph.add_parameter(fmt::format("block{}.{}", block, half), square);
+      x = graph.node(graph.add("aten::mm", {x, w}, {square})).outputs[0];
+    }
+    x = graph.node(graph.add("aten::relu", {x}, {square})).outputs[0];
+  }
+  for (const auto& [wanted, count] : {std::pair(0, 100), {48, 100}, {400, 400}}) {
+    const Layers layers = find_layers(graph, {.layers = wanted});
+    check(graph, layers);
+    EXPECT_EQ(static_cast<int>(layers.layers.size()), count);
+    for (size_t l = 1; l + 1 < layers.layers.size(); ++l)
+      EXPECT_EQ(layers.layers[l].layer_class, layers.layers[1].layer_class) << l;
+  }
+}
+
 // All that reads a parameter or a view of it, forward or backward, is in one layer, so that stages
 // share no parameters but those that the model uses in several places.
 TEST(Layers, ParametersAreInOnePlace) {

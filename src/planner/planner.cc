@@ -1,7 +1,11 @@
 #include "planner/planner.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
 #include <limits>
+#include <thread>
 
 #include "bounds/compute_bound.h"
 #include "core/error.h"
@@ -136,6 +140,24 @@ std::string too_large(const Graph& graph, const Cluster& cluster, const PlanOpti
 // Of what is left of the time for those of the last round that there is.
 constexpr double kLastRound = 0.9;
 
+// Where cores are few the others wait for the first engine of the table, which has a plan soon: for
+// its first plan, or its end.
+constexpr int kFewCores = 2;
+void wait_for_plan(const Record& record, const std::atomic<bool>& first_done,
+                   const Deadline& deadline) {
+  while (!first_done && std::isinf(record.first_s()) && !deadline.over())
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+}
+
+// Whether there is no time for an engine to begin: of models with so many nodes what all engines do
+// first takes about as long as it took to the first plan.
+constexpr size_t kManyNodes = 20'000;
+bool too_late(const PlanOptions& options) {
+  const double first = options.record->first_s();
+  return options.step->graph().nodes.size() >= kManyNodes && std::isfinite(first) &&
+         options.limits.deadline.left() < first;
+}
+
 // All rounds of engines, each engine on a thread of its own; in the order of the table. What an
 // engine finds depends on what it is told and on its part of the time or work alone.
 std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster,
@@ -156,18 +178,25 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
     for (const size_t e : wanted)
       ends.push_back(options.limits.deadline.part(last ? kLastRound : engines()[e].part));
     std::vector<char> over(wanted.size(), false);
+    const int cores = options.threads > 0 ? options.threads
+                                          : static_cast<int>(std::thread::hardware_concurrency());
+    std::atomic<bool> first_done = wanted[0] != 0 || cores == 1 || cores > kFewCores;
     parallel_for(count, options.threads, [&](int i) {
       PlanOptions its = options;
       its.limits.deadline = options.threads == 1 ? ends[i].part(1.0 / (count - i)) : ends[i];
       const Engine& engine = engines()[wanted[i]];
+      const std::shared_ptr<void> done(nullptr,
+                                       [&, i](void*) { first_done = first_done || i == 0; });
       EngineResult& result = results[wanted[i]];
       options.record->trying(engine.name);
-      if (ends[i].over())
+      if (i > 0) wait_for_plan(*options.record, first_done, ends[i]);
+      const bool late = too_late(options);
+      if (late || ends[i].over())
         result.reason = "time ran out before a plan was found";
       else
         result = engine.plan(its, cluster, graph_of, known);
       result.engine = engine.name;
-      over[i] = ends[i].over();
+      over[i] = late || ends[i].over();
     });
     *out_of_time = *out_of_time || std::count(over.begin(), over.end(), true) > 0;
     for (const size_t e : wanted)

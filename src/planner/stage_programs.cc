@@ -75,6 +75,7 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
 }
 
 const Planned& StagePrograms::unlimited(const StageTask& task, bool lean, solver::WarmStart* warm) {
+  lean = lean && task.strategy.empty();  // else it says what is cut
   std::unique_lock lock(mutex_);
   auto [it, fresh] =
       unlimited_.try_emplace({task.number, task.group->number, task.micro_batches, lean});

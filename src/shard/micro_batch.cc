@@ -42,6 +42,7 @@ class Divider {
         samples_(std::accumulate(sizes_.begin(), sizes_.end(), int64_t{0})),
         parts_(static_cast<int>(sizes_.size())),
         own_(sizes_[part]),
+        even_(std::count(sizes_.begin(), sizes_.end(), own_) == parts_),
         where_(where),
         ways_(graph_.values.size()) {
     MOTLEY_CHECK(parts_ >= 1 && theory.segments() == 1);
@@ -90,6 +91,7 @@ class Divider {
   }
   // Whether every part gets a whole number of so many rows.
   bool divides(int64_t rows) const {
+    if (even_) return own_ * rows % samples_ == 0;
     int64_t sum = 0;
     for (const int64_t size : sizes_)
       if ((sum += size) * rows % samples_ != 0) return false;
@@ -452,6 +454,7 @@ class Divider {
   const int64_t samples_;
   const int parts_;
   const int64_t own_;  // samples of this part
+  const bool even_;    // all parts have as many
   const std::string& where_;
   std::vector<bool> early_;                           // [node] follows from the batch alone
   std::vector<Placement> cut_;                        // [input]

@@ -3,6 +3,10 @@
 // fit. Where no strategy does, parameters that all devices divide (ZeRO 3), in the fewest
 // micro-batches that do.
 //
+// Where memory is tight formulas refuse what programs may fit. Then strategies are taken that fit
+// devices with a little more memory, so that they need least, and their programs gather parameters
+// in every pass.
+//
 // So there soon is a plan, however many devices and layers there are, and other engines know what
 // they have to beat.
 #include <algorithm>
@@ -25,6 +29,8 @@ constexpr int kLayers = 48;
 constexpr size_t kTried = 3;  // strategies, until one fits
 // Beside activations, in parts of them, as far as one may guess; where nothing fits then, more.
 constexpr double kWorkspace[] = {0.5, 1.5};
+// Where still nothing fits: times the memory that there is.
+constexpr double kMoreMemory[] = {1.25, 1.6, 2, 2.5, 3.2, 4};
 // Of those that fit; of models with many nodes one, of micro-batches of one sample.
 constexpr size_t kComposed = 2;
 constexpr size_t kManyNodes = 20'000;
@@ -50,7 +56,7 @@ class Quick {
     const auto start = std::chrono::steady_clock::now();
     const Deadline whole = options_.limits.deadline;
     try {
-      options_.limits.deadline = whole.part(kOfGrid);
+      if (step_->graph().nodes.size() < kManyNodes) options_.limits.deadline = whole.part(kOfGrid);
       grid();
     } catch (const TimeIsUp&) {
       result_.reason = kNoTime;
@@ -92,29 +98,82 @@ class Quick {
     if (options_.memory_limit && options_.recompute)
       search.recompute.push_back(grid::Recompute::full);
     search.heuristic_only = true;
+    search.keep = static_cast<int>(kTried);
     for (const double workspace : kWorkspace) {
       search.deadline = options_.limits.deadline.part(kSearching);
       const grid::SearchResult found =
           grid::search(estimator_of(model, cluster_, workspace), search);
       if (result_.reason.empty()) result_.reason = found.reason;
       compose_best(found.ranked, model);
-      if (!result_.candidates.empty() || !options_.memory_limit) break;
+      if (composed_ > 0 || !options_.memory_limit) break;
     }
+    if (result_.candidates.empty() && options_.memory_limit) leanest(model, &search);
     for (const grid::Layer& layer : model.layers) saved_ += layer.saved + layer.saved_whole;
+  }
+
+  // Nothing fits as far as one may guess. What would on devices with a little more memory needs
+  // least, and may fit if its programs cut all parameters, and gather them where they are used.
+  void leanest(const grid::Model& model, grid::SearchOptions* search) {
+    for (const double more : kMoreMemory) {
+      Cluster larger = cluster_;
+      for (DeviceType& type : larger.types) type.memory *= more;
+      search->deadline = options_.limits.deadline.part(kSearching);
+      const std::vector<grid::Candidate> ranked =
+          grid::search(estimator_of(model, larger, kWorkspace[0]), *search).ranked;
+      for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
+        const grid::Strategy& s = ranked[i].strategy;
+        if (!step_->of(s.micro_batch) || builder_of(s.micro_batch, kCut).size() != model.size())
+          continue;
+        if (!gather(s)) continue;
+        if (step_->graph().nodes.size() >= kManyNodes) return;
+        Composition composition = composition_of(s);
+        composition.zero = s.zero;  // whole in a pass, if there is room
+        compose(s.micro_batch, kCut, composition, grid::to_string(s) + ", parameters cut");
+        return;
+      }
+    }
+  }
+
+  // The first strategy that fits with plain tensor parallelism, which is composed: of models with
+  // experts programs that cut all parameters take long to find. kTried: none.
+  size_t first_of_tensors(const std::vector<grid::Candidate>& ranked, const grid::Model& model) {
+    for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
+      const grid::Strategy& s = ranked[i].strategy;
+      if (!step_->of(s.micro_batch) || builder_of(s.micro_batch, kTensors).size() != model.size())
+        continue;
+      Composition composition = composition_of(s);
+      composition.zero = s.zero;
+      if (compose(s.micro_batch, kTensors, composition, grid::to_string(s))) return i;
+    }
+    return kTried;
+  }
+
+  // Programs that cut all parameters, and gather them in every pass.
+  bool gather(const grid::Strategy& s) {
+    Composition composition = composition_of(s);
+    composition.zero = 3;
+    return compose(s.micro_batch, kCut, composition,
+                   grid::to_string(s) + ", parameters gathered in every pass");
   }
 
   // Of the best strategies those that fit.
   void compose_best(const std::vector<grid::Candidate>& ranked, const grid::Model& model) {
     const bool many = step_->graph().nodes.size() >= kManyNodes;
+    const size_t tensors = model.experts > 0 ? first_of_tensors(ranked, model) : kTried;
     for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
       const grid::Strategy& s = ranked[i].strategy;
-      if (result_.candidates.size() == (many ? 1 : kComposed)) break;
+      if (composed_ == (many ? 1 : kComposed)) break;
       if (!step_->of(s.micro_batch) || builder_of(s.micro_batch, kTensors).size() != model.size())
         continue;
       Composition composition = composition_of(s);
       composition.zero = s.zero;
-      if (compose(s.micro_batch, kTensors, composition, grid::to_string(s)) || s.tp == 1) continue;
-      compose(s.micro_batch, kCut, composition, grid::to_string(s) + ", parameters cut");
+      bool made = i == tensors || compose(s.micro_batch, kTensors, composition, grid::to_string(s));
+      if (!made && s.tp > 1)
+        made = compose(s.micro_batch, kCut, composition, grid::to_string(s) + ", parameters cut");
+      if (made)
+        ++composed_;
+      else if (s.tp > 1 && result_.candidates.empty())
+        gather(s);
     }
   }
 
@@ -176,7 +235,8 @@ class Quick {
   std::shared_ptr<BatchStep> step_;
   SearchCache cache_;
   std::map<std::pair<int64_t, const char*>, std::unique_ptr<PlanBuilder>> builders_;
-  Bytes saved_ = 0;  // of a sample, from its forward to its backward pass
+  size_t composed_ = 0;  // plans that hold parameters whole in a pass
+  Bytes saved_ = 0;      // of a sample, from its forward to its backward pass
   EngineResult result_;
 };
 
