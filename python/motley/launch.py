@@ -45,6 +45,8 @@ def main():
     from torch.distributed import run
 
     _torch.fix_launcher()
+    # With it, launchers that come later wait for an address that nobody writes down again (torch 2.13).
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     try:
         run.main()
     finally:
