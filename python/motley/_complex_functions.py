@@ -202,6 +202,8 @@ def _complex(func, re, im):
 
 
 def _polar(func, size, angle):
+    if size.requires_grad:  # torch's derivative for a negative size has the sign of a positive one
+        size = size.abs() + (size - size.abs()).detach()
     return _made(size * angle.cos(), size * angle.sin())
 
 

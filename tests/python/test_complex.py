@@ -36,6 +36,7 @@ torch.view_as_real(torch.exp(z))
 torch.view_as_real((w * 1j).exp())
 torch.view_as_real(torch.polar(p, w))
 torch.view_as_real(torch.polar(torch.ones_like(w), w) * torch.polar(p, x))
+torch.view_as_real(torch.polar(w, p))
 torch.view_as_real(torch.complex(w, p))
 torch.complex(w, x).abs()
 (z * 0).abs() + z.abs()
@@ -100,8 +101,11 @@ torch.view_as_real(torch.cat([OUTSIDE, z]).to("cpu")[4:]) * (OUTSIDE.dtype == z.
 torch.view_as_real(OUTSIDE.view(3, 3, 2).unbind(1)[0] @ z.t())
 torch.view_as_real(HELD["one"][0] * z) * HELD["one"][0].shape[-1]
 torch.view_as_real(torch.utils.checkpoint.checkpoint(lambda a: a * a.conj(), z, use_reentrant=False))
+torch.view_as_real(torch.utils.checkpoint.checkpoint(lambda a: a * a.conj(), z, use_reentrant=True))
+torch.view_as_real(z) * (torch.promote_types(z.dtype, w.dtype) == z.dtype)
 """
 REFUSED = {
+    "(z * torch.from_numpy(OUTSIDE.numpy())[:6]).real": "reads a number",
     "torch.fft.fft(z).real": "fft",
     "torch.fft.rfft(w).abs()": "real numbers",
     "torch.linalg.norm(z)": "norm",
@@ -272,6 +276,45 @@ class Complex(unittest.TestCase):
 
         captured_loss = motley.capture(Single(), (torch.randn(6, 4),), loss)
         self.assertGreater(captured_loss.nodes, 0)
+
+    def test_what_is_cached_in_the_forward_pass(self):
+        class Cached(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.factors, self.by_length = nn.Linear(4, 4), None, {}
+
+            def forward(self, x):
+                if self.factors is None:
+                    self.factors = torch.exp(1j * torch.outer(torch.arange(6.0, device=x.device), torch.tensor([1.0, 0.1])))
+                if len(x) not in self.by_length:
+                    self.by_length[len(x)] = self.factors.conj()
+                z = torch.view_as_complex(self.inner(x).unflatten(-1, (2, 2)))
+                return torch.view_as_real(z * self.factors + self.by_length[len(x)])
+
+        model = Cached()
+        captured(self, model, torch.randn(6, 4), lambda out: out.square().sum())
+        self.assertTrue(model.factors.is_complex())  # of the plain model, which ran after it
+
+    def test_a_model_without_memory(self):
+        graph = motley.capture(Phase(True).to("meta"), (torch.empty(6, 4, device="meta"),), lambda out: out.square().mean())
+        self.assertEqual(graph.updated_buffers, ["phase"])
+
+    def test_autocast_leaves_complex_numbers(self):
+        class Mixed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+            def forward(self, x):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    z = torch.view_as_complex(self.inner(x).float().unflatten(-1, (2, 2)))
+                    z = z @ z.t()
+                    assert z.dtype == torch.complex64
+                    return self.out(torch.view_as_real(z).flatten(1)[:, :4])
+
+        model, x = Mixed().float(), torch.randn(6, 4, dtype=torch.float32)
+        graph = motley.capture(model, (x,), lambda out: out.float().square().mean())
+        self.assertNotIn("bf16[6,6]", str(graph))
 
     def test_parameters_and_inputs_are_refused_by_name(self):
         class Trained(nn.Module):
