@@ -51,8 +51,8 @@ def said(func):
 
 # What a tensor can be asked without its elements; of its attributes all but some.
 _OF_FORM = frozenset((
-    "__dir__", "__hash__", "__len__", "can_cast", "dim", "element_size", "get_device", "has_names", "is_complex", "is_floating_point", "is_inference",
-    "is_signed", "ndimension", "nelement", "numel", "promote_types", "size",
+    "__dir__", "__hash__", "__len__", "dim", "element_size", "get_device", "has_names", "is_complex", "is_floating_point", "is_inference",
+    "is_signed", "ndimension", "nelement", "numel", "size",
 ))  # fmt: skip
 _OF_ELEMENTS = frozenset(("H", "T", "_base", "_grad", "data", "grad", "grad_fn", "imag", "mH", "mT", "real", "requires_grad", "volatile"))
 

@@ -473,6 +473,7 @@ FUNCTIONS = {
     **_as(_abs, "__abs__", "abs", "absolute"),
     **_as(_add, "__add__", "__radd__", "add"),
     **_as(_angle, "angle"),
+    **_as(away, "can_cast", "promote_types"),
     **_as(_both, "isfinite"),
     **_as(_compared, "__eq__", "eq"),
     **_as(_complex, "complex"),
