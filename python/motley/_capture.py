@@ -13,8 +13,10 @@ import warnings
 import torch
 
 from . import _motley, _rewrites, _torch
+from ._complex import Complex
 from ._errors import CaptureError, UserError, warn
 from ._hooks import Hooks
+from ._pairs import Following, is_fixed
 from ._step import Step, replaced, unchanged
 
 _OWN = tuple(
@@ -155,6 +157,36 @@ def _noted(reads):
     return contextlib.nullcontext() if reads is None else reads.noted()
 
 
+def _stand_in(slot, tensor):
+    """What the model holds in the place of a buffer while it is captured."""
+    return Complex.of(tensor, slot.conjugate) if slot.complex else tensor
+
+
+def _new_buffers(step, stand_ins):
+    """[(position, value)] of the buffers that the forward pass replaced, as their slots' tensors are."""
+    changed = []
+    for i, slot in enumerate(step.buffers):
+        holder, key = slot.places[0]
+        now = holder.get(key)
+        if not isinstance(now, torch.Tensor) or now is stand_ins[i]:
+            continue
+        if now.is_complex() != slot.complex:
+            raise UserError(f"[capture] the step makes buffer {slot.name} {now.dtype} of {slot.held.dtype}; keep its type")
+        changed.append((i, slot.state_of(now).detach()))
+    return changed
+
+
+def _check_complex(step):
+    """Refuses complex tensors that would have to be trained or cut."""
+    for kind, named_tensors in (("parameter", named(step.parameters, [slot.tensor for slot in step.parameters])), ("input", step.leaves)):
+        for name, tensor in named_tensors:
+            if tensor.is_complex():
+                raise CaptureError(
+                    f"[capture] {kind} {name} is complex; graphs hold real numbers: give torch.view_as_real of it, and take "
+                    "torch.view_as_complex of that in the forward pass"
+                )
+
+
 def named(slots, tensors):
     return [(slot.name, tensor) for slot, tensor in zip(slots, tensors)]
 
@@ -200,7 +232,7 @@ def _check_shared_memory(step, graph):
 def _of_constants(value):
     """Whether all tensors of an attribute follow from constants alone, such as a mask that is made once; while a step is captured."""
     if isinstance(value, torch.Tensor):
-        return _motley.is_fixed(value)
+        return is_fixed(value)
     if isinstance(value, dict):
         return all(map(_of_constants, value.values()))
     if isinstance(value, (list, tuple, set, collections.deque)):
@@ -242,6 +274,7 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
     """
     batch = step.batch_size() if samples is None else samples
     whole = [tensor for _, tensor in step.leaves] if batch == step.batch_size() else step.rows(batch)
+    _check_complex(step)
     parameters = [_meta(slot.tensor, parameter=True) for slot in step.parameters]
     buffers = [_meta(slot.tensor) for slot in step.buffers]
     leaves = [_meta(tensor) for tensor in whole]
@@ -251,7 +284,8 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
     owners += named(step.buffers, [slot.tensor for slot in step.buffers]) + step.leaves
 
     places = {(id(holder), key) for slot in step.parameters + step.buffers for holder, key in slot.places}
-    attributes, fixed = None, set()
+    attributes, fixed, stand_ins = None, set(), []
+    complex_numbers = Following(any(slot.complex for slot in step.buffers))
 
     def run():
         loss = step.loss(leaves)
@@ -262,23 +296,18 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
             for change in attributes.changes()
             if not change.plain and (id(change.state), change.key) not in places and _of_constants(change.new)
         )
-        changed = []
-        for i, slot in enumerate(step.buffers):
-            holder, key = slot.places[0]
-            now = holder.get(key)
-            if isinstance(now, torch.Tensor) and now is not buffers[i]:
-                changed.append((i, now.detach()))
         if not isinstance(loss, torch.Tensor):
             raise UserError(f"[capture] the loss is a {type(loss).__name__}; it must be a tensor of one number")
-        return loss, changed, hooks.gradient
+        return loss, _new_buffers(step, stand_ins), hooks.gradient
 
     def captured(run):
         """(graph, what the step changed of attributes and does not follow from constants)"""
         nonlocal attributes
         fixed.clear()
+        stand_ins[:] = map(_stand_in, step.buffers, buffers)
         with _undisturbed(), _noted(reads), unchanged(step.model, step.loss_fn) as attributes:
-            with replaced(step.parameters + step.buffers, parameters + buffers), torch.enable_grad(), _torch.plain_operators():
-                with _rewrites.active(owners[0][1].device, step.functions()), hooks.recorded():
+            with replaced(step.parameters + step.buffers, parameters + stand_ins), torch.enable_grad(), _torch.plain_operators():
+                with _rewrites.active(owners[0][1].device, step.functions()), hooks.recorded(), complex_numbers.followed():
                     graph = _motley.capture(
                         name,
                         named(step.parameters, parameters),
@@ -301,7 +330,7 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
 
     text = None
     try:
-        graph, changes = captured(run)
+        graph, changes = complex_numbers.tried(lambda: captured(run))
     except Exception as error:
         text = _explained(error, lambda: captured(run))
         if text is None:

@@ -224,7 +224,7 @@ def plain_step(step, tensors, parameters=None, buffers=None, draws=None, parts=1
         loss = step.loss([tensor.clone().requires_grad_(leaf.requires_grad) for tensor, (_, leaf) in zip(tensors, step.leaves)])
         loss.backward()
         gradients = {slot.name: slot.tensor.grad for slot in step.parameters}
-        after = {slot.name: slot.places[0][0][slot.places[0][1]].detach() for slot in step.buffers}
+        after = {slot.name: slot.state_of(slot.places[0][0][slot.places[0][1]].detach()) for slot in step.buffers}
     if draws is not None:
         draws.finished(step.parameters[0].tensor.device)
     return Outcome(loss.item(), gradients, after)

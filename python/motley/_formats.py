@@ -61,6 +61,8 @@ def write(path, file, kind):
         tensors, seen = {}, set()
         for key, value in file["model"].items():
             if isinstance(value, torch.Tensor) and id(value) not in seen:  # tied ones under their first name
+                if value.is_complex() and value.dtype != torch.complex64:
+                    raise UserError(f"[distribute] {key} is {value.dtype}, which safetensors cannot hold; give another format")
                 tensors[key] = value.contiguous()
                 seen.add(id(value))
         writer.save_file(tensors, beside, {"format": "pt", "steps": str(file["steps"])})

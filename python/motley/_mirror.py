@@ -246,9 +246,9 @@ class Mirror:
                 self._show(slot, torch.Tensor, ShownTensor)
 
     def _show(self, slot, before, after):
-        if type(slot.tensor) is before and slot.tensor.device.type != "meta":
-            slot.tensor.__class__ = after
-            slot.tensor._motley = self, slot.name
+        if type(slot.held) is before and slot.held.device.type != "meta":
+            slot.held.__class__ = after
+            slot.held._motley = self, slot.name
 
     def kind_of(self, name):
         return "buffer" if name in self.buffers else "parameter"
@@ -264,7 +264,7 @@ class Mirror:
                 return
             slots = self.slots + list(self.buffers.values())
             for slot in self.untouched.touched(slots):
-                raise _refusal("in place", slot.tensor)
+                raise _refusal("in place", slot.held)
             whole = self.peers.all_of(self.held, self.slots, list(self.buffers.values()))
             with torch.no_grad(), _torch.without_subclasses():
                 for slot in slots:
@@ -291,14 +291,14 @@ class Mirror:
         """The tensors of the model are ordinary ones again, with the trained values."""
         self.refresh()
         for slot in self.slots + list(self.buffers.values()):
-            if isinstance(slot.tensor, _Shown) and slot.tensor._motley[0] is self:
-                del slot.tensor._motley
-                slot.tensor.__class__ = torch.nn.Parameter if isinstance(slot.tensor, torch.nn.Parameter) else torch.Tensor
+            if isinstance(slot.held, _Shown) and slot.held._motley[0] is self:
+                del slot.held._motley
+                slot.held.__class__ = torch.nn.Parameter if isinstance(slot.held, torch.nn.Parameter) else torch.Tensor
 
 
 def brought_up_to_date(slots):
     """Tensors that another distribute() trains, or trained, get its values; of one that is gone they are let go."""
-    mirrors = {id(m): m for m in (slot.tensor._motley[0] for slot in slots if isinstance(slot.tensor, _Shown))}.values()
+    mirrors = {id(m): m for m in (slot.held._motley[0] for slot in slots if isinstance(slot.held, _Shown))}.values()
     if any(mirror.dist() is not None for mirror in mirrors):
         gc.collect()
     for mirror in mirrors:

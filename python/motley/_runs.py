@@ -205,12 +205,14 @@ class Untouched:
         """[(kind, slot)] that were changed in place; UserError where a tensor is another one."""
         found = []
         for (kind, slot), version, now in zip(self.slots, self.versions, self._now()):
-            tensor = slot.tensor
+            tensor = slot.held
             for holder, key in slot.places:
                 held = holder[key] if isinstance(holder, list) else holder.get(key)
                 if held is not tensor:
-                    if kind == "buffer" and isinstance(held, torch.Tensor) and held.shape == tensor.shape and held.dtype == tensor.dtype:
-                        slot.tensor = tensor = held
+                    alike = isinstance(held, torch.Tensor) and held.shape == tensor.shape and held.dtype == tensor.dtype
+                    if kind == "buffer" and alike and held.is_conj() == slot.conjugate:
+                        slot.hold(held)
+                        tensor = held
                         version = -1
                     else:
                         raise UserError(

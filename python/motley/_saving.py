@@ -30,6 +30,10 @@ class Saving:
             return torch.empty(0, dtype=whole.dtype, device=self._group.device)
         return self._worker.piece(kind, name, whole).to(self._group.device, copy=True).contiguous()
 
+    def _slots(self):
+        """{name: slot} of parameters and buffers."""
+        return {slot.name: slot for slot in self._step_spec.parameters + self._step_spec.buffers}
+
     def _whole_tensors(self):
         """{name: tensor} of parameters and buffers, from whoever holds them; they may be this worker's own."""
         step = self._step_spec
@@ -56,7 +60,7 @@ class Saving:
     def _names(self):
         """[(key of the model's state_dict, name of its slot)]; tied parameters have several keys."""
         slots = self._step_spec.parameters + self._step_spec.buffers
-        name_of = {id(slot.tensor): slot.name for slot in slots}
+        name_of = {id(slot.held): slot.name for slot in slots}
         held = self.module.state_dict(keep_vars=True)
         if self._loss_has_state():
             self._step_spec.loss_fn.state_dict(destination=held, prefix=prefix_of_loss(self.module) + ".", keep_vars=True)
@@ -70,10 +74,11 @@ class Saving:
         """
         whole = self._whole_tensors()
         names, held = self._names()
+        slots = self._slots()
         state, copies = collections.OrderedDict(), {}  # tied parameters are one tensor, as in plain PyTorch
         for key, name in names:
             if name is not None and name not in copies:
-                copies[name] = whole[name].detach().cpu().clone()
+                copies[name] = slots[name].shown(whole[name].detach().cpu()).clone()
             state[key] = held[key] if name is None else copies[name]
         return state
 
@@ -88,17 +93,17 @@ class Saving:
                 f"[distribute] the state does not fit the model: missing {', '.join(missing) or 'nothing'}, unexpected "
                 f"{', '.join(unexpected) or 'nothing'}; or load with strict=False"
             )
-        slots = {slot.name: slot for slot in self._step_spec.parameters + self._step_spec.buffers}
+        slots = self._slots()
         for key, name in names:
-            if name is not None and key in state and state[key].shape != slots[name].tensor.shape:
+            if name is not None and key in state and state[key].shape != slots[name].held.shape:
                 raise UserError(
-                    f"[distribute] {key} is {list(state[key].shape)}; the model's is {list(slots[name].tensor.shape)}"
+                    f"[distribute] {key} is {list(state[key].shape)}; the model's is {list(slots[name].held.shape)}"
                 )
-        self._set_whole({name: state[key] for key, name in names if name is not None and key in state})
+        self._set_whole({name: slots[name].state_of(state[key]) for key, name in names if name is not None and key in state})
 
     def _set_whole(self, tensors):
         """Takes {name of a slot: whole tensor}; every worker passes the same."""
-        slots = {slot.name: slot for slot in self._step_spec.parameters + self._step_spec.buffers}
+        slots = self._slots()
         parameters = {slot.name for slot in self._step_spec.parameters}
         with torch.no_grad(), self._group.peers.change(self._held):
             for name, tensor in tensors.items():
@@ -221,6 +226,8 @@ class Saving:
                     if kind == "dcp":
                         file["optimizer"] = _formats.by_name(file["optimizer"], self._optimized_names())
                 _formats.write(path, file, kind)
+            except UserError as error:
+                problem = str(error)
             except (OSError, RuntimeError) as error:
                 problem = f"[distribute] {path} cannot be written: {str(error).splitlines()[0]}; give a file in a folder that exists"
         problem = send_text(self._group, problem)

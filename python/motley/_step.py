@@ -7,6 +7,7 @@ import copy
 import torch
 
 from . import _torch
+from ._complex import real_view, shown, state_of
 from ._errors import UserError
 
 
@@ -127,10 +128,29 @@ _MOST_OF_CONSTANT = 4096  # elements; of a graph's constants (src/torch/capture.
 
 
 class Slot:
-    """A tensor of the model and every place that holds it."""
+    """A tensor of the model and every place that holds it.
+
+    held     the model's own
+    tensor   the same, or of a complex buffer its real view: what graphs, plans and pieces know of it
+    """
 
     def __init__(self, name, tensor):
-        self.name, self.tensor, self.places = name, tensor, []  # places: (dict, key)
+        self.name, self.places = name, []  # places: (dict, key)
+        self.hold(tensor)
+
+    def hold(self, tensor):
+        self.held = self.tensor = tensor
+        self.complex, self.conjugate = tensor.is_complex() and not isinstance(tensor, torch.nn.Parameter), False
+        if self.complex:
+            self.tensor, self.conjugate = real_view(tensor)
+
+    def shown(self, tensor):
+        """A tensor like `tensor` as the model holds it."""
+        return shown(tensor, self.conjugate) if self.complex else tensor
+
+    def state_of(self, tensor):
+        """A tensor like the model's own as `tensor` is."""
+        return state_of(tensor, self.held.dtype, self.conjugate) if self.complex else tensor
 
 
 def _fit_constants(module):
@@ -281,8 +301,9 @@ def replaced(slots, tensors):
     before = [[holder[key] for holder, key in slot.places] for slot in slots]
     try:
         for slot, tensor in zip(slots, tensors):
+            value = slot.shown(tensor)
             for holder, key in slot.places:
-                holder[key] = tensor
+                holder[key] = value
         yield
     finally:
         for slot, held in zip(slots, before):

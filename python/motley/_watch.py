@@ -94,7 +94,7 @@ class Watch:
         self._classes = {}  # class: its table
         self._seen = set()
         self._ambient, self._still = _ambient(), None
-        known = {id(slot.tensor) for slot in step.parameters + step.buffers}
+        known = {id(slot.held) for slot in step.parameters + step.buffers}
         self._known, self._turn = known, 0
         roots = [("model", step.model)] + ([("loss_fn", step.loss_fn)] if isinstance(step.loss_fn, torch.nn.Module) else [])
         for root, module in roots:

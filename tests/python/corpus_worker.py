@@ -47,8 +47,9 @@ def off(state, wanted):
         if got.shape != value.shape or got.dtype != value.dtype:
             return float("inf"), f"{key} is {got.dtype} {list(got.shape)}"
         if value.numel() and not torch.equal(got, value):
-            scale = max(1.0, value.double().abs().max().item())
-            error = (got.double() - value.double()).abs().max().item() / scale
+            wide = torch.complex128 if value.is_complex() else torch.float64
+            scale = max(1.0, value.to(wide).abs().max().item())
+            error = (got.to(wide) - value.to(wide)).abs().max().item() / scale
             worst = max(worst, (float("inf") if error != error else error, key))
     return worst
 

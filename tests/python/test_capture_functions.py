@@ -14,10 +14,11 @@ import functions
 import motley
 import soundness_module
 
-# What needs numbers where a capture has shapes, random numbers that a step does not draw, or complex, sparse and written tensors.
+# What needs numbers where a capture has shapes, random numbers that a step does not draw, complex functions of real numbers, or sparse
+# and written tensors.
 REFUSED = (
     # complex numbers
-    "torch.polar(", "torch.complex(", "torch.fft.", "torch.view_as_complex(", "torch.linalg.eigvals(",
+    "torch.fft.", "torch.linalg.eigvals(",
     # sparse tensors
     "torch.sparse_coo_tensor(", "torch.eye(6).to_sparse()", "torch.sparse.mm(",
     # numbers, and shapes that depend on them
