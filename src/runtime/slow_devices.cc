@@ -17,6 +17,7 @@ constexpr size_t kLong = 10;         // steps after which it is no noise
 constexpr double kSlow = 4.0 / 3;    // times as long
 constexpr double kWell = 1.15;       // and as long again as it should
 constexpr double kSmall = 0.05;      // of the longest computation: next to nothing
+constexpr Seconds kLeast = 5e-3;     // of computing in a step; below it, other processes decide
 constexpr double kPlanHolds = 1.67;  // the plan is off by no more for others, where it is trusted
 
 double middle(const std::deque<double>& values) {
@@ -74,7 +75,8 @@ std::vector<SlowDevice> SlowDevices::step(const std::vector<Seconds>& measured) 
                                           [&](double share) { return share > kWell * should; }));
     if (device.named) {
       device.named = now > kWell * should;
-    } else if (now > kSlow * should && above + 1 >= kLong) {
+    } else if (now > kSlow * should && above + 1 >= kLong &&
+               middle(device.alone) * planned_[d] > kLeast) {
       device.named = true;
       found.push_back({static_cast<int>(d), now / should, !by_plan});
     }
