@@ -102,7 +102,7 @@ class Elastic(unittest.TestCase):
         self.wait_for(lambda: self.losses()[-1][2] == 3 and self.losses()[-1][3] > killed + 1)
         self.finish([first, third, fourth])
         self.assertIn("without device", self.log())
-        self.assertLessEqual(self.lost_steps(), 3, self.log())
+        self.assertLessEqual(self.lost_steps(), 6, self.log())  # two checkpoints' worth at most
 
     def test_pieces_that_only_the_lost_one_had(self):
         self.said.update(optimizer="sgd", every=2, options={"strategy": "zero"})
