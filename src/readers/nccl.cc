@@ -13,23 +13,21 @@
 
 namespace motley::readers {
 
-namespace {
-
-constexpr size_t kMostRows = 100000, kMostRanks = 1 << 17;
-
-std::optional<Collective> collective_of(std::string name) {
+std::optional<Collective> collective_in(std::string name) {
   static const std::map<std::string, Collective> known = {
-      {"allreduce", Collective::all_reduce},
-      {"allgather", Collective::all_gather},
-      {"reducescatter", Collective::reduce_scatter},
-      {"alltoall", Collective::all_to_all},
-      {"broadcast", Collective::broadcast}};
-  std::erase_if(name, [](char c) { return c == '_' || c == '-'; });
+      {"allreduce", Collective::all_reduce},         {"allgather", Collective::all_gather},
+      {"reducescatter", Collective::reduce_scatter}, {"alltoall", Collective::all_to_all},
+      {"all2all", Collective::all_to_all},           {"broadcast", Collective::broadcast}};
+  std::erase_if(name, [](char c) { return c == '_' || c == '-' || c == ' '; });
   name = lower(name);
   for (const auto& [text, collective] : known)
     if (name.find(text) != std::string::npos) return collective;
   return std::nullopt;
 }
+
+namespace {
+
+constexpr size_t kMostRows = 100000, kMostRanks = 1 << 17;
 
 void finish(NcclRun* run, const std::string& name) {
   if (run->points.empty())
@@ -63,7 +61,7 @@ NcclRun from_text(const std::string& text, const std::string& name) {
       return user_error("cluster", "{}: line {}: {}; give {}", name, number, what, fix);
     };
     if (words[0].starts_with('#')) {
-      if (!collective) collective = collective_of(line);  // "# ./build/all_reduce_perf -b 8 ..."
+      if (!collective) collective = collective_in(line);  // "# ./build/all_reduce_perf -b 8 ..."
       // "#  Rank  0 Group  0 Pid 123 on host device  0 [0x07] NAME"
       const auto on = std::find(words.begin(), words.end(), "on");
       if (words.size() > 6 && words[1] == "Rank" && on != words.end() && on + 1 != words.end()) {
@@ -106,7 +104,7 @@ NcclRun from_text(const std::string& text, const std::string& name) {
       run.points.emplace_back(static_cast<double>(size), time * 1e-6);
     if (run.points.size() > kMostRows) throw bad("too many rows", "fewer");
   }
-  if (!collective) collective = collective_of(name);
+  if (!collective) collective = collective_in(name);
   if (!collective)
     throw user_error(
         "cluster",
@@ -163,7 +161,7 @@ NcclRun from_json(const std::string& text, const std::string& name) {
     }
     if (row > kMostRows) throw bad("results has too many entries", "fewer");
   }
-  const std::optional<Collective> collective = collective_of(about);
+  const std::optional<Collective> collective = collective_in(about);
   if (!collective)
     throw bad("args does not say which collective it is of", "a name such as all_reduce.json");
   run.collective = *collective;

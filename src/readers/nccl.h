@@ -1,6 +1,7 @@
 // What nccl-tests print: text, or JSON (`-J FILE`).
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct NcclRun {
   std::vector<Rank> all;
   std::vector<std::pair<Bytes, Seconds>> points;  // size; out of place and in place
 };
+
+// Which collective a text names, as tools write them: "all_reduce_perf", "all gather", "all2all".
+std::optional<Collective> collective_in(std::string text);
 
 // Throws UserError that names the file and the line or field. Rows that say N/A, or with errors in
 // the data, are refused.

@@ -18,18 +18,6 @@ constexpr double kMiB = 1024. * 1024, kGB = 1e9;
 constexpr size_t kMostPoints = 100000;
 constexpr int kMostRanks = 1 << 17;
 
-std::optional<Collective> collective_of(std::string name) {
-  static const std::map<std::string, Collective> known = {
-      {"allreduce", Collective::all_reduce},
-      {"allgather", Collective::all_gather},
-      {"reducescatter", Collective::reduce_scatter},
-      {"alltoall", Collective::all_to_all},
-      {"all2all", Collective::all_to_all}};
-  std::erase_if(name, [](char c) { return c == '_' || c == '-' || c == ' '; });
-  const auto it = known.find(lower(name));
-  return it == known.end() ? std::nullopt : std::optional(it->second);
-}
-
 UserError bad(const std::string& name, const std::string& what, const std::string& fix) {
   return user_error("cluster", "{}: {}; give {}", name, what, fix);
 }
@@ -97,7 +85,7 @@ std::vector<NcclRun> of_galvatron(const Json& json, const std::string& name) {
       bytes = 256 * kMiB;
       seconds = bytes * 2 * (ranks - 1) / ranks / (positive(value, name, key) * kGB);
     } else if (std::regex_match(key, found, time)) {
-      collective = collective_of(found[1]);
+      collective = collective_in(found[1]);
       ranks = number(found[2], name);
       bytes = number(found[3], name) * kMiB;
       seconds = positive(value, name, key) * 1e-3;
@@ -129,7 +117,7 @@ std::vector<NcclRun> of_nnscaler(const Json& json, const std::string& name) {
   if (ranks < 2) throw bad(name, "one device sends nothing", "the file of two or more");
   std::vector<NcclRun> list;
   for (const auto& [key, value] : json.items()) {
-    const std::optional<Collective> collective = collective_of(key);
+    const std::optional<Collective> collective = collective_in(key);
     if (!collective) continue;
     if (!value.is_array() || value.size() != 2 || !value[0].is_array() || !value[1].is_array() ||
         value[0].size() != value[1].size() || value[0].empty() || value[0].size() > kMostPoints)
@@ -153,7 +141,7 @@ std::vector<NcclRun> parse_communication(const std::string& text, const std::str
   bool galvatron = false, nnscaler = false;
   for (const auto& [key, value] : json.items()) {
     galvatron = galvatron || key.find("_size_") != std::string::npos;
-    nnscaler = nnscaler || (value.is_array() && collective_of(key).has_value());
+    nnscaler = nnscaler || (value.is_array() && collective_in(key).has_value());
   }
   if (!galvatron && !nnscaler) return {parse_nccl(text, name)};
   std::vector<NcclRun> runs = galvatron ? of_galvatron(json, name) : of_nnscaler(json, name);

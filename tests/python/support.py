@@ -7,6 +7,7 @@ import random
 import socket
 import subprocess
 import sys
+import unittest
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,20 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.out(self.drop(F.relu(self.norm(self.inside(self.embed(x)) * self.scale))))
+
+
+class InDoublePrecision(unittest.TestCase):
+    """Tests whose tensors are of 64 bits, on one thread."""
+
+    @classmethod
+    def setUpClass(cls):
+        torch.set_num_threads(1)
+        cls.before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+
+    @classmethod
+    def tearDownClass(cls):
+        torch.set_default_dtype(cls.before)
 
 
 def far_off(which):

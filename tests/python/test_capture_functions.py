@@ -13,6 +13,7 @@ from torch import nn
 import functions
 import motley
 import soundness_module
+import support
 
 # What needs numbers where a capture has shapes, random numbers that a step does not draw, complex functions of real numbers, or sparse
 # and written tensors.
@@ -117,19 +118,13 @@ def outcome(expression, programs=2):
     return ("equal", "") if error < limit else ("WRONG", f"programs are off by {error:.1e}: {what}")
 
 
-class Functions(unittest.TestCase):
+class Functions(support.InDoublePrecision):
     @classmethod
     def setUpClass(cls):
         import functorch  # noqa: F401
         import numpy  # noqa: F401
 
-        torch.set_num_threads(1)
-        cls.before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-
-    @classmethod
-    def tearDownClass(cls):
-        torch.set_default_dtype(cls.before)
+        super().setUpClass()
 
     def check(self, group):
         for expression in functions.expressions(group):

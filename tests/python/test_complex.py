@@ -226,17 +226,7 @@ class Phase(nn.Module):
         return torch.view_as_real(z * self.phase * self.back).flatten(1)
 
 
-class Complex(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        torch.set_num_threads(1)
-        cls.before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-
-    @classmethod
-    def tearDownClass(cls):
-        torch.set_default_dtype(cls.before)
-
+class Complex(support.InDoublePrecision):
     def test_functions_equal_plain_torch(self):
         for expression in EQUAL.strip().splitlines():
             with self.subTest(expression):

@@ -79,17 +79,7 @@ def labels(classes=4):
     return torch.randint(classes, (12,))
 
 
-class Features(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        torch.set_num_threads(1)
-        cls.before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-
-    @classmethod
-    def tearDownClass(cls):
-        torch.set_default_dtype(cls.before)
-
+class Features(support.InDoublePrecision):
     def setUp(self):
         torch.manual_seed(0)
 
