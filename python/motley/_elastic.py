@@ -345,7 +345,7 @@ class Keeper:
     def _said(self, numbers):
         groups, beside = self.beside if self.ready else self._goes_with()
         return {"steps": self.steps, "updates": self.updates, "run": self.launch.run, "rank": self.dist._group.rank,
-                "attempt": self.launch.attempt, "ready": self.ready, "groups": groups, "beside": beside, "numbers": numbers}  # fmt: skip
+                "ready": self.ready, "groups": groups, "beside": beside, "numbers": numbers}  # fmt: skip
 
     def _leave(self):
         if self.updates in self.left:
