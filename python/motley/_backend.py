@@ -1,5 +1,6 @@
 """Process groups of torch.distributed for a plan's tensors: of any backend that it knows, made at run time."""
 
+import contextlib
 import datetime
 import os
 
@@ -11,6 +12,21 @@ _TIMEOUT = datetime.timedelta(minutes=30)  # of one collective, waiting for slow
 
 
 begun = False  # torch.distributed, by begin(): its store is not at MASTER_PORT
+
+
+@contextlib.contextmanager
+def _patient_threads():
+    """Threads that are started meanwhile do not interrupt others: gloo's thread for its sockets would wait until the system's next
+    tick for a lock whose holder it interrupted (src/comm/gloo.cc)."""
+    plain = os.SCHED_OTHER if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER else None
+    with contextlib.suppress(OSError):
+        if plain is not None:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        if plain is not None:
+            os.sched_setscheduler(0, plain, os.sched_param(0))
 
 
 _made = {}  # how many groups of which ranks
@@ -35,7 +51,8 @@ def _group(ranks, backend):
     if bound is not None:
         every.bound_device_id = None
     try:
-        made = torch.distributed.new_group(list(ranks), timeout=_TIMEOUT, backend=backend, use_local_synchronization=True)
+        with _patient_threads():
+            made = torch.distributed.new_group(list(ranks), timeout=_TIMEOUT, backend=backend, use_local_synchronization=True)
     finally:
         c10d._process_group_name = plain
         if bound is not None:
@@ -75,4 +92,5 @@ def begin(native):
         store = distributed.TCPStore(host, int(port), native.size, False)
     global begun
     begun = True
-    distributed.init_process_group("gloo", store=store, rank=native.rank, world_size=native.size)
+    with _patient_threads():
+        distributed.init_process_group("gloo", store=store, rank=native.rank, world_size=native.size)
