@@ -12,6 +12,7 @@
 #include "graph/precision.h"
 #include "grid/calibration.h"
 #include "planner/engines.h"
+#include "planner/grid_model.h"
 #include "runtime/trainer.h"
 #include "runtime/verify.h"
 #include "sim/simulate.h"
@@ -227,6 +228,26 @@ TEST(GridPlans, LayersCountBlocks) {
       if (p.name.starts_with("block")) blocks.insert(p.name.substr(0, p.name.find('.')));
     EXPECT_EQ(blocks, expected[s]) << s;
   }
+}
+
+// The trials of other systems are predicted with 20 kernels a block of GPT (bench/trials/sets.cc). The
+// graph has 22: PyTorch adds the four biases in their products, and models that train drop out twice.
+TEST(GridPlans, KernelsOfABlockAreThoseOfTheTrials) {
+  planner::PlanOptions request;
+  request.batch = 8;
+  const Cluster cluster = devices_of({16e9});
+  planner::DeviceGroups groups(cluster);
+  double kernels[2] = {};
+  for (int more : {0, 1}) {
+    const auto graph = std::make_shared<const Graph>(
+        graphs_of(fmt::format("gpt:layers={},hidden=64,heads=4,seq=32,vocab=64", 3 + more))(8));
+    const planner::LayeredGraph layered(request, &groups, graph,
+                                        pipeline::find_layers(*graph, {.layers = 64}));
+    for (const grid::Layer& layer : planner::grid_model(layered, 8).layers)
+      kernels[more] += layer.kernels;
+  }
+  constexpr int biases = 4, dropouts = 2;
+  EXPECT_EQ(kernels[1] - kernels[0] - biases + dropouts, 20);
 }
 
 // What Sailor measured of OPT-350 on nodes of 4 GH200 (tests/data/sailor/runs.csv, the fullest device),
