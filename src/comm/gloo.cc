@@ -103,6 +103,10 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
                        at::TensorOptions().dtype(at::kByte));
 }
 
+// gloo's threads let go of tensors a while after their collective has ended. With one that Python has
+// an object of they ask for its lock then, and where Python is about to end, the process aborts.
+std::vector<at::Tensor> unknown_to_python(const at::Tensor& tensor) { return {tensor.detach()}; }
+
 // Threads that are started meanwhile do not interrupt others when they have something to do. gloo's
 // thread for its sockets tries again and again for a lock whose holder it interrupted: where cores
 // are few, until the system's next tick, 4 ms, for a message of 0.2 ms.
@@ -155,7 +159,7 @@ class GlooCommunicator final : public ProcessCommunicator {
     if (size_ == 1 || tensor.numel() == 0) return;
     at::Tensor work = summable(tensor);
     run("all_reduce", Traffic::ring, [&] {
-      std::vector<at::Tensor> list{work};
+      std::vector<at::Tensor> list = unknown_to_python(work);
       c10d::AllreduceOptions options;
       options.reduceOp = reduction == Reduction::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
       options.timeout = kCollectiveTime;
@@ -169,7 +173,7 @@ class GlooCommunicator final : public ProcessCommunicator {
     at::Tensor sum = summable(tensor);
     if (hook_) hook_(Traffic::ring);
     auto started = message("all_reduce", sum, [&](std::vector<at::Tensor>&) {
-      std::vector<at::Tensor> list{sum};
+      std::vector<at::Tensor> list = unknown_to_python(sum);
       c10d::AllreduceOptions options;
       options.timeout = kCollectiveTime;
       return group_->allreduce(list, options);

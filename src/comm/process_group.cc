@@ -354,7 +354,7 @@ class ProcessGroupCommunicator final : public Communicator {
     at::Tensor sum = half && over_.backend.half_sums ? tensor : summable(tensor);
     Work work;
     run("all_reduce", [&] {
-      std::vector<at::Tensor> list{sum};
+      std::vector<at::Tensor> list{sum.detach()};  // one that Python does not know (gloo.cc)
       c10d::AllreduceOptions options;
       options.reduceOp = reduction == Reduction::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
       options.timeout = kCollectiveTime;

@@ -4,6 +4,7 @@ import glob
 import importlib.util
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -96,11 +97,12 @@ def environment():
 
 
 def launch(workers, script, *arguments, timeout=600):
-    """Runs a script under torchrun; its standard output. AssertionError with all it said if it fails."""
+    """Runs a script under torchrun; its standard output. AssertionError with all it said if it fails, why first: logs are cut."""
     command = [sys.executable, "-m", "motley.launch", "--nproc_per_node", str(workers), "--master_addr",
                "127.0.0.1", "--master_port", str(free_port()), script, *map(str, arguments)]  # fmt: skip
     done = subprocess.run(command, env=environment(), timeout=timeout, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    why = [line for line in done.stderr.splitlines() if re.search(r"Error|terminate|Signal|exitcode|what\(\)|Fatal", line)]
+    assert done.returncode == 0, "\n".join([" ".join(command), *why[:20], done.stdout, done.stderr])
     return done.stdout
 
 
