@@ -250,6 +250,26 @@ TEST(GridPlans, KernelsOfABlockAreThoseOfTheTrials) {
   EXPECT_EQ(kernels[1] - kernels[0] - biases + dropouts, 20);
 }
 
+// As simulations do (Backends.SumsOfSixteenBitsArePricedAsTheyTravel): gloo adds them as f32.
+TEST(GridPlans, SearchesPriceSumsOfSixteenBitsAsTheyTravel) {
+  planner::PlanOptions request;
+  request.batch = 8;
+  const auto plain =
+      std::make_shared<const Graph>(graphs_of("gpt:layers=3,hidden=64,heads=4,seq=32,vocab=64")(8));
+  const auto half = std::make_shared<const Graph>(with_precision(*plain, DType::bf16));
+  const auto reduced = [&](const std::shared_ptr<const Graph>& graph, const char* backend) {
+    Cluster cluster = devices_of({16e9, 16e9});
+    cluster.groups[0].backend = backend_named(backend);
+    planner::DeviceGroups groups(cluster);
+    const planner::LayeredGraph layered(request, &groups, graph,
+                                        pipeline::find_layers(*graph, {.layers = 64}));
+    return planner::estimator_of(planner::grid_model(layered, 8), cluster).reduced_at_end({});
+  };
+  EXPECT_EQ(reduced(half, "nccl"), 2);
+  EXPECT_EQ(reduced(half, "gloo"), 4);
+  for (const char* backend : {"nccl", "gloo"}) EXPECT_EQ(reduced(plain, backend), 4);
+}
+
 // What Sailor measured of OPT-350 on nodes of 4 GH200 (tests/data/sailor/runs.csv, the fullest device),
 // less the driver and NCCL's communicators, which plans leave to `reserved`: pipelines, replicas and
 // tensor parallelism, each alone and together.

@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include "cluster/backend.h"
+#include "cost/cost.h"
 #include "graph/op.h"
 
 namespace motley::planner {
@@ -84,11 +86,13 @@ grid::Model grid_model(const LayeredGraph& builder, int64_t samples) {
   return model;
 }
 
-grid::Estimator estimator_of(const grid::Model& model, const Cluster& cluster, double workspace) {
+grid::Estimator estimator_of(grid::Model model, const Cluster& cluster, double workspace) {
+  if (model.precision.half)
+    model.precision.reduced = 2 * widening(backend_of(cluster), Collective::all_reduce, true);
   grid::Calibration calibration = grid::default_calibration(cluster, model.precision);
   for (auto& [type, rates] : calibration.types) rates.context = rates.channels = 0;
   calibration.fragmentation = workspace;
-  return grid::Estimator(model, cluster, calibration);
+  return grid::Estimator(std::move(model), cluster, calibration);
 }
 
 int merged_replicas(const grid::Strategy& s) {

@@ -14,10 +14,10 @@ namespace motley::planner {
 // The layers of a graph of `samples` as the grid sees them.
 grid::Model grid_model(const LayeredGraph& graph, int64_t samples);
 
-// What it estimates plans by: those of a cluster as it is described, judged by what they hold.
+// What it estimates plans by: those of a cluster as it is described, judged by what they hold, with
+// gradients of 16 bits as the cluster's backend sends them.
 // `workspace`: of activations, what is there beside them.
-grid::Estimator estimator_of(const grid::Model& model, const Cluster& cluster,
-                             double workspace = 0);
+grid::Estimator estimator_of(grid::Model model, const Cluster& cluster, double workspace = 0);
 
 // A stage's program is searched on all devices of its replica: on those of context parallelism it
 // may cut the sequence, on those of expert parallelism the experts, or whatever costs less.

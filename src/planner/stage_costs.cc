@@ -4,6 +4,8 @@
 #include <limits>
 #include <set>
 
+#include "cluster/backend.h"
+#include "cost/cost.h"
 #include "net/messages.h"
 
 namespace motley::planner {
@@ -37,6 +39,16 @@ StageCosts::StageCosts(const PlanOptions& request, DeviceGroups* groups,
     for (int d : p->devices) alone.push_back({&groups_.of({d})});
   }
   graph_.plan_layers(alone, runs_);
+  const Backend backend = backend_of(groups_.whole());
+  Bytes sent = 0, all = 0;
+  for (const Parameter& p : graph_.graph().parameters) {
+    if (!p.gradient.valid()) continue;
+    const TensorSpec& gradient = graph_.graph().spec(p.gradient);
+    sent += static_cast<Bytes>(gradient.bytes()) *
+            widening(backend, Collective::all_reduce, is_half(gradient.dtype));
+    all += static_cast<Bytes>(graph_.graph().spec(p.value).bytes());
+  }
+  if (all > 0) travels_ = sent / all;
 }
 
 void StageCosts::take_bounds(LayeredGraph* larger, int64_t samples) {
@@ -172,7 +184,7 @@ StageCosts::Slice StageCosts::slice(const pipeline::Mesh& mesh, int pipelines) {
     add(&slice.state, scale * cost.state);
     add(&slice.held, scale * cost.held);
     add(&slice.late, scale * cost.late);
-    add(&slice.own, graph_.layers().layers[l].parameters);
+    add(&slice.own, travels_ * graph_.layers().layers[l].parameters);
     slice.workspace.push_back(scale * cost.workspace);
     slice.held_inputs.push_back(scale * cost.held_inputs);
   }

@@ -69,6 +69,8 @@ class StageCosts {
   // How often the program runs in a step, about, which only says which one is best.
   int runs_;
   bool bound_ = false;
+  double travels_ =
+      1;  // bytes of gradients, as they are summed over the pipelines, per byte of parameters
   LayeredGraph* larger_ = nullptr;  // null: none
   int64_t larger_samples_ = 0;
   std::vector<LayeredGraph::OnGroup> unequal_;                     // slices of several types
