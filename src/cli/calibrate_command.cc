@@ -97,6 +97,7 @@ void report(const Profile& profile, const CalibrateArgs& args) {
                              {"form", to_string(r.collective)},
                              {"latency_s", r.latency},
                              {"bandwidth", r.bandwidth},
+                             {"least_s", r.least},
                              {"r2", g.fits[i].r2}});
       if (!args.json)
         std::printf("%-10s %-15s %s/s, %s a round, R2 %.4f\n",

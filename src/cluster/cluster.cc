@@ -248,7 +248,7 @@ class Reader {
       if (!list[i].IsMap() || !list[i]["form"] || !list[i]["bandwidth"])
         throw error(field, "has no form or no bandwidth",
                     "give {form: all_reduce, latency: ..., bandwidth: ...}");
-      allow(list[i], field, {"form", "latency", "bandwidth"});
+      allow(list[i], field, {"form", "latency", "bandwidth", "least"});
       const std::string name = scalar(list[i]["form"], join(field, "form"));
       const auto collective = parse_collective(name, kMeasuredCollectives);
       if (!collective)
@@ -262,6 +262,8 @@ class Reader {
       rate.bandwidth = positive(list[i]["bandwidth"], "bandwidth", join(field, "bandwidth"));
       if (const YAML::Node x = list[i]["latency"])
         rate.latency = quantity(x, "time", join(field, "latency"));
+      if (const YAML::Node x = list[i]["least"])
+        rate.least = quantity(x, "time", join(field, "least"));
       rates.push_back(rate);
     }
     return rates;

@@ -113,7 +113,7 @@ struct Nic {
 };
 
 // The collectives of a group as they were measured. With p devices, S bytes in all and m the
-// largest share, each takes rounds * (bytes a round / bandwidth + latency):
+// largest share, each takes rounds * max(least, bytes a round / bandwidth + latency):
 //
 //   all_reduce                   2 (p-1) rounds of S / p
 //   all_gather, reduce_scatter   p-1 rounds of m S
@@ -128,6 +128,7 @@ struct CollectiveRate {
   Collective collective = Collective::all_reduce;
   Seconds latency = 0;  // of a round
   BytesPerSecond bandwidth = 0;
+  Seconds least = 0;  // of a round: what is acknowledged travels on a far link twice, however small
   friend bool operator==(const CollectiveRate&, const CollectiveRate&) = default;
 };
 

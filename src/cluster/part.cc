@@ -283,7 +283,7 @@ std::string look_of(const Cluster& cluster) {
     }
     add(group.measured.size());
     for (const CollectiveRate& rate : group.measured)
-      add(rate.collective), add(rate.latency), add(rate.bandwidth);
+      add(rate.collective), add(rate.latency), add(rate.bandwidth), add(rate.least);
     const Backend& b = group.backend;
     text(b.name);
     for (const bool can : {b.messages, b.all_to_all, b.half_sums, b.half_scatters, b.hides})

@@ -24,7 +24,8 @@ Json to_json(const FitQuality& fit) {
 const char* kind_of(const std::string& name) {
   if (name.ends_with("bandwidth")) return "bandwidth";
   if (name.ends_with("flops")) return "flops";
-  if (name == "overhead" || name == "latency" || name == "forward_s" || name == "backward_s")
+  if (name == "overhead" || name == "latency" || name == "least" || name == "forward_s" ||
+      name == "backward_s")
     return "time";
   return name == "cached" || name == "activation_bytes" ? "bytes" : "number";
 }
@@ -136,6 +137,7 @@ Json to_json(const Profile& profile) {
       collectives.push_back({{"form", to_string(g.collectives[i].collective)},
                              {"latency", g.collectives[i].latency},
                              {"bandwidth", g.collectives[i].bandwidth},
+                             {"least", g.collectives[i].least},
                              {"fit", to_json(g.fits[i])}});
     groups.push_back({{"path", g.path}, {"types", g.types}, {"collectives", collectives}});
   }
@@ -198,7 +200,8 @@ Profile parse_profile(const std::string& text, const std::string& name) {
       for (const CollectiveRate& other : g.collectives)
         if (other.collective == *collective)
           throw c.bad("form", fmt::format("is '{}' again; give each form once", form));
-      g.collectives.push_back({*collective, not_negative(c, "latency"), positive(c, "bandwidth")});
+      g.collectives.push_back({*collective, not_negative(c, "latency"), positive(c, "bandwidth"),
+                               c.find("least") ? not_negative(c, "least") : 0});
       g.fits.push_back(fit_of(c));
     });
     profile.groups.push_back(std::move(g));

@@ -50,7 +50,8 @@ void follow_links(const Cluster& before, Cluster* after, const Resource& resourc
         std::find(resource.groups.begin(), resource.groups.end(), id) != resource.groups.end();
     for (CollectiveRate& rate : group.measured) {
       if (std::isfinite(faster)) rate.bandwidth *= faster;
-      if (own && resource.kind == ResourceKind::latency) rate.latency /= factor;
+      if (own && resource.kind == ResourceKind::latency)
+        rate.latency /= factor, rate.least /= factor;
     }
   }
 }

@@ -45,11 +45,15 @@ void write_group(const Cluster& cluster, GroupId id, YAML::Emitter& out) {
         << YAML::EndMap;
   if (!g.measured.empty()) {
     out << YAML::Key << "collectives" << YAML::Value << YAML::BeginSeq;
-    for (const CollectiveRate& rate : g.measured)
+    for (const CollectiveRate& rate : g.measured) {
       out << YAML::Flow << YAML::BeginMap << YAML::Key << "form" << YAML::Value
           << to_string(rate.collective) << YAML::Key << "latency" << YAML::Value
           << fmt::format("{}", rate.latency) << YAML::Key << "bandwidth" << YAML::Value
-          << fmt::format("{}", rate.bandwidth) << YAML::EndMap;
+          << fmt::format("{}", rate.bandwidth);
+      if (rate.least > 0)
+        out << YAML::Key << "least" << YAML::Value << fmt::format("{}", rate.least);
+      out << YAML::EndMap;
+    }
     out << YAML::EndSeq;
   }
   if (!g.children.empty()) {

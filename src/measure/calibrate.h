@@ -25,8 +25,8 @@
 // the passes is counted by storage, without parameters and inputs.
 //
 // Links. Every group of the cluster tree measures each form of collective against size; the slowest
-// member's median counts. Fitted is seconds = rounds * latency + traffic / bandwidth
-// (CollectiveRate).
+// member's median counts. Fitted is seconds = max(rounds * least, rounds * latency + traffic /
+// bandwidth) (CollectiveRate).
 #pragma once
 
 #include <functional>

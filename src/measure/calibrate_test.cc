@@ -98,6 +98,46 @@ TEST(Fit, IsTheBestWithoutNegativeCoefficients) {
   }
 }
 
+// All-reduces of four workers at two sites, 2 ms and 100 Mbps apart, as they were measured.
+TEST(Fit, FindsWhatARoundTakesAtLeast) {
+  const std::vector<std::pair<double, Seconds>> measured = {
+      {4096, 25.63e-3},   {16384, 25.62e-3},    {65536, 25.73e-3},
+      {262144, 38.63e-3}, {1048576, 133.25e-3}, {4194304, 520.72e-3}};
+  std::vector<RoundsPoint> points;
+  for (const auto& [bytes, seconds] : measured) points.push_back({6, 1.5 * bytes, seconds});
+  const RoundsFit fit = fit_rounds(points, true), affine = fit_rounds(points, false);
+  EXPECT_NEAR(fit.least, 25.66e-3 / 6, 1e-5);
+  EXPECT_NEAR(1 / fit.per_byte, 12.5e6, 0.5e6);
+  EXPECT_EQ(affine.least, 0);
+  double worst = 0;
+  for (const RoundsPoint& p : points) {
+    EXPECT_NEAR(fit.seconds(p.rounds, p.traffic), p.seconds, 0.05 * p.seconds) << p.traffic;
+    worst = std::max(worst, std::abs(affine.seconds(p.rounds, p.traffic) / p.seconds - 1));
+  }
+  EXPECT_GT(worst, 0.2);
+}
+
+TEST(Fit, FindsTheRoundsThatMadeTheTimes) {
+  Rng rng(7);
+  for (int trial = 0; trial < 200; ++trial) {
+    const double latency = 1e-5 + 1e-3 * rng.uniform(), bandwidth = 1e7 + 1e9 * rng.uniform(),
+                 least = trial % 2 ? latency * (1.5 + 2.5 * rng.uniform()) : 0;
+    const int flat = static_cast<int>(rng.between(2, 4)), all = 8;
+    std::vector<RoundsPoint> points;
+    for (int i = 0; i < all; ++i) {
+      // What is as fast as the least is small enough for it, and what is not is twice as large or more.
+      const double knee = (least > 0 ? least - latency : latency) * bandwidth,
+                   bytes = i < flat ? knee * 0.9 * (i + 1) / flat : knee * 2 * (i - flat + 1);
+      points.push_back({3, 3 * bytes, 3 * std::max(least, latency + bytes / bandwidth)});
+    }
+    const RoundsFit fit = fit_rounds(points, true);
+    for (const RoundsPoint& p : points)
+      EXPECT_NEAR(fit.seconds(p.rounds, p.traffic), p.seconds, 1e-6 * p.seconds) << trial;
+    EXPECT_NEAR(fit.latency, latency, 1e-6 * latency);
+    EXPECT_EQ(fit.least > 0, least > 0) << trial;
+  }
+}
+
 TEST(Fit, OfOneSampleIsThatSample) {
   FitQuality quality;
   const OpRate rate = fit({{100, 200, 3e-6}}, &quality);

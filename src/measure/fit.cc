@@ -74,6 +74,43 @@ Features least_squares(const std::vector<Features>& features, const std::vector<
   return best;
 }
 
+RoundsFit fit_rounds(const std::vector<RoundsPoint>& points, bool with_least) {
+  constexpr size_t kFlat = 2, kRising = 2;  // points, or more
+  constexpr double kBetter = 0.7;           // of the error without
+  // The first `flat` points alone show the least.
+  const auto fit = [&](size_t flat) {
+    RoundsFit result;
+    std::vector<Features> features;
+    std::vector<double> seconds;
+    for (size_t i = 0; i < points.size(); ++i) {
+      if (i < flat) {
+        result.least += points[i].seconds / points[i].rounds / static_cast<double>(flat);
+        continue;
+      }
+      features.push_back({points[i].rounds, points[i].traffic, 0});
+      seconds.push_back(points[i].seconds);
+    }
+    const Features x = least_squares(features, seconds);
+    result.latency = x[0];
+    // Where no size took time that grows, the largest size is a bound.
+    result.per_byte = x[1] > 0 ? x[1] : seconds.back() / features.back()[1];
+    return result;
+  };
+  const auto error = [&](const RoundsFit& x) {
+    double sum = 0;
+    for (const RoundsPoint& p : points) {
+      const double off = x.seconds(p.rounds, p.traffic) / std::max(p.seconds, kShortest) - 1;
+      sum += off * off;
+    }
+    return sum;
+  };
+  RoundsFit best = fit(0);
+  double least = kBetter * error(best);
+  for (size_t flat = kFlat; with_least && flat + kRising <= points.size(); ++flat)
+    if (const RoundsFit x = fit(flat); error(x) < least) best = x, least = error(x);
+  return best;
+}
+
 FitQuality quality_of(const std::vector<std::pair<double, Seconds>>& points,
                       const std::vector<double>& predicted) {
   FitQuality q;

@@ -1,6 +1,7 @@
 // Least squares of what calibration measures (calibrate.h).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
@@ -15,6 +16,21 @@ using Features = std::array<double, 3>;
 
 // The x of at least 0 with the least sum of (seconds - x f)^2 / seconds.
 Features least_squares(const std::vector<Features>& features, const std::vector<double>& seconds);
+
+// Of collectives by size, ascending: seconds = max(rounds * least, rounds * latency + traffic *
+// per_byte). Several small ones that take the same time show the least; 0: they do not.
+struct RoundsFit {
+  Seconds latency = 0, per_byte = 0, least = 0;
+  Seconds seconds(double rounds, double traffic) const {
+    return std::max(rounds * least, rounds * latency + traffic * per_byte);
+  }
+};
+struct RoundsPoint {
+  double rounds = 0;
+  Bytes traffic = 0;
+  Seconds seconds = 0;
+};
+RoundsFit fit_rounds(const std::vector<RoundsPoint>& points, bool with_least);
 
 // How well `predicted` explains points of (size, seconds), and some of those.
 FitQuality quality_of(const std::vector<std::pair<double, Seconds>>& points,

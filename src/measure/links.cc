@@ -8,11 +8,18 @@ namespace motley {
 
 namespace {
 
-// The median over the calls of the slowest member, the same on all.
+// The median over the calls of the slowest member, the same on all. Of more calls, up to thrice as
+// many, where most were disturbed.
 template <typename F>
 Seconds collective_seconds(Communicator& group, at::Device device, int repeats, F call) {
+  constexpr double kDisturbed = 1.1;  // of the second least
   std::vector<double> times;
-  for (int i = 0; i < repeats; ++i) {
+  const auto disturbed = [&] {
+    std::vector<double> sorted = times;
+    std::sort(sorted.begin(), sorted.end());
+    return median(times) > kDisturbed * sorted[1];
+  };
+  for (int i = 0; i < repeats || (i < 3 * repeats && disturbed()); ++i) {
     group.barrier();
     const Seconds start = wall_clock();
     call();
@@ -48,8 +55,7 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part,
                            : collective == Collective::all_to_all ? exchange
                                                                   : (n - 1) / n;
     std::vector<std::pair<double, Seconds>> points;
-    std::vector<Features> features;
-    std::vector<double> seconds;
+    std::vector<RoundsPoint> of_rounds;
     Seconds last = 0;
     for (int64_t bytes = smallest; bytes <= largest; bytes *= factor) {
       if (last * 3.5 > longest) break;
@@ -85,15 +91,13 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part,
       call();
       last = collective_seconds(group, device, last > 0.05 ? 3 : options.quick ? 5 : 7, call);
       points.emplace_back(static_cast<double>(bytes), last);
-      features.push_back({rounds, traffic * static_cast<double>(bytes), 0});
-      seconds.push_back(last);
+      of_rounds.push_back({rounds, traffic * static_cast<double>(bytes), last});
     }
-    const Features x = least_squares(features, seconds);
+    const RoundsFit fit = fit_rounds(
+        of_rounds, collective != Collective::all_to_all && collective != Collective::broadcast);
     std::vector<double> predicted;
-    for (const auto& row : features) predicted.push_back(x[0] * row[0] + x[1] * row[1]);
-    // Where no size took time that grows, the largest size is a bound.
-    const double per_byte = x[1] > 0 ? x[1] : seconds.back() / features.back()[1];
-    result.collectives.push_back({collective, x[0], 1 / per_byte});
+    for (const RoundsPoint& x : of_rounds) predicted.push_back(fit.seconds(x.rounds, x.traffic));
+    result.collectives.push_back({collective, fit.latency, 1 / fit.per_byte, fit.least});
     result.fits.push_back(quality_of(points, predicted));
   }
   return result;

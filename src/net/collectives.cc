@@ -55,7 +55,7 @@ Seconds CollectiveModel::plain_all_reduce(Bytes bytes) const {
   double p = devices_, steps = std::ceil(std::log2(p));
   if (measured_[static_cast<size_t>(Collective::all_reduce)]) {
     const CollectiveRate& r = rate(Collective::all_reduce);
-    return 2 * (p - 1) * (bytes / p / r.bandwidth + r.latency);
+    return 2 * (p - 1) * std::max(r.least, bytes / p / r.bandwidth + r.latency);
   }
   return std::min(2 * (p - 1) / p * bytes / bandwidth_ + 2 * (p - 1) * latency_,
                   2 * bytes / bandwidth_ + 2 * steps * latency_);
@@ -95,7 +95,7 @@ Seconds CollectiveModel::rounds(Collective collective, Bytes bytes,
   const double p = devices_;
   const double latencies =
       measured_[static_cast<size_t>(collective)] ? p - 1 : std::ceil(std::log2(p));
-  return shares.rounds * bytes / r.bandwidth + latencies * r.latency;
+  return std::max(latencies * r.least, shares.rounds * bytes / r.bandwidth + latencies * r.latency);
 }
 
 Seconds CollectiveModel::chains(Collective collective, Bytes bytes,

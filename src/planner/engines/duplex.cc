@@ -45,6 +45,7 @@ Cluster weighed(const Cluster& cluster, double w) {
     for (CollectiveRate& rate : group.measured) {
       rate.bandwidth /= comm;
       rate.latency *= comm;
+      rate.least *= comm;
     }
   }
   return result;
