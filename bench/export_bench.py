@@ -30,7 +30,7 @@ def plan(args, cluster, model, batch, target=None):
     done = subprocess.run([args.motley, "plan", model, "--cluster", cluster, "--batch", str(batch), "--json",
                            "--time-limit", str(args.time_limit), *words], capture_output=True, text=True, cwd=ROOT)
     if done.returncode not in (0, 3):
-        sys.exit(f"{cluster} {model} {target}: {done.stderr}")
+        sys.exit(f"{cluster} {model} {target}: exit code {done.returncode}: {done.stderr}")
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
