@@ -490,27 +490,6 @@ device_types:
   expect_mistake(plan + "--layers fine", "--layers");
 }
 
-// A plan of another planner beside ours.
-TEST_F(Cli, ReadsPlansOfAutoparallel) {
-  const std::string file = "import tests/corpus/autoparallel/tensors-4.json ";
-  const std::string of =
-      "--model mlp:layers=2,in=64,hidden=128,classes=16 --cluster local-mixed-4 ";
-  const Outcome read = motley(
-      fmt::format("{}{}--batch 32 --time-limit 2 --json -o {}", file, of, path("their.json")));
-  ASSERT_EQ(read.code, 0) << read.err;
-  const Json json = read.json();
-  EXPECT_EQ(json["target"], "autoparallel");
-  EXPECT_LE(json["best_step_s"].get<double>(), json["predicted_step_s"].get<double>());
-  EXPECT_EQ(motley("check " + path("their.json")).code, 0);
-  const Outcome simulated = motley(fmt::format("simulate {} --json", path("their.json")));
-  EXPECT_NEAR(simulated.json()["step_s"].get<double>(), json["predicted_step_s"].get<double>(),
-              1e-9);
-  expect_mistake(file + of, "give --batch");
-  expect_mistake(file + of + "--batch 64", "no placeholder behind the parameters is [64, 64]");
-  expect_mistake("import tests/data/stages.json " + of + "--batch 32",
-                 "is no plan of another planner");
-}
-
 // Planned for a framework, exported, imported: the same; a plan that it cannot say: 3, and the nearest.
 TEST_F(Cli, PlansForFrameworks) {
   const std::string model = "gpt:layers=4,hidden=64,heads=4,vocab=128,seq=32";
