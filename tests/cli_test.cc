@@ -519,6 +519,8 @@ TEST_F(Cli, PlansForFrameworks) {
                  "is not empty; give another name, or --force");
   expect_mistake(fmt::format("export {} --to jax -o {}", path("p.json"), path("other")), "jax");
   expect_mistake("import " + path("nowhere"), "motley.json");
+  expect_mistake(fmt::format("import {} --batch 8", path("run")),
+                 "is a directory, which says both");
   ASSERT_EQ(motley(fmt::format("plan {} --cluster local-mixed-4 --batch 8 --engine grid --fix "
                                "pp=2,dp=2 -o {}",
                                model, path("grid.json")))

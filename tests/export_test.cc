@@ -41,6 +41,18 @@ class Folder {
   fs::path path_;
 };
 
+// [begin, size] of the numbers of a text.
+std::vector<std::pair<size_t, size_t>> numbers_in(const std::string& text) {
+  std::vector<std::pair<size_t, size_t>> numbers;
+  for (size_t at = 0; at < text.size();) {
+    size_t end = at;
+    while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end]))) ++end;
+    if (end > at) numbers.emplace_back(at, end - at);
+    at = end + 1;
+  }
+  return numbers;
+}
+
 class Targets : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Targets, PlansComeBackAsTheyWent) {
@@ -88,13 +100,7 @@ TEST_P(Targets, WrongNumbersAreRefusedOrStayWithinTheRules) {
     for (ExportedFile& file : exported.files)
       if (file.path == exporter.file) text = &file.text;
     ASSERT_NE(text, nullptr);
-    std::vector<std::pair<size_t, size_t>> numbers;
-    for (size_t at = 0; at < text->size();) {
-      size_t end = at;
-      while (end < text->size() && std::isdigit(static_cast<unsigned char>((*text)[end]))) ++end;
-      if (end > at) numbers.emplace_back(at, end - at);
-      at = end + 1;
-    }
+    const auto numbers = numbers_in(*text);
     const auto [at, size] = numbers[rng.below(static_cast<int64_t>(numbers.size()))];
     const int64_t old = std::stoll(text->substr(at, size));
     text->replace(at, size, std::to_string(old + rng.between(1, 3)));
@@ -112,6 +118,66 @@ TEST_P(Targets, WrongNumbersAreRefusedOrStayWithinTheRules) {
   }
   EXPECT_GT(refused, 0);
   std::printf("%s: %d mutants refused, %d taken\n", GetParam(), refused, taken);
+}
+
+// A thousand plans without their programs: what is written is taken by the target's rules as they are
+// known here, and means the same. Of each one number is changed, of the first ten every one: refused,
+// or another plan within the rules, or a number that says nothing of the plan.
+TEST_P(Targets, AThousandOutlinesAreTakenByTheRules) {
+  constexpr int kOutlines = 1000, kThorough = 10;
+  RandomPlans random(GetParam());
+  const Exporter& exporter = *find_exporter(GetParam());
+  const Folder folder(std::string("motley_outline_") + GetParam());
+  const ExportDirectory directory(folder.path());
+  int refused = 0, others = 0, silent = 0;
+  // Without the care of write_directory(), which takes its time.
+  const auto put = [&](const Exported& files) {
+    for (const ExportedFile& file : files.files) {
+      fs::create_directories(fs::path(directory.name(file.path)).parent_path());
+      std::ofstream(directory.name(file.path)) << file.text;
+    }
+  };
+  for (int i = 0; i < kOutlines; ++i) {
+    SCOPED_TRACE(fmt::format("case {}", i));
+    planner::Arrangement sent;
+    const std::unique_ptr<Plan> plan = random.outline(6, i, &sent);
+    std::string reason;
+    Exported exported = export_arrangement(*plan, sent, exporter, &reason);
+    ASSERT_EQ(reason, "");
+    std::erase_if(exported.files, [&](const ExportedFile& file) {
+      return file.path.ends_with(".py") || file.path.ends_with(".sh") || file.path == "motley.json";
+    });
+    put(exported);
+    const auto read = [&] {
+      return import_arrangement(directory, exporter, plan->cluster, *plan->graph, plan->batch);
+    };
+    const planner::Arrangement came = read();
+    ASSERT_EQ(planner::to_string(sent), planner::to_string(came));
+    ASSERT_EQ(planner::rank_order(sent), planner::rank_order(came));
+    const std::string text = directory.text(exporter.file);
+    const auto numbers = numbers_in(text);
+    Rng rng(static_cast<uint64_t>(i));
+    const auto chosen = static_cast<size_t>(rng.below(static_cast<int64_t>(numbers.size())));
+    for (size_t n = 0; n < numbers.size(); ++n) {
+      if (i >= kThorough && n != chosen) continue;
+      std::string mutant = text;
+      const auto [at, size] = numbers[n];
+      mutant.replace(at, size,
+                     std::to_string(std::stoll(text.substr(at, size)) + rng.between(1, 3)));
+      put({{{exporter.file, mutant}}, {}});
+      try {
+        const planner::Arrangement other = read();
+        EXPECT_EQ(other.batch(), plan->batch);
+        ++(planner::to_string(other) == planner::to_string(sent) ? silent : others);
+      } catch (const UserError& e) {
+        EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(refused, others);
+  std::printf("%s: %d numbers refused, %d other plans, %d say nothing of the plan\n", GetParam(),
+              refused, others, silent);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Targets,
@@ -148,11 +214,16 @@ std::string refused_by_table(const std::string& arguments, const Json& table) {
 TEST(Megatron, ArgumentsAreThoseOfItsTable) {
   const std::string path = std::string(MOTLEY_SOURCE_DIR) + "/tests/data/megatron_options.json";
   const Json table = parse_json(read_file(path), path)["options"];
+  const Exporter& megatron = *find_exporter("megatron");
   RandomPlans random("megatron");
-  for (int i = 0; i < cases(); ++i) {
+  for (int i = 0; i < 1000 + cases(); ++i) {
     std::string reason;
-    const std::unique_ptr<Plan> plan = random.plan(4, i);
-    for (const ExportedFile& file : export_plan(*plan, *find_exporter("megatron"), &reason).files)
+    planner::Arrangement a;
+    const std::unique_ptr<Plan> plan = i < 1000 ? random.outline(7, i, &a) : random.plan(4, i);
+    const Exported exported = i < 1000 ? export_arrangement(*plan, a, megatron, &reason)
+                                       : export_plan(*plan, megatron, &reason);
+    ASSERT_EQ(reason, "");
+    for (const ExportedFile& file : exported.files)
       if (file.path == "arguments.txt") {
         EXPECT_EQ(refused_by_table(file.text, table), "") << i;
         EXPECT_NE(refused_by_table(file.text + "--tensor-model-parallel\n2\n", table), "");

@@ -14,6 +14,7 @@
 #include "core/file.h"
 #include "core/units.h"
 #include "discover/discover.h"
+#include "export/plan_files.h"
 #include "graph/file.h"
 #include "plan/plan.h"
 #include "readers/assemble.h"
@@ -79,6 +80,21 @@ void read_source(const std::string& text) {
 void read_nccl(const std::string& text) {
   const readers::NcclRun run = readers::parse_nccl(text, kName);
   if (!run.points.empty()) readers::fit(run);
+}
+
+// Of a small model on the devices that the files in tests/corpus are of.
+void read_plan_file(const std::string& text) {
+  static const auto step = std::make_shared<planner::BatchStep>(
+      parse_graph(read_file(std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/mlp2.txt"),
+                  "mlp2.txt"),
+      32);
+  static const Cluster cluster = load_cluster("local-mixed-4");
+  planner::PlanOptions options;
+  options.batch = 32;
+  const std::string name = kName;
+  const Json json = parse_json(text, name);
+  const PlanFile file = plan_reader_of(json, name).read({name, json, cluster, step, options});
+  MOTLEY_CHECK(check(*file.plan, false).empty());
 }
 
 // Of the kind that it looks like: names of files say over which machines they were measured.
@@ -152,6 +168,7 @@ const std::vector<Format>& formats() {
       {"topology", true, read_source<&Sources::topology>},
       {"nccl", true, read_nccl},
       {"planners", true, read_planners},
+      {"autoparallel", true, read_plan_file},
       {"hostlist", true, [](const std::string& text) { readers::hostlist(text, kName); }},
       {"quantity", true, [](const std::string& text) { parse_quantity(text, "bandwidth", kName); }},
       {"facts", true, [](const std::string& text) { discover::parse_facts(text, kName); }},

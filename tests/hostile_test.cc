@@ -490,5 +490,26 @@ TEST_F(Hostile, NumbersAreRefusedInOneLine) {
   expect_mistake("simulate " + piped + " --trace " + path("t.json"), "timeline");
 }
 
+// A plan of another planner beside ours.
+TEST_F(Hostile, ReadsPlansOfAutoparallel) {
+  const std::string file = "import tests/corpus/autoparallel/tensors-4.json ";
+  const std::string of =
+      "--model mlp:layers=2,in=64,hidden=128,classes=16 --cluster local-mixed-4 ";
+  const Outcome read = motley(
+      fmt::format("{}{}--batch 32 --time-limit 2 --json -o {}", file, of, path("their.json")));
+  ASSERT_EQ(read.code, 0) << read.err;
+  const Json json = parse_json(read.out, "out");
+  EXPECT_EQ(json["target"], "autoparallel");
+  EXPECT_LE(json["best_step_s"].get<double>(), json["predicted_step_s"].get<double>());
+  EXPECT_EQ(motley("check " + path("their.json")).code, 0);
+  const Outcome simulated = motley(fmt::format("simulate {} --json", path("their.json")));
+  EXPECT_NEAR(parse_json(simulated.out, "out")["step_s"].get<double>(),
+              json["predicted_step_s"].get<double>(), 1e-9);
+  expect_mistake(file + of, "give --batch");
+  expect_mistake(file + of + "--batch 64", "no placeholder behind the parameters is [64, 64]");
+  expect_mistake("import tests/data/stages.json " + of + "--batch 32",
+                 "is no plan of another planner");
+}
+
 }  // namespace
 }  // namespace motley

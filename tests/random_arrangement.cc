@@ -53,6 +53,28 @@ int divisor(Rng* rng, int64_t of, int most) {
   return all[rng->below(static_cast<int64_t>(all.size()))];
 }
 
+// Whether stages with these warm-up passes do not wait for one another for ever.
+bool ends(const PipelinePlan& pipeline) {
+  return std::none_of(pipeline.replicas.begin(), pipeline.replicas.end(),
+                      [](const ReplicaPlan& replica) { return ticks_of(replica).empty(); });
+}
+
+std::unique_ptr<PipelinePlan> without_programs(const Arrangement& a) {
+  auto pipeline = std::make_unique<PipelinePlan>();
+  for (int r = 0; r < a.replicas(); ++r) {
+    ReplicaPlan replica;
+    replica.micro_batches = a.micro_batches[r];
+    for (const ArrangedStage& s : a.stages) {
+      StagePlan stage;
+      stage.devices = s.devices[r];
+      stage.warm_up = s.warm_up;
+      replica.stages.push_back(std::move(stage));
+    }
+    pipeline->replicas.push_back(std::move(replica));
+  }
+  return pipeline;
+}
+
 }  // namespace
 
 struct RandomPlans::Case {
@@ -177,6 +199,30 @@ std::unique_ptr<Plan> RandomPlans::plan(uint64_t seed, int i) {
     if (std::unique_ptr<Plan> plan = arranger.make(c.arrangement, target_.name, &reason))
       return plan;
   }
+}
+
+std::unique_ptr<Plan> RandomPlans::outline(uint64_t seed, int i, Arrangement* arrangement) {
+  Rng rng(mix64(seed) + static_cast<uint64_t>(i));
+  Case c;
+  auto plan = std::make_unique<Plan>();
+  for (;;) {
+    plan->cluster = random_cluster(&rng);
+    c.model = &kModels[rng.below(std::size(kModels))];
+    c.batch = kBatches[rng.below(std::size(kBatches))];
+    if (!choose(&rng, plan->cluster, &c)) continue;
+    plan->pipeline = without_programs(c.arrangement);
+    if (ends(*plan->pipeline)) break;
+  }
+  auto& step = steps_[fmt::format("{} {}", c.model->name, c.batch)];
+  if (!step)
+    step = std::make_shared<planner::BatchStep>(canonicalize(capture(c.model->name, c.batch).graph),
+                                                c.batch);
+  plan->engine = target_.name;
+  plan->model = c.model->name;
+  plan->batch = c.batch;
+  plan->graph = std::make_unique<Graph>(step->graph());
+  *arrangement = c.arrangement;
+  return plan;
 }
 
 }  // namespace motley

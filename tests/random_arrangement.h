@@ -19,6 +19,10 @@ class RandomPlans {
   // three types of devices. Memory is no limit.
   std::unique_ptr<Plan> plan(uint64_t seed, int i);
 
+  // The same choice without a search: a plan of `arrangement` that has no programs, as far as files of
+  // frameworks tell.
+  std::unique_ptr<Plan> outline(uint64_t seed, int i, planner::Arrangement* arrangement);
+
  private:
   struct Case;
   bool choose(Rng* rng, const Cluster& cluster, Case* c) const;

@@ -4,6 +4,7 @@
     results.py stale [NAME ...]   a line for each study whose results are older than the code behind them
     results.py record NAME        the results of this study, as they lie there now, come from the current commit
     results.py check              exit code 1 if a result has no commit, or one that the history does not have
+    results.py targets            the table of docs/export.md from the last results of the study export; check compares them
     results.py errors             how far predictions are off in all studies that measured, and their mean
 """
 
@@ -61,8 +62,27 @@ def check():
         for name, commit in rows.items():
             if git("merge-base", "--is-ancestor", commit, "HEAD").returncode != 0:
                 wrong.append(f"bench/results/commits.tsv: {name}: the history has no {commit}; run the study again")
+    if (ROOT / "docs" / "export.md").read_text().find(targets()) < 0:
+        wrong.append("docs/export.md: its table of targets is not that of the last results; put in what tools/results.py targets prints")
     print("\n".join(wrong), end="\n" if wrong else "", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def targets():
+    """Milliseconds of a step: of any plan, and for each target of the best that it can say and (of its own way)."""
+    files = sorted(FOLDER.rglob("export.csv"))
+    if not files:
+        return ""
+    with open(files[-1], newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = list(dict.fromkeys(row["target"] for row in rows))
+    shown = lambda seconds: f"{float(seconds) * 1000:.0f}" if seconds else "-"  # noqa: E731
+    lines = ["| cluster, model | any plan | " + " | ".join(names) + " |", "| --- " * (len(names) + 2) + "|"]
+    for case in dict.fromkeys((row["cluster"], row["model"]) for row in rows):
+        own = {row["target"]: row for row in rows if (row["cluster"], row["model"]) == case}
+        cells = [f"{shown(row['for_s'])} ({shown(row['default_s'])})" if row["for_s"] else "-" for row in own.values()]
+        lines.append(f"| {case[0]}, {case[1].split(':')[0]} | {shown(next(iter(own.values()))['free_s'])} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def errors():
@@ -90,6 +110,8 @@ if __name__ == "__main__":
         record(sys.argv[2])
     elif sys.argv[1:] == ["check"]:
         sys.exit(check())
+    elif sys.argv[1:] == ["targets"]:
+        print(targets(), end="")
     elif sys.argv[1:] == ["errors"]:
         errors()
     else:

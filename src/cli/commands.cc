@@ -15,6 +15,7 @@
 #include "cli/cluster_command.h"
 #include "cli/explain_command.h"
 #include "cli/export_command.h"
+#include "cli/import_command.h"
 #include "cli/models_command.h"
 #include "cli/plan_command.h"
 #include "cli/reduce_command.h"

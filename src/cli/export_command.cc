@@ -127,42 +127,4 @@ void add_export_command(CLI::App& app) {
   command->callback([args] { run(*args); });
 }
 
-void add_import_command(CLI::App& app) {
-  struct ImportArgs {
-    std::string directory, cluster, output;
-    bool json = false;
-  };
-  auto args = std::make_shared<ImportArgs>();
-  auto* command = app.add_subcommand("import", "Read a directory that was exported as a plan");
-  command->add_option("directory", args->directory, "Directory, as motley export writes them")
-      ->required();
-  command->add_option(
-      "--cluster", args->cluster,
-      "Cluster file, or the name of a shipped cluster; default: the exported plan's");
-  command->add_option("-o,--output", args->output, "Plan file to write");
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->footer("Example:\n  motley import run -o plan.json");
-  command->callback([args] {
-    if (!args->output.empty()) require_writable("--output", args->output);
-    std::unique_ptr<Cluster> cluster;
-    if (!args->cluster.empty()) cluster = std::make_unique<Cluster>(load_cluster(args->cluster));
-    const std::unique_ptr<Plan> plan = import_plan(args->directory, cluster.get(), nullptr);
-    std::string reason;
-    const auto arrangement = planner::read_arrangement(*plan, &reason);
-    const std::string what = arrangement ? planner::to_string(*arrangement) : reason;
-    if (!args->output.empty()) save_plan(*plan, args->output);
-    if (args->json)
-      print_json({{"target", plan->engine},
-                  {"model", plan->model},
-                  {"batch", plan->batch},
-                  {"arrangement", what},
-                  {"predicted_step_s", plan->predicted_step_s},
-                  {"path", args->output}});
-    else
-      std::printf("%s on %s for %s: %s, predicted %s a step\n", plan->model.c_str(),
-                  plan->cluster.name.c_str(), plan->engine.c_str(), what.c_str(),
-                  format_seconds(plan->predicted_step_s).c_str());
-  });
-}
-
 }  // namespace motley

@@ -1,4 +1,4 @@
-// `motley export` and `motley import`: plans as directories of training frameworks (export/export.h).
+// `motley export`: plans as directories of training frameworks (export/export.h).
 #pragma once
 
 namespace CLI {
@@ -8,6 +8,5 @@ class App;
 namespace motley {
 
 void add_export_command(CLI::App& app);
-void add_import_command(CLI::App& app);
 
 }  // namespace motley

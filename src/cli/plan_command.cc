@@ -39,7 +39,7 @@ struct Args {
   double time_limit = 0;  // 0: not given
   int64_t work_limit = 0;
   uint64_t seed = 0;
-  bool json = false, certify = false;
+  bool json = false, certify = false, no_comparison = false;
 };
 
 void add_question(CLI::App* command, Args* args) {
@@ -69,6 +69,10 @@ void add_search_options(CLI::App* command, Args* args) {
           "Only plans that this training framework can say, so that motley export can write "
           "them; tells what that costs: " +
               planner::target_names())
+      ->group(group);
+  command
+      ->add_flag("--no-comparison", args->no_comparison,
+                 "With --for: do not plan without its limits too, which takes as long again")
       ->group(group);
   command
       ->add_option("--strategy", args->strategy,
@@ -311,7 +315,7 @@ void run(const Args& args) {
                  "better one\n",
                  limit_of(args, seconds).c_str());
   planner::PlanReport free;  // any plan, for comparison, in as much time again
-  if (!options.target.empty() && !interrupted) {
+  if (!options.target.empty() && !interrupted && !args.no_comparison) {
     planner::PlanOptions any = options;
     any.target.clear();
     any.fix.clear();

@@ -175,9 +175,9 @@ Json target_json(const PlanReport& report, const PlanReport& free, const std::st
           {"predicted_step_s", own},
           {"default_step_s", standard.feasible ? Json(standard.predicted_step_s) : Json()},
           {"default", standard.knobs},
-          {"free_step_s", best},
+          {"free_step_s", free.candidates.empty() ? Json() : Json(best)},
           {"free_engine", best < own ? Json(free.best().plan->engine) : Json()},
-          {"cost", own / best - 1},
+          {"cost", free.candidates.empty() ? Json() : Json(own / best - 1)},
           {"limits", limits}};
 }
 
@@ -185,6 +185,7 @@ std::string describe_target(const PlanReport& report, const PlanReport& free,
                             const std::string& target) {
   const Seconds own = report.best().simulated_s, best = free_step(report, free);
   const char* title = planner::find_target(target)->title;
+  if (free.candidates.empty()) return "";
   if (best >= own * (1 - 1e-9))
     return fmt::format("  for         {}: no plan was found that is faster without its limits\n",
                        title);

@@ -6,6 +6,7 @@
 
 #include "cluster/part.h"
 #include "planner/alternation.h"
+#include "shard/restricted.h"
 #include "sim/simulate.h"
 
 namespace motley::explain {
@@ -104,21 +105,6 @@ Outcome outcome_of(const Plan& plan) {
     }
   }
   return out;
-}
-
-// The steps of a program under a restricted theory, as those of the whole theory.
-Program renumbered(const Theory& restricted, const Theory& theory, Program program) {
-  for (Step& step : program.steps) {
-    if (!step.is_compute()) continue;
-    const Triple& mine = restricted.triples(step.node)[step.triple];
-    const auto& all = theory.triples(step.node);
-    const auto it = std::find_if(all.begin(), all.end(), [&](const Triple& t) {
-      return t.in == mine.in && t.out == mine.out && t.kernel == mine.kernel;
-    });
-    MOTLEY_CHECK(it != all.end());
-    step.triple = static_cast<int>(it - all.begin());
-  }
-  return program;
 }
 
 class Alternatives {

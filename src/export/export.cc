@@ -168,19 +168,22 @@ bool ExportDirectory::has(const std::string& file) const {
 std::string ExportDirectory::text(const std::string& file) const { return read_file(name(file)); }
 
 Exported export_plan(const Plan& plan, const Exporter& exporter, std::string* reason) {
+  const std::optional<Arrangement> arrangement = planner::read_arrangement(plan, reason);
+  return arrangement ? export_arrangement(plan, *arrangement, exporter, reason) : Exported();
+}
+
+Exported export_arrangement(const Plan& plan, const Arrangement& arrangement,
+                            const Exporter& exporter, std::string* reason) {
   const planner::Target& target = *planner::find_target(exporter.target);
   Exported out;
-  const std::optional<Arrangement> arrangement = planner::read_arrangement(plan, reason);
-  if (!arrangement) return out;
-  *reason = planner::cannot_say(target, *arrangement, plan.cluster);
+  *reason = planner::cannot_say(target, arrangement, plan.cluster);
   if (!reason->empty()) return out;
-  ExportJob job{plan, *arrangement, std::nullopt, "", {}, planner::rank_order(*arrangement)};
+  ExportJob job{plan, arrangement, std::nullopt, "", {}, planner::rank_order(arrangement)};
   job.sizes = sizes_of(*plan.graph, &job.no_sizes);
   const std::vector<planner::Host> hosts = planner::hosts_of(plan.cluster);
-  if (const std::vector<int> other = replicas_outside(*arrangement);
+  if (const std::vector<int> other = replicas_outside(arrangement);
       std::string(exporter.target) == "megatron" && !planner::contiguous(hosts, job.ranks) &&
-      planner::contiguous(hosts, other) &&
-      arrangement->stages[0].inside != planner::Inside::batch) {
+      planner::contiguous(hosts, other) && arrangement.stages[0].inside != planner::Inside::batch) {
     job.ranks = other;
     job.replicas_outside = true;
   }
@@ -286,6 +289,19 @@ Origin read_origin(const ExportDirectory& directory) {
   return origin;
 }
 
+Arrangement import_arrangement(const ExportDirectory& directory, const Exporter& exporter,
+                               const Cluster& cluster, const Graph& graph, int64_t batch) {
+  ImportJob job{directory, cluster, graph, batch, std::nullopt, read_ranks(directory, cluster)};
+  std::string why;
+  job.sizes = sizes_of(graph, &why);
+  Arrangement arrangement = exporter.read(job);
+  const planner::Target& target = *planner::find_target(exporter.target);
+  if (why = planner::cannot_say(target, arrangement, cluster); !why.empty())
+    throw user_error("import", "{}: {}, which {} cannot say", directory.name(exporter.file), why,
+                     target.title);
+  return arrangement;
+}
+
 std::unique_ptr<Plan> import_plan(const std::string& path, const Cluster* cluster,
                                   const Graph* graph) {
   const ExportDirectory directory(path);
@@ -295,23 +311,18 @@ std::unique_ptr<Plan> import_plan(const std::string& path, const Cluster* cluste
     throw user_error("import", "{}: target is '{}'; give one of {}", directory.name(kOrigin),
                      origin.target.substr(0, 40), planner::target_names());
   const Cluster& devices = cluster ? *cluster : origin.cluster;
-  ImportJob job{directory,    devices,      graph ? *graph : origin.graph,
-                origin.batch, std::nullopt, read_ranks(directory, devices)};
-  std::string why;
-  job.sizes = sizes_of(job.graph, &why);
-  const Arrangement arrangement = exporter->read(job);
-  const planner::Target& target = *planner::find_target(origin.target);
-  if (why = planner::cannot_say(target, arrangement, devices); !why.empty())
-    throw user_error("import", "{}: {}, which {} cannot say", directory.name(exporter->file), why,
-                     target.title);
+  const Graph& step = graph ? *graph : origin.graph;
+  const Arrangement arrangement =
+      import_arrangement(directory, *exporter, devices, step, origin.batch);
   planner::PlanOptions options;
   options.model = origin.model;
   options.batch = origin.batch;
   options.optimizer = origin.optimizer;
   options.precision = origin.precision;
   options.memory_limit = false;
-  const auto step = std::make_shared<planner::BatchStep>(job.graph, origin.batch);
-  planner::Arranger arranger(options, devices, step);
+  const auto batch = std::make_shared<planner::BatchStep>(step, origin.batch);
+  planner::Arranger arranger(options, devices, batch);
+  std::string why;
   std::unique_ptr<Plan> plan = arranger.make(arrangement, origin.target, &why);
   if (!plan) throw user_error("import", "{}: {}", directory.name(exporter->file), why);
   plan->precision = origin.precision;

@@ -87,6 +87,10 @@ const Exporter* find_exporter(const std::string& target);  // null: there is non
 // it. Throws UserError where the plan file does not know what the target has to be told.
 Exported export_plan(const Plan& plan, const Exporter& exporter, std::string* reason);
 
+// The files of an arrangement of a plan's model and devices; they tell nothing of its programs.
+Exported export_arrangement(const Plan& plan, const planner::Arrangement& arrangement,
+                            const Exporter& exporter, std::string* reason);
+
 // Writes all files or none: into a directory beside `path` that then takes its name. Throws UserError
 // where `path` exists and is not an empty directory, unless `force`.
 void write_directory(const Exported& exported, const std::string& path, bool force);
@@ -101,6 +105,10 @@ struct Origin {
   Graph graph;
 };
 Origin read_origin(const ExportDirectory& directory);
+
+// What a directory says, by the target's own rules. Throws UserError.
+planner::Arrangement import_arrangement(const ExportDirectory& directory, const Exporter& exporter,
+                                        const Cluster& cluster, const Graph& graph, int64_t batch);
 
 // The plan that a directory says. `cluster` and `graph`: null: those of its origin. Throws UserError.
 std::unique_ptr<Plan> import_plan(const std::string& path, const Cluster* cluster,
