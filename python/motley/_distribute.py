@@ -542,7 +542,7 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     with ours():
         agreed = agreed_plan(step, workers, cluster, optimizer, plan, options, workers.launch.search if elastic else make_plan)
         if agreed.plan.redundancy and not elastic:
-            raise UserError("[distribute] the plan keeps state twice (redundancy 1); give a cluster, redundancy=1 and elastic in its place")
+            raise UserError("[distribute] the plan's redundancy is 1, which is for runs that go on when workers are lost; give a cluster, redundancy=1 and elastic")
         replan = replanner(cluster, agreed.plan, options)
         dist = Distributed(
             step, agreed, workers, optimizer, seed, emulate, wanted(verify), replan, options.get("memory_limit", True)

@@ -75,7 +75,7 @@ def asked(elastic, cluster, optimizer, redundancy=0):
     """The Elastic that distribute() was given, or None."""
     if elastic is None or elastic is False:
         if redundancy:
-            raise UserError("[distribute] redundancy is for runs that go on when workers are lost; give elastic too, or redundancy=0")
+            raise UserError("[distribute] redundancy is 1, which is for runs that go on when workers are lost; give elastic too, or redundancy=0")
         return None
     if elastic is True:
         raise UserError("[distribute] elastic is True; give a folder for checkpoints")

@@ -153,8 +153,12 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
         if value is not None and not isinstance(value, str):
             raise UserError(f"[plan] {what} is {value!r}; give a text, or None")
     whole_number("plan", "redundancy", redundancy)
+    if redundancy > 1:
+        raise UserError(f"[plan] redundancy is {redundancy}; give 0 or 1")
     name = precision_of(precision)
     devices = cluster_of(cluster)
+    if redundancy and len(devices) < 2:
+        raise UserError(f"[plan] redundancy is 1, but {devices.name} has one device; give 0, or a cluster of two")
     if ratios is not None and not (all(isinstance(r, numbers.Real) and 0 <= r < math.inf for r in ratios) and sum(ratios) > 0):
         raise UserError(f"[plan] ratios are {ratios!r}; give a number from 0 on for each device, and one above 0")
     if ratios is not None and len(ratios) != len(devices):

@@ -17,6 +17,7 @@ import torch
 from . import _motley, _optim
 from ._errors import UserError
 from ._pieces import plain
+from ._state import changes_of
 
 _ALIGNED = 16  # bytes, at which tensors begin in a message
 
@@ -111,7 +112,7 @@ class SecondCopies:
 
     def rows(self):
         """[(kind, name, part, tensor)] of what is kept and equals what the other worker had, as Keeper._state lists it."""
-        if self.mark is None or self.mark != self._now():
+        if not self._unchanged():
             return []
         rows = [("", name, self.parts["parameter"][name], piece) for name, piece in self.pieces.items()]
         rows += [("", name, self.parts["buffer"][name], tensor) for name, tensor in self.buffers.items()]
@@ -129,12 +130,19 @@ class SecondCopies:
         return [(key, value) for key, value in state.items() if isinstance(value, torch.Tensor) and value.dim() > 0]
 
     def _now(self):
-        """What tells whether own pieces and their state were changed, in place or by others."""
-        tensors = []
+        """What tells whether own pieces and their state were changed, in place or by others: the tensors themselves, and counts."""
+        tensors, counts = [], []
         for name in self.pieces:
             piece = self.dist._held.pieces[name]
             tensors += [piece] + [value for _, value in self._own_state(name)]
-        return [(id(tensor), plain(tensor)._version) for tensor in tensors]
+            counts.append(changes_of(piece))
+        return tensors, counts + [plain(tensor)._version for tensor in tensors]
+
+    def _unchanged(self):
+        if self.mark is None:
+            return False
+        tensors, counts = self._now()
+        return len(tensors) == len(self.mark[0]) and all(a is b for a, b in zip(tensors, self.mark[0])) and counts == self.mark[1]
 
     def _gradients(self):
         return {name: self.dist._held.pieces[name].grad for name in self.pieces}
@@ -142,7 +150,7 @@ class SecondCopies:
     def _trade(self, gradients):
         """Gradients and buffers go and come; before them, where the own state was changed, all of it. Collective."""
         held, published = self.dist._held, self.worker.published
-        whole = self.mark is None or self.mark != self._now()
+        whole = not self._unchanged()
         there = [name for name in self.pieces if gradients[name] is not None]
         states = {name: self._own_state(name) for name in self.pieces}
         names = [(name, name in there, [key for key, _ in states[name]]) for name in self.pieces]

@@ -134,6 +134,12 @@ class Elastic(unittest.TestCase):
         self.assertIn("of the memory of the workers", self.log())
         self.assertLessEqual(self.lost_steps(), 1, self.log())
 
+    def test_second_copies_that_differ_are_not_taken(self):
+        """A script that clamps parameters behind every step: what is kept is that of before."""
+        self.said.update(clamp=0.2, every=2, options={"strategy": "zero", "redundancy": 1})
+        self.finish([self.start(3, "1:1", "kill:collective:1:150")])
+        self.assertIn("of a checkpoint", self.log())
+
     def test_hung(self):
         self.said["hang"] = 2
         launcher = self.start(3, "1:1", "stop:collective:1:60")
