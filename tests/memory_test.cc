@@ -80,13 +80,12 @@ TEST(Memory, ProgramsHoldNoMoreThanPlanned) {
 TEST(Memory, StateKeptTwiceIsPlanned) {
   for (const char* model : kModels) {
     const Graph graph = canonicalize(capture(model, 16).graph);
-    for (const char* strategy : {"zero", "tensor-parallel", ""})
-      for (const Optimizer optimizer : {Optimizer::sgd, Optimizer::adamw}) {
-        const Plan plan = spmd_plan(graph, model, 16, strategy, optimizer, DType::f32, 1);
-        const std::vector<double> shares =
-            shares_of(plan, fmt::format("{} {} {} twice", model, strategy, to_string(optimizer)));
-        EXPECT_GT(*std::max_element(shares.begin(), shares.end()), 0.55) << model << strategy;
-      }
+    for (const char* strategy : {"zero", "tensor-parallel"}) {
+      const Plan plan = spmd_plan(graph, model, 16, strategy, Optimizer::adamw, DType::f32, 1);
+      const std::vector<double> shares =
+          shares_of(plan, fmt::format("{} {} twice", model, strategy));
+      EXPECT_GT(*std::max_element(shares.begin(), shares.end()), 0.55) << model << strategy;
+    }
   }
 }
 
