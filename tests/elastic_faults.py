@@ -31,11 +31,13 @@ PLANS = {
     "grid": ["--engine", "grid"],
     "zero": ["--strategy", "zero"],
 }
+TWICE = {"twice": ["--strategy", "zero", "--redundancy", "1"]}  # with --twice, alone
 POINTS = {"rendezvous": 1, "step": STEPS, "collective": 150, "boundary": STEPS, "checkpoint": STEPS}
 
 
 class Faults:
-    def __init__(self, build, folder):
+    def __init__(self, build, folder, twice):
+        self.points = {**POINTS, "second": 2 * STEPS} if twice else POINTS
         self.motley, self.folder = os.path.join(build, "motley"), folder
         cluster = os.path.join(folder, "five.yaml")
         with open(cluster, "w") as file:
@@ -44,7 +46,7 @@ class Faults:
         with open(one, "w") as file:
             file.write(CLUSTER[CLUSTER.index("device_types") :].join(["name: one\nlink: {bandwidth: 1 Gbps}\ndevices: [{type: fast}]\n", ""]))
         self.plans = {}
-        for name, words in PLANS.items():
+        for name, words in (TWICE if twice else PLANS).items():
             path = os.path.join(folder, f"{name}.json")
             run = self.run("plan", MODEL, "--cluster", cluster, "--batch", "20", *words, "-o", path, "--json")
             if run.returncode == 0:
@@ -74,10 +76,10 @@ class Faults:
             self.normal[name] = time.monotonic() - begun
         faults, stops = [], 0
         for attempt in range(rng.choice([1, 1, 2, min(3, workers - 1)])):
-            action, point = rng.choice(["kill", "kill", "stop", "delay"]), rng.choice(sorted(POINTS))
+            action, point = rng.choice(["kill", "kill", "stop", "delay"]), rng.choice(sorted(self.points))
             if attempt and point == "collective":
                 point = "step"
-            count = rng.randint(1, POINTS[point] if attempt == 0 else min(2, POINTS[point]))
+            count = rng.randint(1, self.points[point] if attempt == 0 else min(2, self.points[point]))
             faults.append(f"{action}:{point}:{rng.randrange(workers - attempt)}:{count}@{attempt}")
             stops += action == "stop"
         text = ";".join(faults)
@@ -117,9 +119,10 @@ def main():
     parser.add_argument("--cases", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--strict", action="store_true", help="fail, too, if going on takes more than 5 s: on a machine that does nothing else")
+    parser.add_argument("--twice", action="store_true", help="of a plan that keeps what is cut twice, alone")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="motley-faults-") as folder:
-        faults = Faults(args.build, folder)
+        faults = Faults(args.build, folder, args.twice)
         print(f"plans: {', '.join(f'{name} ({n} workers)' for name, (_, n) in faults.plans.items())}")
         failed, times = 0, []
         for seed in range(args.seed, args.seed + args.cases):

@@ -42,13 +42,14 @@ std::vector<double> shares_of(const Plan& plan, const std::string& what, double 
 }
 
 Plan spmd_plan(Graph graph, const std::string& model, int64_t batch, const std::string& strategy,
-               Optimizer optimizer, DType precision = DType::f32) {
+               Optimizer optimizer, DType precision = DType::f32, int redundancy = 0) {
   planner::ProgramRequest request;
   request.model = model;
   request.batch = batch;
   request.baselines = false;
   request.strategy = strategy;
   request.alternation.optimizer = optimizer;
+  request.alternation.redundancy = redundancy;
   request.alternation.certify = false;
   if (precision != DType::f32) graph = with_precision(graph, precision);
   planner::ProgramResult result =
@@ -73,6 +74,18 @@ TEST(Memory, ProgramsHoldNoMoreThanPlanned) {
         // The fullest device; one that idles holds less than others of its type.
         EXPECT_GT(*std::max_element(shares.begin(), shares.end()), 0.55) << what;
       }
+  }
+}
+
+TEST(Memory, StateKeptTwiceIsPlanned) {
+  for (const char* model : kModels) {
+    const Graph graph = canonicalize(capture(model, 16).graph);
+    for (const char* strategy : {"zero", "tensor-parallel"}) {
+      const Plan plan = spmd_plan(graph, model, 16, strategy, Optimizer::adamw, DType::f32, 1);
+      const std::vector<double> shares =
+          shares_of(plan, fmt::format("{} {} twice", model, strategy));
+      EXPECT_GT(*std::max_element(shares.begin(), shares.end()), 0.55) << model << strategy;
+    }
   }
 }
 

@@ -515,7 +515,8 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     verify         whether the first steps are compared with the plain model's: loss, gradients and buffers
     elastic        a folder for checkpoints, or a motley.Elastic: goes on with the devices that are left when workers are lost, and with
                    those that come, where torchrun starts all again (docs/elastic.md)
-    options        engine, memory_limit, time_limit, ratios, all_devices, precision, as for plan()
+    options        engine, memory_limit, time_limit, ratios, all_devices, precision, redundancy, as for plan(); redundancy goes with
+                   elastic
     """
     if (cluster is None) == (plan is None):
         raise UserError("[distribute] give either a cluster or a plan")
@@ -531,7 +532,7 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
     _optim.check_parameters(optimizer, parameters)
     if cluster is not None:
         cluster = cluster_of(cluster)
-    began, elastic = time.monotonic(), _elastic.asked(elastic, cluster, optimizer)
+    began, elastic = time.monotonic(), _elastic.asked(elastic, cluster, optimizer, options.get("redundancy", 0))
     workers = group(device, backend, "" if cluster is None else cluster.backend, cluster if elastic else None)
     if cluster is not None:
         cluster = workers.native.cluster_over(workers.launch.cluster if elastic else cluster)
@@ -540,6 +541,8 @@ def distribute(model, example_inputs, loss_fn=None, cluster=None, optimizer="ada
         _say_of_loss(step)
     with ours():
         agreed = agreed_plan(step, workers, cluster, optimizer, plan, options, workers.launch.search if elastic else make_plan)
+        if agreed.plan.redundancy and not elastic:
+            raise UserError("[distribute] the plan's redundancy is 1, which is for runs that go on when workers are lost; give a cluster, redundancy=1 and elastic")
         replan = replanner(cluster, agreed.plan, options)
         dist = Distributed(
             step, agreed, workers, optimizer, seed, emulate, wanted(verify), replan, options.get("memory_limit", True)

@@ -28,7 +28,7 @@ from multiprocessing import util
 
 import torch
 
-from . import _motley, _pieces_files
+from . import _motley, _pieces_files, _second
 from ._errors import NoPlanError, UserError, warn, whole_number
 from ._pieces import plain
 from ._pieces_files import decoded, encoded
@@ -71,9 +71,11 @@ class Elastic:
         self.replan = replan
 
 
-def asked(elastic, cluster, optimizer):
+def asked(elastic, cluster, optimizer, redundancy=0):
     """The Elastic that distribute() was given, or None."""
     if elastic is None or elastic is False:
+        if redundancy:
+            raise UserError("[distribute] redundancy is 1, which is for runs that go on when workers are lost; give elastic too, or redundancy=0")
         return None
     if elastic is True:
         raise UserError("[distribute] elastic is True; give a folder for checkpoints")
@@ -87,6 +89,11 @@ def asked(elastic, cluster, optimizer):
         raise UserError("[distribute] elastic keeps the optimizer's state; give the optimizer to distribute()")
     os.environ.setdefault("MOTLEY_HANG_SECONDS", f"{elastic.hang_seconds:g}")
     return elastic
+
+
+def for_devices(options, count):
+    """The options of plan() for so many devices: one alone keeps nothing twice."""
+    return {**options, "redundancy": 0} if count < 2 else dict(options)
 
 
 # ---- the launch ------------------------------------------------------------------------------------------------------
@@ -192,11 +199,12 @@ class Launch:
         self.graph, self.options = graph, options
         if self.attempt == 0:
             return make_plan(graph, cluster, **options)
+        options = for_devices(options, len(self.devices))
         try:
             with open(self._plan_file(self.devices) + ".devices", encoding="ascii") as file:
                 devices = json.load(file)
             made = Plan(_motley.load_plan(self._plan_file(self.devices)), devices=devices, made_for=(cluster.name, len(cluster)))
-            if made.optimizer == options["optimizer"] and made.graph().text_without_model() == graph.text_without_model():
+            if made.redundancy == options.get("redundancy", 0) and made.optimizer == options["optimizer"] and made.graph().text_without_model() == graph.text_without_model():
                 return made
         except (OSError, ValueError, UserError):  # there is none
             pass
@@ -204,14 +212,19 @@ class Launch:
 
     def search_again(self, graph, cluster):
         """A plan within a second if there is one so fast."""
-        options = dict(self.options)
+        options = for_devices(self.options, len(cluster))
         limit = options.pop("time_limit", None)
         for seconds in (_PLAN_S, 10 * _PLAN_S, limit):
             try:
                 return make_plan(graph, cluster, time_limit=min(seconds, limit or seconds) if seconds else None, **options)
             except NoPlanError:
-                if seconds == limit:
+                if seconds != limit:
+                    continue
+                if not options.get("redundancy"):
                     raise
+                warn("[elastic] what is left has no room for state kept twice; goes on without")
+                self.options = {**self.options, "redundancy": 0}
+                return self.search_again(graph, cluster)
 
     def keep(self, plan):
         """Of the devices that are there, where it is not known yet."""
@@ -260,6 +273,7 @@ class Keeper:
         _keepers += 1
         _motley.set_fault_rank(dist._group.rank, launch.attempt)
         self.replanning = Replanning(dist) if asked.replan == "auto" else None
+        self.second = None  # of another worker's state; see _second.py
         self._boundary()
         self._watch()
 
@@ -285,14 +299,20 @@ class Keeper:
         """Around the optimizer's step."""
         lost = None
         try:
+            if self.second is not None:
+                self.second.receive()
             with self.dist._group.peers.collective():
                 self.dist._group.native.tell(torch.zeros(1))
+        except UserError:
+            raise
         except Exception as error:
             lost = error
             self._leave()  # others may not have come to it
         with self.lock:
             self.busy = True
             yield
+            if self.second is not None:
+                self.second.step()
             self.busy = False
             self._boundary(1)
         if lost is not None:
@@ -305,6 +325,14 @@ class Keeper:
         with self.lock:
             if not self.busy:
                 self._leave()
+
+    def keep_second(self):
+        """Begins to keep another worker's state, where the plan says so, or does it anew for another plan; collective."""
+        self.second = None
+        if self.dist.plan.redundancy:
+            _second.check(self.dist.optimizer, self.dist._wholes is None)
+            if self.dist._worker.kept_second():
+                self.second = _second.SecondCopies(self.dist)
 
     def _boundary(self, more=0):
         held = self.dist._held
@@ -340,6 +368,9 @@ class Keeper:
                     add("state " + key, name, None if part is None or value.numel() != part[7] else part, plain(value))
                 else:
                     numbers.append([name, key, encoded(value)])
+        if self.second is not None and not copied:  # a checkpoint has all workers' own
+            for row in self.second.rows():
+                add(*row)
         return rows, tensors, numbers
 
     def _said(self, numbers):
@@ -534,6 +565,7 @@ def begin(asked, dist, began):
     launch = dist._group.launch
     dist._keeper = Keeper(asked, launch, dist)
     went_on = dist._keeper.go_on()
+    dist._keeper.keep_second()
     if dist._group.rank != 0:
         return
     launch.keep(dist.plan)

@@ -132,6 +132,8 @@ class Following:
         """Another plan: it takes the pieces as they are, or the state moves; collective."""
         with contextlib.nullcontext() if self._keeper is None else self._keeper.lock:
             self._switch_to(run)
+            if self._keeper is not None:
+                self._keeper.keep_second()
 
     def _switch_to(self, run):
         old, held = self._run, self._held

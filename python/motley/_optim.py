@@ -23,7 +23,7 @@ _DEFAULTS = {
 }
 
 # Their code is known: it does not look at sizes or count steps to do something else later, so a short trial tells all.
-_KNOWN = {
+KNOWN = {
     getattr(torch.optim, name)
     for name in ("SGD", "Rprop", "Adagrad", "RMSprop", "ASGD", "Adam", "AdamW", "Adadelta", "Adamax", "NAdam", "RAdam")
 }
@@ -247,7 +247,7 @@ def _stepped(optimizer, tensors, gradients):
 class _Trials:
     def __init__(self, optimizer, device):
         self.optimizer, self.device = optimizer, device
-        self.known = type(optimizer) in _KNOWN
+        self.known = type(optimizer) in KNOWN
         self.generator = torch.Generator().manual_seed(20)
         edge = 6 if self.known else _EDGE
         self.small, seen = [], set()  # [(group, _Small)]

@@ -59,7 +59,7 @@ class Plan:
 
     def __getattr__(self, name):
         if name in ("engine", "model", "batch", "ratios", "cluster", "predicted_step_s", "lower_bound_s",
-                    "peak_memory_bytes", "optimizer", "precision", "inexact", "micro_batches", "stages"):
+                    "peak_memory_bytes", "optimizer", "precision", "inexact", "micro_batches", "stages", "redundancy"):
             return getattr(self._native, name)
         raise AttributeError(name)
 
@@ -96,7 +96,7 @@ def precision_of(precision):
 
 def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=None, seed=0, ratios=None, engine="spmd",
          all_devices=False, precision=None, strategy=None, fix=None, virtual_devices="auto", segments=1, micro_batch=None,
-         layers=None, recompute=True, threads=None, duplex="auto", example_inputs=None, loss_fn=None):  # fmt: skip
+         layers=None, recompute=True, threads=None, duplex="auto", redundancy=0, example_inputs=None, loss_fn=None):  # fmt: skip
     """The fastest program found for a graph on a cluster; what `motley plan` finds for the same question.
 
     graph         of capture(); or a model, with the example_inputs and loss_fn that capture() takes
@@ -119,6 +119,7 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     segments      parts of the model with shares of their own: a number, 'auto', or a list of names of modules
     duplex        parts of a batch of which one communicates while another computes: a number, 'auto' (two where engine='auto'
                   finds that faster), or 'off'
+    redundancy    1: what a device holds alone is kept by a second one too, so that the loss of one loses nothing (docs/elastic.md)
     strategy      one of the usual strategies in the place of a search: 'dp-ev', 'dp-cp', 'zero', 'expert-parallel',
                   'tensor-parallel'
 
@@ -151,8 +152,13 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     for what, value in (("strategy", strategy), ("fix", fix)):
         if value is not None and not isinstance(value, str):
             raise UserError(f"[plan] {what} is {value!r}; give a text, or None")
+    whole_number("plan", "redundancy", redundancy)
+    if redundancy > 1:
+        raise UserError(f"[plan] redundancy is {redundancy}; give 0 or 1")
     name = precision_of(precision)
     devices = cluster_of(cluster)
+    if redundancy and len(devices) < 2:
+        raise UserError(f"[plan] redundancy is 1, but {devices.name} has one device; give 0, or a cluster of two")
     if ratios is not None and not (all(isinstance(r, numbers.Real) and 0 <= r < math.inf for r in ratios) and sum(ratios) > 0):
         raise UserError(f"[plan] ratios are {ratios!r}; give a number from 0 on for each device, and one above 0")
     if ratios is not None and len(ratios) != len(devices):
@@ -169,6 +175,7 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
         engine=engine, optimizer=optimizer, precision=name, memory_limit=memory_limit, recompute=recompute, time_limit=time_limit,
         seed=seed, threads=threads, ratios=ratios, all_devices=all_devices, segments=segments, strategy=strategy, fix=fix,
         virtual_devices=str(virtual_devices), duplex=duplex, micro_batch=micro_batch, layers=None if layers is None else str(layers),
+        redundancy=redundancy,
     )  # fmt: skip
     found = _motley.plan(graph, devices, {key: value for key, value in options.items() if value is not None})
     if not found.found:

@@ -14,6 +14,7 @@ def main():
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     from . import _motley
     from ._errors import UserError
+    from ._elastic import for_devices
     from ._plan import load, plan
 
     job = json.load(sys.stdin)
@@ -21,7 +22,7 @@ def main():
     options = {**job["options"], "time_limit": job["limit"]}
     for devices, file in job["parts"]:
         try:
-            made = plan(load(job["graph"]), cluster.part(devices), **options)
+            made = plan(load(job["graph"]), cluster.part(devices), **for_devices(options, len(devices)))
             with open(file + ".devices", "w", encoding="ascii") as said:
                 json.dump(made.devices, said)
             made.save(file + ".part")

@@ -139,6 +139,7 @@ class Adviser {
     }
     planner::PlanOptions options = question_.options;
     options.limits.deadline = share;
+    if (v.cluster.size() < 2) options.redundancy = 0;
     planner::PlanReport report = planner::plan(question_.graph_of, v.cluster, options);
     *out_of_time = *out_of_time || report.out_of_time;
     if (report.candidates.empty())

@@ -94,7 +94,7 @@ class Planner {
         std::vector<int> left = devices;
         std::erase(left, lost);
         if (stopping_) return;
-        if (!found(left)) plan_for(left, kPlanSeconds, /*idle=*/true);
+        if (!found(left)) plan_for(left, kPlanSeconds, /*idle=*/true, twice(left));
       }
     });
   }
@@ -104,7 +104,12 @@ class Planner {
     stop();
     stopping_ = false;
     for (double limit : {kPlanSeconds, 10 * kPlanSeconds})
-      if (!found(devices)) plan_for(devices, limit, /*idle=*/false);
+      if (!found(devices)) plan_for(devices, limit, /*idle=*/false, twice(devices));
+    if (!found(devices) && twice(devices)) {
+      plan_for(devices, 10 * kPlanSeconds, /*idle=*/false, /*twice=*/false);
+      if (found(devices))
+        std::fprintf(stderr, "[run] what is left has no room for state kept twice\n");
+    }
     const auto plan = found(devices);
     if (!plan)
       throw std::runtime_error(
@@ -124,6 +129,9 @@ class Planner {
   }
 
  private:
+  bool twice(const std::vector<int>& devices) const {
+    return plan_.redundancy > 0 && devices.size() > 1;
+  }
   std::string name(const std::vector<int>& devices, const char* ending) const {
     return fmt::format("{}/plan-{}{}", folder_, fmt::join(devices, "-"), ending);
   }
@@ -134,7 +142,7 @@ class Planner {
     for (const Json& d : said.at("devices")) result.devices.push_back(devices.at(d.get<size_t>()));
     return result;
   }
-  void plan_for(const std::vector<int>& devices, double limit, bool idle) {
+  void plan_for(const std::vector<int>& devices, double limit, bool idle, bool twice) {
     const std::string cluster = name(devices, ".yaml");
     write_file(cluster, to_yaml(part_of(plan_.cluster, devices)));
     std::vector<std::string> words = {"motley",
@@ -153,6 +161,7 @@ class Planner {
                                       "-o",
                                       name(devices, ".json"),
                                       "--json"};
+    if (twice) words.insert(words.end(), {"--redundancy", "1"});
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);

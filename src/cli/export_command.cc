@@ -66,6 +66,10 @@ void run(const Args& args) {
   const Plan plan = load_plan(args.plan);
   if (auto problems = check(plan, false); !problems.empty())
     throw user_error("export", "{}: {}", args.plan, problems[0]);
+  if (plan.redundancy > 0)
+    throw user_error("export",
+                     "{}: redundancy is 1, which no other framework has; plan without --redundancy",
+                     args.plan);
   std::string reason;
   Exported exported = export_plan(plan, exporter, &reason);
   if (reason.empty()) {

@@ -39,6 +39,7 @@ struct Args {
   double time_limit = 0;  // 0: not given
   int64_t work_limit = 0;
   uint64_t seed = 0;
+  int redundancy = 0;
   bool json = false, certify = false, no_comparison = false;
 };
 
@@ -162,6 +163,12 @@ void add_training_options(CLI::App* command, Args* args) {
       ->check(CLI::IsMember({"auto", "off"}))
       ->group(group);
   command
+      ->add_option("--redundancy", args->redundancy,
+                   "How many more devices keep what one device holds alone of parameters and "
+                   "optimizer state: 0 (default), or 1, so that a lost worker loses nothing; of "
+                   "plans of one program")
+      ->group(group);
+  command
       ->add_option("--memory-limit", args->memory,
                    "Whether device memory is a hard limit: on (default) or off")
       ->check(CLI::IsMember({"on", "off"}))
@@ -191,6 +198,7 @@ planner::PlanOptions options_of(const Args& args) {
   options.segments = planner::parse_segments(args.segments);
   options.duplex = planner::parse_duplex(args.duplex);
   parse_optimizer(args.optimizer, &options.optimizer);
+  options.redundancy = args.redundancy;
   options.precision = args.precision == "bf16"   ? DType::bf16
                       : args.precision == "fp16" ? DType::f16
                                                  : DType::f32;

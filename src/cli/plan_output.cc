@@ -135,6 +135,7 @@ Json plan_json(const PlanReport& report, const Cluster& cluster, double capture_
           {"predicted_step_s", plan.predicted_step_s},
           {"lower_bound_s", plan.lower_bound_s},
           {"gap", gap_of(plan)},
+          {"redundancy", plan.redundancy},
           {"search_s", best.search_s},
           {"capture_s", capture_s},
           {"planning_s", record.now().seconds},

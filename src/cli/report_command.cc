@@ -44,6 +44,7 @@ void run(const Args& args) {
     question.options.model = plan.model;
     question.options.batch = plan.batch;
     question.options.optimizer = plan.optimizer;
+    question.options.redundancy = plan.redundancy;
     question.options.baselines = false;
     question.options.limits.deadline = Deadline::in(0.7 * args.time_limit);
     question.cluster = plan.cluster;

@@ -13,7 +13,7 @@ namespace motley {
 
 // Which rank of which attempt this process is; before any point.
 void set_fault_rank(int rank, int attempt);
-// `point`: rendezvous, step, collective, boundary or checkpoint. Costs nothing where the variable is not set.
+// `point`: rendezvous, step, collective, second (sending to second copies), boundary or checkpoint. Costs nothing where the variable is not set.
 void fault_point(const char* point);
 // How many times as long this process is to take for what it computes.
 double fault_slowness();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cluster/second_holders.h"
 #include "core/error.h"
 
 namespace motley {
@@ -192,6 +193,65 @@ Seconds CostModel::collective(Collective kind, Bytes bytes,
       MOTLEY_CHECK(moves_nothing(kind));
       return 0;
   }
+}
+
+Fractions::Fractions(const Cluster& cluster, const Shares& shares, int redundancy)
+    : cluster_(cluster),
+      shares_(shares),
+      first_(redundancy > 0 ? first_holders(cluster) : std::vector<int>{}) {}
+
+const std::vector<double>& Fractions::second_by_device(Cut cut) const {
+  auto [it, fresh] = second_by_device_.try_emplace(cut);
+  if (fresh) {
+    it->second.assign(shares_.devices(), 0.0);
+    if (!twice() || cut.size == 0) return it->second;
+    const std::vector<double>& own = by_device(cut);
+    for (int d = 0; d < shares_.devices(); ++d) it->second[d] = own[first_[d]];
+  }
+  return it->second;
+}
+
+const std::vector<double>& Fractions::second_by_type(Cut cut) const {
+  auto [it, fresh] = second_by_type_.try_emplace(cut);
+  if (fresh) {
+    it->second.assign(cluster_.types.size(), 0.0);
+    const std::vector<double>& device = second_by_device(cut);
+    for (int d = 0; d < shares_.devices(); ++d) {
+      double& f = it->second[cluster_.devices[d].type];
+      f = std::max(f, device[d]);
+    }
+  }
+  return it->second;
+}
+
+double Fractions::to_second(Cut cut, const CollectiveModel& net) const {
+  if (!twice() || cut.size == 0) return 0;
+  auto [it, fresh] = to_second_.try_emplace(cut, 0);
+  if (!fresh) return it->second;
+  const std::vector<double>& kept = second_by_device(cut);
+  for (const CollectiveModel::ExchangePort& port : net.exchange_ports()) {
+    const auto below = [&](int d) { return d >= port.first && d < port.first + port.count; };
+    double in = 0, out = 0;
+    for (int d = 0; d < shares_.devices(); ++d) {
+      if (below(d) && !below(first_[d])) in += kept[d];
+      if (!below(d) && below(first_[d])) out += kept[d];
+    }
+    it->second = std::max(it->second, std::max(in, out) * port.seconds_per_byte);
+  }
+  return it->second;
+}
+
+SecondCopy second_copy(const Theory& theory, const Parameter& p, Placement stored,
+                       const CostModel& model, const Fractions& fractions, Optimizer optimizer) {
+  SecondCopy copy{0, std::vector<Seconds>(model.types(), 0)};
+  if (!fractions.twice() || !stored.is_shard() || !p.gradient.valid()) return copy;
+  const Cut cut = theory.cut(p.value, stored);
+  const auto bytes = static_cast<Bytes>(theory.graph().spec(p.value).bytes());
+  copy.send = bytes * fractions.to_second(cut, model.net());
+  const std::vector<double>& kept = fractions.second_by_type(cut);
+  for (int t = 0; t < model.types(); ++t)
+    copy.update[t] = model.update(t, bytes * kept[t], optimizer);
+  return copy;
 }
 
 const std::vector<double>& Fractions::by_device(Cut cut) const {
@@ -398,6 +458,40 @@ Seconds sum_of(const ProgramCost& cost) {
   return sum;
 }
 
+// What keeping state twice takes, in a stage of its own: gradients go to the other copies, which
+// the optimizer steps too. Shares near these are priced as if a device kept as much as it has.
+void add_second_copies(const Theory& theory, const std::vector<Placement>& stored,
+                       const CostModel& model, const Fractions& fractions, Optimizer optimizer,
+                       double part, ProgramCost* cost) {
+  if (!fractions.twice()) return;
+  const auto types = static_cast<size_t>(model.types());
+  StageCost stage;
+  stage.compute.assign(types, 0);
+  stage.cut.assign(types * theory.segments(), 0);
+  stage.whole.assign(types, 0);
+  for (const Parameter& p : theory.graph().parameters) {
+    const SecondCopy copy =
+        second_copy(theory, p, stored[p.value.index], model, fractions, optimizer);
+    if (copy.send == 0) continue;
+    stage.comm += part * copy.send;
+    const Cut cut = theory.cut(p.value, stored[p.value.index]);
+    for (size_t t = 0; t < types; ++t) {
+      const Seconds s = part * copy.update[t];
+      const double own = fractions.by_type(cut)[t];
+      stage.compute[t] += s;
+      cost->compute[t] += s;
+      if (own > 0)
+        stage.cut[theory.segment(p.value) * types + t] += s / own;
+      else
+        stage.whole[t] += s;
+    }
+  }
+  if (stage.comm == 0) return;
+  stage.comm_fixed = stage.comm += part * model.latency();
+  cost->comm += stage.comm;
+  cost->stages.push_back(std::move(stage));
+}
+
 }  // namespace
 
 ProgramCost cost_of(const Theory& theory, const Program& program, const CostModel& model,
@@ -411,6 +505,7 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
               &cost);
   // The optimizer works on local pieces.
   const std::vector<Placement> stored = stored_placements(theory, program);
+  add_second_copies(theory, stored, model, fractions, optimizer, part, &cost);
   for (const Parameter& p : graph.parameters) {
     if (!p.gradient.valid()) continue;
     Placement placement = stored[p.value.index];

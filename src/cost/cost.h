@@ -125,7 +125,8 @@ class CostModel {
 // device's.
 class Fractions {
  public:
-  Fractions(const Cluster& cluster, const Shares& shares) : cluster_(cluster), shares_(shares) {}
+  // `redundancy` 1: what is cut is kept twice (cluster/second_holders.h).
+  Fractions(const Cluster& cluster, const Shares& shares, int redundancy = 0);
   // Of nothing cut: everything (1 for every type).
   const std::vector<double>& by_type(Cut cut) const;
   const std::vector<double>& by_device(Cut cut) const;
@@ -136,11 +137,21 @@ class Fractions {
   // Seconds per byte of an exchange between the shares of two segments, likewise.
   double exchange(int64_t size, int from, int to, const CollectiveModel& net) const;
   const Shares& shares() const { return shares_; }
+  // Of the pieces of other devices that a device keeps too; zero where nothing is cut or kept twice.
+  bool twice() const { return !first_.empty(); }
+  const std::vector<double>& second_by_device(Cut cut) const;
+  const std::vector<double>& second_by_type(Cut cut) const;
+  // Seconds per byte of the whole tensor that sending every piece to where it is kept too takes.
+  double to_second(Cut cut, const CollectiveModel& net) const;
 
  private:
   const Cluster& cluster_;
   const Shares& shares_;
-  mutable std::map<Cut, std::vector<double>> by_type_, by_device_;
+  const std::vector<int>
+      first_;  // [device] whose pieces it keeps too; empty: nothing is kept twice
+  mutable std::map<Cut, std::vector<double>> by_type_, by_device_, second_by_type_,
+      second_by_device_;
+  mutable std::map<Cut, double> to_second_;
   mutable std::map<Cut, CollectiveModel::ShareProfile> profile_;
   mutable std::map<std::pair<Cut, int>, double> exchange_;
 };
@@ -151,6 +162,16 @@ bool moves_nothing(const Theory& theory, NodeId node, const Triple& triple, cons
 // Seconds of the collectives inside a node under one of its triples.
 Seconds inner_seconds(const Theory& theory, NodeId node, const Triple& triple,
                       const CostModel& model, const Fractions& fractions);
+
+// What keeping a parameter twice takes in a step: the pieces of its gradient go to where they are
+// kept too, before the optimizer, which steps both copies there. Nothing unless it is cut and
+// trained.
+struct SecondCopy {
+  Seconds send = 0;             // latency apart, which all of a program's parameters share
+  std::vector<Seconds> update;  // [type]
+};
+SecondCopy second_copy(const Theory& theory, const Parameter& parameter, Placement stored,
+                       const CostModel& model, const Fractions& fractions, Optimizer optimizer);
 
 // One stage: a collective (none before the first) and the computation after it. With b the share of
 // a type in a segment and M the largest share, its times are linear near the shares they were

@@ -47,6 +47,7 @@ class Account {
   MemoryCost run() {
     add_state();
     add_update();
+    add_second_copies();
     hold({phased_ ? kSmallChange : held_throughout(graph_), {}}, 0, end_);
     if (phased_) add_sums();
     if (phased_) add_messages();
@@ -124,6 +125,44 @@ class Account {
     hold(most, end_, end_);
     // What replicas reduce in a pass travels in buckets.
     hold({bucket_workspace(scattered, most.bytes), {}}, end_, end_);
+  }
+
+  // What devices keep of others' pieces (second_copy() in cost.h): parameters and optimizer state
+  // for the whole step; gradients as they are sent and as they come, while the optimizer runs; and
+  // what its temporaries take more where a kept piece is larger than the own one. Shares near these
+  // are counted as if a device kept as much as it has.
+  void add_second_copies() {
+    if (!fractions_.twice()) return;
+    std::vector<Bytes> larger(types_, 0);
+    const auto at_end = [&](int type, Bytes bytes) {
+      local_[static_cast<size_t>(end_) * types_ + type] += bytes;
+      local_[static_cast<size_t>(end_ + 1) * types_ + type] -= bytes;
+    };
+    const auto add_one = [&](ValueId v, Bytes kept, Bytes sent) {
+      const Cut cut = theory_.cut(v, stored_[v.index]);
+      if (!stored_[v.index].is_shard()) return;
+      const std::vector<double>&own = fractions_.by_type(cut),
+            &second = fractions_.second_by_type(cut);
+      for (int t = 0; t < types_; ++t) {
+        memory_.state[t] += kept * second[t];
+        at_end(t, sent * (own[t] + second[t]));
+        larger[t] = std::max(larger[t], sent * (second[t] - own[t]));
+      }
+      state_cut_[cut.segment] += kept;
+      cut_[static_cast<size_t>(end_) * segments_ + cut.segment] += 2 * sent;
+      cut_[static_cast<size_t>(end_ + 1) * segments_ + cut.segment] -= 2 * sent;
+    };
+    for (const Parameter& p : graph_.parameters) {
+      const auto bytes = static_cast<Bytes>(graph_.spec(p.value).bytes());
+      const bool trained = p.gradient.valid();
+      add_one(p.value, trained ? bytes * (1 + state_factor(optimizer_)) : bytes,
+              trained ? bytes : 0);
+    }
+    for (const Buffer& b : graph_.buffers) {
+      const auto bytes = static_cast<Bytes>(graph_.spec(b.value).bytes());
+      add_one(b.value, bytes, bytes);
+    }
+    for (int t = 0; t < types_; ++t) at_end(t, update_workspace(optimizer_) * larger[t]);
   }
 
   // Sums over micro-batches; those of 16-bit gradients have 32 bits.

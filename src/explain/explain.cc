@@ -36,6 +36,7 @@ Seconds replanned(const Plan& plan, const Cluster& cluster, Seconds known, doubl
   options.model = plan.model;
   options.batch = plan.batch;
   options.optimizer = plan.optimizer;
+  options.redundancy = cluster.size() > 1 ? plan.redundancy : 0;
   options.memory_limit = memory_limit;
   options.baselines = false;
   options.limits.deadline = Deadline::in(seconds);

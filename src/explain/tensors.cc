@@ -171,6 +171,7 @@ class Alternatives {
                 TensorChoice::Other* other) {
     planner::AlternationOptions search;
     search.optimizer = plan_->optimizer;
+    search.redundancy = plan_->redundancy;
     search.certify = false;
     search.polish = false;
     search.overlap = stage < 0;

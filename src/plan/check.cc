@@ -220,6 +220,20 @@ std::vector<std::string> check_precision(const Plan& plan) {
   return {};
 }
 
+std::vector<std::string> check_redundancy(const Plan& plan) {
+  if (plan.redundancy == 0) return {};
+  if (plan.redundancy != 1) return {fmt::format("redundancy is {}; give 0 or 1", plan.redundancy)};
+  if (plan.pipeline || plan.duplex)
+    return {"redundancy is 1, which is of one program on whole batches; give 0"};
+  if (plan.cluster.size() < 2) return {"redundancy is 1, but there is one device; give 0"};
+  if (const Backend backend = backend_of(plan.cluster); !backend.messages)
+    return {
+        fmt::format("redundancy is 1, which needs messages between two workers, and the "
+                    "backend {} of cluster {} has none; give 0, or name another backend",
+                    backend.name, plan.cluster.name)};
+  return {};
+}
+
 }  // namespace
 
 std::vector<std::string> check(const Plan& plan, bool memory_limit) {
@@ -231,6 +245,7 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit) {
         "with "
         "--engine spmd, or name another backend in the cluster file",
         plan.pipeline ? "a pipeline" : "a reduction in steps", backend.name, plan.cluster.name));
+  for (const std::string& text : check_redundancy(plan)) problems.push_back(text);
   for (const std::string& text : check_reductions(plan)) problems.push_back(text);
   for (const std::string& text : check_precision(plan)) problems.push_back(text);
   if (!problems.empty()) return problems;
@@ -268,7 +283,7 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit) {
     problems.push_back("there is not one ratio per device and segment");
   } else if (problems.empty() && memory_limit) {
     Shares shares(plan.ratios);
-    Fractions fractions(plan.cluster, shares);
+    Fractions fractions(plan.cluster, shares, plan.redundancy);
     auto peak = memory_of(running, plan.program, fractions,
                           static_cast<int>(plan.cluster.types.size()), plan.optimizer)
                     .peak;

@@ -196,6 +196,33 @@ struct Sum {
   Bytes bytes = 0;
 };
 
+// What redundancy keeps twice, and what it sends in a step.
+std::string describe_twice(const Plan& plan, const std::vector<Placement>& stored) {
+  if (plan.redundancy == 0) return "";
+  const Theory& theory = plan.running();
+  const CostModel model(plan.cluster, plan.reductions);
+  const Shares shares(plan.ratios);
+  const Fractions fractions(plan.cluster, shares, plan.redundancy);
+  int count = 0;
+  Bytes state = 0, sent = 0;
+  Seconds seconds = 0;
+  for (const Parameter& p : theory.graph().parameters) {
+    if (!stored[p.value.index].is_shard()) continue;
+    const auto bytes = static_cast<Bytes>(theory.graph().spec(p.value).bytes());
+    const bool trained = p.gradient.valid();
+    ++count;
+    state += bytes * (trained ? 1 + state_factor(plan.optimizer) : 1);
+    sent += trained ? bytes : 0;
+    seconds += second_copy(theory, p, stored[p.value.index], model, fractions, plan.optimizer).send;
+  }
+  if (count == 0) return "  twice       nothing: every parameter is whole on every device\n";
+  return fmt::format(
+      "  twice       pieces of {} with their optimizer state, {} in all, on a second device each; "
+      "{} of gradients sent there in {}\n",
+      count == 1 ? "1 parameter" : fmt::format("{} parameters", count), format_bytes(state),
+      format_bytes(sent), format_seconds(seconds + (seconds > 0 ? model.latency() : 0)));
+}
+
 std::string describe_stored(const Plan& plan) {
   const Theory& theory = plan.running();
   const Graph& graph = theory.graph();
@@ -214,6 +241,7 @@ std::string describe_stored(const Plan& plan) {
   for (const auto& [key, sum] : by_placement)
     out += fmt::format("  parameters  {} {} ({}), such as {}\n", sum.count, key,
                        format_bytes(sum.bytes), example[key]);
+  out += describe_twice(plan, stored);
   for (const Input& i : graph.inputs) {
     Placement placement = stored[i.value.index];
     out +=
@@ -287,7 +315,7 @@ std::string describe(const Plan& plan) {
          describe_recomputation(plan) + describe_communication(plan, shares) +
          describe_reductions(plan);
 
-  Fractions fractions(plan.cluster, shares);
+  Fractions fractions(plan.cluster, shares, plan.redundancy);
   CostModel model(plan.cluster, plan.reductions);
   ProgramCost cost = cost_of(theory, plan.program, model, fractions, plan.optimizer);
   const Seconds hidden = plan.duplex ? std::max(0.0, cost.step - plan.predicted_step_s)

@@ -334,6 +334,23 @@ Alternative read_alternative(const Json& json, const std::string& name) {
   return a;
 }
 
+void read_redundancy(Fields& fields, Plan* plan) {
+  const int64_t times = fields.integer("redundancy");
+  if (times != 0 && times != 1)
+    throw fields.bad("redundancy",
+                     fmt::format("is {}; give 0, or 1 to keep what is cut twice", times));
+  if (times == 1)
+    for (const char* other : {"pipeline", "duplex"})
+      if (fields.find(other))
+        throw fields.bad("redundancy",
+                         fmt::format("is 1, which is of one program, and there is a {}; plan with "
+                                     "--redundancy 1, or leave it out",
+                                     other));
+  if (times == 1 && plan->cluster.size() < 2)
+    throw fields.bad("redundancy", "is 1, but the cluster has one device; give 0, or two devices");
+  plan->redundancy = static_cast<int>(times);
+}
+
 }  // namespace
 
 Json to_json(const Plan& plan) {
@@ -344,6 +361,7 @@ Json to_json(const Plan& plan) {
   j["batch"] = plan.batch;
   j["optimizer"] = to_string(plan.optimizer);
   if (plan.precision != DType::f32) j["precision"] = to_string(plan.precision);
+  if (plan.redundancy > 0) j["redundancy"] = plan.redundancy;
   j["predicted"] = {{"step_s", plan.predicted_step_s},
                     {"lower_bound_s", plan.lower_bound_s},
                     {"peak_memory_bytes", plan.peak_memory_bytes}};
@@ -396,6 +414,7 @@ Plan parse_plan(const std::string& text, const std::string& name) {
                      "is '" + fields.text("precision") + "'; give bf16 or f16, or leave it out");
   plan.cluster =
       parse_cluster(joined(fields.array("cluster"), name + ": cluster"), name + ": cluster");
+  if (fields.find("redundancy")) read_redundancy(fields, &plan);
   plan.set_graph(parse_graph(joined(fields.array("graph"), name + ": graph"), name + ": graph"));
   // Files of older versions have none, which check() of graphs says.
   plan.graph_fingerprint = fields.find("fingerprint")

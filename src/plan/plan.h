@@ -43,6 +43,9 @@ struct Plan {
   Optimizer optimizer = Optimizer::adamw;
   // What the graph computes in (graph/precision.h); f32: the type of its parameters.
   DType precision = DType::f32;
+  // 1: pieces that one device holds alone are kept by a second one too (cluster/second_holders.h),
+  // so that the loss of any one loses nothing. Of one program on two devices or more.
+  int redundancy = 0;
   Cluster cluster;
   Ratios ratios;  // [segment][device] share of every cut factor; sum 1 each. Pipelines: empty
   std::unique_ptr<Graph> graph;  // the whole batch's step; stable addresses: theory refers to it

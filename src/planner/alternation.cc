@@ -57,7 +57,7 @@ AlternationSearch::AlternationSearch(const Theory& theory, const CostModel& mode
   if (options.warm) warm_ = *options.warm;
   // The order looks at which conversions exist; any shares will do for that.
   Shares shares(everywhere(even_ratios(model.cluster())));
-  builder_.price(Fractions(model.cluster(), shares));
+  builder_.price(Fractions(model.cluster(), shares, options_.redundancy));
   order_ = options.orders ? &options.orders->of(builder_.problem())
                           : &own_orders_.of(builder_.problem());
   if (options.memory_limit && options.recompute) {
@@ -90,8 +90,9 @@ Alternation AlternationSearch::timed(const std::function<void()>& search) {
   }
   if (best_.feasible && !options_.memory_limit) {
     const Shares shares(best_.ratios);
-    best_.cost.memory = memory_of(theory_, best_.program, Fractions(model_.cluster(), shares),
-                                  model_.types(), options_.optimizer);
+    best_.cost.memory =
+        memory_of(theory_, best_.program, Fractions(model_.cluster(), shares, options_.redundancy),
+                  model_.types(), options_.optimizer);
   }
   seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   best_.seconds = seconds_;
@@ -353,7 +354,7 @@ void AlternationSearch::hide() {
 
 Solution AlternationSearch::solve(const Ratios& ratios, const Weights& weights) {
   Shares shares(ratios);
-  Fractions fractions(model_.cluster(), shares);
+  Fractions fractions(model_.cluster(), shares, options_.redundancy);
   builder_.price(fractions, options_.micro_batches, pricing_);
   if (price_at_slowest_) builder_.price_at_slowest_type();
   Solution solution = solve_folded(builder_.problem(), *order_, weights, options_.limits, &warm_);

@@ -47,6 +47,7 @@ constexpr double kNearly = 1.1;  // times the best step: what is within is impro
 struct AlternationOptions {
   Optimizer optimizer = Optimizer::adamw;
   spmd::Restriction restriction = spmd::Restriction::none;
+  int redundancy = 0;  // 1: what is cut is kept twice (cluster/second_holders.h)
   bool memory_limit = true;
   bool recompute = true;       // where memory is short, blocks may be computed again (recompute.h)
   bool overlap = false;        // gradients overlap with the backward pass

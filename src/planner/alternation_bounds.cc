@@ -96,7 +96,7 @@ Seconds AlternationSearch::bound_synchronised(bool search) {
 Seconds AlternationSearch::bound_overlapped(int64_t states, int divisions) {
   const Ratios ratios = best_.ratios;
   const Shares shares(ratios);
-  const Fractions fractions(model_.cluster(), shares);
+  const Fractions fractions(model_.cluster(), shares, options_.redundancy);
   Certifier certifier(theory_, model_, options_.optimizer, options_.restriction, options_.limits,
                       &builder_, order_, &warm_, &pool_);
   const Seconds bound = certifier.bound(
@@ -118,7 +118,7 @@ Seconds AlternationSearch::bound_limited(bool overlap) {
   if (!limited) return 0;
   const Ratios ratios = best_.ratios;
   const Shares shares(ratios);
-  const Fractions fractions(model_.cluster(), shares);
+  const Fractions fractions(model_.cluster(), shares, options_.redundancy);
   const std::vector<int> none(theory_.graph().nodes.size(), -1);
   const MemoryBound bound =
       memory_bound(theory_, model_, options_.optimizer, options_.restriction, options_.limits,

@@ -82,7 +82,7 @@ const AlternationSearch::Offer& AlternationSearch::offer(const Program& program,
   deadline.spend(static_cast<int64_t>(program.steps.size()));
   if (best_.feasible || restarted_) deadline.check();
   Shares shares(ratios);
-  Fractions fractions(model_.cluster(), shares);
+  Fractions fractions(model_.cluster(), shares, options_.redundancy);
   Program formed = program;
   choose_forms(theory_, &formed, model_, fractions);
   ProgramCost cost = cost_of(theory_, formed, model_, fractions, options_.optimizer,

@@ -9,10 +9,10 @@ namespace motley::planner {
 
 namespace {
 
-// Nothing is asked for that only some engine can do.
+// Nothing is asked for that only some engine can do; state is kept twice by one program alone.
 bool everything(const PlanOptions& o) {
-  return o.duplex <= 0 && o.target.empty() && o.engine == "auto" && o.strategy.empty() &&
-         o.fix.empty() && !o.virtual_devices.forced();
+  return o.redundancy == 0 && o.duplex <= 0 && o.target.empty() && o.engine == "auto" &&
+         o.strategy.empty() && o.fix.empty() && !o.virtual_devices.forced();
 }
 
 bool wants_one_program(const PlanOptions& o) {
@@ -21,8 +21,8 @@ bool wants_one_program(const PlanOptions& o) {
 }
 // Shares that are given are of the whole batch.
 bool wants_accumulated(const PlanOptions& o) {
-  return wants_one_program(o) && o.memory_limit && o.strategy.empty() && o.ratios.empty() &&
-         o.segments.one();
+  return wants_one_program(o) && o.redundancy == 0 && o.memory_limit && o.strategy.empty() &&
+         o.ratios.empty() && o.segments.one();
 }
 bool wants_duplex(const PlanOptions& o) {
   return o.duplex >= 0 && o.target.empty() && o.fix.empty() && !o.virtual_devices.forced() &&

@@ -73,9 +73,10 @@ struct PlanOptions {
   int duplex = 0;
 
   Optimizer optimizer = Optimizer::adamw;
-  DType precision = DType::f32;        // bf16, f16: computes in that; f32: in the graph's own type
-  bool memory_limit = true;            // device memory is a hard limit
-  bool recompute = true;               // activations may be computed again where memory is short
+  int redundancy = 0;            // 1: one program that keeps what is cut twice (Plan::redundancy)
+  DType precision = DType::f32;  // bf16, f16: computes in that; f32: in the graph's own type
+  bool memory_limit = true;      // device memory is a hard limit
+  bool recompute = true;         // activations may be computed again where memory is short
   std::vector<int64_t> micro_batches;  // samples, those that may be tried; empty: all
   // Pieces that the pipeline engine cuts the model into, about; 0: the finest, up to 160;
   // kAutomaticLayers: finer until plans stop getting better.

@@ -75,6 +75,28 @@ void check(const PlanOptions& o) {
   grid::parse_fixed(o.fix);
 }
 
+// State is kept twice by one program on several devices, which talk by messages.
+void check_redundancy(const Cluster& cluster, const PlanOptions& o) {
+  if (o.redundancy == 0) return;
+  if (o.redundancy != 1) throw user_error("plan", "--redundancy is {}; give 0 or 1", o.redundancy);
+  if ((o.engine != "auto" && o.engine != "spmd") || o.duplex > 0 || !o.target.empty() ||
+      !o.fix.empty() || o.virtual_devices.forced())
+    throw user_error("plan",
+                     "--redundancy 1 is of one program; leave out other engines than spmd, "
+                     "targets, fixed choices, virtual devices and parts of a batch");
+  if (cluster.size() < 2)
+    throw user_error("plan",
+                     "--redundancy is 1, but cluster {} has one device; give 0, or a cluster of "
+                     "two devices",
+                     cluster.name);
+  if (const Backend backend = backend_of(cluster); !backend.messages)
+    throw user_error("plan",
+                     "--redundancy is 1, which needs messages between two workers, and the "
+                     "backend {} of cluster {} has none; give 0, or name another backend in the "
+                     "cluster file",
+                     backend.name, cluster.name);
+}
+
 // What the devices talk over cannot do what is asked for.
 void check_backend(const Cluster& cluster, const PlanOptions& options) {
   const Backend backend = backend_of(cluster);
@@ -309,6 +331,7 @@ bool PlanReport::refused() const {
 
 PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& question) {
   check(question);
+  check_redundancy(cluster, question);
   check_backend(cluster, question);
   PlanOptions options = question;
   const GraphOf graphs = in_precision(graph_of, options.precision);

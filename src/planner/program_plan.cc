@@ -23,6 +23,7 @@ Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& reques
   plan.model = request.model;
   plan.batch = request.batch;
   plan.optimizer = request.alternation.optimizer;
+  plan.redundancy = request.alternation.redundancy;
   plan.cluster = cluster;
   plan.ratios = s.ratios;
   plan.set_graph(std::move(graph));
@@ -256,6 +257,7 @@ class ProgramPlanner::Work {
     if (!best_->found.feasible && options_.memory_limit) return;
     for (const std::vector<int>& devices : parts_of(cluster_)) {
       if (deadline_.over()) break;
+      if (options_.redundancy > 0 && devices.size() < 2) continue;  // nowhere to keep it
       const Cluster part = part_of(cluster_, devices);
       if (best_->found.feasible &&
           bounds::compute_bound(theory_, CostModel(part)) >= best_->found.step())

@@ -43,6 +43,8 @@ planner::PlanOptions options_of(const CapturedGraph& graph, const py::dict& give
       options.all_devices = value.cast<bool>();
     else if (name == "optimizer")
       parse_optimizer(value.cast<std::string>(), &options.optimizer);
+    else if (name == "redundancy")
+      options.redundancy = value.cast<int>();
     else if (name == "precision")
       MOTLEY_CHECK(parse_dtype(value.cast<std::string>(), &options.precision), "precision");
     else if (name == "memory_limit")
@@ -204,6 +206,7 @@ void bind_plan(py::module_& m) {
                                                            : py::cast(p.ratios);
                              })
       .def_readonly("cluster", &Plan::cluster)
+      .def_readonly("redundancy", &Plan::redundancy)
       .def_readonly("predicted_step_s", &Plan::predicted_step_s)
       .def_readonly("lower_bound_s", &Plan::lower_bound_s)
       .def_readonly("peak_memory_bytes", &Plan::peak_memory_bytes)

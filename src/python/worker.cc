@@ -17,6 +17,7 @@
 #include "python/bindings.h"
 #include "python/worker_group.h"
 #include "runtime/plan_model.h"
+#include "runtime/second_copies.h"
 #include "runtime/slow_devices.h"
 #include "runtime/trainer.h"
 
@@ -113,11 +114,30 @@ class LocalWorker {
                                : worker_->input_piece(i, whole.detach());
   }
   // (outer, size, inner, begin, length, group, first, count); see Part.
-  std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int, int64_t, int64_t> part(
-      const std::string& kind, const std::string& name) const {
-    const size_t i = find(kind, name);
-    const Part p = kind == "parameter" ? worker_->parameter_part(i) : worker_->buffer_part(i);
+  using PartOf = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int, int64_t, int64_t>;
+  static PartOf numbers_of(const Part& p) {
     return {p.outer, p.size, p.inner, p.begin, p.length, p.group, p.first, p.count};
+  }
+  PartOf part(const std::string& kind, const std::string& name) const {
+    const size_t i = find(kind, name);
+    return numbers_of(kind == "parameter" ? worker_->parameter_part(i) : worker_->buffer_part(i));
+  }
+  // [(kind, name, part)] What is kept here of another worker's pieces (runtime/second_copies.h).
+  std::vector<std::tuple<std::string, std::string, PartOf>> kept_second() {
+    std::vector<std::tuple<std::string, std::string, PartOf>> list;
+    if (idle()) return list;
+    if (!second_) second_.emplace(*plan_, *worker_, *among_);
+    for (const auto& kept : second_->parameters)
+      list.emplace_back("parameter", kept.name, numbers_of(kept.part));
+    for (const auto& kept : second_->buffers)
+      list.emplace_back("buffer", kept.name, numbers_of(kept.part));
+    return list;
+  }
+  // Bytes to where this worker's pieces are kept too, and those of the worker whose pieces are kept
+  // here; as many as there is room for.
+  void exchange_second(const at::Tensor& mine, at::Tensor theirs) {
+    MOTLEY_CHECK(second_.has_value(), "kept_second() comes first");
+    second_->trade(mine, theirs);
   }
   std::string input_placement(const std::string& name) const {
     const size_t i = find("input", name);
@@ -213,6 +233,7 @@ class LocalWorker {
   ComputeClock clock_;
   std::optional<SlowDeviceWatch> slow_;
   std::unique_ptr<Worker> worker_;       // null where it is idle
+  std::optional<SecondCopies> second_;   // what it keeps of another one's
   Table parameters_, buffers_, inputs_;  // name: index of the worker's, of the plan's for inputs
   std::vector<at::ScalarType> gradient_types_;  // [parameter of the worker] the parameter's own
   at::ScalarType loss_type_ = at::kFloat;
@@ -349,6 +370,8 @@ void bind_worker(py::module_& m) {
       .def("published", &LocalWorker::published)
       .def("gather_rows", &LocalWorker::gather_rows, unlocked())
       .def("step", &LocalWorker::step, unlocked())
+      .def("kept_second", &LocalWorker::kept_second)
+      .def("exchange_second", &LocalWorker::exchange_second, unlocked())
       .def("slow_devices", &LocalWorker::slow_devices, unlocked())
       .def("before", &LocalWorker::before, unlocked())
       .def("after", &LocalWorker::after, unlocked());

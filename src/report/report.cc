@@ -65,7 +65,7 @@ std::string stage_section(const Plan& plan) {
       const Shares shares(stage.ratios);
       const PhaseSeconds seconds =
           phase_seconds(pipeline.theory(s), stage.program, model,
-                        Fractions(model.cluster(), shares), plan.optimizer);
+                        Fractions(model.cluster(), shares, plan.redundancy), plan.optimizer);
       std::vector<std::string> parts;
       for (double ratio : stage.ratios) parts.push_back(fmt::format("{:.1f}%", 100 * ratio));
       const bool even = std::all_of(parts.begin(), parts.end(),
@@ -276,11 +276,11 @@ std::string to_html(const Plan& plan, const ReportParts& parts) {
   int working = 0;
   for (const DeviceTime& d : simulation.devices) working += d.busy > 0;
   out += fmt::format(
-      "<p class=\"soft\">A plan of motley: engine {}, global batch {}, {}{}, {} of {} "
+      "<p class=\"soft\">A plan of motley: engine {}, global batch {}, {}{}{}, {} of {} "
       "devices.</p>\n",
       escape(plan.engine), plan.batch, to_string(plan.optimizer),
-      plan.precision == DType::f32 ? "" : fmt::format(", {}", to_string(plan.precision)), working,
-      plan.cluster.size());
+      plan.precision == DType::f32 ? "" : fmt::format(", {}", to_string(plan.precision)),
+      plan.redundancy > 0 ? ", state that is cut kept twice" : "", working, plan.cluster.size());
   out += "<div class=\"facts\">\n";
   if (plan.predicted_step_s > 0)
     out += fact(format_seconds(plan.predicted_step_s), "a step, as predicted when planned");

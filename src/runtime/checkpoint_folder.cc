@@ -25,6 +25,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kFormat = "motley checkpoint 2";
+// Before the name of what is in a file twice: the piece of another worker (second_copies.h).
+constexpr std::string_view kSecond = "second:";
 constexpr int kMaxFiles = 1 << 17;
 
 std::string name_of(int64_t step) { return fmt::format("step-{:013}", step); }
@@ -84,8 +86,10 @@ void write_pieces(const std::string& beside, int rank, const CheckpointOf& of,
   if (error) throw std::runtime_error(error.message());
   c10::Dict<std::string, at::Tensor> tensors, parts;
   for (const HeldPiece& piece : pieces) {
-    tensors.insert(piece.name, compact(piece.tensor));
-    parts.insert(piece.name, numbers_of(piece.part));
+    const std::string name =
+        (tensors.contains(piece.name) ? std::string(kSecond) : "") + piece.name;
+    tensors.insert(name, compact(piece.tensor));
+    parts.insert(name, numbers_of(piece.part));
   }
   c10::impl::GenericDict file(c10::StringType::get(), c10::AnyType::get());
   file.insert("format", std::string(kFormat));
@@ -106,8 +110,9 @@ void parse_pieces(const std::string& bytes, const CheckpointOf& of, Assembly* as
     throw std::runtime_error("it is of another checkpoint");
   const auto parts = file.at("parts").toGenericDict();
   for (const auto& item : file.at("tensors").toGenericDict()) {
-    const std::string name = item.key().toStringRef();
-    assembly->add({name, part_of_numbers(parts.at(name).toTensor()), item.value().toTensor()});
+    const std::string key = item.key().toStringRef(),
+                      name = key.starts_with(kSecond) ? key.substr(kSecond.size()) : key;
+    assembly->add({name, part_of_numbers(parts.at(key).toTensor()), item.value().toTensor()});
   }
 }
 

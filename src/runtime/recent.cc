@@ -52,12 +52,12 @@ Recent::~Recent() {
   if (writing_.valid()) writing_.wait();
 }
 
-void Recent::wait() {
+void Recent::settle() {
   if (writing_.valid()) writing_.get();
 }
 
 void Recent::leave(CheckpointOf of, std::vector<HeldPiece> pieces, const StepLoss& loss) {
-  wait();
+  settle();
   of.run = attempt_;
   std::ofstream losses(fmt::format("{}/losses-{}", of_attempt(folder_, attempt_), rank_),
                        std::ios::app);

@@ -34,9 +34,10 @@ class Recent {
   // std::runtime_error where it could not be written.
   void leave(CheckpointOf of, std::vector<HeldPiece> pieces, const StepLoss& loss);
 
- private:
-  void wait();
+  // Waits for what is being written, and throws what leave() would.
+  void settle();
 
+ private:
   std::string folder_;
   int attempt_, rank_;
   int64_t left_ = 0;

@@ -24,6 +24,7 @@
 #include "runtime/data.h"
 #include "runtime/eager.h"
 #include "runtime/recent.h"
+#include "runtime/second_copies.h"
 #include "runtime/worker.h"
 
 namespace motley {
@@ -101,6 +102,13 @@ struct Trainer::Impl {
     }
     for (size_t i = 0; i < worker->buffers().size(); ++i)
       worker->set_buffer(i, own(worker->buffer_piece(i, initial_buffers.at(buffer(i).name))));
+    if (plan.redundancy > 0) {
+      second.emplace(plan, *worker, group);
+      for (SecondCopies::Kept& kept : second->parameters)
+        kept.piece = own(kept.of(initial.at(kept.name).detach()));
+      for (SecondCopies::Kept& kept : second->buffers)
+        kept.piece = own(kept.of(initial_buffers.at(kept.name)));
+    }
     // Whoever holds it has its piece; what nobody holds stays as it is.
     for (const Parameter& trained : graph.parameters)
       if (trained.gradient.valid()) initial.erase(trained.name);
@@ -136,14 +144,17 @@ struct Trainer::Impl {
   }
 
   void make_optimizer() {
+    std::vector<at::Tensor> all = parameters;
+    if (second)
+      for (const SecondCopies::Kept& kept : second->parameters) all.push_back(kept.piece);
     if (plan.optimizer != Optimizer::sgd) {
       torch::optim::AdamWOptions settings(options.learning_rate > 0 ? options.learning_rate : 1e-3);
       settings.amsgrad(plan.optimizer == Optimizer::amsgrad);
-      optimizer = std::make_unique<torch::optim::AdamW>(parameters, settings);
+      optimizer = std::make_unique<torch::optim::AdamW>(all, settings);
     } else {
       torch::optim::SGDOptions settings(options.learning_rate > 0 ? options.learning_rate : 1e-2);
       settings.momentum(0.9);
-      optimizer = std::make_unique<torch::optim::SGD>(parameters, settings);
+      optimizer = std::make_unique<torch::optim::SGD>(all, settings);
     }
   }
 
@@ -178,8 +189,17 @@ struct Trainer::Impl {
       if (gradient.defined()) gradient = gradient.to(parameters[i].scalar_type());
       parameters[i].mutable_grad() = gradient;
     }
+    if (second) {
+      if (padding) padding->before(false);
+      second->receive(parameters);
+      // Whoever comes to leave this step's pieces knows that all have left those of the one before.
+      if (recent) recent->settle(), group.barrier();
+      if (padding) padding->after(false);
+    }
     if (!parameters.empty()) optimizer->step();
     for (const at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
+    if (second)
+      for (const SecondCopies::Kept& kept : second->parameters) kept.piece.mutable_grad().reset();
     if (padding) {
       padding->after(true, optimizer.get());
       padding->before(false);
@@ -214,16 +234,22 @@ struct Trainer::Impl {
   // comes behind, as it was at the beginning, under names of its own.
   std::vector<HeldPiece> pieces(bool once) const {
     std::vector<HeldPiece> list;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (once && !worker->counts(i)) continue;
-      const Part part = worker->parameter_part(i);
-      list.push_back({"parameter/" + parameter(i).name, part, parameters[i]});
-      if (!parameter(i).gradient.valid()) continue;
-      for (const auto& [name, tensor] : state_of(*optimizer, parameters[i]))
-        if (tensor.defined()) list.push_back({name + "/" + parameter(i).name, part, tensor});
-    }
+    const auto add = [&](const Parameter& p, const Part& part, const at::Tensor& piece) {
+      list.push_back({"parameter/" + p.name, part, piece});
+      if (!p.gradient.valid()) return;
+      for (const auto& [name, tensor] : state_of(*optimizer, piece))
+        if (tensor.defined()) list.push_back({name + "/" + p.name, part, tensor});
+    };
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (!once || worker->counts(i)) add(parameter(i), worker->parameter_part(i), parameters[i]);
     for (size_t i = 0; i < worker->buffers().size(); ++i)
       list.push_back({"buffer/" + buffer(i).name, worker->buffer_part(i), worker->buffer(i)});
+    if (second && !once) {
+      for (const SecondCopies::Kept& k : second->parameters)
+        add(parameter(k.index), k.part, k.piece);
+      for (const SecondCopies::Kept& k : second->buffers)
+        list.push_back({"buffer/" + k.name, k.part, k.piece});
+    }
     if (once && group.rank() != 0) return list;
     for (const auto& [name, tensor] : initial)
       list.push_back({"initial/parameter/" + name, whole_part(tensor.numel()), tensor.detach()});
@@ -280,15 +306,14 @@ struct Trainer::Impl {
     for (auto& [name, tensor] : initial) tensor = values.at(name);
     for (size_t i = 0; i < worker->buffers().size(); ++i)
       worker->set_buffer(i, own(worker->buffer_piece(i, buffers.at(buffer(i).name))));
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const Parameter& p = parameter(i);
-      parameters[i].copy_(worker->parameter_piece(i, values.at(p.name)));
-      optimizer->state().erase(optimizer_key(parameters[i]));
-      if (!p.gradient.valid() || step == 0) continue;
+    const auto take_piece_of = [&](at::Tensor& mine, const Parameter& p, const auto& piece) {
+      mine.copy_(piece(values.at(p.name)));
+      optimizer->state().erase(optimizer_key(mine));
+      if (!p.gradient.valid() || step == 0) return;
       std::vector<at::Tensor> list;
       for (const std::string& name : state_names(plan.optimizer))
-        list.push_back(own(worker->parameter_piece(i, states.at(name).at(p.name))));
-      auto& slot = optimizer->state()[optimizer_key(parameters[i])];
+        list.push_back(own(piece(states.at(name).at(p.name))));
+      auto& slot = optimizer->state()[optimizer_key(mine)];
       if (plan.optimizer != Optimizer::sgd) {
         auto state = std::make_unique<torch::optim::AdamWParamState>();
         state->step(next).exp_avg(list[0]).exp_avg_sq(list[1]);
@@ -299,7 +324,16 @@ struct Trainer::Impl {
         state->momentum_buffer(list[0]);
         slot = std::move(state);
       }
-    }
+    };
+    for (size_t i = 0; i < parameters.size(); ++i)
+      take_piece_of(parameters[i], parameter(i),
+                    [&](const at::Tensor& whole) { return worker->parameter_piece(i, whole); });
+    if (!second) return;
+    for (SecondCopies::Kept& kept : second->parameters)
+      take_piece_of(kept.piece, parameter(kept.index),
+                    [&](const at::Tensor& whole) { return kept.of(whole); });
+    for (SecondCopies::Kept& kept : second->buffers)
+      kept.piece = own(kept.of(buffers.at(kept.name)));
   }
 
   // The same number on all workers. Collective.
@@ -391,6 +425,7 @@ struct Trainer::Impl {
   std::unique_ptr<Dataset> data;
   Tensors initial, initial_buffers;    // whole: parameters nobody trains, all buffers
   std::vector<at::Tensor> parameters;  // pieces, of worker->parameters()
+  std::optional<SecondCopies> second;  // of another worker's; none: nothing is kept twice
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   int64_t next = 0;
 };

@@ -9,6 +9,17 @@
 
 namespace motley {
 
+Part Worker::parameter_part_of(size_t, int) const {
+  MOTLEY_CHECK(false, "a part of another worker of a pipeline");
+}
+Part Worker::buffer_part_of(size_t, int) const {
+  MOTLEY_CHECK(false, "a part of another worker of a pipeline");
+}
+bool Worker::parameter_is_cut(size_t) const {
+  MOTLEY_CHECK(false, "pieces of a pipeline's parameter");
+}
+bool Worker::buffer_is_cut(size_t) const { MOTLEY_CHECK(false, "pieces of a pipeline's buffer"); }
+
 namespace {
 
 const std::vector<ReductionProgram> kNone;
@@ -75,8 +86,20 @@ class SpmdWorker final : public Worker {
     return {std::move(result.loss), std::move(result.gradients)};
   }
 
-  Part parameter_part(size_t i) const override { return part(graph_.parameters[i].value); }
-  Part buffer_part(size_t i) const override { return part(graph_.buffers[i].value); }
+  Part parameter_part(size_t i) const override { return part(graph_.parameters[i].value, rank_); }
+  Part buffer_part(size_t i) const override { return part(graph_.buffers[i].value, rank_); }
+  Part parameter_part_of(size_t i, int rank) const override {
+    return part(graph_.parameters[i].value, rank);
+  }
+  Part buffer_part_of(size_t i, int rank) const override {
+    return part(graph_.buffers[i].value, rank);
+  }
+  bool parameter_is_cut(size_t i) const override {
+    return executor_.stored(graph_.parameters[i].value).is_shard();
+  }
+  bool buffer_is_cut(size_t i) const override {
+    return executor_.stored(graph_.buffers[i].value).is_shard();
+  }
 
   bool counts(size_t i) const override {
     return rank_ == 0 || executor_.stored(graph_.parameters[i].value).is_shard();
@@ -129,8 +152,8 @@ class SpmdWorker final : public Worker {
   at::Tensor whole(ValueId value, const at::Tensor& local) {
     return executor_.gather(value, executor_.stored(value), local);
   }
-  Part part(ValueId value) const {
-    return part_of(layout_of(theory_, value, executor_.stored(value), shares_), rank_, 0);
+  Part part(ValueId value, int rank) const {
+    return part_of(layout_of(theory_, value, executor_.stored(value), shares_), rank, 0);
   }
 
   const Plan& plan_;

@@ -55,6 +55,13 @@ class Worker {
   virtual Part parameter_part(size_t i) const = 0;
   virtual Part buffer_part(size_t i) const = 0;
 
+  // Of a worker of one program: the same of the worker with another rank.
+  virtual Part parameter_part_of(size_t i, int rank) const;
+  virtual Part buffer_part_of(size_t i, int rank) const;
+  // Whether pieces of the i-th of them are of different elements on all workers.
+  virtual bool parameter_is_cut(size_t i) const;
+  virtual bool buffer_is_cut(size_t i) const;
+
   // The most micro-batches that it held at once since it was made.
   virtual int most_in_flight() const { return 1; }
 

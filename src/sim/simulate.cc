@@ -37,7 +37,7 @@ Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline)
   const int devices = plan.cluster.size();
   CostModel model(plan.cluster, plan.reductions);
   Shares shares(plan.ratios);
-  Fractions fractions(plan.cluster, shares);
+  Fractions fractions(plan.cluster, shares, plan.redundancy);
   Simulation sim;
   sim.devices.resize(devices);
   std::vector<Seconds> now(devices, 0);

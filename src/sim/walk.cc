@@ -78,6 +78,28 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
   return like;
 }
 
+namespace {
+
+// Gradients on their way to the second copies of what is cut: of all devices at once.
+void walk_to_second(const Theory& theory, const std::vector<Placement>& stored,
+                    const CostModel& model, const Fractions& fractions, Optimizer optimizer,
+                    std::vector<Seconds>* now, const WalkSink& sink) {
+  Seconds seconds = 0;
+  for (const Parameter& p : theory.graph().parameters)
+    seconds += second_copy(theory, p, stored[p.value.index], model, fractions, optimizer).send;
+  if (seconds == 0) return;
+  seconds += model.latency();
+  const Seconds start = *std::max_element(now->begin(), now->end());
+  for (size_t d = 0; d < now->size(); ++d) {
+    const int device = static_cast<int>(d);
+    if ((*now)[d] < start) sink(device, (*now)[d], start, "wait", WalkKind::wait, {});
+    sink(device, start, start + seconds, "second copies", WalkKind::comm, {});
+    (*now)[d] = start + seconds;
+  }
+}
+
+}  // namespace
+
 std::vector<int> walk_optimizer(const Theory& theory, const Program& program,
                                 const CostModel& model, const Fractions& fractions,
                                 Optimizer optimizer, std::vector<Seconds>* now,
@@ -91,16 +113,20 @@ std::vector<int> walk_optimizer(const Theory& theory, const Program& program,
   std::set<Cut> cuts;
   for (const Parameter& p : graph.parameters)
     if (p.gradient.valid()) cuts.insert(cut_of(p));
-  std::vector<int> like = like_of(model, fractions, cuts, *now, options.each);
+  std::vector<int> like = like_of(model, fractions, cuts, *now, options.each || fractions.twice());
   const std::vector<int> first = first_of(like);
+  if (fractions.twice()) walk_to_second(theory, stored, model, fractions, optimizer, now, sink);
   for (size_t i = 0; i < graph.parameters.size(); ++i) {
     if (options.deadline.over()) throw TimeIsUp();
     const Parameter& p = graph.parameters[i];
     if (!p.gradient.valid()) continue;
     const Bytes bytes = static_cast<Bytes>(graph.spec(p.value).bytes()) * kept.of_optimizer(i);
     const auto& f = fractions.by_device(cut_of(p));
+    const auto& second = fractions.second_by_device(cut_of(p));
     for (int d : first) {
-      const Seconds s = model.update(model.cluster().devices[d].type, bytes * f[d], optimizer);
+      const int type = model.cluster().devices[d].type;
+      const Seconds s = model.update(type, bytes * f[d], optimizer) +
+                        model.update(type, bytes * second[d], optimizer);
       if (s <= 0) continue;
       sink(d, (*now)[d], (*now)[d] + s, "optimizer", WalkKind::compute, {});
       (*now)[d] += s;

@@ -181,6 +181,9 @@ class ProblemBuilder {
   void price_conversions(const Fractions& fractions, double part,
                          const spmd::OverlapPricing* pricing);
   void price_options(const Fractions& fractions, double part, const spmd::OverlapPricing* pricing);
+  // What keeping a parameter twice that is stored so adds to an option.
+  void price_second_copy(const Source& source, Placement placement, const Fractions& fractions,
+                         double part, const OverlapPricing* pricing, solver::Option* option);
   // The price of a value from another stage that every device receives whole.
   Seconds received_whole(NodeId node, const Fractions& fractions) const;
 

@@ -111,6 +111,7 @@ void ProblemBuilder::price_options(const Fractions& fractions, double part,
           if (pricing) o.compute[j] *= pricing->compute[0][j];
           o.memory[j] = state * f[j];
         }
+        if (fractions.twice()) price_second_copy(source, p, fractions, part, pricing, &o);
         continue;
       }
       o.comm = inner_seconds(theory_, source.node, triple, model_, fractions);
@@ -133,6 +134,21 @@ void ProblemBuilder::price_options(const Fractions& fractions, double part,
         }
       }
     }
+  }
+}
+
+void ProblemBuilder::price_second_copy(const Source& source, Placement placement,
+                                       const Fractions& fractions, double part,
+                                       const OverlapPricing* pricing, Option* option) {
+  const Parameter& p = theory_.graph().parameters[source.parameter];
+  const SecondCopy copy = second_copy(theory_, p, placement, model_, fractions, optimizer_);
+  const std::vector<double>& kept =
+      fractions.second_by_type(placement.is_shard() ? theory_.cut(p.value, placement) : Cut());
+  const auto bytes = static_cast<Bytes>(theory_.graph().spec(p.value).bytes());
+  option->comm = part * copy.send;
+  for (int j = 0; j < problem_.types; ++j) {
+    option->compute[j] += part * copy.update[j] * (pricing ? pricing->compute[0][j] : 1);
+    option->memory[j] += bytes * (p.gradient.valid() ? 1 + state_factor(optimizer_) : 1) * kept[j];
   }
 }
 
@@ -197,9 +213,13 @@ OverlapCost ProblemBuilder::overlap_cost(const Program& program, const Fractions
   for (const Parameter& p : graph.parameters) {
     if (!p.gradient.valid()) continue;
     const auto& f = fractions.by_type(theory_.cut(p.value, stored[p.value.index]));
+    const SecondCopy copy =
+        second_copy(theory_, p, stored[p.value.index], model_, fractions, optimizer_);
+    cost.comm += copy.send;
     for (int j = 0; j < problem_.types; ++j)
       cost.compute[0][j] +=
-          model_.update(j, static_cast<Bytes>(graph.spec(p.value).bytes()) * f[j], optimizer_);
+          model_.update(j, static_cast<Bytes>(graph.spec(p.value).bytes()) * f[j], optimizer_) +
+          copy.update[j];
   }
   for (int j = 0; j < problem_.types; ++j) cost.compute[0][j] += model_.per_step(j, graph);
   for (const Decision& d : pricing.decided)

@@ -24,6 +24,7 @@ KINDS = {
     "grid": {"engine": "grid", "model": "deep"},
     "zero": {"engine": "spmd", "options": {"strategy": "zero"}},
 }
+TWICE = {"twice": {"engine": "spmd", "every": 0, "options": {"strategy": "zero", "redundancy": 1}}}  # with --twice, alone
 POINTS = {"rendezvous": 1, "step": STEPS, "collective": 200, "boundary": 1, "checkpoint": 4}
 
 
@@ -39,17 +40,18 @@ def left_behind(folder):
     return found
 
 
-def case(seed):
-    """(what was done, what went wrong or nothing, seconds)"""
+def case(seed, twice):
+    """(what was done, what went wrong or nothing, seconds). twice: state that is cut is kept twice, and there is no checkpoint."""
     rng = random.Random(seed)
-    name = rng.choice(sorted(KINDS))
+    kinds, points = (TWICE, {**POINTS, "second": 2 * STEPS}) if twice else (KINDS, POINTS)
+    name = rng.choice(sorted(kinds))
     faults = []
     for attempt in range(rng.choice([1, 1, 2, 3])):
-        action, point = rng.choice(["kill", "kill", "stop", "delay"]), rng.choice(sorted(POINTS))
-        count = rng.randint(1, POINTS[point] if attempt == 0 else min(3, POINTS[point]))
+        action, point = rng.choice(["kill", "kill", "stop", "delay"]), rng.choice(sorted(points))
+        count = rng.randint(1, points[point] if attempt == 0 else min(3, points[point]))
         faults.append(f"{action}:{point}:{rng.randrange(3)}:{count}@{attempt}")
     with tempfile.TemporaryDirectory() as folder:
-        said = {"folder": folder, "steps": STEPS, "every": 3, "optimizer": rng.choice(["adamw", "sgd"]), "hang": HANG, **KINDS[name]}
+        said = {"folder": folder, "steps": STEPS, "every": 3, "optimizer": rng.choice(["adamw", "sgd"]), "hang": HANG, **kinds[name]}
         command = [sys.executable, "-m", "motley.launch", "--nnodes", "1:1", "--nproc_per_node", "3", "--max_restarts", "6",
                    "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{support.free_port()}", "--rdzv_id", "case",
                    "--rdzv_conf", "is_host=true", "--monitor_interval", "0.1", WORKER, json.dumps(said)]  # fmt: skip
@@ -72,6 +74,8 @@ def case(seed):
         worst = max(abs(float(loss) - wanted[int(step)]) / abs(wanted[int(step)]) for step, loss in rows)
         if not worst <= TOLERANCE:
             return what, f"a loss is off by {worst:.1e}\n{log}", took
+        if twice and len(faults) == 1 and len(rows) > STEPS + 1:
+            return what, f"{len(rows) - STEPS} steps were made again\n{log}", took
         left = left_behind(folder)
         return what, f"left behind: {left}\n{log}" if left else "", took
 
@@ -80,10 +84,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cases", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--twice", action="store_true", help="plans that keep what is cut twice, alone")
     asked = parser.parse_args()
     failed = 0
     for seed in range(asked.seed, asked.seed + asked.cases):
-        what, wrong, took = case(seed)
+        what, wrong, took = case(seed, asked.twice)
         failed += bool(wrong)
         print(f"{'FAILED ' if wrong else 'ok     '}{took:6.1f} s  {what}{': ' + wrong if wrong else ''}", flush=True)
     print(f"{asked.cases - failed} of {asked.cases} right")

@@ -32,6 +32,14 @@ def optimizer_of(model, name):
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
 
 
+def clamp(parameters, said):
+    """What a script does to parameters outside of the optimizer's step."""
+    if said.get("clamp"):
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.clamp_(-said["clamp"], said["clamp"])
+
+
 def plain(said):
     """(losses, state) of plain training."""
     torch.set_default_dtype(torch.float64)
@@ -42,5 +50,6 @@ def plain(said):
     for batch in support.token_batches(said["steps"], said.get("batch", 12)):
         losses += support.plain_training(model, F.cross_entropy, [batch], optimizer)
         scheduler.step()
+        clamp(model.parameters(), said)
     torch.set_default_dtype(torch.float32)
     return losses, model.state_dict()

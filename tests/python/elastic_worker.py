@@ -34,6 +34,7 @@ while dist.steps < said["steps"]:
     step = dist.steps
     loss = dist.train_step(*data[step])
     scheduler.step()
+    elastic_model.clamp(dist.parameters(), said)
     if dist.rank == 0:
         with open(os.path.join(folder, "losses"), "a") as file:
             file.write(f"{step} {loss!r} {dist.world_size} {time.time()}\n")

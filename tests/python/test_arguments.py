@@ -12,7 +12,7 @@ import support
 GIVEN = {
     "seed": (-1, 1.5, "a", True, 1 << 63), "threads": (0, 1.5), "micro_batch": (0, "2"), "memory_limit": (3, None), "recompute": ("no",),
     "all_devices": ("yes",), "fix": ({"pp": 2},), "strategy": (3,), "ratios": ("1", [float("nan")], [0], [-1]), "graph": (3,),
-    "time_limit": (0, float("nan")),
+    "time_limit": (0, float("nan")), "redundancy": (2, -1, "1", True, 1),
 }  # fmt: skip
 
 
@@ -32,6 +32,7 @@ class Arguments(unittest.TestCase):
             lambda: motley.distribute(nn.Linear(3, 4), batch, F.cross_entropy, support.ONE, "sgd", seed=-1),
             lambda: motley.distribute(nn.Linear(3, 4), batch, F.cross_entropy, support.ONE, "sgd", emulate="no"),
             lambda: motley.distribute(nn.Linear(3, 4), batch, F.cross_entropy, support.ONE, "sgd", verify=2),
+            lambda: motley.distribute(nn.Linear(3, 4), batch, F.cross_entropy, support.ONE, "sgd", redundancy=1),
         ):
             with self.assertRaisesRegex(motley.UserError, r"^\[\w+\] \w+ is [^\n]*; give [^\n]*$"):
                 call()

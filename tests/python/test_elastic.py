@@ -88,6 +88,16 @@ class Elastic(unittest.TestCase):
                 # Pieces that nobody left are those of a checkpoint: the steps since then are made again.
                 self.assertLessEqual(self.lost_steps(), 3 if "of a checkpoint" in self.log() else 1, self.log())
 
+    def test_one_of_three_loses_its_pieces(self):
+        """A worker that leaves nothing, killed at several points of a step."""
+        for number, point in enumerate(("step:1:5", "second:2:9", "second:0:10")):
+            with self.subTest(point=point):
+                self.setUp()
+                self.said.update(every=0, optimizer=("adamw", "sgd")[number % 2], options={"strategy": "zero", "redundancy": 1})
+                self.finish([self.start(3, "1:1", f"kill:{point}")])
+                self.assertIn("of the memory of the workers", self.log())
+                self.assertLessEqual(self.lost_steps(), 1, self.log())
+
     def test_a_machine_is_lost_and_another_comes(self):
         self.said.update(steps=40, seconds=0.2)
         first, second, third = self.start(), self.start(), self.start()
@@ -111,6 +121,23 @@ class Elastic(unittest.TestCase):
         third.kill()
         third.wait()
         self.finish([first, second])
+        self.assertIn("of a checkpoint", self.log())
+
+    def test_state_kept_twice(self):
+        """The same loss where a second worker keeps what is cut: no checkpoint is needed, and at most a step is made again."""
+        self.said.update(every=0, options={"strategy": "zero", "redundancy": 1})
+        first, second, third = self.start(), self.start(), self.start()
+        self.wait_for(self.reached(5, 3))
+        third.kill()
+        third.wait()
+        self.finish([first, second])
+        self.assertIn("of the memory of the workers", self.log())
+        self.assertLessEqual(self.lost_steps(), 1, self.log())
+
+    def test_second_copies_that_differ_are_not_taken(self):
+        """A script that clamps parameters behind every step: what is kept is that of before."""
+        self.said.update(clamp=0.2, every=2, options={"strategy": "zero", "redundancy": 1})
+        self.finish([self.start(3, "1:1", "kill:step:1:8")])
         self.assertIn("of a checkpoint", self.log())
 
     def test_hung(self):

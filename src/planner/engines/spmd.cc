@@ -23,6 +23,7 @@ ProgramRequest request_of(const PlanOptions& options) {
   request.baselines = options.baselines;
   request.reductions = reduce::reductions_of_all;
   request.alternation.optimizer = options.optimizer;
+  request.alternation.redundancy = options.redundancy;
   request.alternation.memory_limit = options.memory_limit;
   request.alternation.recompute = options.recompute && options.strategy.empty();
   request.alternation.ratios = options.ratios;
