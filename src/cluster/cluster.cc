@@ -260,10 +260,8 @@ class Reader {
         if (other.collective == rate.collective)
           throw error(join(field, "form"), "is '" + name + "' again", "give each form once");
       rate.bandwidth = positive(list[i]["bandwidth"], "bandwidth", join(field, "bandwidth"));
-      if (const YAML::Node x = list[i]["latency"])
-        rate.latency = quantity(x, "time", join(field, "latency"));
-      if (const YAML::Node x = list[i]["least"])
-        rate.least = quantity(x, "time", join(field, "least"));
+      for (auto [word, value] : {std::pair("latency", &rate.latency), {"least", &rate.least}})
+        if (const YAML::Node x = list[i][word]) *value = quantity(x, "time", join(field, word));
       rates.push_back(rate);
     }
     return rates;
