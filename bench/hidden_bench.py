@@ -37,9 +37,7 @@ class Bench(Study):
         types = "".join(f"  - {{name: {t}, like: cpu-core, flops: {60 * s:g} GFLOPS, memory: 3 GiB, memory_bandwidth: {8 * s:g} GB/s, "
                         f"overhead: {4 / s:g} us, speed: {s}}}\n" for t, s in speeds.items())
         cluster.write_text(f"name: {name}\n{tree}device_types:\n{types}")
-        words = [w for model, batch in MODELS.values() for w in ("--model", model)]
-        result, foreign = self.quiet("calibrate", "--cluster", cluster, "--emulate", *words, "--batch", 8, "--precision", "bf16", "--json", "-o",
-                                     profile)
+        result, foreign = self.quiet("calibrate", "--cluster", cluster, "--emulate", "--precision", "bf16", "--json", "-o", profile)
         self.say(f"{name}: {result['emulated']}, calibrated in {result['seconds']:.0f} s (foreign load {foreign:.2f})")
         return cluster, profile
 

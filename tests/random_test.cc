@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/rng.h"
+#include "cost/storage.h"
 #include "graph/graph.h"
 
 namespace motley {
@@ -106,6 +107,18 @@ TEST(Random, LargeIndices) {
     for (int64_t i = 0; i < 4; ++i)
       EXPECT_EQ(got[i].item<double>(), random_element(seed, -1, 3, far.begin + i));
   }
+}
+
+// What is made in several parts is as what is made at once.
+TEST(Random, LargeResults) {
+  Graph graph;
+  TensorSpec spec;
+  spec.shape = {3, kDrawnAtOnce};
+  const NodeId node = graph.add("aten::rand", {}, {spec});
+  const at::Tensor got = draw(graph.node(node), spec.shape, DType::f64, 5, 2, 1, {}, at::kCPU);
+  for (int64_t i : {int64_t{0}, kDrawnAtOnce - 1, kDrawnAtOnce, 2 * kDrawnAtOnce + 77,
+                    3 * kDrawnAtOnce - 1})
+    EXPECT_EQ(got.view({-1})[i].item<double>(), random_element(5, 2, 1, i)) << i;
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 #include <ATen/ATen.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <map>
@@ -152,11 +153,10 @@ class ThreadCommunicator final : public Communicator {
   void barrier() override { meeting_.wait(); }
   void abort() override { meeting_.abort(); }
   std::unique_ptr<Message> send(const at::Tensor& tensor, int to, int tag) override {
-    {
-      // The copy stands for what is in the network: no worker's memory.
-      const c10::DebugInfoGuard uncounted(c10::DebugInfoKind::PROFILER_STATE, nullptr);
-      meeting_.put(rank_, to, tag, tensor.clone());
-    }
+    // The copy stands for what is in the network: no worker's memory, and not libtorch's.
+    at::Tensor copy = at::from_blob(std::malloc(std::max<size_t>(1, tensor.nbytes())),
+                                    tensor.sizes(), std::free, tensor.options());
+    meeting_.put(rank_, to, tag, copy.copy_(tensor));
     return std::make_unique<Sent>(tensor);
   }
   std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {

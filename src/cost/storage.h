@@ -45,6 +45,8 @@ double update_workspace(Optimizer optimizer);
 // in buckets, beside which there are copies in one run, or two pieces on their way.
 Bytes bucket_workspace(Bytes all, Bytes largest);
 constexpr Bytes kBucketBytes = 64 << 20;
+// Elements of a random operator's result that are made together: in 64 bits, five of each at most.
+constexpr int64_t kDrawnAtOnce = 1 << 20;
 constexpr Bytes kSmallChange = 16 << 10;  // numbers beside tensors, sums of a row of channels
 // What every worker holds for the whole step besides parameters and their state: the batch, of
 // which it has all, and small change.

@@ -114,7 +114,8 @@ class Workspace {
       return;
     }
     const OpDef* op = find_op(node.op);
-    if (op && (op->alias || op->random)) return;
+    if (op && op->random) return draw(node.outputs[0], triple.out[0]);
+    if (op && op->alias) return;
     std::string_view name = node.op;
     name.remove_prefix(std::min(name.size(), std::string_view("aten::").size()));
     name = name.substr(0, name.find('.'));
@@ -126,6 +127,16 @@ class Workspace {
       elementwise(node, triple, inputs);
     else if (!is_in(kDirect, name))
       largest_again(node, triple, inputs);
+  }
+
+  // Indices and numbers in 64 bits (runtime/random.h).
+  void draw(ValueId v, Placement p) {
+    constexpr double kNumbers = 5 * 8;
+    const auto numel = static_cast<double>(graph_.spec(v).numel());
+    if (numel * largest(v, p) > kDrawnAtOnce)
+      add(kNumbers * kDrawnAtOnce);
+    else
+      add(kNumbers * numel, theory_.cut(v, p));
   }
 
   // Kernels of the runtime: something as large as the first operand, and masks and places of
@@ -189,15 +200,17 @@ class Workspace {
     for (size_t o = 0; o < node.outputs.size() && o < 2; ++o)
       if (node.outputs[o].valid())
         blocked(node.outputs[o], triple.out[o], o == 1 ? 2 : 1, o == 1, forward || !few);
-    // Of a transposed one the output is what is read.
-    const TensorSpec &weight = graph_.spec(w), &in = graph_.spec(x), &out = graph_.spec(y);
-    const double places =
-        std::max(static_cast<double>(in.numel()) / static_cast<double>(in.shape[1]),
-                 static_cast<double>(out.numel()) / static_cast<double>(out.shape[1]));
-    const double reads = static_cast<double>(weight.numel()) /
-                         static_cast<double>(std::min(weight.shape[0], weight.shape[1]));
-    Amount columns{places * reads * static_cast<double>(size_of(weight.dtype)),
-                   theory_.cut(x, triple.in[data])};
+    // What an output reads, at all places: a transposed one lays out what an input adds to.
+    const bool transposed = ops::bool_arg(node, forward ? 6 : 7);
+    const auto groups = static_cast<double>(ops::int_arg(node, forward ? 8 : 9, 1));
+    const TensorSpec &weight = graph_.spec(w), &in = graph_.spec(x);
+    const TensorSpec& at = transposed ? in : graph_.spec(y);
+    const double places = static_cast<double>(at.numel()) / static_cast<double>(at.shape[1]);
+    const double reads =
+        groups * static_cast<double>(weight.numel()) / static_cast<double>(weight.shape[0]);
+    const Cut cut = transposed ? theory_.cut(y, forward ? triple.out[0] : triple.in[0])
+                               : theory_.cut(x, triple.in[data]);
+    Amount columns{places * reads * static_cast<double>(size_of(weight.dtype)), cut};
     if (in.dtype == DType::f32) {
       // For small ones only.
       const int64_t kernel = *std::max_element(weight.shape.begin() + 2, weight.shape.end());

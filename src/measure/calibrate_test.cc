@@ -138,6 +138,19 @@ TEST(Fit, FindsTheRoundsThatMadeTheTimes) {
   }
 }
 
+// Small products move their weights; what a large one takes, they do not show.
+TEST(Fit, NothingIsFasterThanTheDevice) {
+  FitQuality quality;
+  const std::vector<Sample> small = {{9.4e6, 2.4e6, 6.3e-4}, {1.2e7, 3.1e6, 8.2e-4}};
+  const OpRate alone = fit(small, &quality);
+  EXPECT_EQ(alone.flops, 0);
+  const OpRate rate = fit(small, &quality, 50e9);
+  EXPECT_NEAR(rate.flops, 50e9, 1);
+  EXPECT_LT(quality.error, 0.02);
+  // A sample may be faster.
+  EXPECT_NEAR(fit({{1e9, 1e3, 1e-2}}, &quality, 50e9).flops, 1e11, 1e3);
+}
+
 TEST(Fit, OfOneSampleIsThatSample) {
   FitQuality quality;
   const OpRate rate = fit({{100, 200, 3e-6}}, &quality);

@@ -219,7 +219,7 @@ void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* res
     std::vector<ProfiledOp> found;
     for (const auto& [name, list] : samples) {
       ProfiledOp op;
-      op.rate = fit(list, &op.fit);
+      op.rate = fit(list, &op.fit, half ? result->half_flops : result->flops);
       op.rate.op = name;
       if (half) op.rate.op += kHalfRate;
       rates[op.rate.op] = op.rate;

@@ -36,25 +36,28 @@ bool solve(const std::array<Features, 3>& a, const Features& b, int set, Feature
 
 }  // namespace
 
-Features least_squares(const std::vector<Features>& features, const std::vector<double>& seconds) {
+Features least_squares(const std::vector<Features>& features, const std::vector<double>& seconds,
+                       const Features& least) {
   // Columns are scaled to the same size.
   Features scale{};
   for (const auto& f : features)
     for (int i = 0; i < 3; ++i) scale[i] = std::max(scale[i], std::abs(f[i]));
   std::array<Features, 3> a{};
   Features b{}, best{};
+  std::vector<double> rest = seconds;  // beside the least
   for (size_t s = 0; s < features.size(); ++s) {
     const double weight = 1 / std::max(seconds[s], kShortest);
+    for (int i = 0; i < 3; ++i) rest[s] -= least[i] * features[s][i];
     for (int i = 0; i < 3; ++i) {
       if (scale[i] == 0) continue;
       const double fi = features[s][i] / scale[i];
-      b[i] += weight * fi * seconds[s];
+      b[i] += weight * fi * rest[s];
       for (int j = 0; j < 3; ++j)
         if (scale[j] > 0) a[i][j] += weight * fi * features[s][j] / scale[j];
     }
   }
-  double least = std::numeric_limits<double>::infinity();
-  for (int set = 1; set < 8; ++set) {
+  double least_error = std::numeric_limits<double>::infinity();
+  for (int set = 0; set < 8; ++set) {
     Features x{};
     bool possible = true;
     for (int i = 0; i < 3; ++i) possible = possible && (!(set & (1 << i)) || scale[i] > 0);
@@ -65,12 +68,11 @@ Features least_squares(const std::vector<Features>& features, const std::vector<
       double predicted = 0;
       for (int i = 0; i < 3; ++i)
         if (scale[i] > 0) predicted += x[i] * features[s][i] / scale[i];
-      error +=
-          (predicted - seconds[s]) * (predicted - seconds[s]) / std::max(seconds[s], kShortest);
+      error += (predicted - rest[s]) * (predicted - rest[s]) / std::max(seconds[s], kShortest);
     }
-    if (error < least * (1 - 1e-9)) least = error, best = x;
+    if (error < least_error * (1 - 1e-9)) least_error = error, best = x;
   }
-  for (int i = 0; i < 3; ++i) best[i] = scale[i] > 0 ? best[i] / scale[i] : 0;
+  for (int i = 0; i < 3; ++i) best[i] = scale[i] > 0 ? least[i] + best[i] / scale[i] : 0;
   return best;
 }
 
@@ -133,14 +135,15 @@ FitQuality quality_of(const std::vector<std::pair<double, Seconds>>& points,
   return q;
 }
 
-OpRate fit(const std::vector<Sample>& samples, FitQuality* quality) {
+OpRate fit(const std::vector<Sample>& samples, FitQuality* quality, Flops fastest) {
   std::vector<Features> features;
   std::vector<double> seconds, predicted;
   for (const Sample& s : samples) {
     features.push_back({1, s.flops, s.bytes});
     seconds.push_back(s.seconds);
+    if (fastest > 0) fastest = std::max(fastest, s.flops / std::max(s.seconds, kShortest));
   }
-  const Features x = least_squares(features, seconds);
+  const Features x = least_squares(features, seconds, {0, fastest > 0 ? 1 / fastest : 0, 0});
   std::vector<std::pair<double, Seconds>> points;
   for (size_t i = 0; i < samples.size(); ++i) {
     predicted.push_back(x[0] + x[1] * samples[i].flops + x[2] * samples[i].bytes);

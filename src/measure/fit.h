@@ -14,8 +14,9 @@ constexpr Seconds kShortest = 1e-9;  // that clocks tell
 
 using Features = std::array<double, 3>;
 
-// The x of at least 0 with the least sum of (seconds - x f)^2 / seconds.
-Features least_squares(const std::vector<Features>& features, const std::vector<double>& seconds);
+// The x of at least `least` with the least sum of (seconds - x f)^2 / seconds.
+Features least_squares(const std::vector<Features>& features, const std::vector<double>& seconds,
+                       const Features& least = {0, 0, 0});
 
 // Of collectives by size, ascending: seconds = max(rounds * least, rounds * latency + traffic *
 // per_byte). Several small ones that take the same time show the least; 0: they do not.
@@ -44,7 +45,9 @@ struct Sample {
 };
 // The coefficients of `seconds = overhead + flops / rate + bytes / bandwidth` (see above) and how
 // well they explain the samples. REQUIRES: at least one sample.
-OpRate fit(const std::vector<Sample>& samples, FitQuality* quality);
+// `fastest`, if given: flops per second that no larger call is taken to be faster than, unless a
+// sample is. Samples of small calls alone, which move bytes, say nothing of what flops take.
+OpRate fit(const std::vector<Sample>& samples, FitQuality* quality, Flops fastest = 0);
 // The same by bytes alone, of which those beyond what a cache holds (the size of one of the
 // samples) move more slowly.
 OpRate fit_with_cache(const std::vector<Sample>& samples, FitQuality* quality);

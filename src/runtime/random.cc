@@ -2,9 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/rng.h"
+#include "cost/storage.h"
 #include "graph/ops/builder.h"
 #include "interpret/dispatch.h"
 
@@ -102,12 +104,18 @@ at::Tensor draw(const Node& node, const Shape& local, DType dtype, uint64_t seed
                 int id, const std::vector<InWhole>& where, at::Device device) {
   int64_t n = 1;
   for (int64_t size : local) n *= size;
-  at::Tensor index = at::arange(n, at::TensorOptions(device).dtype(at::kLong));
-  for (const InWhole& in : where) index = in.of(index);
-  return drawn(node, seed, digits_of(dtype),
-               [&](uint64_t of) { return uniform(of, step, id, index); })
-      .to(to_torch(dtype))
-      .view(local);
+  const at::TensorOptions options(device);
+  at::Tensor result = at::empty({n}, options.dtype(to_torch(dtype)));
+  for (int64_t first = 0; first < n; first += kDrawnAtOnce) {
+    const int64_t end = std::min(n, first + kDrawnAtOnce);
+    at::Tensor index = at::arange(first, end, options.dtype(at::kLong));
+    for (const InWhole& in : where) index = in.of(index);
+    const at::Tensor numbers = drawn(node, seed, digits_of(dtype), [&](uint64_t of) {
+      return uniform(of, step, id, index);
+    });
+    result.narrow(0, first, end - first).copy_(numbers);
+  }
+  return result.view(local);
 }
 
 namespace {
