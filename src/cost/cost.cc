@@ -5,6 +5,7 @@
 
 #include "cluster/second_holders.h"
 #include "core/error.h"
+#include "cost/overlap.h"
 
 namespace motley {
 
@@ -134,11 +135,13 @@ Bytes CostModel::moved(const InnerCollective& inner) const {
   return static_cast<Bytes>(inner.bytes) * widening(backend_, inner.kind, inner.half);
 }
 
-Seconds CostModel::gradient_all_reduce(Bytes bytes) const {
-  if (replicas_.piece.empty()) return net_.all_reduce(bytes);
+Seconds CostModel::gradient_all_reduce(const TensorSpec& gradient, bool joins) const {
+  const Bytes bytes = moved(Collective::all_reduce, gradient);
+  if (replicas_.piece.empty())
+    return joins ? message_seconds(*this, gradient) : net_.all_reduce(bytes);
   // A whole gradient pays for its reduction over replicas with its update.
   const double paid = *std::max_element(replicas_.piece.begin(), replicas_.piece.end());
-  return replicas_.fixed + bytes * std::max(0.0, replicas_.seconds_per_byte - paid);
+  return (joins ? 0 : replicas_.fixed) + bytes * std::max(0.0, replicas_.seconds_per_byte - paid);
 }
 
 Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer, Seconds* linear) const {
@@ -382,10 +385,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
   // `padded`: seconds per unit of the largest share, of which `seconds` holds the present value.
   auto communicate = [&](Seconds seconds, Seconds padded, double largest, int segment,
                          bool gradient, double part) {
-    if (gradient && after_gradient)
-      seconds = std::max(0.0, seconds - model.gradient_all_reduce(0));
-    else
-      new_stage();
+    if (!gradient || !after_gradient) new_stage();
     after_gradient = gradient;
     seconds *= part;
     padded *= part;
@@ -440,7 +440,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
     const bool pads = step.form == PieceForm::padded && has_forms(step.kind);
     double largest = shares.largest;
     const bool gradient = step.kind == Collective::all_reduce && pure[step.value.index];
-    Seconds seconds = gradient ? model.gradient_all_reduce(bytes)
+    Seconds seconds = gradient ? model.gradient_all_reduce(graph.spec(step.value), after_gradient)
                                : model.collective(step.kind, bytes, shares, step.form);
     communicate(seconds,
                 pads && largest > 0

@@ -12,8 +12,8 @@
 //     t = sum over stages of ( collective + max over types of computation up to the next collective
 //     )
 //
-// Neighbouring all-reduces of gradients are one message (the runtime coalesces them), so they pay
-// one latency.
+// Neighbouring all-reduces of small gradients are one message (the runtime coalesces them), so they
+// share its latency.
 #pragma once
 
 #include <string>
@@ -88,8 +88,9 @@ class CostModel {
   Seconds compute(int type, const Work& work, double fraction, Seconds* cut = nullptr,
                   Seconds* whole = nullptr) const;
   // Seconds of an all-reduce of a gradient on its way to the optimizer: with replicas, what it adds
-  // to their reduction.
-  Seconds gradient_all_reduce(Bytes bytes) const;
+  // to their reduction. One that `joins`, right behind another gradient, is its part of a message
+  // where it is small (message_seconds() in overlap.h).
+  Seconds gradient_all_reduce(const TensorSpec& gradient, bool joins) const;
   // Seconds of the optimizer on one parameter of which `parameter_bytes` are local, and of its
   // gradient's reduction over replicas. `linear`: what they would be if all of it were cached,
   // which is linear in the bytes but for the overhead.

@@ -145,10 +145,9 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   // start after another one begin anew.
   const int end = static_cast<int>(program.steps.size()), types = model.types();
   std::vector<Seconds> now(types, 0);
-  const Seconds latency = model.net().all_reduce(0);
-  Seconds busy = 0;      // until when the network carries messages
-  Seconds blocking = 0;  // what the messages of this stretch cost one after another
-  Seconds hidden = 0;
+  Seconds busy = 0;    // until when the network carries messages
+  Seconds hidden = 0;  // what cost_of() charges for them, less what is waited for
+  bool joins = false;  // a gradient that comes now
   size_t next = 0, begun = 0;  // begun: the message since which the network has not been idle
   bool waiting = false;
   auto last_of = [&](const GradientMessage& message) {
@@ -164,10 +163,10 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   auto settle = [&] {
     if (!waiting) return;
     const Seconds computed = *std::max_element(now.begin(), now.end());
-    hidden += blocking - std::max(0.0, busy - computed);
+    hidden -= std::max(0.0, busy - computed);
     if (first != nullptr && busy > computed) *first = last_of(messages[begun]);
     now.assign(types, 0);
-    busy = blocking = 0;
+    busy = 0;
     waiting = false;
   };
   const std::vector<bool> barrier = barriers(theory, program, shares);
@@ -179,16 +178,19 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
       const Step& step = program.steps[s];
       if (gradient[s]) {
         settle();
+        hidden += model.gradient_all_reduce(theory.graph().spec(step.value), joins);
+        joins = true;
         continue;
       }
       if (barrier[s]) {
         now.assign(types, 0);
-        busy = blocking = 0;
-        waiting = false;
+        busy = 0;
+        waiting = joins = false;
       }
       if (step.is_compute()) {
         const Work work = work_of(theory, step.node, theory.triples(step.node)[step.triple]);
         if (!work.free) {
+          joins = false;
           const auto& f = fractions.by_type(work.cut);
           for (int t = 0; t < types; ++t) now[t] += model.compute(t, work, f[t]);
         }
@@ -199,7 +201,6 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
       for (int g : messages[next].steps)
         bytes += model.moved(Collective::all_reduce, theory.graph().spec(program.steps[g].value));
       const Seconds seconds = model.net().all_reduce(bytes);
-      blocking += waiting ? seconds - latency : seconds;
       waiting = true;
       const Seconds computed = *std::max_element(now.begin(), now.end());
       if (busy <= computed) begun = next;

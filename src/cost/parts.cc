@@ -115,8 +115,7 @@ class Parts {
         const Bytes bytes = model_.moved(step.kind, graph_.spec(step.value));
         const bool gradient = step.kind == Collective::all_reduce && pure_[step.value.index];
         if (gradient) {
-          seconds = model_.gradient_all_reduce(bytes);
-          if (after_gradient) seconds = std::max(0.0, seconds - model_.gradient_all_reduce(0));
+          seconds = model_.gradient_all_reduce(graph_.spec(step.value), after_gradient);
         } else {
           const Placement cut = step.from.is_shard() ? step.from : step.to;
           seconds = model_.collective(

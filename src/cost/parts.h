@@ -16,7 +16,7 @@
 namespace motley {
 
 struct PartCost {
-  PhaseSeconds seconds;  // reduction: neighbouring all-reduces pay one latency
+  PhaseSeconds seconds;  // reduction: small neighbouring ones share a latency
   Bytes state = 0;       // parameters, gradients, optimizer, sums: there for the whole step
   Bytes held = 0;        // made forward, there until the backward pass
   // Values of earlier parts that this one or a later one reads in its forward pass: what comes in

@@ -335,7 +335,9 @@ TEST(Backends, SumsOfSixteenBitsArePricedAsTheyTravel) {
   for (const char* backend : {"nccl", "gloo", ""})
     EXPECT_EQ(sent_in(over(backend), DType::f32), sent_in(over(""), DType::f32));
   const Seconds f32 = sent_in(over("gloo"), DType::f32);
-  EXPECT_NEAR(sent_in(over("gloo"), DType::bf16), f32, 1e-9 * f32);
+  // Of half the bytes more are small, and join others.
+  EXPECT_LE(sent_in(over("gloo"), DType::bf16), f32);
+  EXPECT_GT(sent_in(over("gloo"), DType::bf16), 0.8 * f32);
   EXPECT_LT(sent_in(over("nccl"), DType::bf16), 0.55 * f32 + fixed);
   EXPECT_LT(sent_in(over("nccl"), DType::bf16), 0.9 * f32);
   EXPECT_EQ(sent_in(over("unheard-of"), DType::bf16), sent_in(over("gloo"), DType::bf16));

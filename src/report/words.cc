@@ -150,10 +150,12 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
     if (moves_nothing(step.kind)) continue;
     const Placement cut = step.from.is_shard() ? step.from : step.to;
     const Bytes bytes = model.moved(step.kind, graph.spec(step.value));
-    Seconds seconds = model.collective(
-        step.kind, bytes, fractions.profile(theory.cut(step.value, cut), model.net()), step.form);
     const bool pure = step.kind == Collective::all_reduce && gradient[step.value.index];
-    if (pure && after_gradient) seconds = std::max(0.0, seconds - model.net().all_reduce(0));
+    const Seconds seconds =
+        pure ? model.gradient_all_reduce(graph.spec(step.value), after_gradient)
+             : model.collective(step.kind, bytes,
+                                fractions.profile(theory.cut(step.value, cut), model.net()),
+                                step.form);
     after_gradient = pure;
     add(fmt::format("{}{} of {}", step.form == PieceForm::grouped ? "grouped " : "",
                     to_string(step.kind), role_of(graph, gradient, step.value)),

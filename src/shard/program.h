@@ -127,7 +127,7 @@ std::vector<std::pair<ValueId, Placement>> accumulated(const Theory& theory,
                                                        const Program& program);
 
 // [value] True for gradients, and what they are aliases of, that nothing but the optimizer reads:
-// their all-reduces can wait for the end of the step and share one latency.
+// their all-reduces can wait for the end of the step, and small ones share a latency.
 std::vector<bool> pure_gradients(const Graph& graph);
 
 // [value] How every parameter, buffer and input is stored, read off the program (other values:

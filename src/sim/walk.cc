@@ -65,11 +65,13 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
               WalkKind::compute, step.node);
     } else if (!moves_nothing(step.kind)) {
       const Placement cut = step.from.is_shard() ? step.from : step.to;
-      Seconds s =
-          model.collective(step.kind, model.moved(step.kind, graph.spec(step.value)),
-                           fractions.profile(theory.cut(step.value, cut), model.net()), step.form);
+      const TensorSpec& spec = graph.spec(step.value);
       const bool gradient = step.kind == Collective::all_reduce && pure[step.value.index];
-      if (gradient && after_gradient) s = std::max(0.0, s - model.net().all_reduce(0));
+      const Seconds s =
+          gradient ? model.gradient_all_reduce(spec, after_gradient)
+                   : model.collective(
+                         step.kind, model.moved(step.kind, spec),
+                         fractions.profile(theory.cut(step.value, cut), model.net()), step.form);
       after_gradient = gradient;
       communicate(s, to_string(step.kind));
     }

@@ -68,15 +68,14 @@ void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
         const bool reduced = gradient_view_[table_class_[t]] && kind == Collective::all_reduce;
         if (closed && !free && !reduced) continue;
         Placement cut = source->second.is_shard() ? source->second : target->second;
-        // Gradients are all-reduced together and share one latency.
+        // Small gradients are all-reduced together and share one latency.
         if (reduced && decision != nullptr)
           cost = decision->reduced ? 0 : kInfinity;
         else if (reduced && pricing)
           cost =
               pricing->gradients[pricing->stretch(table_first_[t])] * message_seconds(model_, spec);
         else if (gradient && kind == Collective::all_reduce)
-          cost = std::max(0.0, model_.gradient_all_reduce(model_.moved(*kind, spec)) -
-                                   model_.gradient_all_reduce(0));
+          cost = model_.gradient_all_reduce(spec, true);
         else
           cost = model_.collective(*kind, model_.moved(*kind, spec),
                                    fractions.profile(theory_.cut(g.top, cut), model_.net()));
