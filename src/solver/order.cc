@@ -431,9 +431,7 @@ class Greedy {
   }
 
  private:
-  // All that sequences of nodes[from, to) depend on: of each node its values, numbered as they come,
-  // and of each value whether it is touched already, the nodes to come, and its weight.
-  std::vector<int> look_of(const std::vector<int>& nodes, int from, int to) {
+  std::vector<int> look_of(const std::vector<int>& nodes, int from, int to) {  // all it looks at
     std::vector<int> look;
     std::unordered_map<int, int> number;
     for (int k = from; k < to; ++k) {
@@ -441,10 +439,9 @@ class Greedy {
         const int value = wiring_.list[at];
         const auto [it, fresh] = number.try_emplace(value, static_cast<int>(number.size()));
         look.push_back(it->second);
-        if (fresh) {
+        if (fresh)
           look.insert(look.end(), {left_[value], left_[value] == wiring_.uses[value],
                                    std::popcount(wiring_.made[value] | wiring_.need[value])});
-        }
       }
       look.push_back(-1);
     }
@@ -508,12 +505,11 @@ void order_clusters(const Problem& problem, const OrderOptions& options, std::ve
 
 std::vector<int> StretchMemo::of(std::vector<int> key,
                                  const std::function<std::vector<int>()>& improve) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto it = known_.find(key); it != known_.end()) return it->second;
-  }
+  std::unique_lock lock(mutex_);
+  if (const auto it = known_.find(key); it != known_.end()) return it->second;
+  lock.unlock();
   std::vector<int> sequence = improve();
-  const std::lock_guard lock(mutex_);
+  lock.lock();
   return known_.try_emplace(std::move(key), std::move(sequence)).first->second;
 }
 
@@ -593,12 +589,11 @@ const Order& OrderMemo::of(const Problem& problem) {
     key.push_back(-1);
     key.insert(key.end(), node.outputs.begin(), node.outputs.end());
   }
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto it = orders_.find(key); it != orders_.end()) return *it->second;
-  }
+  std::unique_lock lock(mutex_);
+  if (const auto it = orders_.find(key); it != orders_.end()) return *it->second;
+  lock.unlock();
   auto order = std::make_unique<Order>(make_order(problem, {}, &stretches_));
-  const std::lock_guard lock(mutex_);
+  lock.lock();
   return *orders_.try_emplace(std::move(key), std::move(order)).first->second;
 }
 
