@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -18,6 +19,7 @@
 #include "cluster/profile.h"
 #include "core/error.h"
 #include "core/interrupted.h"
+#include "core/terminal.h"
 #include "planner/planner.h"
 #include "planner/targets.h"
 
@@ -335,12 +337,14 @@ void run(const Args& args) {
     Json json = plan_json(report, cluster, graphs.capture_s(), *options.record);
     if (!options.target.empty()) json["for"] = target_json(report, free, options.target);
     print_json(json);
-    return;
+  } else {
+    std::printf("%s", describe_search(report, cluster).c_str());
+    if (!options.target.empty())
+      std::printf("%s", describe_target(report, free, options.target).c_str());
+    if (!args.output.empty()) std::printf("written to %s\n", args.output.c_str());
   }
-  std::printf("%s", describe_search(report, cluster).c_str());
-  if (!options.target.empty())
-    std::printf("%s", describe_target(report, free, options.target).c_str());
-  if (!args.output.empty()) std::printf("written to %s\n", args.output.c_str());
+  finish_output();
+  std::_Exit(0);  // graphs, plans and libraries take a tenth of a second to two to be taken apart
 }
 
 }  // namespace

@@ -93,6 +93,53 @@ std::vector<int> share_micro_batches(int total, const std::vector<double>& per_m
   return c;
 }
 
+namespace {
+
+// What layers take in each range, and how much there is.
+void set_memory(const Estimator& estimator, const Mesh& mesh, const Strategy& s,
+                AssignProblem* problem) {
+  const int layers = estimator.model().size(), ranges = s.pp * s.interleave;
+  std::vector<Bytes> state(layers), activation(layers);
+  const bool at_once = Estimator::again_at_once(s);
+  Bytes transient = 0, input = 0;  // the largest of what one layer is alive with, takes in
+  for (int l = 0; l < layers; ++l) {
+    const Bytes again = estimator.transient_bytes(l, l + 1, s),
+                kept = (1 + estimator.calibration().fragmentation) *
+                       estimator.activation_bytes(l, l + 1, s);
+    state[l] = estimator.state_bytes(l, l + 1, s) + (at_once ? again : 0);
+    activation[l] = at_once ? 0 : kept;
+    transient = std::max(transient, at_once ? 0 : again);
+    input = std::max(input, at_once ? kept : 0);
+  }
+  for (int range = 0; range < ranges; ++range) {
+    std::vector<Bytes> row(layers);
+    const double held = estimator.in_flight(range, s);
+    for (int l = 0; l < layers; ++l) row[l] = state[l] + held * activation[l];
+    problem->memory.push_back(std::move(row));
+    problem->limit.push_back((Estimator::memory_limit(range % s.pp, s, mesh) -
+                              estimator.context_bytes(s) - transient - held * input) /
+                             s.interleave);
+  }
+}
+
+}  // namespace
+
+bool may_fit(const Estimator& estimator, int global_batch, const Mesh& mesh, Strategy s) {
+  const int total = global_batch / s.micro_batch;
+  if (s.interleave > 1 && total % s.dp != 0) return true;
+  s.micro_batches = {(total + s.dp - 1) / s.dp};
+  AssignProblem problem;
+  set_memory(estimator, mesh, s, &problem);
+  // Each range takes as many layers as it can.
+  int at = 0;
+  for (size_t range = 0; range < problem.memory.size(); ++range)
+    for (Bytes used = 0; at < estimator.model().size(); ++at) {
+      used += problem.memory[range][at];
+      if (used > problem.limit[range] * (1 + 1e-9)) break;
+    }
+  return at == estimator.model().size();
+}
+
 bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy* s,
             SearchCounters* counters) {
   const Model& model = estimator.model();
@@ -145,29 +192,7 @@ bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy*
       problem.transfer.push_back(std::move(transfer));
     }
   }
-  if (memory) {
-    std::vector<Bytes> state(layers), activation(layers);
-    const bool at_once = Estimator::again_at_once(*s);
-    Bytes transient = 0, input = 0;  // the largest of what one layer is alive with, takes in
-    for (int l = 0; l < layers; ++l) {
-      const Bytes again = estimator.transient_bytes(l, l + 1, *s),
-                  kept = (1 + estimator.calibration().fragmentation) *
-                         estimator.activation_bytes(l, l + 1, *s);
-      state[l] = estimator.state_bytes(l, l + 1, *s) + (at_once ? again : 0);
-      activation[l] = at_once ? 0 : kept;
-      transient = std::max(transient, at_once ? 0 : again);
-      input = std::max(input, at_once ? kept : 0);
-    }
-    for (int range = 0; range < ranges; ++range) {
-      std::vector<Bytes> row(layers);
-      const double held = estimator.in_flight(range, *s);
-      for (int l = 0; l < layers; ++l) row[l] = state[l] + held * activation[l];
-      problem.memory.push_back(std::move(row));
-      problem.limit.push_back((Estimator::memory_limit(range % s->pp, *s, mesh) -
-                               estimator.context_bytes(*s) - transient - held * input) /
-                              s->interleave);
-    }
-  }
+  if (memory) set_memory(estimator, mesh, *s, &problem);
   const Assignment a = assign_layers(problem);
   if (counters) counters->assign_solves += a.solves;
   if (!a.feasible) return false;

@@ -98,6 +98,9 @@ class Estimator {
   void check(const Strategy& strategy) const;
 
   Mesh mesh(const Strategy& strategy) const;
+  // The same in two steps: types and memory of the groups, then what the links give.
+  Mesh groups(const Strategy& strategy) const;
+  void add_links(const Strategy& strategy, Mesh* mesh) const;
   // A ring no group of this many devices can beat: it is as fast as the fastest link.
   Mesh::Ring best_ring(int size) const;
   // The same of a strategy's gradients over dp * cp ranks, wherever its groups lie: where they lie

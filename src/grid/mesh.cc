@@ -212,13 +212,22 @@ void set_like(const Strategy& s, Mesh& mesh) {
 }  // namespace
 
 Mesh Estimator::mesh(const Strategy& s) const {
+  Mesh mesh = groups(s);
+  add_links(s, &mesh);
+  return mesh;
+}
+
+Mesh Estimator::groups(const Strategy& s) const {
   Mesh mesh;
   mesh.pp = s.pp, mesh.dp = s.dp, mesh.tp = s.tp, mesh.cp = s.cp;
   set_groups(cluster_, s, mesh);
-  set_rings(topology_, ring_bandwidth_, start_, s, mesh);
-  set_messages(topology_, message_bandwidth_, s, mesh);
-  set_like(s, mesh);
   return mesh;
+}
+
+void Estimator::add_links(const Strategy& s, Mesh* mesh) const {
+  set_rings(topology_, ring_bandwidth_, start_, s, *mesh);
+  set_messages(topology_, message_bandwidth_, s, *mesh);
+  set_like(s, *mesh);
 }
 
 }  // namespace motley::grid

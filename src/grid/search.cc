@@ -192,8 +192,9 @@ class Search {
   struct Placed {
     std::vector<int> devices;
     Mesh mesh;
+    bool linked = false;  // the mesh is whole
   };
-  const std::vector<Placed>& placements(const Strategy& s) {
+  std::vector<Placed>& placements(const Strategy& s) {
     auto [slot, fresh] = placed_.try_emplace({s.pp, s.dp, s.tp, s.cp});
     if (!fresh) return slot->second;
     std::vector<std::vector<int>> all;
@@ -207,10 +208,16 @@ class Search {
       if (static_cast<int>(devices.size()) != s.ranks())
         throw user_error("grid", "fixed choice devices lists {}, pp*dp*cp*tp is {}", devices.size(),
                          s.ranks());
-      placed.interleave = 2;  // so that the way back to the first stage is there too
-      slot->second.push_back({std::move(devices), estimator_.mesh(placed)});
+      slot->second.push_back({std::move(devices), estimator_.groups(placed)});
     }
     return slot->second;
+  }
+
+  const Mesh& mesh_of(Strategy s, Placed* placed) {
+    s.interleave = 2;  // so that the way back to the first stage is there too
+    if (!placed->linked) estimator_.add_links(s, &placed->mesh);
+    placed->linked = true;
+    return placed->mesh;
   }
 
   // Places a strategy's devices in all ways and keeps the best if it is among the best.
@@ -227,10 +234,10 @@ class Search {
     const Seconds tail = least(s, [&](const Strategy& of) { return first_bound_.tail(of); });
     std::optional<Candidate> best;
     bool bounded = false;
-    for (const Placed& placed : placements(s)) {
+    for (Placed& placed : placements(s)) {
       Candidate c{s, {}};
       c.strategy.devices = placed.devices;
-      if (complete(placed.mesh, tail, best ? best->estimate.step : kForever, &c, &bounded))
+      if (complete(&placed, tail, best ? best->estimate.step : kForever, &c, &bounded))
         best = std::move(c);
     }
     if (best || bounded) fitting_ = plain;
@@ -242,7 +249,7 @@ class Search {
 
   // Micro-batches, layers and estimate of a strategy whose devices are placed; false if there are
   // none or it does not beat `best`. `*bounded` is set where a bound says so.
-  bool complete(const Mesh& mesh, Seconds tail, Seconds best, Candidate* c, bool* bounded) {
+  bool complete(Placed* placed, Seconds tail, Seconds best, Candidate* c, bool* bounded) {
     SearchCounters& counters = result_.counters;
     auto infeasible = [&](const std::string& why) {
       ++counters.infeasible;
@@ -254,6 +261,10 @@ class Search {
       *bounded = true;
       return false;
     };
+    if (options_.memory && !fixed_.stages &&
+        !may_fit(estimator_, options_.global_batch, placed->mesh, c->strategy))
+      return infeasible("no layer assignment fits in memory");
+    const Mesh& mesh = mesh_of(c->strategy, placed);
     if (!give_micro_batches(estimator_, options_.global_batch, mesh, &c->strategy))
       return infeasible("");
     if (placed_bound(estimator_, c->strategy, mesh) + tail >= cutoff()) return too_slow();

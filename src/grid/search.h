@@ -76,6 +76,10 @@ struct SearchResult {
 // Throws UserError for fixed choices that no strategy can have.
 SearchResult search(const Estimator& estimator, const SearchOptions& options);
 
+// Whether some layers may fit into the stages' memory, which is all of the mesh that is looked at:
+// with as few micro-batches in flight as replicas can have, and stages without a block allowed.
+bool may_fit(const Estimator& estimator, int global_batch, const Mesh& mesh, Strategy strategy);
+
 // The exact assignment of a strategy's degrees and placement; false if no stages fit.
 bool assign(const Estimator& estimator, const Mesh& mesh, bool memory, Strategy* strategy,
             SearchCounters* counters);

@@ -90,9 +90,12 @@ class Builder {
       result.layers[l].boundary = live_[cuts[l]];
       for (int q = cuts[l]; q < end; ++q) layer_of[q] = static_cast<int>(l);
     }
+    options_.deadline.check();
     move_views(static_cast<int>(cuts.size()), &layer_of);
     for (int q = 0; q < n_; ++q) result.layers[layer_of[q]].forward.push_back(order_[q]);
+    options_.deadline.check();
     assign(layer_of, &result);
+    options_.deadline.check();
     classify(&result);
     return result;
   }
@@ -190,6 +193,7 @@ class Builder {
   std::vector<Module> modules() const {
     std::vector<Module> done, open = {{0, n_, 1}};
     while (!open.empty()) {
+      options_.deadline.check();
       Module part = open.back();
       open.pop_back();
       std::vector<int> tokens(tokens_.begin() + part.first, tokens_.begin() + part.end);

@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "core/deadline.h"
 #include "core/units.h"
 #include "graph/graph.h"
 
@@ -41,6 +42,7 @@ struct LayerOptions {
   double slack = 0.1;  // eps
   // Instead: layers that begin at these forward nodes, ascending; what is in front is of the first.
   std::vector<NodeId> begin;
+  Deadline deadline;  // TimeIsUp is thrown once it is over
 };
 
 struct Layer {

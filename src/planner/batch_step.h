@@ -2,6 +2,7 @@
 // once for all of them.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,8 +17,8 @@ namespace motley::planner {
 
 class BatchStep {
  public:
-  // `graph`: of a batch of so many samples.
-  BatchStep(Graph graph, int64_t batch);
+  // `graph`: of a batch of so many samples. What follows throws TimeIsUp once `deadline` is over.
+  BatchStep(Graph graph, int64_t batch, const Deadline& deadline = {});
 
   const Graph& graph() const { return graph_; }
   uint64_t fingerprint();  // of the graph
@@ -28,13 +29,19 @@ class BatchStep {
   // allow it, for the reason why_not(). For several threads.
   std::shared_ptr<const MicroBatch> of(int64_t samples);
   std::string why_not() const;  // of the last that was null
+  // Throws TimeIsUp where less is left than what looks at every node takes, about: as the theory.
+  void check_time(const Deadline& deadline) const;
   // The layers of such a micro-batch, about so many; 0: the finest; kBlockLayers: its blocks. REQUIRES: of(samples).
   const pipeline::Layers& layers(int64_t samples, int count);
 
  private:
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin_;
   Graph graph_;
   Theory theory_;
+  const double theory_s_;  // that deriving it took
   int64_t batch_;
+  const Deadline deadline_;
   mutable std::mutex mutex_;  // of what follows
   std::map<int64_t, std::shared_ptr<const MicroBatch>> parts_;
   std::map<std::pair<int64_t, int>, pipeline::Layers> layers_;

@@ -59,7 +59,6 @@ class PlanBuilder::Composer {
     plan_->batch = request_.batch;
     plan_->optimizer = request_.optimizer;
     plan_->cluster = cluster_;
-    plan_->graph = std::make_unique<Graph>(builder_.step_->graph());
   }
 
   std::unique_ptr<Plan> run(std::string* reason) {
@@ -75,6 +74,7 @@ class PlanBuilder::Composer {
  private:
   bool make() {
     if (!cut() || !seat() || !find_programs()) return false;
+    plan_->graph = std::make_unique<Graph>(builder_.step_->graph());
     divide();
     find_reductions();
     if (!time_stages()) return false;
@@ -107,6 +107,7 @@ class PlanBuilder::Composer {
   bool cut() {
     result_.micro_batch = composition_.micro_batch;
     result_.take_parts(builder_.step_->of(composition_.micro_batch));
+    builder_.step_->check_time(request_.limits.deadline);
     const std::vector<StageChoice>& choices = composition_.replicas[0].stages;
     stages_ = static_cast<int>(choices.size());
     std::vector<int> cuts;

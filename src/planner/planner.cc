@@ -213,10 +213,11 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
       options.record->trying(engine.name);
       if (i > 0) wait_for_plan(*options.record, first_done, ends[i]);
       const bool late = too_late(options);
-      if (late || ends[i].over())
-        result.reason = "time ran out before a plan was found";
-      else
-        result = engine.plan(its, cluster, graph_of, known);
+      result.reason = kNoTime;
+      if (!late && !ends[i].over()) try {
+          result = engine.plan(its, cluster, graph_of, known);
+        } catch (const TimeIsUp&) {  // before it had anything
+        }
       result.engine = engine.name;
       over[i] = late || ends[i].over();
     });
@@ -336,7 +337,8 @@ PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptio
   PlanOptions options = question;
   const GraphOf graphs = in_precision(graph_of, options.precision);
   const Cluster devices = as_measured(cluster, options, graphs);
-  options.step = std::make_shared<BatchStep>(graphs(options.batch), options.batch);
+  options.step =
+      std::make_shared<BatchStep>(graphs(options.batch), options.batch, options.limits.deadline);
   PlanReport report;
   if (report.reason = too_large(options.step->graph(), devices, options); !report.reason.empty())
     return report;

@@ -46,9 +46,15 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
     chains[chain].push_back(static_cast<int>(i));
     if (!stages_.count(key_of(tasks[i]))) fresh.push_back(tasks[i]);
   }
-  plan_unlimited(fresh);
+  // One after another, nothing is searched for behind the first strategy that does not fit.
+  const bool in_turn =
+      request_.threads == 1 && std::none_of(tasks.begin(), tasks.end(),
+                                            [](const StageTask& t) { return t.strategy.empty(); });
+  if (!in_turn) plan_unlimited(fresh);
+  bool failed = false;  // in turn
   parallel_for(static_cast<int>(chains.size()), request_.threads, [&](int c) {
     for (int i : chains[c]) {
+      if (in_turn && failed) break;
       StageTask task = tasks[i];
       std::unique_lock lock(mutex_);
       auto [it, unknown] = stages_.try_emplace(key_of(task));
@@ -65,7 +71,9 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
           stages_.erase(it);
           throw;
         }
-      if (!it->second.feasible) break;
+      if (it->second.feasible) continue;
+      if (in_turn) failed = true;
+      break;
     }
   });
   for (const std::vector<int>& chain : chains)

@@ -376,6 +376,10 @@ class Greedy {
   }
 
   // A better sequence for nodes[from, to), as positions relative to `from`.
+  std::vector<int> improve(const std::vector<int>& nodes, int from, int to, StretchMemo* memo) {
+    return memo ? memo->of(look_of(nodes, from, to), [&] { return improve(nodes, from, to); })
+                : improve(nodes, from, to);
+  }
   std::vector<int> improve(const std::vector<int>& nodes, int from, int to) {
     const std::vector<int> saved_left = left_;
     const double saved_width = width_;
@@ -385,11 +389,12 @@ class Greedy {
           left_[wiring_.list[at]] = saved_left[wiring_.list[at]];
         }
       }
-      width_ = saved_width;
+      width_ = 0;
     };
     std::vector<int> best(to - from), pending, chosen;
     for (int k = 0; k < to - from; ++k) best[k] = k;
     double best_cost = 0;
+    width_ = 0;  // whatever is live already counts as often in every sequence
     for (int k = from; k < to; ++k) best_cost += step_cost(nodes[k]);
     restore();
     Rng rng(options_.seed);
@@ -421,10 +426,28 @@ class Greedy {
       }
       restore();
     }
+    width_ = saved_width;
     return best;
   }
 
  private:
+  std::vector<int> look_of(const std::vector<int>& nodes, int from, int to) {  // all it looks at
+    std::vector<int> look;
+    std::unordered_map<int, int> number;
+    for (int k = from; k < to; ++k) {
+      for (int at = wiring_.begin[nodes[k]]; at < wiring_.begin[nodes[k] + 1]; ++at) {
+        const int value = wiring_.list[at];
+        const auto [it, fresh] = number.try_emplace(value, static_cast<int>(number.size()));
+        look.push_back(it->second);
+        if (fresh)
+          look.insert(look.end(), {left_[value], left_[value] == wiring_.uses[value],
+                                   std::popcount(wiring_.made[value] | wiring_.need[value])});
+      }
+      look.push_back(-1);
+    }
+    return look;
+  }
+
   double delta(int node) const {
     double sum = 0;
     for (int at = wiring_.begin[node]; at < wiring_.begin[node + 1]; ++at) {
@@ -480,7 +503,17 @@ void order_clusters(const Problem& problem, const OrderOptions& options, std::ve
 
 }  // namespace
 
-Order make_order(const Problem& problem, const OrderOptions& options) {
+std::vector<int> StretchMemo::of(std::vector<int> key,
+                                 const std::function<std::vector<int>()>& improve) {
+  std::unique_lock lock(mutex_);
+  if (const auto it = known_.find(key); it != known_.end()) return it->second;
+  lock.unlock();
+  std::vector<int> sequence = improve();
+  lock.lock();
+  return known_.try_emplace(std::move(key), std::move(sequence)).first->second;
+}
+
+Order make_order(const Problem& problem, const OrderOptions& options, StretchMemo* stretches) {
   validate(problem);
   std::vector<Item> items = folded_items(problem, options.clusters);
   order_clusters(problem, options, &items);
@@ -505,7 +538,7 @@ Order make_order(const Problem& problem, const OrderOptions& options) {
     std::iota(order.begin(), order.end(), 0);
     Greedy greedy(wiring, options);
     const auto stretch = [&](int from, int to) {
-      for (int k : greedy.improve(order, from, to)) result.push_back(from + k);
+      for (int k : greedy.improve(order, from, to, stretches)) result.push_back(from + k);
       for (int k = from; k < to; ++k) greedy.eliminate(k);
     };
     int at = 0;
@@ -515,7 +548,7 @@ Order make_order(const Problem& problem, const OrderOptions& options) {
       // The first block may see a different past; the order of the second serves all.
       for (int k = 0; k < repeat.period; ++k) greedy.eliminate(at + k);
       const std::vector<int> block =
-          greedy.improve(order, at + repeat.period, at + 2 * repeat.period);
+          greedy.improve(order, at + repeat.period, at + 2 * repeat.period, stretches);
       for (int r = 0; r < repeat.count; ++r, at += repeat.period) {
         for (int k : block) result.push_back(at + k);
         if (r > 0) {
@@ -556,12 +589,11 @@ const Order& OrderMemo::of(const Problem& problem) {
     key.push_back(-1);
     key.insert(key.end(), node.outputs.begin(), node.outputs.end());
   }
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto it = orders_.find(key); it != orders_.end()) return *it->second;
-  }
-  auto order = std::make_unique<Order>(make_order(problem));
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (const auto it = orders_.find(key); it != orders_.end()) return *it->second;
+  lock.unlock();
+  auto order = std::make_unique<Order>(make_order(problem, {}, &stretches_));
+  lock.lock();
   return *orders_.try_emplace(std::move(key), std::move(order)).first->second;
 }
 

@@ -25,6 +25,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -77,7 +78,20 @@ struct OrderOptions {
   bool clusters = true;  // keep clusters together
 };
 
-Order make_order(const Problem& problem, const OrderOptions& options = {});
+// What the greedy made of stretches of items, by all that it looks at: blocks of different problems
+// are often alike. Threads may share one, if their options are the same.
+class StretchMemo {
+ public:
+  // The known sequence, or that of `improve`.
+  std::vector<int> of(std::vector<int> key, const std::function<std::vector<int>()>& improve);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::vector<int>, std::vector<int>> known_;
+};
+
+Order make_order(const Problem& problem, const OrderOptions& options = {},
+                 StretchMemo* stretches = nullptr);
 
 // Orders by what they depend on: problems with equal tables and wiring share one. Threads may.
 class OrderMemo {
@@ -88,6 +102,7 @@ class OrderMemo {
  private:
   std::mutex mutex_;
   std::map<std::vector<int>, std::unique_ptr<Order>> orders_;
+  StretchMemo stretches_;
 };
 
 }  // namespace motley::solver

@@ -217,7 +217,8 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
     }
   rank(&result);
   if (!result.candidates.empty()) result.reason = found.stop_reason;
-  for (const auto& [size, b] : builders) result.planned += b->planned();
+  for (const auto& [size, b] : builders)
+    if (b) result.planned += b->planned();
   result.search_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }
