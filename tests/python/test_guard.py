@@ -506,7 +506,7 @@ class Workers(unittest.TestCase):
         said = support.launch(3, WORKER)
         caught = set(re.findall(r"^caught ([^:]*):", said, re.M))
         self.assertGreaterEqual(len(caught), 40, said)
-        for case in ("every_fault", "other_sizes", "frozen_and_thawed", "asked_for", "no_room", "elsewhere"):
+        for case in ("every_fault", "other_sizes", "other_lengths", "frozen_and_thawed", "asked_for", "no_room", "elsewhere"):
             self.assertIn(f"done {case}", said)
 
     def test_one_worker_differs(self):
