@@ -1,5 +1,6 @@
 """Nothing silently wrong around a plan: the guard, changes that are followed, hooks, losses with parameters, shared modules."""
 
+import logging
 import os
 import re
 import subprocess
@@ -26,6 +27,7 @@ device_types:
 SCALE = 2.0
 CFG = types.SimpleNamespace(tau=1.0, inner={"weights": [1.0, 2.0]})
 SHIFT = torch.zeros(3)
+LOGGER = logging.getLogger(__name__)
 OUTSIDE = nn.Parameter(torch.tensor(2.0))
 
 
@@ -59,6 +61,7 @@ class Reader(nn.Module):
 
     def forward(self, x, temperature=1.0, mode="plain"):
         y = self.layer(x + SHIFT) * self.beta * self.share * SCALE / temperature
+        LOGGER.debug("a step beside %d loggers", len(LOGGER.manager.loggerDict))
         y = y * self.config.depth.gain * self.config.kinds["a"] * CFG.tau * CFG.inner["weights"][1]
         return y.tanh() if mode == "tanh" else y
 
@@ -102,6 +105,7 @@ class Following(unittest.TestCase):
                 self.same_step(dist, plain, batch(i), F.mse_loss, optimizer)
                 self.assertEqual(dist._run.number, i + 1)
             mine.unread = 7
+            logging.getLogger(f"{__name__}.{len(changes)}")
             self.same_step(dist, plain, batch(3), F.mse_loss, optimizer)
             self.assertEqual(dist._run.number, len(changes), "what nobody reads is no reason to capture")
         finally:
