@@ -66,35 +66,34 @@ def overhead(job, build):
         print("REPORT" + json.dumps({"system": name, "run": 0, "seconds": all_steps}), flush=True)
 
 
-def by_motley(job, build, run, speeds):
-    """One step, as a function; after the first run by the plan of that."""
+def by_motley(job, build, run):
+    """One step, as a function."""
     model, _, loss_fn, batch = build()
-    plan = f"{job['folder']}/{job['part']}-{job['model']}-plan.json"
-    how = {"cluster": motley.cluster(job["cluster"], job["profile"])} if run == 0 else {"plan": plan}
-    dist = motley.distribute(model, batch, loss_fn, optimizer=adam(model), emulate=bool(speeds), **how)
+    dist = motley.distribute(model, batch, loss_fn, motley.cluster(job["cluster"], job["profile"]), adam(model), emulate=True)
     if run == 0 and dist.rank == 0:
-        dist.plan.save(plan)
         print("REPORT" + json.dumps({"plan": f"{dist.plan}links: {dist.pacing}"}), flush=True)
     return lambda: dist.train_step(*batch)
 
 
 def by_torch(shard, shares, build, speeds):
-    """One step of DistributedDataParallel, or with `shard` of FSDP2: with as many rows on each worker, or rows by speed."""
+    """The same of DistributedDataParallel, or with `shard` of FSDP2: with as many rows on each worker, or rows by speed."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     model, blocks, loss_fn, batch = build()
     rows = len(next(iter(batch[0].values())) if loss_fn is None else batch[0])
-    sizes = measured_ddp.pieces(rows, speeds or [1.0] * world, shares)
+    sizes = measured_ddp.pieces(rows, speeds, shares)
     begin, weight = sum(sizes[:rank]), sizes[rank] * world / rows  # gradients are averaged over the workers
     cut = slice(begin, begin + sizes[rank])
     mine = ({key: value[cut] for key, value in batch[0].items()},) if loss_fn is None else tuple(tensor[cut] for tensor in batch)
-    padding = measured_ddp.Padding(speeds[rank]) if speeds else None
-    if padding is not None:
-        for module in model.modules():
-            if hasattr(module, "inplace"):  # hooks on modules cannot follow it
-                module.inplace = False
-            if not list(module.children()):
-                module.register_forward_hook(padding.after("forward", module))
-                module.register_full_backward_hook(padding.after("backward", module))
+    padding = measured_ddp.Padding(speeds[rank])
+
+    def pad(module, _, output):
+        padding.work_done(("forward", module))
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(padding.after("backward", module))  # what comes behind the module is done
+
+    for module in model.modules():
+        if not list(module.children()):
+            module.register_forward_hook(pad)
     if shard:
         mesh = torch.distributed.init_device_mesh("cpu", (world,))
         for block in blocks:
@@ -105,15 +104,12 @@ def by_torch(shard, shares, build, speeds):
     optimizer = adam(wrapped)
 
     def step():
-        if padding is not None:
-            padding.mark()
+        padding.mark()
         optimizer.zero_grad()
         (loss_of(wrapped, loss_fn, mine) * weight).backward()
-        if padding is not None:
-            padding.settle("backward", model)
+        padding.settle("backward", model)
         optimizer.step()
-        if padding is not None:
-            padding.settle("step", model)
+        padding.settle("step", model)
 
     return step
 
@@ -122,13 +118,12 @@ def together(job, build):
     """All systems in turn, each made anew for every run."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    speeds = [float(speed) for speed in os.environ.get("MOTLEY_SPEEDS", "").split(",") if speed]
-    shares = ("even", "proportional") if speeds else ("even",)
-    systems = {"motley": lambda run: by_motley(job, build, run, speeds)}
+    speeds = [float(speed) for speed in os.environ["MOTLEY_SPEEDS"].split(",")]
+    shares = {"equal rows": "even", "rows by speed": "proportional"} if len(set(speeds)) > 1 else {"": "even"}
+    systems = {"motley": lambda run: by_motley(job, build, run)}
     for name, shard in (("DDP", False), ("FSDP2", True)):
-        for share in shares:
-            label = f"{name}, {'rows by speed' if share == 'proportional' else 'equal rows'}" if speeds else name
-            systems[label] = lambda run, shard=shard, share=share: by_torch(shard, share, build, speeds)
+        for rows, share in shares.items():
+            systems[f"{name}, {rows}" if rows else name] = lambda run, shard=shard, share=share: by_torch(shard, share, build, speeds)
     for run in range(job["runs"]):
         for name in systems:
             torch.manual_seed(0)
