@@ -8,7 +8,7 @@ equal     three emulated devices of 0.4 of a core each behind ports of 10 Gbps (
           FSDP2 (fully_shard) over gloo in turn
 unequal   of 0.6, 0.3 and 0.15 of a core behind ports of 1 Gbps; DDP and FSDP2 with equal rows and with rows by speed
 
-motley plans for what it measured (motley.discover). Optimizer: AdamW. A step is the time until the slowest worker has made it; the
+motley plans for what it measured (motley.discover) in at most 20 s. Optimizer: AdamW. A step is the time until the slowest worker has made it; the
 median over all runs counts, each after two steps that do not. It runs in the environment with torch 2 that `./dev setup` makes.
 Written to bench/results/DATE/.
 """

@@ -69,7 +69,7 @@ def overhead(job, build):
 def by_motley(job, build, run):
     """One step, as a function."""
     model, _, loss_fn, batch = build()
-    dist = motley.distribute(model, batch, loss_fn, motley.cluster(job["cluster"], job["profile"]), adam(model), emulate=True)
+    dist = motley.distribute(model, batch, loss_fn, motley.cluster(job["cluster"], job["profile"]), adam(model), emulate=True, time_limit=20)
     if run == 0 and dist.rank == 0:
         print("REPORT" + json.dumps({"plan": f"{dist.plan}links: {dist.pacing}"}), flush=True)
     return lambda: dist.train_step(*batch)
