@@ -1,194 +1,120 @@
 #!/usr/bin/env python3
-"""The Python package against the C++ program and against DistributedDataParallel.
+"""motley.distribute against PyTorch's own ways to train, on one machine: GPT-2 124M of transformers and ResNet-50 of timm.
 
-    ./dev bench python [--runs 5] [--steps 60] [--build FOLDER]
+    ./dev bench python [overhead equal unequal] [--models gpt2,resnet50] [--runs 2] [--steps 2] [--out FOLDER]
 
-capture   least seconds of CPU to capture gpt from Python and from C++, in turn; the operators are the same
-step      median step of one plan of mlp on two workers, motley run and Python going on half a second in turn; the graphs are equal
-ddp       median step on the emulated cluster two-sites (four workers, 400 Mbps between sites), motley and
-          DistributedDataParallel in turn: even shares, and shares by speed
+overhead  one worker: a step of the bare loop and one by a plan in turn
+equal     three emulated devices of 0.4 of a core each behind ports of 10 Gbps (docs/emulation.md): motley, DistributedDataParallel and
+          FSDP2 (fully_shard) over gloo in turn
+unequal   of 0.6, 0.3 and 0.15 of a core behind ports of 1 Gbps; DDP and FSDP2 with equal rows and with rows by speed
+
+motley plans for what it measured (motley.discover) in at most 20 s. Optimizer: AdamW. A step is the time until the slowest worker has made it; the
+median over all runs counts, each after two steps that do not. It runs in the environment with torch 2 that `./dev setup` makes.
+Written to bench/results/DATE/.
 """
 
 import argparse
 import json
 import os
 import pathlib
-import signal
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
-import threading
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAIR = "name: pair\nlink: {bandwidth: 10 Gbps, latency: 20 us}\ndevices: [{type: cpu-core, count: 2}]\n"
-MLP = "mlp:layers=4,hidden=1536,in=512,classes=100"
-GPT = "gpt:layers=2,hidden=256,heads=4,seq=64,vocab=512"
-BATCH = 32
+from study import ROOT, Study
 
-
-def environment(build):
-    paths = [str(build / "python"), str(ROOT / "bench")]
-    return dict(os.environ, PYTHONPATH=":".join(paths), OMP_NUM_THREADS="1")
+PYTHON, WORKER = ROOT / ".torch2" / "bin" / "python", ROOT / "bench" / "python_worker.py"
+CLUSTERS = {"equal": ((0.4, 0.4, 0.4), "10 Gbps"), "unequal": ((0.6, 0.3, 0.15), "1 Gbps")}  # shares of a core, of every port
+MODELS = {
+    # part: {model: (rows of the global batch, tokens or pixels of a row)}
+    "overhead": {"gpt2": (1, 256), "resnet50": (8, 128)},
+    "equal": {"gpt2": (6, 64), "resnet50": (24, 64)},
+    "unequal": {"gpt2": (6, 64), "resnet50": (24, 64)},
+}
 
 
-def reports(command, build):
-    done = subprocess.run(command, env=environment(build), stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))} failed")
-    return [json.loads(line.split("REPORT")[1]) for line in done.stdout.splitlines() if "REPORT" in line]
+def cluster_yaml(part):
+    speeds, port = CLUSTERS[part]
+    lines = [f"name: {part}\nlink: {{bandwidth: {port}, latency: 100 us}}", f"devices: [{', '.join(f'{{type: core-{s}}}' for s in speeds)}]"]
+    lines.append("device_types:")
+    lines += [f"  - {{name: core-{s}, like: cpu-core, flops: {60 * s:g} GFLOPS, memory: 6 GiB, memory_bandwidth: {8 * s:g} GB/s, "
+              f"overhead: {4 / s:g} us, speed: {s}}}" for s in sorted(set(speeds), reverse=True)]  # fmt: skip
+    return "\n".join(lines) + "\n"
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
+class Bench(Study):
+    def __init__(self, part, args):
+        super().__init__(f"python-{part}", args, 1)
+        self.motley_program = str(ROOT / args.build / "motley")
+        self.environment = dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, (ROOT / args.build / "python", ROOT / "tests" / "python"))))
 
+    def worker(self, launch, *words):
+        """The reports of rank 0 of a worker that `launch` starts."""
+        command = [str(word) for word in (*launch, WORKER, *words)]
+        done = subprocess.run(command, env=self.environment, stdout=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)} failed")
+        return [json.loads(line.split("REPORT")[1]) for line in done.stdout.splitlines() if line.startswith("REPORT")]
 
-def capture(build, runs):
-    code = f"""
-import json, time, torch, motley, python_model
-from motley import _motley
-rows = []
-for layers in (2, 12):
-    torch.manual_seed(0)
-    model, draw = python_model.gpt({BATCH}, layers=layers)
-    batch = draw()
-    times = {{"python": [], "c++": []}}
-    for _ in range({runs} + 1):
-        start = time.thread_time()
-        here = motley.capture(model, batch, python_model.loss_fn)
-        middle = time.thread_time()
-        there = _motley.capture_zoo("{GPT}".replace("layers=2", f"layers={{layers}}"), {BATCH})
-        times["python"].append(middle - start)
-        times["c++"].append(time.thread_time() - middle)
-        assert here.ops == there.ops
-    rows.append({{"layers": layers, "nodes": here.nodes, **{{k: min(v) for k, v in times.items()}}}})
-print("REPORT" + json.dumps(rows))
-"""
-    for row in reports([sys.executable, "-c", code], build)[0]:
-        ratio = row["python"] / row["c++"]
-        print(f"capture,{row['layers']} layers,{row['nodes']} nodes,python {row['python']:.4f} s,c++ {row['c++']:.4f} s,{ratio:.2f}x")
+    def launch(self, part):
+        """The words before a worker's script."""
+        if part == "overhead":
+            return [PYTHON]
+        cluster = self.tmp / f"{part}.yaml"
+        cluster.write_text(cluster_yaml(part))
+        return [self.motley_program, "emulate", "--cluster", cluster, "--", PYTHON]
 
+    def discover(self, part):
+        """Measures what the workers are on, as a user would."""
+        words = ["-m", "motley.discover", "-o", self.tmp / f"{part}-found.yaml"]
+        if subprocess.run([*map(str, self.launch(part) + words)], env=self.environment, stdout=subprocess.DEVNULL).returncode != 0:
+            sys.exit(f"motley.discover of the workers of {part} failed")
 
-TURN_S = 0.5  # of two programs in turns, each
-
-
-class InTurns:
-    """A program of several processes that stands still, from its first step on, while another has its turn."""
-
-    def __init__(self, commands, environments):
-        self.processes = []
-        for words, variables in zip(commands, environments):
-            group = self.processes[0].pid if self.processes else 0
-            own = {"stderr": subprocess.PIPE} if group == 0 else {}
-            self.processes.append(subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True, process_group=group, **own))
-        log = ""
-        for line in self.processes[0].stderr:
-            log += line
-            if line.startswith("step "):
-                break
-        else:
-            sys.exit(f"{' '.join(map(str, commands[0]))} failed\n{log}")
-        self.signal(signal.SIGSTOP)
-        self.output = None
-        self.reader = threading.Thread(target=self.read, daemon=True)
-        self.reader.start()
-
-    def signal(self, number):
-        os.killpg(self.processes[0].pid, number)
-
-    def read(self):
-        self.output, self.errors = self.processes[0].communicate()
-
-    def turn(self):
-        """Whether it goes on after this turn."""
-        self.signal(signal.SIGCONT)
-        self.reader.join(TURN_S)
-        if self.reader.is_alive():
-            self.signal(signal.SIGSTOP)
-            return True
-        if any(process.wait() != 0 for process in self.processes):
-            sys.exit(f"{' '.join(map(str, self.processes[0].args))} failed\n{self.errors}")
-        return False
-
-
-def step(build, runs, steps):
-    """Both beside each other, half a second in turn: a slow moment of the machine is for both. The median over the steps of
-    all runs counts; steps that a turn interrupted are left out."""
-    with tempfile.TemporaryDirectory() as folder:
-        cluster, plan = f"{folder}/pair.yaml", f"{folder}/plan.json"
-        pathlib.Path(cluster).write_text(PAIR)
-        motley = str(build / "motley")
-        subprocess.run([motley, "plan", MLP, "--cluster", cluster, "--batch", "192", "-o", plan],
-                       stdout=subprocess.DEVNULL, check=True)  # fmt: skip
-
-        def of_motley():
-            return InTurns([[motley, "run", plan, "--steps", str(steps), "--json"]], [environment(build)])
-
-        def of_python():
-            port = free_port()
-            ranks = [dict(environment(build), RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
-                          MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for r in range(2)]  # fmt: skip
-            words = [sys.executable, str(ROOT / "bench" / "python_worker.py"), "step", plan, "192", str(steps)]
-            return InTurns([words] * 2, ranks)
-
-        times = {"motley run": [], "python": []}
-        for run in range(runs):
-            both = {"motley run": of_motley(), "python": of_python()}
-            going = sorted(both, reverse=run % 2 == 1)
-            while going:
-                going = [name for name in going if both[name].turn()]
-            seconds = {"motley run": [row["seconds"] for row in json.loads(both["motley run"].output)["steps"]],
-                       "python": json.loads(both["python"].output.split("REPORT")[1])["seconds"]}  # fmt: skip
-            for name, all_steps in seconds.items():
-                new = [s for s in all_steps[3:] if s < TURN_S]
-                print(f"step,run {run},{name},{len(new)} steps,median {statistics.median(new):.4f} s", flush=True)
-                times[name] += new
-        median = {name: statistics.median(t) for name, t in times.items()}
-        least = {name: statistics.quantiles(t, n=10)[0] for name, t in times.items()}
-        for name in times:
-            print(f"step,{name},{runs} runs of {steps} steps,median {median[name]:.4f} s,least tenth {least[name]:.4f} s")
-        print(f"step,python / motley run,{median['python'] / median['motley run']:.3f}x,"
-              f"of the least tenths {least['python'] / least['motley run']:.3f}x")
-
-
-def ddp(build, runs, steps):
-    sys.path.insert(0, str(ROOT / "bench"))
-    import measured_bench
-
-    jobs = [{"model": name, "args": measured_bench.MODELS[name][0], "batch": measured_bench.MODELS[name][1], "steps": steps,
-             "runs": runs} for name in ("mlp", "vgg19", "gpt")]  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = f"{folder}/two-sites.yaml"
-        pathlib.Path(cluster).write_text(measured_bench.cluster_yaml("two-sites"))
-        pathlib.Path(f"{folder}/jobs.json").write_text(json.dumps(jobs))
-        command = [str(build / "motley"), "emulate", "--cluster", cluster, "--", sys.executable,
-                   str(ROOT / "bench" / "python_worker.py"), "ddp", cluster, f"{folder}/jobs.json"]  # fmt: skip
-        rows = reports(command, build)
-    for job in jobs:
-        mine = [row for row in rows if row["model"] == job["model"]]
-        median = {k: statistics.median(row[k] for row in mine) for k in ("motley", "ddp-even", "ddp-proportional")}
-        print(f"ddp,{job['model']},motley {median['motley']:.3f} s,even {median['ddp-even']:.3f} s,"
-              f"proportional {median['ddp-proportional']:.3f} s,"
-              f"{median['ddp-even'] / median['motley']:.2f}x,{median['ddp-proportional'] / median['motley']:.2f}x")  # fmt: skip
+    def part(self, part, model):
+        rows, size = MODELS[part][model]
+        job, found = self.tmp / f"{part}-{model}.json", self.tmp / f"{part}-found"
+        job.write_text(json.dumps({"part": part, "model": model, "rows": rows, "size": size, "runs": self.args.runs,
+                                   "steps": self.args.steps * (4 if part == "overhead" else 1),
+                                   "cluster": f"{found}.yaml", "profile": f"{found}.profile"}))  # fmt: skip
+        seconds = {}
+        for report in self.worker(self.launch(part), job):
+            if "plan" in report:
+                self.say(report["plan"])
+                continue
+            seconds.setdefault(report["system"], []).extend(report["seconds"])
+            self.rows += [{"part": part, "model": model, "system": report["system"], "run": report["run"], "step_s": f"{s:.4f}"}
+                          for s in report["seconds"]]  # fmt: skip
+        own = statistics.median(seconds["motley"])
+        for system, all_steps in seconds.items():
+            median = statistics.median(all_steps)
+            ratio = "" if system == "motley" else f"   {median / own:5.2f} of motley's"
+            if part == "overhead" and system != "motley":
+                pairs = statistics.median(m / b for m, b in zip(seconds["motley"], all_steps))
+                ratio += f"; a step by a plan takes {100 * (pairs - 1):+.1f}%, the median of pairs"
+            self.say(f"{part:8}  {model:8}  {rows:2} x {size:<3}  {system:18}  {median:7.3f} s, least {min(all_steps):7.3f} s, "
+                     f"{len(all_steps)} steps{ratio}")  # fmt: skip
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("parts", nargs="*", default=["capture", "step", "ddp"])
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    options = parser.parse_args()
-    build = options.build.resolve()
-    if "capture" in options.parts:
-        capture(build, 40)
-    if "step" in options.parts:
-        step(build, options.runs, options.steps)
-    if "ddp" in options.parts:
-        ddp(build, min(options.runs, 3), min(options.steps, 5))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=list(MODELS))
+    parser.add_argument("--models", default="gpt2,resnet50")
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2, help="of a run that count")
+    parser.add_argument("--build", default="build-torch2", help="build folder")
+    parser.add_argument("--out", help="folder of the results")
+    args = parser.parse_args()
+    for part in args.parts:
+        if part not in MODELS:
+            parser.error(f"there is no part {part}; there are {', '.join(MODELS)}")
+    for part in args.parts:
+        bench = Bench(part, args)
+        bench.say_machine()
+        if part in CLUSTERS:
+            bench.discover(part)
+        for model in args.models.split(","):
+            bench.part(part, model)
+        print(f"written to {bench.write(None)}")
 
 
 if __name__ == "__main__":

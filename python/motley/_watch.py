@@ -7,6 +7,7 @@ them at every later step, by identity wherever that suffices and in one call, so
 
 import collections
 import contextlib
+import logging
 import os
 import sys
 import sysconfig
@@ -18,7 +19,8 @@ import torch
 from . import _motley, _torch
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
-_CODE = (type, types.ModuleType, types.BuiltinFunctionType, property, staticmethod, classmethod)
+# Whose content no step depends on; a logger knows those of all libraries, which come and go.
+_CLOSED = (type, types.ModuleType, types.BuiltinFunctionType, property, staticmethod, classmethod, logging.Logger)
 _DEPTH, _MOST = 5, 20000  # of nested objects, of entries
 _BYTES = 1 << 15  # of constants whose numbers are compared in one step
 _MISSING = object()
@@ -247,7 +249,7 @@ class Watch:
         elif type(value).__name__ == "partial" and hasattr(value, "keywords"):
             for part in (value.func, value.args, value.keywords):
                 self._value(part, label, depth + 1)
-        elif not isinstance(value, _CODE):
+        elif not isinstance(value, _CLOSED):
             for key in list(getattr(value, "__dict__", ()))[:1000]:
                 self._field(vars(value), key, label, depth)
 

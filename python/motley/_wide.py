@@ -1,7 +1,9 @@
-"""Plans that compute in 16 bits, compared in 32: the same program on the same pieces, with more digits, beside the plain model.
+"""Plans compared with more digits: the same program on the same pieces, in wider floats, beside the plain model in these.
 
-In 16 bits two orders of one sum differ by a hundredth, which hides faults. Where the model itself asks for 16 bits (a conversion
-in its code) there is no model in 32 bits to compare with, and the comparison in 16 has to do.
+In 16 bits two orders of one sum differ by a hundredth, which hides faults: such plans are compared in 32 bits too. In 32 bits a
+rounding error may decide whether a unit of a ReLU is on, which moves gradients by far more than rounding does: what differs there is
+judged in 64 bits. Where the model itself asks for the narrower type (a conversion in its code) there is no model in wider floats to
+compare with, and the comparison in its own has to do.
 """
 
 import contextlib
@@ -15,27 +17,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import _motley, _torch
 from ._agree import Agreed
 from ._eager import plain_step
-from ._guard import Check, Report
+from ._guard import Check, Report, free_memory
 from ._pieces import plain
 from ._plan import Plan
 from ._runs import Run
 
-_SHORT = (torch.bfloat16, torch.float16)
+class Wider:
+    """Floats of the types `narrow` become `wide`; `names`: the former as graphs have them, `name` the latter."""
+
+    def __init__(self, narrow, names, wide, name):
+        self.narrow, self.names, self.wide, self.name = narrow, names, wide, name
+
+    def __call__(self, tensor):
+        return tensor.to(self.wide) if tensor.dtype in self.narrow else tensor
 
 
-def wide(tensor):
-    return tensor.float() if tensor.dtype in _SHORT else tensor
+_IN_32 = Wider((torch.bfloat16, torch.float16), "bf16|f16", torch.float32, "f32")
+_IN_64 = Wider((torch.float32,), "f32", torch.float64, "f64")
 
 
 class _Seen(TorchDispatchMode):
-    """Whether anything is computed in 16 bits."""
+    """Whether anything is computed in one of these types."""
 
-    found = False
+    def __init__(self, types):
+        super().__init__()
+        self.types, self.found = types, False
 
     def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, torch.Tensor) and tensor.dtype in _SHORT and "detach" not in str(function):
+            if isinstance(tensor, torch.Tensor) and tensor.dtype in self.types and "detach" not in str(function):
                 self.found = True
         return result
 
@@ -59,35 +70,46 @@ def _without_autocast():
         _torch.set_autocast_modes(before)
 
 
-def _widened(run, dist):
-    """The run of the same program with 32-bit floats in the place of 16-bit ones."""
+@contextlib.contextmanager
+def _made_in(kind):
+    """What the model makes of numbers is of this type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(kind)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _widened(run, dist, wider):
+    """The run of the same program with wider floats."""
     text = json.loads(run.plan._native.text())
-    text["graph"] = [re.sub(r'(?<![\w"])(bf16|f16)(?![\w"])', "f32", line) for line in text["graph"]]
+    text["graph"] = [re.sub(rf'(?<![\w"])({wider.names})(?![\w"])', wider.name, line) for line in text["graph"]]
     text.pop("precision", None)
     made = Plan(_motley.parse_plan(json.dumps(text), "the plan"), devices=run.plan.devices, made_for=run.plan._made_for)
     step = copy.copy(run.step)
-    step.inputs = [(name, wide(tensor)) for name, tensor in step.inputs]
-    step.targets = [(name, wide(tensor)) for name, tensor in step.targets]
+    step.inputs = [(name, wider(tensor)) for name, tensor in step.inputs]
+    step.targets = [(name, wider(tensor)) for name, tensor in step.targets]
     return Run(step, Agreed(made, run.watch), dist._group, dist._seed, False)
 
 
 class WideCheck(Check):
-    """The Check of a run that computes in 16 bits, with 32."""
+    """The Check of the same run in wider floats."""
 
-    def __init__(self, check):
+    def __init__(self, check, wider):
         vars(self).update(vars(check))
-        self.narrow, self.run = check.run, _widened(check.run, check.dist)
-        self.tensors = [wide(tensor) for tensor in self.tensors]
+        self.wider, self.run = wider, _widened(check.run, check.dist, wider)
+        self.tensors = [wider(tensor) for tensor in self.tensors]
 
     def report_of_step(self):
         """Runs a step of the plan and compares it; collective."""
-        worker, held, narrow = self.run.worker, self.dist._held, self.narrow.worker
+        worker, held, wide = self.run.worker, self.dist._held, self.wider
         for slot in self.run.step.parameters:
             if worker.holds("parameter", slot.name):
                 worker.set("parameter", slot.name, wide(plain(held.pieces[slot.name])).clone())
         for slot in self.run.step.buffers:
             if worker.holds("buffer", slot.name):
-                worker.set("buffer", slot.name, wide(narrow.buffer(slot.name)).clone())
+                worker.set("buffer", slot.name, wide(self.buffers[slot.name]).clone())
         pieces = [
             worker.piece("input", name, tensor).to(self.group.device)
             for (name, _, _), tensor in zip(self.run.leaves, self.tensors)
@@ -97,21 +119,32 @@ class WideCheck(Check):
         return self.report(loss, gradients)
 
     def _empty(self, slot):
-        return wide(super()._empty(slot))
+        return self.wider(super()._empty(slot))
 
     def _plain_step(self, tensors, parameters, buffers, draws, parts, nudge):
-        step = self.run.step
+        step, wide = self.run.step, self.wider
         parameters = [wide(tensor) for tensor in parameters or [slot.tensor.data for slot in step.parameters]]
         buffers = [wide(tensor.detach()) for tensor in buffers or [slot.tensor for slot in step.buffers]]
-        with _without_autocast(), _Seen() as seen:
+        with _without_autocast(), _made_in(wide.wide), _Seen(wide.narrow) as seen:
             outcome = plain_step(step, tensors, parameters, buffers, draws, parts, nudge)
         if seen.found:
-            raise RuntimeError("it converts to 16 bits itself")
+            raise RuntimeError(f"it converts to {torch.finfo(wide.narrow[0]).bits} bits itself")
         return outcome
 
 
 def report_in_32_bits(check):
     """The Report of a step in 32 bits of a plan that computes in 16; an empty one of other plans. Collective."""
-    if not any(kind in _SHORT for kind in check.run.float_types):
+    if not any(kind in _IN_32.narrow for kind in check.run.float_types):
         return Report()
-    return WideCheck(check).report_of_step()
+    return WideCheck(check, _IN_32).report_of_step()
+
+
+def report_in_64_bits(check):
+    """The Report of the step that was checked, in 64 bits; None where it computes in these or a worker has no room. Collective."""
+    if check.coarsest() is not torch.float32:
+        return None
+    group, run = check.group, check.run
+    need = 2 * max(run.plan.peak_memory_bytes) + (2 * run.graph.step_bytes if group.rank == 0 else 0)
+    if check.sum([float(need > free_memory(torch.device(group.device)))])[0]:
+        return None
+    return WideCheck(check, _IN_64).report_of_step()

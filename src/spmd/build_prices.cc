@@ -15,6 +15,13 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kReceivedWhole = 1.001;  // times what gathering it takes
 
+// Whether a node runs as it does on one device.
+bool is_whole(const Triple& t) {
+  const auto whole = [](Placement p) { return p.is_replicated(); };
+  return t.kernel.empty() && std::all_of(t.in.begin(), t.in.end(), whole) &&
+         std::all_of(t.out.begin(), t.out.end(), whole);
+}
+
 }  // namespace
 
 void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
@@ -87,6 +94,8 @@ void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
 void ProblemBuilder::price_options(const Fractions& fractions, double part,
                                    const OverlapPricing* pricing) {
   const Graph& graph = theory_.graph();
+  // On one device every cut would be as good, and its kernels and copies slower.
+  const bool alone = restriction_ == Restriction::none && fractions.shares().devices() == 1;
   for (size_t t = 0; t < problem_.option_tables.size(); ++t) {
     const Source& source = sources_[table_exemplar_[t]];
     if (source.origin != Origin::node) continue;
@@ -111,6 +120,7 @@ void ProblemBuilder::price_options(const Fractions& fractions, double part,
           o.memory[j] = state * f[j];
         }
         if (fractions.twice()) price_second_copy(source, p, fractions, part, pricing, &o);
+        if (alone && !is_whole(triple)) o.comm = kInfinity;
         continue;
       }
       o.comm = inner_seconds(theory_, source.node, triple, model_, fractions);
@@ -119,6 +129,7 @@ void ProblemBuilder::price_options(const Fractions& fractions, double part,
       if (closed && !triple.collectives.empty() &&
           !(is_boundary(node) && moves_nothing(theory_, source.node, triple, fractions.shares())))
         o.comm = kInfinity;
+      if (alone && !is_whole(triple)) o.comm = kInfinity;
       Work work = work_of(theory_, source.node, triple);
       const auto& f = fractions.by_type(work.cut);
       for (int j = 0; j < problem_.types; ++j) {

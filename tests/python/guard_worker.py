@@ -361,6 +361,48 @@ def other_sizes():
         support.same_optimizer(dist.optimizer_state_dict(), optimizer.state_dict())
 
 
+class Attention(nn.Module):
+    """A causal one, over as many tokens as there are."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.inside, self.out = nn.Embedding(12, 8), nn.Linear(8, 24), nn.Linear(8, 12)
+
+    def forward(self, tokens):
+        q, k, v = self.inside(self.embed(tokens)).chunk(3, -1)
+        mask = torch.full((tokens.shape[1],) * 2, float("-inf")).triu(1)
+        return self.out((q @ k.transpose(1, 2) / 8**0.5 + mask).softmax(-1) @ v).transpose(1, 2)
+
+
+def other_lengths():
+    """A few sequence lengths and a smaller last batch in turn: each form is captured once, and its plan taken when it comes back."""
+    forms = [(12, 8), (12, 6), (12, 3), (4, 8)]
+    order = [0, 1, 0, 2, 1, 0, 3, 2, 0, 3]
+    captured, seen = motley._agree.captured, []
+    for engine in ("spmd", "pipeline"):
+        plain, mine = Attention(), Attention()
+        optimizer = adam(plain)
+
+        def tokens(seed, form):
+            generator = torch.Generator().manual_seed(seed)
+            return tuple(torch.randint(12, forms[form], generator=generator) for _ in range(2))
+
+        options = {"all_devices": True} if engine == "spmd" else {}
+        dist = motley.distribute(mine, tokens(0, 0), F.cross_entropy, support.CLUSTER, adam(mine), engine=engine, **options)
+        motley._agree.captured = lambda step: seen.append([tuple(tensor.shape) for _, tensor in step.leaves]) or captured(step)
+        try:
+            for i, form in enumerate(order):
+                together(dist, plain, optimizer, tokens(i, form))
+                assert dist._run.number == form, (engine, i, dist._run.number)
+        finally:
+            motley._agree.captured = captured
+        assert seen == [[form] * 2 for form in forms[1:]], seen
+        seen.clear()
+        support.same(dist.state_dict(), plain.state_dict())
+        support.same_optimizer(dist.optimizer_state_dict(), optimizer.state_dict())
+
+
 def frozen_and_thawed():
     """Layers frozen, thawed and put into evaluation while training goes on: other graphs, and the state moves."""
     plain, mine = small(), small()
@@ -510,7 +552,7 @@ def elsewhere():
     support.same(dist.state_dict(), plain.state_dict())
 
 
-cases = [globals()[sys.argv[1]]] if len(sys.argv) > 1 else [every_fault, other_sizes, frozen_and_thawed, asked_for, no_room, elsewhere]
+cases = [globals()[sys.argv[1]]] if len(sys.argv) > 1 else [every_fault, other_sizes, other_lengths, frozen_and_thawed, asked_for, no_room, elsewhere]
 for case in cases:
     case()
     if RANK == 0:
