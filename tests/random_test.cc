@@ -116,8 +116,8 @@ TEST(Random, LargeResults) {
   spec.shape = {3, kDrawnAtOnce};
   const NodeId node = graph.add("aten::rand", {}, {spec});
   const at::Tensor got = draw(graph.node(node), spec.shape, DType::f64, 5, 2, 1, {}, at::kCPU);
-  for (int64_t i : {int64_t{0}, kDrawnAtOnce - 1, kDrawnAtOnce, 2 * kDrawnAtOnce + 77,
-                    3 * kDrawnAtOnce - 1})
+  for (int64_t i :
+       {int64_t{0}, kDrawnAtOnce - 1, kDrawnAtOnce, 2 * kDrawnAtOnce + 77, 3 * kDrawnAtOnce - 1})
     EXPECT_EQ(got.view({-1})[i].item<double>(), random_element(5, 2, 1, i)) << i;
 }
 

@@ -229,7 +229,9 @@ void add_measured_options(CLI::App* command, CalibrateArgs* args) {
                    "Model whose operators are measured; may be given again; default: small ones "
                    "of the zoo")
       ->group(group);
-  command->add_option("--batch", args->batch, "Batch of --model on each device; a quarter of it is measured too; default: 8")
+  command
+      ->add_option("--batch", args->batch,
+                   "Batch of --model on each device; a quarter of it is measured too; default: 8")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->group(group);
   command

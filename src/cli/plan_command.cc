@@ -27,11 +27,6 @@ namespace motley {
 
 namespace {
 
-// Seconds, unless a limit is given: of planning a model of few operators for few devices; else.
-constexpr double kFewTimeLimit = 5, kTimeLimit = 10;
-constexpr int kFewDevices = 64;
-constexpr size_t kFewNodes = 20'000;
-
 struct Args {
   std::string model, cluster, output, fix, target,
       engine = "auto", memory = "on", optimizer = "adamw", strategy, profile, precision = "fp32",
@@ -261,9 +256,7 @@ class ProgressLine {
 // Seconds that planning may take from the start of the program; 0: any.
 double time_limit_of(const Args& args, const Cluster& cluster, ModelGraphs* graphs) {
   if (args.time_limit > 0 || args.work_limit > 0) return args.time_limit;
-  return cluster.size() <= kFewDevices && graphs->at(args.batch).nodes.size() <= kFewNodes
-             ? kFewTimeLimit
-             : kTimeLimit;
+  return planner::usual_time_limit(cluster, graphs->at(args.batch));
 }
 
 std::string limit_of(const Args& args, double seconds) {

@@ -330,6 +330,13 @@ bool PlanReport::refused() const {
                      [](const EngineResult& result) { return result.refused; });
 }
 
+Seconds usual_time_limit(const Cluster& cluster, const Graph& graph) {
+  constexpr Seconds kFew = 5, kMany = 10;
+  constexpr int kFewDevices = 64;
+  constexpr size_t kFewNodes = 20'000;
+  return cluster.size() <= kFewDevices && graph.nodes.size() <= kFewNodes ? kFew : kMany;
+}
+
 PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& question) {
   check(question);
   check_redundancy(cluster, question);

@@ -32,6 +32,10 @@ struct PlanReport {
   bool refused() const;
 };
 
+// Seconds that planning takes where nobody says: 5 for up to 64 devices and 20,000 operators of a
+// step, else 10.
+Seconds usual_time_limit(const Cluster& cluster, const Graph& graph);
+
 // The best plan names the others among its alternatives. Throws UserError where the options cannot
 // be combined.
 PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& options);

@@ -67,7 +67,9 @@ planner::PlanOptions options_of(const CapturedGraph& graph, const py::dict& give
 
 std::unique_ptr<Found> find_plan(const CapturedGraph& graph, const Cluster& cluster,
                                  const py::dict& given) {
-  const planner::PlanOptions options = options_of(graph, given);
+  planner::PlanOptions options = options_of(graph, given);
+  if (!given.contains("time_limit"))
+    options.limits.deadline = Deadline::in(planner::usual_time_limit(cluster, graph.graph));
   const py::gil_scoped_release unlocked;
   auto found = std::make_unique<Found>();
   found->report = planner::plan([&](int64_t) { return graph.graph; }, cluster, options);

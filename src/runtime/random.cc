@@ -110,9 +110,8 @@ at::Tensor draw(const Node& node, const Shape& local, DType dtype, uint64_t seed
     const int64_t end = std::min(n, first + kDrawnAtOnce);
     at::Tensor index = at::arange(first, end, options.dtype(at::kLong));
     for (const InWhole& in : where) index = in.of(index);
-    const at::Tensor numbers = drawn(node, seed, digits_of(dtype), [&](uint64_t of) {
-      return uniform(of, step, id, index);
-    });
+    const at::Tensor numbers = drawn(node, seed, digits_of(dtype),
+                                     [&](uint64_t of) { return uniform(of, step, id, index); });
     result.narrow(0, first, end - first).copy_(numbers);
   }
   return result.view(local);

@@ -69,9 +69,9 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
       const bool gradient = step.kind == Collective::all_reduce && pure[step.value.index];
       const Seconds s =
           gradient ? model.gradient_all_reduce(spec, after_gradient)
-                   : model.collective(
-                         step.kind, model.moved(step.kind, spec),
-                         fractions.profile(theory.cut(step.value, cut), model.net()), step.form);
+                   : model.collective(step.kind, model.moved(step.kind, spec),
+                                      fractions.profile(theory.cut(step.value, cut), model.net()),
+                                      step.form);
       after_gradient = gradient;
       communicate(s, to_string(step.kind));
     }

@@ -38,7 +38,7 @@ Program random_program(const ProblemBuilder& builder, Rng* rng) {
     const auto& options = problem.option_tables[node.table].options;
     std::vector<int> possible;
     for (size_t o = 0; o < options.size(); ++o) {
-      bool ok = true;
+      bool ok = std::isfinite(options[o].comm);
       for (size_t i = 0; i < node.inputs.size(); ++i)
         ok = ok && (forms[node.inputs[i]] >> options[o].in[i] & 1);
       if (ok) possible.push_back(static_cast<int>(o));
