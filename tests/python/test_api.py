@@ -414,13 +414,11 @@ class DevicesLeftOut(unittest.TestCase):
         cluster = support.far_off("last")
         for options in ({"ratios": [0.4, 0.4, 0.2]}, {"engine": "grid"}, {"all_devices": True}):
             net = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))
-            tokens = torch.zeros(12, dtype=torch.long)
-            plan = motley.plan(motley.capture(net, (tokens, tokens), F.cross_entropy), cluster, **options)
+            plan = motley.plan(motley.capture(net, (torch.zeros(12, dtype=torch.long),) * 2, F.cross_entropy), cluster, **options)
             self.assertEqual((plan.devices, len(plan.cluster)), ([0, 1, 2], 3))
 
     def test_the_fastest_engine_may_do_without(self):
-        tokens = torch.zeros(16, dtype=torch.long)
-        graph = motley.capture(support.Net(), (tokens, tokens), F.cross_entropy)
+        graph = motley.capture(support.Net(), (torch.zeros(16, dtype=torch.long),) * 2, F.cross_entropy)
         plan = motley.plan(graph, support.far_off("first"), engine="auto")
         self.assertEqual((plan.engine, plan.devices), ("spmd", [1, 2]))
 
