@@ -264,7 +264,7 @@ device_types:
     const auto plain = builder.compose(composition, "pipeline", &reason);
     composition.replicas[0].stages[0].in_flight = 4;
     const auto roomy = builder.compose(composition, "pipeline", &reason);
-    ASSERT_EQ(plain == nullptr, roomy == nullptr) << memory;
+    ASSERT_EQ(plain == nullptr, roomy == nullptr) << memory << " KiB: " << reason;
     if (!plain) continue;
     EXPECT_TRUE(check(*roomy).empty()) << memory;
     faster += roomy->pipeline->replicas[0].stages[0].warm_up >

@@ -61,6 +61,8 @@ class PlanBuilder::Composer {
     plan_->cluster = cluster_;
   }
 
+  // Whether run() found programs, but no room for all that they hold.
+  bool lacks_memory() const { return lacks_memory_; }
   std::unique_ptr<Plan> run(std::string* reason) {
     if (make()) {
       plan_->graph_fingerprint = builder_.step_->fingerprint();
@@ -518,6 +520,7 @@ class PlanBuilder::Composer {
           reason_ =
               fmt::format("device {} lacks {}", d,
                           format_bytes(plan_->peak_memory_bytes[d] - cluster_.type_of(d).memory));
+          lacks_memory_ = true;
           return false;
         }
     return true;
@@ -530,6 +533,7 @@ class PlanBuilder::Composer {
   std::unique_ptr<Plan> plan_;
   PipelinePlan& result_;  // of plan_
   std::string reason_;    // why there is no plan
+  bool lacks_memory_ = false;
   int stages_ = 0;
   int stages_per_device_ = 1;       // stages on the same devices
   std::vector<net::Groups> seats_;  // [stage][replica] devices
@@ -569,7 +573,15 @@ std::unique_ptr<Plan> PlanBuilder::compose_divided(Composition* composition, int
 
 std::unique_ptr<Plan> PlanBuilder::compose(const Composition& composition,
                                            const std::string& engine, std::string* reason) {
-  return Composer(this, composition, engine).run(reason);
+  Composer composer(this, composition, engine);
+  if (auto plan = composer.run(reason); plan || !composer.lacks_memory()) return plan;
+  // Its programs leave room for what is in flight, all but what is known in the end alone.
+  Composition fewer = composition;
+  bool other = false;
+  for (ReplicaChoice& replica : fewer.replicas)
+    for (StageChoice& stage : replica.stages)
+      other = std::exchange(stage.in_flight, 0) > 0 || other;
+  return other ? Composer(this, fewer, engine).run(reason) : nullptr;
 }
 
 }  // namespace motley::planner

@@ -400,7 +400,7 @@ class DevicesLeftOut(unittest.TestCase):
 
     def test_the_program_that_plans_agrees(self):
         model, cluster = "bert-moe:layers=3,experts=6,vocab=5000", "hap-a100-p100"
-        plan = motley.plan(motley._motley.capture_zoo(model, 48), cluster)
+        plan = motley.plan(motley._motley.capture_zoo(model, 48), cluster, time_limit=600)
         self.assertEqual(plan.devices, [0, 1])
         done = subprocess.run(
             [os.path.join(os.environ["MOTLEY_BINARY_DIR"], "motley"), "plan", model, "--cluster", cluster, "--batch", "48",
