@@ -718,8 +718,11 @@ TEST(Pipeline, SimulatedAsTheChainOfItsStages) {
     what.plain = true;
     Plan plan = random_pipeline(what, &rng);
     auto skips = [&] {
-      // The only stage would wait for what is computed from the whole batch before.
-      if (plan.pipeline->stages() == 1) return true;
+      // The first stage would wait for what is computed from the whole batch before.
+      const std::vector<Span> spans = simulate(plan, true).spans;
+      if (plan.pipeline->stages() == 1 ||
+          std::none_of(spans.begin(), spans.end(), [](const Span& x) { return x.begin == 0; }))
+        return true;
       for (const Transfer& t : plan.pipeline->parts().transfers)
         if (std::abs(t.from - t.to) > 1 || !plan.pipeline->parts().tied.empty() ||
             (t.from > t.to &&
