@@ -233,32 +233,6 @@ TEST(Folded, LimitsReturnTheBestAndABound) {
   EXPECT_LE(quick.lower_bound, best.price);
 }
 
-TEST(OrderMemo, GivesTheOrderOfTheProblem) {
-  OrderMemo memo;
-  const auto same = [](const Order& a, const Order& b) {
-    return std::equal(a.steps.begin(), a.steps.end(), b.steps.begin(), b.steps.end(),
-                      [](const OrderStep& x, const OrderStep& y) {
-                        return x.node == y.node && x.kind == y.kind &&
-                               x.touch_begin == y.touch_begin && x.touch_end == y.touch_end;
-                      }) &&
-           a.made == b.made && a.kinds == b.kinds && a.repeats.size() == b.repeats.size();
-  };
-  // Every problem again with other costs, among many others.
-  for (int round = 0; round < 2; ++round)
-    for (uint64_t seed = 0; seed < 200; ++seed) {
-      Problem problem = random_problem(seed, {12, 2, 5, 4});
-      for (FormTable& table : problem.form_tables)
-        for (double& seconds : table.convert) seconds *= 1 + 2 * round;
-      EXPECT_TRUE(same(memo.of(problem), make_order(problem))) << seed;
-      EXPECT_EQ(&memo.of(problem), &memo.of(problem));
-    }
-  // A node of the backward pass is another matter, although all else is equal.
-  Problem problem = random_problem(1, {12, 2, 5, 4});
-  const Order* before = &memo.of(problem);
-  problem.nodes.back().backward = !problem.nodes.back().backward;
-  EXPECT_NE(before, &memo.of(problem));
-}
-
 TEST(Folded, InfeasibleIsAValue) {
   // The producer makes form 0, the consumer needs form 1, and nothing converts.
   Problem problem;

@@ -24,6 +24,7 @@
 // costs change. Cost: O(restarts * window * steps outside repeats) plus O(all nodes log nodes).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -84,10 +85,12 @@ class StretchMemo {
  public:
   // The known sequence, or that of `improve`.
   std::vector<int> of(std::vector<int> key, const std::function<std::vector<int>()>& improve);
+  int64_t reused() const { return reused_; }  // how many sequences were known
 
  private:
   std::mutex mutex_;
   std::map<std::vector<int>, std::vector<int>> known_;
+  std::atomic<int64_t> reused_ = 0;
 };
 
 Order make_order(const Problem& problem, const OrderOptions& options = {},
