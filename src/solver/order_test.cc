@@ -92,17 +92,18 @@ TEST(StretchMemo, GivesWhatIsWorkedOutAnew) {
       check(problem, "random problem " + std::to_string(seed) + ", variant");
     }
   }
-  for (int layers = 1; layers <= 5; ++layers)
+  for (int layers = 1; layers <= 6; ++layers)
     for (bool tied : {false, true}) {
       GptShape shape;
       shape.layers = layers;
       shape.tied = tied;
-      Problem problem = gpt_problem(shape);
-      check(problem, std::to_string(layers) + " layers");
-      Rng rng(layers);
-      for (int changes = 0; changes < 5; ++changes) {
+      const Problem base = gpt_problem(shape);
+      check(base, std::to_string(layers) + " layers");
+      for (uint64_t seed = 0; seed < 60; ++seed) {
+        Rng rng(seed);
+        Problem problem = base;
         change(&rng, &problem);
-        check(problem, std::to_string(layers) + " layers, changed");
+        check(problem, std::to_string(layers) + " layers, changed by " + std::to_string(seed));
       }
     }
   EXPECT_GT(memo.reused(), problems / 4);
