@@ -506,10 +506,7 @@ void order_clusters(const Problem& problem, const OrderOptions& options, std::ve
 std::vector<int> StretchMemo::of(std::vector<int> key,
                                  const std::function<std::vector<int>()>& improve) {
   std::unique_lock lock(mutex_);
-  if (const auto it = known_.find(key); it != known_.end()) {
-    ++reused_;
-    return it->second;
-  }
+  if (const auto it = known_.find(key); it != known_.end()) return ++reused_, it->second;
   lock.unlock();
   std::vector<int> sequence = improve();
   lock.lock();
