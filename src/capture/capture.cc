@@ -145,7 +145,8 @@ void leave_out_detached(Graph* graph) {
 }
 
 // Records a step under a Recording of `recorder`, which has recorded nothing yet.
-Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point start) {
+Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point start,
+                    const LookAtParameters& look = {}) {
   Graph& graph = recorder.result.graph;
   const std::string& name = step.name;
   graph.model = name;
@@ -166,6 +167,7 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
     parameters.push_back(tensor);
     names.push_back(key);
   }
+  if (look) look(graph);
   for (const auto& [key, tensor] : step.buffers)
     recorder.define(tensor, graph.add_buffer(key, motley::spec_of(tensor)));
   for (const auto& [key, tensor] : step.inputs)
@@ -236,7 +238,8 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
 
 }  // namespace
 
-Capture capture(const std::string& model, int64_t batch, DType dtype) {
+Capture capture(const std::string& model, int64_t batch, DType dtype,
+                const LookAtParameters& look) {
   const ModelSpec spec = parse_model(model);
   const auto refused = [&](const std::exception& e) {
     const std::string why = e.what();  // of libtorch: with the frames of its stack
@@ -245,7 +248,7 @@ Capture capture(const std::string& model, int64_t batch, DType dtype) {
   };
   try {
     return capture(
-        spec.text(), [&] { return build_model(spec); }, batch, dtype);
+        spec.text(), [&] { return build_model(spec); }, batch, dtype, look);
   } catch (const c10::Error& e) {
     throw refused(e);
   } catch (const std::bad_alloc& e) {
@@ -256,7 +259,7 @@ Capture capture(const std::string& model, int64_t batch, DType dtype) {
 }
 
 Capture capture(const std::string& name, const std::function<std::shared_ptr<TrainModule>()>& build,
-                int64_t batch, DType dtype) {
+                int64_t batch, DType dtype, const LookAtParameters& look) {
   const auto start = Clock::now();
   if (batch < 1) throw user_error("capture", "the batch is {}; give a positive number", batch);
   Recorder recorder;
@@ -277,7 +280,7 @@ Capture capture(const std::string& name, const std::function<std::shared_ptr<Tra
     step.inputs.push_back({input.name, inputs.back()});
   }
   step.loss = [&](std::vector<std::pair<size_t, at::Tensor>>*) { return module->loss(inputs); };
-  return record_step(recorder, step, start);
+  return record_step(recorder, step, start, look);
 }
 
 bool between_operators() { return current != nullptr && operators == 0; }

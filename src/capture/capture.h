@@ -61,14 +61,19 @@ struct Capture {
   double seconds = 0;
 };
 
-// Captures a zoo model ("gpt:layers=2") for a global batch. Throws UserError as parse_model does,
-// or if the step cannot be captured.
-Capture capture(const std::string& model, int64_t batch, DType dtype = DType::f32);
+// Looks at a graph that has its parameters and nothing else yet, those that are trained without a
+// gradient. What it throws ends the capture.
+using LookAtParameters = std::function<void(const Graph&)>;
+
+// Captures a zoo model ("gpt:layers=2") for a global batch. `look` is called before the step is run.
+// Throws UserError as parse_model does, or if the step cannot be captured.
+Capture capture(const std::string& model, int64_t batch, DType dtype = DType::f32,
+                const LookAtParameters& look = {});
 
 // Captures what `build` makes. `build` runs under the Meta device: it must make the module and its
 // tensors.
 Capture capture(const std::string& name, const std::function<std::shared_ptr<TrainModule>()>& build,
-                int64_t batch, DType dtype = DType::f32);
+                int64_t batch, DType dtype = DType::f32, const LookAtParameters& look = {});
 
 // Whether this thread is in a step that is being captured, and in none of its operators.
 bool between_operators();

@@ -91,6 +91,21 @@ TEST_P(ZooTest, CapturedStepIsTheEagerStep) {
   expect_same_step(captured.graph, module.get(), 4);
 }
 
+// Parameters are shown before the step is run, and whoever looks may end the capture.
+TEST_P(ZooTest, ParametersAreSeenFirst) {
+  Graph seen;
+  const Graph graph = capture(GetParam(), 4, DType::f32, [&](const Graph& g) { seen = g; }).graph;
+  EXPECT_FALSE(seen.loss.valid());
+  ASSERT_EQ(seen.parameters.size(), graph.parameters.size());
+  for (size_t p = 0; p < graph.parameters.size(); ++p) {
+    EXPECT_EQ(seen.parameters[p].name, graph.parameters[p].name);
+    EXPECT_EQ(seen.parameters[p].frozen, graph.parameters[p].frozen);
+    EXPECT_EQ(seen.spec(seen.parameters[p].value), graph.spec(graph.parameters[p].value));
+  }
+  EXPECT_THROW(capture(GetParam(), 4, DType::f32, [](const Graph&) { throw 1; }), int);
+  EXPECT_EQ(to_text(capture(GetParam(), 4).graph), to_text(graph));
+}
+
 TEST_P(ZooTest, TwoCapturesGiveAnyBatch) {
   auto at = [](int64_t batch) { return canonicalize(capture(GetParam(), batch).graph); };
   const Graph two = at(2), four = at(4);

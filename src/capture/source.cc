@@ -5,13 +5,14 @@
 
 namespace motley {
 
-GraphSource load_graph(const std::string& model, int64_t batch, DType dtype) {
+GraphSource load_graph(const std::string& model, int64_t batch, DType dtype,
+                       const std::function<void(const Graph&)>& look) {
   GraphSource source;
   if (is_graph_file(model)) {
     source.graph = load_graph_file(model, batch);
     return source;
   }
-  Capture captured = capture(model, batch, dtype);
+  Capture captured = capture(model, batch, dtype, look);
   source.capture_s = captured.seconds;
   source.unknown_ops = captured.unknown_ops;
   source.graph = canonicalize(captured.graph);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,9 @@ struct GraphSource {
   std::vector<std::string> unknown_ops;  // they will run replicated
 };
 
-// Captures a zoo model for a global batch, or reads a graph file.
-GraphSource load_graph(const std::string& model, int64_t batch, DType dtype = DType::f32);
+// Captures a zoo model for a global batch, whose parameters `look` sees first (capture.h), or reads a
+// graph file.
+GraphSource load_graph(const std::string& model, int64_t batch, DType dtype = DType::f32,
+                       const std::function<void(const Graph&)>& look = {});
 
 }  // namespace motley

@@ -2,6 +2,7 @@
 // user's mistake, 3 no feasible plan.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 #include <sstream>
 #include <string>
@@ -58,7 +59,9 @@ int main(int argc, char** argv) {
       return fail(2, unwritten.what());
     }
   } catch (const motley::NoPlan& e) {
-    return fail(3, e.what());
+    fail(3, e.what());
+    std::fflush(nullptr);
+    std::_Exit(3);  // as where there is a plan: libtorch takes long to be taken apart
   } catch (const motley::UserError& e) {
     return fail(2, e.what());
   } catch (const motley::Interrupted& e) {

@@ -7,7 +7,8 @@
 
 namespace motley {
 
-ModelGraphs::ModelGraphs(const std::string& model) : model_(model) {
+ModelGraphs::ModelGraphs(const std::string& model, std::function<void(const Graph&)> look)
+    : model_(model), look_(std::move(look)) {
   if (model.ends_with(".json") || model.find(".json:") != std::string::npos) {
     if (readers::is_huggingface(model)) {
       huggingface_ = std::make_unique<readers::HuggingFaceModel>(model);
@@ -25,12 +26,12 @@ Graph ModelGraphs::at(int64_t samples) {
   if (file_) return file_->at(samples);
   if (huggingface_) return huggingface_->at(samples);
   const std::lock_guard lock(capturing_);
-  const auto [it, fresh] = captured_.try_emplace(samples);
+  auto it = captured_.find(samples);
 #ifdef MOTLEY_WITH_TORCH
-  if (fresh) {
-    GraphSource source = load_graph(model_, samples);
+  if (it == captured_.end()) {
+    GraphSource source = load_graph(model_, samples, DType::f32, look_);
     capture_s_ += source.capture_s;
-    it->second = std::move(source.graph);
+    it = captured_.emplace(samples, std::move(source.graph)).first;
   }
 #endif
   return it->second;

@@ -1,6 +1,7 @@
 // MODEL of commands that plan: its graph at any number of samples.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,13 +17,16 @@ class ModelGraphs {
  public:
   // Where the model has to be captured and this program has no libtorch, it becomes the one that
   // has (commands.h).
-  explicit ModelGraphs(const std::string& model);
+  // `look` sees the parameters of a model that is captured, before its step is run; what it throws
+  // ends at().
+  explicit ModelGraphs(const std::string& model, std::function<void(const Graph&)> look = {});
 
   Graph at(int64_t samples);
   double capture_s() const { return capture_s_; }
 
  private:
   std::string model_;
+  std::function<void(const Graph&)> look_;
   std::unique_ptr<GraphFile> file_;  // null: captured, or
   std::unique_ptr<readers::HuggingFaceModel> huggingface_;
   std::mutex capturing_;

@@ -295,14 +295,28 @@ planner::PlanReport find_plan(const Cluster& cluster, ModelGraphs* graphs,
   return planner::plan([&](int64_t samples) { return graphs->at(samples); }, cluster, *options);
 }
 
+// Thrown once parameters are known that fit nowhere.
+struct TooLarge {
+  std::string why;
+};
+
 void run(const Args& args) {
   if (!args.output.empty()) require_writable("--output", args.output);
   const Cluster cluster = load_cluster(args.cluster, args.scale, args.profile);
   planner::PlanOptions options = options_of(args);
-  ModelGraphs graphs(args.model);
-  const double seconds = time_limit_of(args, cluster, &graphs);
-  options.limits.deadline = deadline_of(args, seconds);
-  const planner::PlanReport report = find_plan(cluster, &graphs, &options);
+  ModelGraphs graphs(args.model, [&](const Graph& parameters) {
+    if (std::string why = planner::too_large(parameters, cluster, options); !why.empty())
+      throw TooLarge{std::move(why)};
+  });
+  double seconds = 0;
+  planner::PlanReport report;
+  try {
+    seconds = time_limit_of(args, cluster, &graphs);
+    options.limits.deadline = deadline_of(args, seconds);
+    report = find_plan(cluster, &graphs, &options);
+  } catch (const TooLarge& refused) {
+    report.reason = refused.why;
+  }
   if (interrupted && report.candidates.empty())
     throw Interrupted(SIGINT, "[plan] interrupted before a plan was found");
   if (report.candidates.empty()) {

@@ -95,6 +95,7 @@ ValueId Graph::add_constant(const TensorSpec& spec, std::vector<double> data) {
 
 std::vector<ValueId> Graph::inputs_of(const Node& node) const {
   std::vector<ValueId> result;
+  result.reserve(node.args.size());
   for (const Arg& arg : node.args) {
     if (auto one = std::get_if<ValueId>(&arg)) {
       if (one->valid()) result.push_back(*one);

@@ -1,6 +1,7 @@
 // The text form of graphs and placements.
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "core/error.h"
@@ -11,57 +12,97 @@ namespace motley {
 
 namespace {
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
+void append_quoted(const std::string& text, std::string* out) {
+  *out += '"';
   for (char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
+    if (c == '"' || c == '\\') *out += '\\';
     if (c == '\n') {
-      out += "\\n";
+      *out += "\\n";
       continue;
     }
-    out += c;
+    *out += c;
   }
-  return out + "\"";
+  *out += '"';
+}
+
+std::string quoted(const std::string& text) {
+  std::string out;
+  append_quoted(text, &out);
+  return out;
+}
+
+void append_integer(int64_t i, std::string* out) {
+  char digits[24];
+  out->append(digits, std::to_chars(digits, digits + sizeof digits, i).ptr);
 }
 
 // Shortest text that parses back to the same double, always recognisable as a real number.
-std::string real(double x) {
-  if (std::isnan(x)) return "nan.";
-  if (std::isinf(x)) return x > 0 ? "inf." : "-inf.";
-  std::string text = fmt::format("{}", x);
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";
-  return text;
+void append_real(double x, std::string* out) {
+  if (std::isnan(x)) {
+    *out += "nan.";
+  } else if (std::isinf(x)) {
+    *out += x > 0 ? "inf." : "-inf.";
+  } else {
+    const size_t begin = out->size();
+    fmt::format_to(std::back_inserter(*out), "{}", x);
+    if (out->find_first_of(".e", begin) == std::string::npos) *out += ".0";
+  }
 }
 
-std::string value_text(ValueId v) { return v.valid() ? fmt::format("%{}", v.index) : "none"; }
+void append_value(ValueId v, std::string* out) {
+  if (!v.valid()) {
+    *out += "none";
+    return;
+  }
+  *out += '%';
+  append_integer(v.index, out);
+}
 
 template <typename T, typename F>
-std::string list(const std::vector<T>& items, F f) {
-  std::string out = "[";
-  for (size_t i = 0; i < items.size(); ++i) out += (i ? ", " : "") + f(items[i]);
-  return out + "]";
+void append_list(const std::vector<T>& items, F append, std::string* out) {
+  *out += '[';
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (i) *out += ", ";
+    append(items[i], out);
+  }
+  *out += ']';
 }
 
-std::string arg_text(const Arg& arg) {
+void append_arg(const Arg& arg, std::string* out) {
   struct Visitor {
-    std::string operator()(std::monostate) const { return "none"; }
-    std::string operator()(ValueId v) const { return value_text(v); }
-    std::string operator()(const std::vector<ValueId>& l) const {
-      return l.empty() ? "[%]" : list(l, value_text);
+    std::string* out;
+    void operator()(std::monostate) const { *out += "none"; }
+    void operator()(ValueId v) const { append_value(v, out); }
+    void operator()(const std::vector<ValueId>& l) const {
+      if (l.empty())
+        *out += "[%]";
+      else
+        append_list(l, append_value, out);
     }
-    std::string operator()(int64_t i) const { return std::to_string(i); }
-    std::string operator()(double d) const { return real(d); }
-    std::string operator()(bool b) const { return b ? "true" : "false"; }
-    std::string operator()(const std::string& s) const { return quoted(s); }
-    std::string operator()(const std::vector<int64_t>& l) const {
-      return list(l, [](int64_t i) { return std::to_string(i); });
+    void operator()(int64_t i) const { append_integer(i, out); }
+    void operator()(double d) const { append_real(d, out); }
+    void operator()(bool b) const { *out += b ? "true" : "false"; }
+    void operator()(const std::string& s) const { append_quoted(s, out); }
+    void operator()(const std::vector<int64_t>& l) const { append_list(l, append_integer, out); }
+    void operator()(const std::vector<double>& l) const {
+      if (l.empty())
+        *out += "[.]";
+      else
+        append_list(l, append_real, out);
     }
-    std::string operator()(const std::vector<double>& l) const {
-      return l.empty() ? "[.]" : list(l, real);
-    }
-    std::string operator()(DType t) const { return to_string(t); }
+    void operator()(DType t) const { *out += to_string(t); }
   };
-  return std::visit(Visitor{}, arg);
+  std::visit(Visitor{out}, arg);
+}
+
+void append_spec(const TensorSpec& spec, std::string* out) {
+  *out += to_string(spec.dtype);
+  *out += '[';
+  for (size_t d = 0; d < spec.shape.size(); ++d) {
+    if (d) *out += ',';
+    append_integer(spec.shape[d], out);
+  }
+  *out += ']';
 }
 
 // A cursor over one line. Every failure names the file, the line and the column.
@@ -221,15 +262,29 @@ class Line {
 std::string to_text(const Graph& graph) {
   std::string out = "model " + graph.model + "\n";
   for (const Node& node : graph.nodes) {
-    std::string outputs, specs, args;
+    const auto separate = [&](size_t i) {
+      if (i) out += ", ";
+    };
     for (size_t o = 0; o < node.outputs.size(); ++o) {
-      ValueId v = node.outputs[o];
-      outputs += (o ? ", " : "") + value_text(v);
-      specs += (o ? ", " : "") + (v.valid() ? to_string(graph.spec(v)) : "none");
+      separate(o);
+      append_value(node.outputs[o], &out);
     }
-    for (size_t a = 0; a < node.args.size(); ++a) args += (a ? ", " : "") + arg_text(node.args[a]);
-    out += fmt::format("{} = {}({}) : {}{}\n", outputs, node.op, args, specs,
-                       node.phase == Phase::backward ? " backward" : "");
+    out += " = ";
+    out += node.op;
+    out += '(';
+    for (size_t a = 0; a < node.args.size(); ++a) {
+      separate(a);
+      append_arg(node.args[a], &out);
+    }
+    out += ") : ";
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      separate(o);
+      if (const ValueId v = node.outputs[o]; v.valid())
+        append_spec(graph.spec(v), &out);
+      else
+        out += "none";
+    }
+    out += node.phase == Phase::backward ? " backward\n" : "\n";
   }
   if (graph.loss.valid()) out += fmt::format("loss %{}\n", graph.loss.index);
   for (const Parameter& p : graph.parameters) {

@@ -144,19 +144,13 @@ bool asked(const PlanOptions& options) {
          !options.strategy.empty() || options.virtual_devices.forced();
 }
 
-// Why no plan of any engine fits, if that is plain: parameters, gradients and optimizer state have
-// to be somewhere, once. Empty: it is not.
-std::string too_large(const Graph& graph, const Cluster& cluster, const PlanOptions& options) {
-  if (!options.memory_limit || asked(options)) return {};
-  Bytes state = 0, memory = 0;
-  for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, options.optimizer);
-  for (int d = 0; d < cluster.size(); ++d) memory += cluster.type_of(d).memory;
-  if (state <= memory) return {};
-  return fmt::format(
-      "the cluster lacks {} (parameters, gradients and optimizer state take {}, all devices "
-      "together "
-      "have {})",
-      format_bytes(state - memory), format_bytes(state), format_bytes(memory));
+// What state_bytes() of a step that is not there yet is at least: gradients may be in few bits.
+Bytes least_state(const Graph& graph, const Parameter& p, const PlanOptions& options) {
+  const TensorSpec& spec = graph.spec(p.value);
+  const auto bytes = static_cast<Bytes>(spec.bytes());
+  if (p.frozen) return bytes;
+  const auto gradient = static_cast<Bytes>(TensorSpec{options.precision, spec.shape}.bytes());
+  return bytes * (1 + state_factor(options.optimizer)) + std::min(bytes, gradient);
 }
 
 // Of what is left of the time for those of the last round that there is.
@@ -330,6 +324,20 @@ bool PlanReport::refused() const {
                      [](const EngineResult& result) { return result.refused; });
 }
 
+std::string too_large(const Graph& graph, const Cluster& cluster, const PlanOptions& options) {
+  if (!options.memory_limit || asked(options)) return {};
+  Bytes state = 0, memory = 0;
+  for (const Parameter& p : graph.parameters)
+    state += graph.loss.valid() ? state_bytes(graph, p, options.optimizer)
+                                : least_state(graph, p, options);
+  for (int d = 0; d < cluster.size(); ++d) memory += cluster.type_of(d).memory;
+  if (state <= memory) return {};
+  return fmt::format(
+      "the cluster lacks {} (parameters, gradients and optimizer state take {}, all devices "
+      "together have {})",
+      format_bytes(state - memory), format_bytes(state), format_bytes(memory));
+}
+
 Seconds usual_time_limit(const Cluster& cluster, const Graph& graph) {
   constexpr Seconds kFew = 5, kMany = 10;
   constexpr int kFewDevices = 64;
@@ -344,11 +352,11 @@ PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptio
   PlanOptions options = question;
   const GraphOf graphs = in_precision(graph_of, options.precision);
   const Cluster devices = as_measured(cluster, options, graphs);
-  options.step =
-      std::make_shared<BatchStep>(graphs(options.batch), options.batch, options.limits.deadline);
+  Graph graph = graphs(options.batch);
   PlanReport report;
-  if (report.reason = too_large(options.step->graph(), devices, options); !report.reason.empty())
-    return report;
+  if (report.reason = too_large(graph, devices, options); !report.reason.empty()) return report;
+  options.step =
+      std::make_shared<BatchStep>(std::move(graph), options.batch, options.limits.deadline);
   report.engines = search(graphs, devices, options, &report.out_of_time);
   certify(&report.engines, options);
   collect(&report, options);

@@ -36,6 +36,11 @@ struct PlanReport {
 // step, else 10.
 Seconds usual_time_limit(const Cluster& cluster, const Graph& graph);
 
+// Why no plan of any engine fits, if parameters, gradients and optimizer state alone say so, which
+// have to be somewhere, once. Empty: they do not, or other plans are asked for. Of a graph without a
+// step yet (LookAtParameters) whose parameters all get a gradient unless they are frozen, too.
+std::string too_large(const Graph& graph, const Cluster& cluster, const PlanOptions& options);
+
 // The best plan names the others among its alternatives. Throws UserError where the options cannot
 // be combined.
 PlanReport plan(const GraphOf& graph_of, const Cluster& cluster, const PlanOptions& options);

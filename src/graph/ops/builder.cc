@@ -12,9 +12,16 @@ void bad_call(const Node& node, const std::string& why) {
 }
 
 const TensorSpec& operand_spec(const Graph& graph, const Node& node, size_t i) {
-  auto inputs = graph.inputs_of(node);
-  if (i >= inputs.size()) bad_call(node, fmt::format("it has {} tensor operands", inputs.size()));
-  return graph.spec(inputs[i]);
+  // Without Graph::inputs_of, which would make a list for every operand that is looked at.
+  size_t operands = 0;
+  for (const Arg& arg : node.args) {
+    if (const auto* one = std::get_if<ValueId>(&arg); one && one->valid() && operands++ == i)
+      return graph.spec(*one);
+    if (const auto* list = std::get_if<std::vector<ValueId>>(&arg))
+      for (ValueId v : *list)
+        if (v.valid() && operands++ == i) return graph.spec(v);
+  }
+  bad_call(node, fmt::format("it has {} tensor operands", operands));
 }
 
 const TensorSpec& result_spec(const Graph& graph, const Node& node, size_t o) {
