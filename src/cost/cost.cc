@@ -144,7 +144,8 @@ Seconds CostModel::gradient_all_reduce(const TensorSpec& gradient, GradientRun* 
     return before.small ? message_seconds(*this, gradient) : net_.all_reduce(bytes);
   // A whole gradient pays for its reduction over replicas with its update.
   const double paid = *std::max_element(replicas_.piece.begin(), replicas_.piece.end());
-  return (before.any ? 0 : replicas_.fixed) + bytes * std::max(0.0, replicas_.seconds_per_byte - paid);
+  return (before.any ? 0 : replicas_.fixed) +
+         bytes * std::max(0.0, replicas_.seconds_per_byte - paid);
 }
 
 Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer, Seconds* linear) const {

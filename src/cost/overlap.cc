@@ -145,8 +145,8 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   // start after another one begin anew.
   const int end = static_cast<int>(program.steps.size()), types = model.types();
   std::vector<Seconds> now(types, 0);
-  Seconds busy = 0;            // until when the network carries messages
-  Seconds hidden = 0;          // what cost_of() charges for them, less what is waited for
+  Seconds busy = 0;    // until when the network carries messages
+  Seconds hidden = 0;  // what cost_of() charges for them, less what is waited for
   GradientRun run;
   size_t next = 0, begun = 0;  // begun: the message since which the network has not been idle
   bool waiting = false;
