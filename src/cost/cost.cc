@@ -135,13 +135,17 @@ Bytes CostModel::moved(const InnerCollective& inner) const {
   return static_cast<Bytes>(inner.bytes) * widening(backend_, inner.kind, inner.half);
 }
 
-Seconds CostModel::gradient_all_reduce(const TensorSpec& gradient, bool joins) const {
+Seconds CostModel::gradient_all_reduce(const TensorSpec& gradient, GradientRun* run) const {
+  const GradientRun before = *run;
+  run->any = true;
+  run->small = before.small || gradient.bytes() < kAloneBytes;
   const Bytes bytes = moved(Collective::all_reduce, gradient);
   if (replicas_.piece.empty())
-    return joins ? message_seconds(*this, gradient) : net_.all_reduce(bytes);
+    return before.small ? message_seconds(*this, gradient) : net_.all_reduce(bytes);
   // A whole gradient pays for its reduction over replicas with its update.
   const double paid = *std::max_element(replicas_.piece.begin(), replicas_.piece.end());
-  return (joins ? 0 : replicas_.fixed) + bytes * std::max(0.0, replicas_.seconds_per_byte - paid);
+  return (before.any ? 0 : replicas_.fixed) +
+         bytes * std::max(0.0, replicas_.seconds_per_byte - paid);
 }
 
 Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer, Seconds* linear) const {
@@ -381,12 +385,12 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
   };
   new_stage();
   std::vector<std::vector<PricedCall>> priced(theory.tables());  // equal calls cost the same
-  bool after_gradient = false;
+  GradientRun run;
   // `padded`: seconds per unit of the largest share, of which `seconds` holds the present value.
-  auto communicate = [&](Seconds seconds, Seconds padded, double largest, int segment,
-                         bool gradient, double part) {
-    if (!gradient || !after_gradient) new_stage();
-    after_gradient = gradient;
+  // `follows`: a gradient behind another, in its stage.
+  auto communicate = [&](Seconds seconds, Seconds padded, double largest, int segment, bool follows,
+                         double part) {
+    if (!follows) new_stage();
     seconds *= part;
     padded *= part;
     StageCost& stage = cost.stages.back();
@@ -413,16 +417,18 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
         const auto bytes = static_cast<Bytes>(graph.spec(value).bytes());
         cost.exchanged[static_cast<size_t>(from) * theory.segments() + to] += bytes;
         if (seconds > 0) {
+          run = {};
           communicate(seconds, 0, 0, from, false, 1);
           cost.stages.back().comm_fixed -=
               bytes * fractions.exchange(triple.cut, from, to, model.net());
         }
       } else {
+        if (!triple.collectives.empty()) run = {};
         for (const InnerCollective& c : triple.collectives)
           communicate(model.net().all_reduce(model.moved(c)), 0, 0, 0, false, 1);
       }
       if (price.free) continue;
-      after_gradient = false;
+      run = {};
       StageCost& stage = cost.stages.back();
       for (int t = 0; t < types; ++t) {
         stage.compute[t] += price.seconds[t];
@@ -440,13 +446,15 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
     const bool pads = step.form == PieceForm::padded && has_forms(step.kind);
     double largest = shares.largest;
     const bool gradient = step.kind == Collective::all_reduce && pure[step.value.index];
-    Seconds seconds = gradient ? model.gradient_all_reduce(graph.spec(step.value), after_gradient)
+    const bool follows = gradient && run.any;
+    if (!gradient) run = {};
+    Seconds seconds = gradient ? model.gradient_all_reduce(graph.spec(step.value), &run)
                                : model.collective(step.kind, bytes, shares, step.form);
     communicate(seconds,
                 pads && largest > 0
                     ? (seconds - model.collective(step.kind, 0, shares, step.form)) / largest
                     : 0,
-                largest, theory.segment(step.value), gradient,
+                largest, theory.segment(step.value), follows,
                 pure[step.value.index] && !step.each ? gradient_part : 1);
   }
 }

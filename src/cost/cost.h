@@ -63,6 +63,13 @@ double widening(const Backend& backend, Collective kind, bool half);
 // What the names of measured operators in 16 bits end with: "aten::mm:bf16".
 inline constexpr std::string_view kHalfRate = ":bf16";
 
+// Gradients that are all-reduced one behind the other, with nothing between that takes time. Small
+// ones, of whatever neighbours, are one message, and each is its part of it (message_seconds() in
+// overlap.h); the first one pays for a message of its own.
+struct GradientRun {
+  bool any = false, small = false;  // whether there is one; whether there is a small one
+};
+
 class CostModel {
  public:
   // `reductions`: programs that large all-reduces take (net/reduction.h); they need messages, and are
@@ -88,9 +95,8 @@ class CostModel {
   Seconds compute(int type, const Work& work, double fraction, Seconds* cut = nullptr,
                   Seconds* whole = nullptr) const;
   // Seconds of an all-reduce of a gradient on its way to the optimizer: with replicas, what it adds
-  // to their reduction. One that `joins`, right behind another gradient, is its part of a message
-  // where it is small (message_seconds() in overlap.h).
-  Seconds gradient_all_reduce(const TensorSpec& gradient, bool joins) const;
+  // to their reduction. `run`: the gradients before it; it is added to them.
+  Seconds gradient_all_reduce(const TensorSpec& gradient, GradientRun* run) const;
   // Seconds of the optimizer on one parameter of which `parameter_bytes` are local, and of its
   // gradient's reduction over replicas. `linear`: what they would be if all of it were cached,
   // which is linear in the bytes but for the overhead.

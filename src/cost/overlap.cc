@@ -145,9 +145,9 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   // start after another one begin anew.
   const int end = static_cast<int>(program.steps.size()), types = model.types();
   std::vector<Seconds> now(types, 0);
-  Seconds busy = 0;            // until when the network carries messages
-  Seconds hidden = 0;          // what cost_of() charges for them, less what is waited for
-  bool joins = false;          // a gradient that comes now
+  Seconds busy = 0;    // until when the network carries messages
+  Seconds hidden = 0;  // what cost_of() charges for them, less what is waited for
+  GradientRun run;
   size_t next = 0, begun = 0;  // begun: the message since which the network has not been idle
   bool waiting = false;
   auto last_of = [&](const GradientMessage& message) {
@@ -178,19 +178,19 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
       const Step& step = program.steps[s];
       if (gradient[s]) {
         settle();
-        hidden += model.gradient_all_reduce(theory.graph().spec(step.value), joins);
-        joins = true;
+        hidden += model.gradient_all_reduce(theory.graph().spec(step.value), &run);
         continue;
       }
       if (barrier[s]) {
         now.assign(types, 0);
         busy = 0;
-        waiting = joins = false;
+        waiting = false;
+        run = {};
       }
       if (step.is_compute()) {
         const Work work = work_of(theory, step.node, theory.triples(step.node)[step.triple]);
         if (!work.free) {
-          joins = false;
+          run = {};
           const auto& f = fractions.by_type(work.cut);
           for (int t = 0; t < types; ++t) now[t] += model.compute(t, work, f[t]);
         }

@@ -84,9 +84,9 @@ class Parts {
       Seconds seconds = 0;
     };
     std::vector<std::vector<Priced>> priced(theory_.tables());
-    bool after_gradient = false;
+    GradientRun run;
     for (int s = 0; s < end_; ++s) {
-      if (s == phases_.backward || s == phases_.reduction) after_gradient = false;
+      if (s == phases_.backward || s == phases_.reduction) run = {};
       const Step& step = program_.steps[s];
       Seconds seconds = 0;
       if (step.is_compute()) {
@@ -94,7 +94,7 @@ class Parts {
         const Triple& triple = triples[step.triple];
         if (!triple.collectives.empty()) {
           seconds = inner_seconds(theory_, step.node, triple, model_, fractions_);
-          after_gradient = after_gradient && seconds == 0;
+          if (seconds > 0) run = {};
         }
         auto& table = priced[theory_.table(step.node)];
         table.resize(triples.size());
@@ -109,20 +109,20 @@ class Parts {
         }
         if (!price.free) {
           seconds += price.seconds;
-          after_gradient = false;
+          run = {};
         }
       } else if (!moves_nothing(step.kind)) {
         const Bytes bytes = model_.moved(step.kind, graph_.spec(step.value));
         const bool gradient = step.kind == Collective::all_reduce && pure_[step.value.index];
         if (gradient) {
-          seconds = model_.gradient_all_reduce(graph_.spec(step.value), after_gradient);
+          seconds = model_.gradient_all_reduce(graph_.spec(step.value), &run);
         } else {
           const Placement cut = step.from.is_shard() ? step.from : step.to;
           seconds = model_.collective(
               step.kind, bytes, fractions_.profile(theory_.cut(step.value, cut), model_.net()),
               step.form);
         }
-        after_gradient = gradient;
+        if (!gradient) run = {};
       }
       PhaseSeconds& to = result_[part_of(step)].seconds;
       (s < phases_.backward    ? to.forward

@@ -31,10 +31,12 @@ using ::testing::HasSubstr;
 // The most that an all-reduce of a gradient costs by itself beyond its part of a message.
 Seconds by_itself(const Graph& graph, const CostModel& model) {
   Seconds most = 0;
-  for (const Parameter& p : graph.parameters)
-    if (p.gradient.valid())
-      most = std::max(most, model.gradient_all_reduce(graph.spec(p.gradient), false) -
-                                model.gradient_all_reduce(graph.spec(p.gradient), true));
+  for (const Parameter& p : graph.parameters) {
+    if (!p.gradient.valid()) continue;
+    GradientRun alone, joined{true, true};
+    most = std::max(most, model.gradient_all_reduce(graph.spec(p.gradient), &alone) -
+                              model.gradient_all_reduce(graph.spec(p.gradient), &joined));
+  }
   return most;
 }
 

@@ -122,7 +122,7 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
     c.bytes += bytes * count;
     c.seconds += seconds * count;
   };
-  bool after_gradient = false;
+  GradientRun run;
   for (size_t i = 0; i < program.steps.size(); ++i) {
     const Step& step = program.steps[i];
     const int index = static_cast<int>(i);
@@ -137,14 +137,14 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
         const TensorSpec& spec = graph.spec(graph.node(step.node).outputs[0]);
         add("exchange", to_string(spec), "two segments have other shares", count,
             static_cast<Bytes>(spec.bytes()), s);
-        after_gradient = false;
+        run = {};
         continue;
       }
       for (const InnerCollective& c : triple.collectives)
         add("all_reduce inside " + triple.kernel, graph.node(step.node).op,
             "the operator is cut along what it sums over", count, model.moved(c),
             model.net().all_reduce(model.moved(c)));
-      if (!work_of(theory, step.node, triple).free) after_gradient = false;
+      if (!work_of(theory, step.node, triple).free) run = {};
       continue;
     }
     if (moves_nothing(step.kind)) continue;
@@ -152,11 +152,11 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
     const Bytes bytes = model.moved(step.kind, graph.spec(step.value));
     const bool pure = step.kind == Collective::all_reduce && gradient[step.value.index];
     const Seconds seconds =
-        pure ? model.gradient_all_reduce(graph.spec(step.value), after_gradient)
+        pure ? model.gradient_all_reduce(graph.spec(step.value), &run)
              : model.collective(step.kind, bytes,
                                 fractions.profile(theory.cut(step.value, cut), model.net()),
                                 step.form);
-    after_gradient = pure;
+    if (!pure) run = {};
     add(fmt::format("{}{} of {}", step.form == PieceForm::grouped ? "grouped " : "",
                     to_string(step.kind), role_of(graph, gradient, step.value)),
         to_string(graph.spec(step.value)), reason(theory, program, i), count, bytes, seconds);

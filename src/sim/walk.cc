@@ -41,7 +41,7 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
       spend(d, s, name, WalkKind::comm);
     }
   };
-  bool after_gradient = false;
+  GradientRun run;
   for (int i = begin; i < end; ++i) {
     if (options.deadline.over()) throw TimeIsUp();
     const Step& step = program.steps[i];
@@ -50,7 +50,7 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
       if (is_boundary(graph.node(step.node))) {
         if (const Seconds s = inner_seconds(theory, step.node, triple, model, fractions); s > 0) {
           communicate(s, "exchange");
-          after_gradient = false;
+          run = {};
         }
         continue;
       }
@@ -58,7 +58,7 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
         communicate(model.net().all_reduce(model.moved(c)), "all_reduce in " + triple.kernel);
       const Work& work = works[i - begin];
       if (work.free) continue;
-      after_gradient = false;
+      run = {};
       const auto& f = fractions.by_device(work.cut);
       for (int d : first)
         spend(d, model.compute(cluster.devices[d].type, work, f[d]), graph.node(step.node).op,
@@ -68,11 +68,11 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
       const TensorSpec& spec = graph.spec(step.value);
       const bool gradient = step.kind == Collective::all_reduce && pure[step.value.index];
       const Seconds s =
-          gradient ? model.gradient_all_reduce(spec, after_gradient)
+          gradient ? model.gradient_all_reduce(spec, &run)
                    : model.collective(step.kind, model.moved(step.kind, spec),
                                       fractions.profile(theory.cut(step.value, cut), model.net()),
                                       step.form);
-      after_gradient = gradient;
+      if (!gradient) run = {};
       communicate(s, to_string(step.kind));
     }
   }

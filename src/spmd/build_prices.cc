@@ -37,6 +37,7 @@ void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
 void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
                                        const OverlapPricing* pricing) {
   const Graph& graph = theory_.graph();
+  GradientRun joined{true, true};
   for (size_t t = 0; t < problem_.form_tables.size(); ++t) {
     if (table_class_[t] < 0) continue;
     const bool closed = pricing && pricing->stretch(table_use_[t]) >= pricing->closed;
@@ -82,7 +83,7 @@ void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
           cost =
               pricing->gradients[pricing->stretch(table_first_[t])] * message_seconds(model_, spec);
         else if (gradient && kind == Collective::all_reduce)
-          cost = model_.gradient_all_reduce(spec, true);
+          cost = model_.gradient_all_reduce(spec, &joined);
         else
           cost = model_.collective(*kind, model_.moved(*kind, spec),
                                    fractions.profile(theory_.cut(g.top, cut), model_.net()));

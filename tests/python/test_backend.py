@@ -27,6 +27,19 @@ class Backends(unittest.TestCase):
         for engine in ("spmd", "pipeline"):
             self.assertIn(f"done fabrics {engine}", said)
 
+    @unittest.skipUnless(NEW, "needs torch 2.4")
+    def test_discovery_over_a_fabric_inside_of_machines(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file, plan = (os.path.join(folder, name) for name in ("found.yaml", "plan.json"))
+            said = support.launch(4, os.path.join(support.HERE, "discover_worker.py"), file)
+            self.assertIn("done inside", said)
+            with open(file, encoding="utf-8") as found:
+                text = found.read()
+            self.assertEqual(text.count("backend: fabric"), 2, text)
+            self.assertRegex(text, "(?m)^backend: gloo")
+            subprocess.run([os.path.join(os.environ["MOTLEY_BINARY_DIR"], "motley"), "plan", "mlp", "--cluster", file, "--batch", "8",
+                            "-o", plan], check=True, capture_output=True)  # fmt: skip
+
     def test_a_backend_that_is_not_for_the_device_is_refused(self):
         model = torch.nn.Linear(2, 2)
         batch = torch.zeros(4, 2), torch.zeros(4, 2)
