@@ -467,7 +467,14 @@ TEST_F(Hostile, NumbersAreRefusedInOneLine) {
     expect_mistake(plan_mlp + "-o " + file, "cannot write");
   for (const char* model : {"gpt:seq=1000000000", "mlp:layers=99999999", "llama:layers=5000",
                             "bert:vocab=99999999999", "vit:image=16384,patch=1,hidden=16777212"})
-    expect_mistake(fmt::format("plan {} --cluster local-mixed-4 --batch 64", model), "[");
+    expect_mistake(
+        fmt::format("plan {} --cluster local-mixed-4 --batch 64 --memory-limit off", model), "[");
+  // Parameters that fit nowhere are seen before the step, which could not be captured.
+  const Outcome huge =
+      motley("plan vit:image=16384,patch=1,hidden=16777212 --cluster local-mixed-4 --batch 64");
+  EXPECT_EQ(huge.code, 3) << huge.err;
+  EXPECT_THAT(huge.err, HasSubstr("the cluster lacks 448 PiB"));
+  EXPECT_EQ(std::count(huge.err.begin(), huge.err.end(), '\n'), 1) << huge.err;
   // One value a channel; of 64 samples it would be 64.
   for (const char* model : {"convnet:image=1", "resnet50:image=3"})
     expect_mistake(fmt::format("plan {} --cluster local-mixed-4 --batch 1", model), "[");

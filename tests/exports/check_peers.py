@@ -2,7 +2,7 @@
 """Asks the frameworks themselves whether exported plans are theirs.
 
     tests/exports/check_peers.py --venv DIR --plans 1000       makes the venv first, if it is not there
-    MOTLEY_EXPORT_TO=DIR MOTLEY_EXPORT_CASES=1000 build/tests/test_export --gtest_filter=Exports.*   what it checks
+    MOTLEY_EXPORT_TO=DIR MOTLEY_EXPORT_CASES=1000 build/tests/test_export --gtest_filter=Exports.WritesRandomPlansForPeers   what it checks
 
 Megatron-LM: its argument parser, validate_args and layout. torchtitan 0.2: its configuration. torch: the schedule's CSV, as
 torch.distributed.pipelining loads it, with its own validation. DeepSpeed: DeepSpeedConfig. Galvatron: config2strategy.
@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import traceback
@@ -26,7 +27,11 @@ WITHOUT_DEPENDENCIES = ["torchtitan>=0.2,<0.3", "megatron-core", "deepspeed"]
 
 
 def make_venv(path, python):
-    subprocess.run([python, "-m", "venv", path], check=True)
+    """An environment whose last file says that it is whole; an interrupted one is made anew."""
+    whole = pathlib.Path(path, "whole")
+    if whole.exists():
+        return
+    subprocess.run([python, "-m", "venv", "--clear", path], check=True)
     pip = [f"{path}/bin/pip", "install", "-q"]
     for packages in PACKAGES:
         subprocess.run(pip + packages.split(), check=True)
@@ -37,6 +42,7 @@ def make_venv(path, python):
                     "-d", f"{path}/galvatron"], check=True)
     archive = next(pathlib.Path(path, "galvatron").glob("*.tar.gz"))
     subprocess.run(["tar", "xzf", archive, "-C", f"{path}/galvatron", "--strip-components=1"], check=True)
+    whole.touch()
 
 
 def ranks(folder):
@@ -95,9 +101,7 @@ def check_schedule(path, ranks_, stages, count):
 
     schedule = Schedule()
     schedule._load_csv(str(path))
-    order = {rank: [a for a in actions if a.computation_type in (schedules.FORWARD, schedules.FULL_BACKWARD)]
-             for rank, actions in schedule.pipeline_order_with_comms.items()}
-    assert len(order) == ranks_, (len(order), ranks_)
+    assert len(schedule.pipeline_order_with_comms) == ranks_, (len(schedule.pipeline_order_with_comms), ranks_)
     compute = {r: [schedules._Action.from_str(c) if c.strip() else None for c in line.split(",")]
                for r, line in enumerate(path.read_text().splitlines())}
     schedules._validate_schedule(compute, ranks_, stages, count)
@@ -172,12 +176,13 @@ CHECKS = {"ddp": check_rows, "deepspeed": check_deepspeed, "flagscale": check_fl
           "galvatron": check_galvatron, "megatron": check_megatron, "torchtitan": check_torchtitan}
 
 
-def check_all(folder, targets, show):
+def check_all(folder, targets, plans, show):
+    """How many plans of all targets are not accepted. Those that were not exported count as such, if it is known how many were to be."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
     failed = 0
     for target in targets:
-        folders = sorted((pathlib.Path(folder) / target).iterdir(), key=lambda p: int(p.name))
+        folders = sorted((pathlib.Path(folder) / target).glob("*"), key=lambda p: int(p.name))
         reasons = collections.Counter()
         for one in folders:
             try:
@@ -192,9 +197,10 @@ def check_all(folder, targets, show):
                 if show and not reasons:
                     traceback.print_exc()
                 reasons[f"{type(e).__name__}: {str(e)[:150]}"] += 1
-        bad = sum(reasons.values())
-        failed += bad
-        print(f"{target}: {len(folders) - bad} of {len(folders)} accepted", flush=True)
+        good = len(folders) - sum(reasons.values())
+        wanted = plans or max(len(folders), 1)
+        failed += wanted - good
+        print(f"{target}: {good} of {wanted} accepted", flush=True)
         for reason, count in reasons.most_common(5):
             print(f"    {count} x {reason}")
     return failed
@@ -204,7 +210,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", default="/tmp/motley-peers", help="made if it is not there")
     parser.add_argument("--python", default=sys.executable, help="of the venv; megatron-core wants 3.12")
-    parser.add_argument("--plans", type=int, default=1000, help="of every target")
+    parser.add_argument("--plans", type=int, default=1000, help="of every target; 0: what the folder holds")
     parser.add_argument("--build", default=str(ROOT / "build"))
     parser.add_argument("--folder", default="/tmp/motley-exports", help="where they are exported")
     parser.add_argument("--targets", nargs="*", default=sorted(CHECKS))
@@ -214,14 +220,15 @@ def main():
     if args.inside:
         if args.targets == ["galvatron"]:  # it has packages of Megatron's name
             sys.path.insert(0, f"{args.venv}/galvatron")
-        sys.exit(min(1, check_all(args.folder, args.targets, args.show)))
-    if not pathlib.Path(args.venv, "bin", "python").exists():
-        make_venv(args.venv, args.python)
+        sys.exit(check_all(args.folder, args.targets, args.plans, args.show) != 0)
+    make_venv(args.venv, args.python)
     if args.plans:
-        subprocess.run([f"{args.build}/tests/test_export", "--gtest_filter=Exports.*"], check=True, stdout=subprocess.DEVNULL,
+        for target in CHECKS:  # of an earlier run
+            shutil.rmtree(pathlib.Path(args.folder, target), ignore_errors=True)
+        subprocess.run([f"{args.build}/tests/test_export", "--gtest_filter=Exports.WritesRandomPlansForPeers"], check=True, stdout=subprocess.DEVNULL,
                        env={**os.environ, "MOTLEY_EXPORT_TO": args.folder, "MOTLEY_EXPORT_CASES": str(args.plans)})
     codes = [subprocess.run([f"{args.venv}/bin/python", __file__, "--inside", "--venv", args.venv, "--folder", args.folder,
-                             *(["--show"] if args.show else []), "--targets", target]).returncode for target in args.targets]
+                             "--plans", str(args.plans), *(["--show"] if args.show else []), "--targets", target]).returncode for target in args.targets]
     sys.exit(max(codes))
 
 
