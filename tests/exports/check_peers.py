@@ -22,7 +22,7 @@ import warnings
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PACKAGES = ["torch==2.13.0 numpy", "scipy pyyaml packaging pydantic tokenizers datasets torchdata tensorboard pillow tyro einops",
-            "psutil py-cpuinfo hjson msgpack ninja regex tqdm"]
+            "psutil py-cpuinfo hjson msgpack ninja regex tqdm triton"]
 WITHOUT_DEPENDENCIES = ["torchtitan>=0.2,<0.3", "megatron-core", "deepspeed"]
 
 
