@@ -85,19 +85,28 @@ def targets():
     return "\n".join(lines) + "\n"
 
 
+# Columns of what was predicted and measured: seconds, or how many times faster.
+PAIRS = [("predicted_s", "measured_s"), ("step_priced_s", "step_s"), ("waiting_priced_s", "step_waiting_s"),
+         ("padded_predicted_s", "padded_s"), ("grouped_predicted_s", "grouped_s"),
+         ("predicted_speedup", "speedup")]  # fmt: skip
+
+
 def errors():
-    """Of every study whose table has predicted_s and measured_s: the mean of |predicted / median measured - 1| over its cases."""
+    """Of every study whose table has columns of PAIRS: the mean of |predicted / median measured - 1| over its cases."""
     every = []
     for file in sorted(FOLDER.rglob("*.csv")):
         with open(file, newline="") as table_file:
-            rows = [row for row in csv.DictReader(table_file) if row.get("predicted_s") and row.get("measured_s")]
-        cases = {}
-        for row in rows:
-            of_run = ("run", "measured_s", "foreign_cores")
-            cases.setdefault(tuple(v for k, v in row.items() if k not in of_run), []).append(row)
-        if not cases:
+            rows = list(csv.DictReader(table_file))
+        off = []
+        for predicted, measured in PAIRS:
+            cases = {}
+            for row in rows:
+                if row.get(predicted) and row.get(measured):
+                    of_run = ("run", measured, "foreign_cores")
+                    cases.setdefault(tuple(v for k, v in row.items() if k not in of_run), []).append(row)
+            off += [abs(float(runs[0][predicted]) / statistics.median(float(r[measured]) for r in runs) - 1) for runs in cases.values()]
+        if not off:
             continue
-        off = [abs(float(runs[0]["predicted_s"]) / statistics.median(float(r["measured_s"]) for r in runs) - 1) for runs in cases.values()]
         every += off
         print(f"{str(file.relative_to(FOLDER)):28} {len(off):4} cases  {100 * statistics.mean(off):5.1f}% on average, {100 * max(off):3.0f}% at worst")
     print(f"{'all':28} {len(every):4} cases  {100 * statistics.mean(every):5.1f}% on average, {100 * max(every):3.0f}% at worst")
