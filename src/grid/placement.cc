@@ -89,6 +89,13 @@ bool enumerate_placements(const Cluster& cluster, int pp, int dp, int size, int6
   const Nodes nodes = nodes_of(cluster);
   const int groups = pp * dp;
   std::vector<int> used(nodes.devices.size(), 0), node_of(groups, -1), devices;
+  // Groups that a node still has room for.
+  const auto room = [&](size_t n) {
+    return (static_cast<int>(nodes.devices[n].size()) - used[n]) / size;
+  };
+  int rooms = 0;
+  for (size_t n = 0; n < used.size(); ++n) rooms += room(n);
+  if (rooms < groups) return true;
   int64_t visited = 0;
   bool complete = true;
   auto place = [&](auto&& self, int group) -> void {
@@ -103,10 +110,15 @@ bool enumerate_placements(const Cluster& cluster, int pp, int dp, int size, int6
       return;
     }
     std::set<std::pair<int, int>> untouched;  // (kind, parent) tried already
-    // Replicas may be renamed: in the first stage their nodes come in order.
-    const int least = group > 0 && group < dp ? node_of[group - 1] : 0;
-    for (int n = least; n < static_cast<int>(nodes.devices.size()); ++n) {
-      if (used[n] + size > static_cast<int>(nodes.devices[n].size())) continue;
+    // Replicas may be renamed: in the first stage their nodes come in order, and have to have room for
+    // those that are left of it.
+    const bool ordered = group < dp;
+    const int least = ordered && group > 0 ? node_of[group - 1] : 0;
+    int behind = 0;
+    for (size_t n = least; ordered && n < used.size(); ++n) behind += room(n);
+    for (int n = least; n < static_cast<int>(used.size()); behind -= room(n), ++n) {
+      if (ordered && behind < dp - group) break;
+      if (room(n) == 0) continue;
       if (used[n] == 0 && !untouched.insert({nodes.kind[n], nodes.parent[n]}).second) continue;
       for (int k = 0; k < size; ++k) devices.push_back(nodes.devices[n][used[n] + k]);
       used[n] += size;

@@ -301,6 +301,7 @@ class Search {
     const Strategy& s = start.strategy;
     enumerate_placements(
         estimator_.cluster(), s.pp, s.dp, s.tp * s.cp, limit, [&](const std::vector<int>& devices) {
+          if (options_.deadline.over()) return;
           Candidate next = start;
           next.strategy.devices = devices;
           const Mesh mesh = estimator_.mesh(next.strategy);
