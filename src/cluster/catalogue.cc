@@ -30,6 +30,8 @@ const std::vector<DeviceType>& device_catalogue() {
 //   NVLink2, NVSwitch-A100   all_reduce_perf of nccl-tests on 8 GPUs of a DGX-1 V100 and on 8 A100, 1 MiB
 //                            to 1 GiB (tests/data/vtrain/allreduce.csv): the bandwidth of the bus at
 //                            1 GiB, by 6 links or one port; the smallest times at 2 to 8 GPUs
+//   NVSwitch-V100            six links a GPU of a DGX-2, at the share of the later switch, as no table is
+//                            public; NCCL's topology search counts with 20 GB/s a link of V100
 //   PCIe3, PCIe4, UPI        what NCCL's topology search counts with: 12 and 24 GB/s of 16 lanes, 10 of
 //                            the link between two sockets
 //   Ethernet-*               TCP: a port of 10 Gbit/s is filled but for headers (1460 of 1538 bytes), of
@@ -47,6 +49,7 @@ const std::vector<LinkType>& link_catalogue() {
       {"NVLink3", 25 * G, 0.9, 1.0, 3 * us, 30 * us},
       {"NVSwitch-A100", 300 * G, 0.77, 0.8, 3 * us, 30 * us},
       {"NVSwitch-H100", 450 * G, 0.8, 0.8, 3 * us, 30 * us},
+      {"NVSwitch-V100", 150 * G, 0.77, 0.8, 3 * us, 40 * us},
       {"PCIe3", 15.75 * G, 0.76, 1.0, 10 * us, 30 * us},
       {"PCIe4", 31.5 * G, 0.76, 1.0, 10 * us, 30 * us},
       {"UPI", 20.8 * G, 0.48, 1.0, 1 * us, 30 * us},

@@ -88,6 +88,18 @@ TEST(Media, PublicFiguresOfNccl) {
   EXPECT_LT(all(fmt::format(fmt::runtime(box), 2), Algorithm::ring), 10.5);
 }
 
+TEST(Media, ADgx2IsDrivenAtItsSixLinks) {
+  // No table of all_reduce_perf on a DGX-2 is public. NCCL's topology search counts with 20 GB/s of
+  // each of the six links of a V100, through the switch at any number of them: 120.
+  const Topology net(
+      parse_cluster("link: {type: NVSwitch-V100}\ndevices: [{type: V100-32GB, count: 16}]", "dgx2"));
+  for (int n : {2, 4, 5, 8, 16})
+    EXPECT_NEAR(bus(net, range(n), Algorithm::automatic) / 120, 1, 0.1) << n;
+  // Five GPUs of a DGX-1, which has no ring of them, are slower by far.
+  EXPECT_GT(bus(net, range(5), Algorithm::automatic),
+            2 * bus(Topology(load_cluster("dgx-1-v100")), range(5), Algorithm::automatic));
+}
+
 TEST(Media, WhatIsNoNeighbourGoesThroughTheHost) {
   const Topology net(load_cluster("p2-v100-2"));
   // The ring at the total of its links: 2 * 3 * 22.5 GB/s.
