@@ -164,13 +164,21 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
   pipeline.cut(stages, "random pipeline");
 
   const bool several = what.reductions || what.zero;
-  const int replicas = what.plain ? 1 : static_cast<int>((several ? 2 : 1) + rng->below(2));
-  const bool alike = rng->chance(0.5);
+  const int replicas = what.plain       ? 1
+                       : what.kinds > 0 ? static_cast<int>(what.kinds + 1 + rng->below(3))
+                                        : static_cast<int>((several ? 2 : 1) + rng->below(2));
+  const bool alike = what.kinds == 1 || (what.kinds == 0 && rng->chance(0.5));
+  std::vector<int> like(replicas, -1);  // an earlier replica that it is a copy of
+  for (int r = 1; r < replicas; ++r)
+    if (alike)
+      like[r] = 0;
+    else if (what.kinds > 0 && r >= what.kinds)
+      like[r] = static_cast<int>(rng->below(what.kinds));
   std::vector<int> sizes;
   for (int i = 0; i < replicas * stages; ++i)
-    sizes.push_back(what.plain             ? 1
-                    : alike && i >= stages ? sizes[i - stages]
-                                           : static_cast<int>(1 + rng->below(3)));
+    sizes.push_back(what.plain              ? 1
+                    : like[i / stages] >= 0 ? sizes[like[i / stages] * stages + i % stages]
+                                            : static_cast<int>(1 + rng->below(3)));
   // [replica][stage] its group: stages of one share their devices.
   std::vector<std::vector<int>> group_of(replicas);
   for (int r = 0; r < replicas; ++r) {
@@ -186,7 +194,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
       for (int s = 0; s < stages; ++s)
         group_of[r].push_back(what.shared ? static_cast<int>(rng->below(s + 1)) : s);
     } while (tied_twice());
-    if (alike && r > 0) group_of[r] = group_of[0];
+    if (like[r] >= 0) group_of[r] = group_of[like[r]];
     for (int s = 0; s < stages; ++s) sizes[r * stages + s] = sizes[r * stages + group_of[r][s]];
   }
   // One device is left out now and then.
@@ -207,7 +215,6 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
     int warm_up = static_cast<int>(1 + rng->below(2 * stages));
     for (int s = 0; s < stages; ++s) {
       StagePlan stage;
-      const bool copy = alike && r > 0;
       const auto first = std::find(group_of[r].begin(), group_of[r].end(), group_of[r][s]);
       if (const auto g = static_cast<size_t>(first - group_of[r].begin());
           g < replica.stages.size())
@@ -224,9 +231,9 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
       stage.recompute = !what.plain && rng->chance(0.3);
       stage.warm_up = warm_up;
       warm_up = static_cast<int>(1 + rng->below(warm_up));
-      if (copy) {
-        stage.ratios = pipeline.replicas[0].stages[s].ratios;
-        stage.program = pipeline.replicas[0].stages[s].program;
+      if (like[r] >= 0) {
+        stage.ratios = pipeline.replicas[like[r]].stages[s].ratios;
+        stage.program = pipeline.replicas[like[r]].stages[s].program;
       } else {
         const CostModel model(part_of(plan.cluster, stage.devices));
         spmd::ProblemBuilder builder(pipeline.theory(s), model, plan.optimizer);
@@ -239,7 +246,7 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
       replica.stages.push_back(std::move(stage));
     }
     warm_up_shared(&replica, rng);
-    if (what.split) split_some(pipeline, alike && r > 0, &replica, &draw);
+    if (what.split) split_some(pipeline, like[r] >= 0, &replica, &draw);
     pipeline.replicas.push_back(std::move(replica));
   }
   if (what.zero) add_divisions(&pipeline, alike, rng);

@@ -8,6 +8,7 @@
 #include "cluster/part.h"
 #include "core/error.h"
 #include "cost/storage.h"
+#include "plan/alike.h"
 
 namespace motley {
 
@@ -349,22 +350,31 @@ Bytes whole_batch(const PipelinePlan& plan) {
   return bytes;
 }
 
-int reduced_over(const PipelinePlan& plan, int stage) {
-  size_t groups = plan.replicas.size();
+int tied_among(const PipelinePlan& plan, int stage) {
+  size_t groups = 1;
   for (const Tied& tied : plan.parts().tied)
     if (std::count(tied.stages.begin(), tied.stages.end(), stage) > 0)
       groups = std::max(groups, tied.stages.size());
   return static_cast<int>(groups);
 }
 
+int exchanged_among(const PipelinePlan& plan, int stage) {
+  const Classes classes = classes_of(static_cast<int>(plan.replicas.size()), [&](int a, int b) {
+    const StagePlan &x = plan.replicas[a].stages[stage], &y = plan.replicas[b].stages[stage];
+    return x.devices.size() == y.devices.size() && x.ratios == y.ratios &&
+           x.program.steps == y.program.steps;
+  });
+  return std::max(static_cast<int>(classes.size()), tied_among(plan, stage));
+}
+
 std::vector<Bytes> reduction_workspace(const Theory& theory, const Program& program, int groups,
-                                       const Fractions& fractions, int types) {
+                                       bool replicas, const Fractions& fractions, int types) {
   const Graph& graph = theory.graph();
   const std::vector<Placement> stored = stored_placements(theory, program);
   std::vector<Bytes> all(types, 0), largest(types, 0), result(types, 0);
   Bytes whole = 0;
   for (const Parameter& p : graph.parameters) {
-    if (!p.gradient.valid() || groups == 1) continue;
+    if (!p.gradient.valid()) continue;
     const auto bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
     const auto& f = fractions.by_type(theory.cut(p.value, stored[p.value.index]));
     whole = std::max(whole, bytes);
@@ -373,9 +383,12 @@ std::vector<Bytes> reduction_workspace(const Theory& theory, const Program& prog
       largest[t] = std::max(largest[t], bytes * f[t]);
     }
   }
-  for (int t = 0; t < types; ++t)
-    result[t] = std::max(bucket_workspace(all[t], largest[t]),
-                         static_cast<Bytes>(groups + 2) * std::min(whole, 2 * largest[t]));
+  for (int t = 0; t < types; ++t) {
+    if (replicas) result[t] = bucket_workspace(all[t], largest[t]);
+    if (groups > 1)
+      result[t] =
+          std::max(result[t], static_cast<Bytes>(groups + 2) * std::min(whole, 2 * largest[t]));
+  }
   return result;
 }
 
@@ -419,8 +432,8 @@ std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
   for (int s : group) {
     const Shares shares(of.stages[s].ratios);
     const std::vector<Bytes> more =
-        reduction_workspace(plan.theory(s), of.stages[s].program, reduced_over(plan, s),
-                            Fractions(sub_cluster, shares), types);
+        reduction_workspace(plan.theory(s), of.stages[s].program, exchanged_among(plan, s),
+                            plan.replicas.size() > 1, Fractions(sub_cluster, shares), types);
     for (int t = 0; t < types; ++t) once[t] = std::max(once[t], more[t]);
   }
   for (int t = 0; t < types; ++t) bytes[t] += batch + std::max(most[t], once[t]);

@@ -160,13 +160,17 @@ int waiting(const ReplicaPlan& replica, int stage);
 // What every worker holds of the whole batch: inputs, and what is computed from them before the
 // first micro-batch.
 Bytes whole_batch(const PipelinePlan& plan);
-// Replicas over which a stage's gradients are summed, or stages that share a parameter with it,
+// Groups that exchange a stage's gradients: classes of replicas that hold them unlike, as those that
+// hold them alike reduce them in buckets first (alike.h), or stages that share a parameter with it,
 // whichever are more.
-int reduced_over(const PipelinePlan& plan, int stage);
-// [type] What summing a stage's gradients over so many groups takes at the end of a step. Pieces
-// that are cut otherwise elsewhere are put together from those of all groups.
+int exchanged_among(const PipelinePlan& plan, int stage);
+// The same of stages that share a parameter alone.
+int tied_among(const PipelinePlan& plan, int stage);
+// [type] What summing a stage's gradients over such groups takes at the end of a step: pieces that
+// are cut otherwise elsewhere are put together from those of all groups. `replicas`: there are
+// several.
 std::vector<Bytes> reduction_workspace(const Theory& theory, const Program& program, int groups,
-                                       const Fractions& fractions, int types);
+                                       bool replicas, const Fractions& fractions, int types);
 
 // Bytes on the fullest device of every type of the sub-cluster of a group of stages: parameters,
 // gradients, optimizer, sums of gradients, and the micro-batches in flight. `divided`: of every

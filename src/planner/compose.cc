@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -197,7 +198,8 @@ class PlanBuilder::Composer {
              .worth = stages_ == 1 ? composition_.worth : std::numeric_limits<double>::infinity(),
              .divided = divided[s],
              .fixed_bytes = fixed,
-             .reduced_over = reduced_over(result_, s)});
+             .exchanged_among = exchanged_among(s),
+             .replicas = result_.replicas.size() > 1});
       }
     }
     if (const int failed = builder_.programs_.find(tasks, &found_); failed >= 0) {
@@ -212,6 +214,15 @@ class PlanBuilder::Composer {
         ++next;
       }
     return true;
+  }
+
+  // Replicas of a stage on devices of one kind, which take as many micro-batches, get one program.
+  int exchanged_among(int s) const {
+    std::set<std::tuple<int, int, int>> unlike;
+    for (size_t r = 0; r < kinds_.size(); ++r)
+      unlike.emplace(kinds_[r][s]->number, result_.replicas[r].micro_batches,
+                     composition_.replicas[r].stages[s].in_flight);
+    return std::max(static_cast<int>(unlike.size()), tied_among(result_, s));
   }
 
   const std::string& strategy_of(int s) const {

@@ -141,8 +141,8 @@ std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(const StageTask&
   const Program program = as_run(task, p).program;
   const MemoryCost memory = memory_with(program, kept);
   const int types = task.group->model.types();
-  const std::vector<Bytes> at_the_end =
-      reduction_workspace(*task.theory, program, task.reduced_over, fractions, types);
+  const std::vector<Bytes> at_the_end = reduction_workspace(
+      *task.theory, program, task.exchanged_among, task.replicas, fractions, types);
   std::vector<Shortage> shortages;
   for (int t = 0; t < types; ++t) {
     const Bytes others = memory.sums[t] + task.fixed_bytes / task.stages_per_device,

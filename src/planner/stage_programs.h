@@ -38,8 +38,9 @@ struct StageTask {
   bool recompute, thorough;
   Seconds worth;  // of all micro-batches: no program is fitted into memory that takes longer
   Divided divided;
-  Bytes fixed_bytes = 0;  // that its devices hold all the time: the batch
-  int reduced_over = 1;   // groups whose gradients are summed at the end of a step
+  Bytes fixed_bytes = 0;    // that its devices hold all the time: the batch
+  int exchanged_among = 1;  // groups that exchange gradients at the end of a step
+  bool replicas = false;    // there are several, which sum gradients
   // Whether parameters are cut and gathered, and gradients scattered, in every pass.
   bool pieces() const { return divided.level == 3 && group->cluster.size() > 1; }
 };

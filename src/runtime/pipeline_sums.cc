@@ -10,7 +10,7 @@ namespace motley {
 void PipelineWorker::reduce_over_replicas(const Local& local, std::vector<at::Tensor>& gradients) {
   const int replicas = static_cast<int>(pipeline_.replicas.size());
   if (replicas == 1) return;
-  std::vector<size_t> alike, joint, divided;
+  std::vector<size_t> alike, unlike, joint, divided;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     if (divides(local, i)) {
@@ -22,25 +22,54 @@ void PipelineWorker::reduce_over_replicas(const Local& local, std::vector<at::Te
       joint.push_back(i);
       continue;
     }
-    std::vector<Layout> layouts;
-    for (int r = 0; r < replicas; ++r)
-      layouts.push_back(stored_layout(r, local.stage, graph(local).parameters[i].value));
-    if (std::all_of(layouts.begin(), layouts.end(),
-                    [&](const Layout& l) { return l == layouts[0]; })) {
-      alike.push_back(i);
-      continue;
-    }
-    std::vector<const std::vector<int>*> devices;
-    for (int r = 0; r < replicas; ++r) devices.push_back(&stage(r, local.stage).devices);
-    gradients[i] = exchange(local, i, devices, layouts, std::vector<bool>(replicas, true), replica_,
-                            gradients[i]);
+    const std::vector<Layout> layouts = layouts_of(local, i);
+    (std::equal(layouts.begin() + 1, layouts.end(), layouts.begin()) ? alike : unlike).push_back(i);
   }
+  sum_unlike(local, unlike, gradients);
   scatter(local, divided, gradients);
   if (!joint.empty()) reduce_over(devices_of(pipeline_, local.stage), kJointTag, joint, gradients);
-  if (alike.empty()) return;
-  std::vector<int> ranks;
-  for (int r = 0; r < replicas; ++r) ranks.push_back(stage(r, local.stage).devices[rank_]);
-  reduce_over(ranks, kReplicaTag, alike, gradients);
+  if (!alike.empty()) reduce_over(peers_of(local), kReplicaTag, alike, gradients);
+}
+
+std::vector<Layout> PipelineWorker::layouts_of(const Local& local, size_t i) const {
+  std::vector<Layout> layouts;
+  for (size_t r = 0; r < pipeline_.replicas.size(); ++r)
+    layouts.push_back(
+        stored_layout(static_cast<int>(r), local.stage, graph(local).parameters[i].value));
+  return layouts;
+}
+
+void PipelineWorker::sum_unlike(const Local& local, const std::vector<size_t>& which,
+                                std::vector<at::Tensor>& gradients) {
+  std::map<Classes, std::vector<size_t>> by_classes;  // the same on all workers, in the same order
+  for (const size_t i : which) {
+    const std::vector<Layout> layouts = layouts_of(local, i);
+    by_classes[classes_of(static_cast<int>(layouts.size()), [&](int a, int b) {
+      return layouts[a] == layouts[b];
+    })].push_back(i);
+  }
+  for (const auto& [classes, parameters] : by_classes) {
+    // Its class, and its place in there.
+    size_t mine = 0, place = 0;
+    for (size_t c = 0; c < classes.size(); ++c)
+      for (size_t k = 0; k < classes[c].size(); ++k)
+        if (classes[c][k] == replica_) mine = c, place = k;
+    std::vector<int> ranks;
+    for (const int r : classes[mine]) ranks.push_back(stage(r, local.stage).devices[rank_]);
+    if (ranks.size() > 1) reduce_over(ranks, kReplicaTag, parameters, gradients);
+    std::vector<Summand> groups(classes.size());
+    for (size_t c = 0; c < classes.size(); ++c) {
+      groups[c].from = &stage(met_by(place, classes[c]), local.stage).devices;
+      for (size_t k = 0; k < classes[c].size(); ++k)
+        if (met_by(k, classes[mine]) == replica_)
+          groups[c].to.push_back(&stage(classes[c][k], local.stage).devices);
+    }
+    for (const size_t i : parameters) {
+      const std::vector<Layout> layouts = layouts_of(local, i);
+      for (size_t c = 0; c < classes.size(); ++c) groups[c].layout = layouts[classes[c].front()];
+      gradients[i] = exchange(local, i, groups, static_cast<int>(mine), gradients[i]);
+    }
+  }
 }
 
 void PipelineWorker::reduce_over(const std::vector<int>& ranks, int tag,
@@ -75,21 +104,21 @@ void PipelineWorker::reduce_tied(std::vector<std::vector<at::Tensor>>& gradients
     if (mine == tied.stages.end() || !plan_.graph->parameters[tied.parameter].gradient.valid())
       continue;
     const Local& local = *locals_[l];
-    std::vector<const std::vector<int>*> devices;
-    std::vector<Layout> layouts;
-    std::vector<bool> has;
+    std::vector<Summand> groups;
     size_t own = 0;
     for (int s : tied.stages) {
       const auto& held = pipeline_.parts().parameter_of[s];
       const size_t i = std::find(held.begin(), held.end(), tied.parameter) - held.begin();
       const Parameter& parameter = pipeline_.graph(s).parameters[i];
-      devices.push_back(&stage(replica_, s).devices);
-      layouts.push_back(stored_layout(replica_, s, parameter.value));
-      has.push_back(parameter.gradient.valid());
+      const std::vector<int>* devices = &stage(replica_, s).devices;
+      groups.push_back({stored_layout(replica_, s, parameter.value),
+                        parameter.gradient.valid(),
+                        devices,
+                        {devices}});
       if (s == local.stage) own = i;
     }
-    gradients[l][own] = exchange(local, own, devices, layouts, has,
-                                 static_cast<int>(mine - tied.stages.begin()), gradients[l][own]);
+    gradients[l][own] = exchange(local, own, groups, static_cast<int>(mine - tied.stages.begin()),
+                                 gradients[l][own]);
   }
 }
 
@@ -98,13 +127,13 @@ at::TensorOptions PipelineWorker::gradient_type(const Local& local, size_t i) co
   return options_of(plan_.graph->spec(plan_.graph->parameters[of_plan].gradient));
 }
 
-Layout PipelineWorker::taken_in(const std::vector<Layout>& layouts, int group) {
-  const Layout& mine = layouts[group];
+Layout PipelineWorker::taken_in(const std::vector<Summand>& groups, int group) {
+  const Layout& mine = groups[group].layout;
   if (!mine.pieces.empty() || mine.ranks == 1) return mine;
   Layout even{1, mine.numel(), 1, {}, mine.ranks};
-  for (const Layout& other : layouts)
-    if (!other.pieces.empty()) {  // cut alike, as the pieces of others are
-      even = other;
+  for (const Summand& other : groups)
+    if (!other.layout.pieces.empty()) {  // cut alike, as the pieces of others are
+      even = other.layout;
       even.ranks = mine.ranks;
       break;
     }
@@ -112,13 +141,12 @@ Layout PipelineWorker::taken_in(const std::vector<Layout>& layouts, int group) {
   return even;
 }
 
-at::Tensor PipelineWorker::exchange(const Local& home, size_t i,
-                                    const std::vector<const std::vector<int>*>& devices,
-                                    const std::vector<Layout>& layouts,
-                                    const std::vector<bool>& has, int mine, at::Tensor local) {
+at::Tensor PipelineWorker::exchange(const Local& home, size_t i, const std::vector<Summand>& groups,
+                                    int mine, at::Tensor local) {
   const at::TensorOptions type = gradient_type(home, i);
   const ValueId parameter = graph(home).parameters[i].value;
-  const int groups = static_cast<int>(devices.size());
+  const int count = static_cast<int>(groups.size());
+  const Layout& own = groups[mine].layout;
   std::vector<std::unique_ptr<Message>> messages;
   struct Term {
     int group, sender;
@@ -126,31 +154,34 @@ at::Tensor PipelineWorker::exchange(const Local& home, size_t i,
   };
   std::vector<Term> parts;
   if (local.defined()) local = local.to(type);
-  const Layout taken = taken_in(layouts, mine);
-  for (int g = 0; g < groups; ++g) {
+  const Layout taken = taken_in(groups, mine);
+  for (int g = 0; g < count; ++g) {
     if (g == mine) continue;
-    if (has[g]) {
-      const Resharding in(layouts[g], taken);
-      for (int s = 0; s < layouts[g].ranks; ++s)
+    const Summand& other = groups[g];
+    if (other.has) {
+      const Resharding in(other.layout, taken);
+      for (int s = 0; s < other.layout.ranks; ++s)
         if (const int64_t n = in.count(s, rank_); n > 0) {
           at::Tensor part = at::empty({n}, type);
-          messages.push_back(group_.receive(part, (*devices[g])[s], kExchangeTag));
+          messages.push_back(group_.receive(part, (*other.from)[s], kExchangeTag));
           parts.push_back({g, s, part});
         }
     }
-    if (has[mine]) {
-      const Resharding out(layouts[mine], taken_in(layouts, g));
-      for (int r = 0; r < layouts[g].ranks; ++r)
-        if (out.count(rank_, r) > 0)
-          messages.push_back(
-              group_.send(out.extract(rank_, r, local), (*devices[g])[r], kExchangeTag));
+    if (groups[mine].has && !other.to.empty()) {
+      const Resharding out(own, taken_in(groups, g));
+      for (int r = 0; r < other.layout.ranks; ++r) {
+        if (out.count(rank_, r) == 0) continue;
+        const at::Tensor part = out.extract(rank_, r, local);
+        for (const std::vector<int>* devices : other.to)
+          messages.push_back(group_.send(part, (*devices)[r], kExchangeTag));
+      }
     }
   }
   wait(messages);
   at::Tensor total;
-  for (int g = 0; g < groups; ++g) {
-    if (!has[g]) continue;
-    const Resharding in(layouts[g], taken);
+  for (int g = 0; g < count; ++g) {
+    if (!groups[g].has) continue;
+    const Resharding in(groups[g].layout, taken);
     at::Tensor term;
     if (g == mine) {
       term = in.extract(rank_, rank_, local);
@@ -161,7 +192,7 @@ at::Tensor PipelineWorker::exchange(const Local& home, size_t i,
     }
     total = total.defined() ? total + term : term.clone();
   }
-  if (taken != layouts[mine]) total = gather(taken, layouts[mine], total);
+  if (taken != own) total = gather(taken, own, total);
   const Executor& executor = *home.executor;
   return total.reshape(executor.local_shape(parameter, executor.stored(parameter)));
 }

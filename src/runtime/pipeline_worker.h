@@ -9,9 +9,9 @@
 //
 // At the end of a step gradients, summed over the stage's micro-batches, are reduced as its program
 // says, then over replicas (or both at once, where the plan has a program for that; a ring where
-// all hold equal pieces, otherwise every replica sends the others what they hold), then, for tied
-// parameters, over the stages of the replica. All holders of an element take its terms in the same
-// order and so get the same bits.
+// all hold equal pieces, otherwise rings of those that do, which then exchange their sums), then,
+// for tied parameters, over the stages of the replica. All holders of an element take its terms in
+// the same order and so get the same bits.
 #pragma once
 
 #include <memory>

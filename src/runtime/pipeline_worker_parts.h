@@ -18,6 +18,7 @@
 #include "cost/storage.h"
 #include "interpret/dispatch.h"
 #include "interpret/interpret.h"
+#include "plan/alike.h"
 #include "runtime/pipeline_worker.h"
 
 namespace motley {
@@ -261,17 +262,29 @@ class PipelineWorker final : public Worker {
   // The type in which the gradient of a stage's i-th parameter is summed over groups.
   at::TensorOptions gradient_type(const Local& local, size_t i) const;
 
+  // A group that has a term of a sum, or takes it, or both.
+  struct Summand {
+    Layout layout;
+    bool has = true;
+    const std::vector<int>* from = nullptr;     // its devices, of which its term is taken
+    std::vector<const std::vector<int>*> to{};  // those that take what this worker has
+  };
+
   // The layout in which a group takes what the others have: its own if that is cut; else even
   // pieces, which it gathers itself, so that a slow link carries everything once.
-  static Layout taken_in(const std::vector<Layout>& layouts, int group);
+  static Layout taken_in(const std::vector<Summand>& groups, int group);
 
   // The sum of what several groups hold of the gradient of the i-th parameter of stage `home`, in
-  // the pieces of `mine`; terms in the order of the groups. Groups that have no term take part as
-  // receivers. REQUIRES: the devices of `mine` are those of the stage.
-  at::Tensor exchange(const Local& home, size_t i,
-                      const std::vector<const std::vector<int>*>& devices,
-                      const std::vector<Layout>& layouts, const std::vector<bool>& has, int mine,
+  // the pieces of `mine`; terms in the order of the groups. REQUIRES: this worker is of `mine`.
+  at::Tensor exchange(const Local& home, size_t i, const std::vector<Summand>& groups, int mine,
                       at::Tensor local);
+
+  // Sums gradients whose pieces are not alike in all replicas: those that hold one alike add it up
+  // first, then each takes the sums of the other classes (plan/alike.h).
+  void sum_unlike(const Local& local, const std::vector<size_t>& which,
+                  std::vector<at::Tensor>& gradients);
+  // [replica] Where the pieces of a stage's i-th parameter lie.
+  std::vector<Layout> layouts_of(const Local& local, size_t i) const;
 
   // All of something of which every device of this worker's stages has a piece.
   at::Tensor gather(const Layout& pieces, const Layout& whole, const at::Tensor& mine);

@@ -175,16 +175,16 @@ Sent Exchanges::parameters(int s) const {
   return sent;
 }
 
-// The messages by which groups that hold a gradient, each in its pieces, have its sum. One that
-// holds it whole takes even pieces, so that a slow link carries everything once, and gathers
-// them: returns the seconds of the slowest.
+// The messages by which groups that hold the sums of their classes, each in its pieces, have that of
+// all. One that holds it whole takes even pieces, so that a slow link carries everything once, and
+// gathers them: returns the seconds of the slowest.
 Seconds Exchanges::exchange_sums(const std::vector<Holding>& held,
                                  const std::vector<const CostModel*>& models,
-                                 const TensorSpec& spec,
+                                 const Classes& classes, const TensorSpec& spec,
                                  std::vector<net::PairMessage>* messages) const {
   const auto bytes = static_cast<Bytes>(spec.bytes());
   Seconds gathered = 0;
-  for (size_t to = 0; to < held.size(); ++to) {
+  const auto exchange = [&](size_t to, size_t its_class, size_t place) {
     Holding taken = held[to];
     const size_t ranks = taken.devices->size();
     const Shares even(std::vector<double>(ranks, 1.0 / static_cast<double>(ranks)));
@@ -210,9 +210,11 @@ Seconds Exchanges::exchange_sums(const std::vector<Holding>& held,
       }
     }
     if (deadline_.over()) throw TimeIsUp();
-    for (size_t from = 0; from < held.size(); ++from)
-      if (from != to) add_messages(held[from], taken, bytes, messages);
-  }
+    for (size_t c = 0; c < classes.size(); ++c)
+      if (c != its_class) add_messages(held[met_by(place, classes[c])], taken, bytes, messages);
+  };
+  for (size_t c = 0; c < classes.size(); ++c)
+    for (size_t k = 0; k < classes[c].size(); ++k) exchange(classes[c][k], c, k);
   return gathered;
 }
 
@@ -234,7 +236,6 @@ void Exchanges::add_tied_parts(int s, size_t parameter,
 Exchanges::Sums Exchanges::sums_of(int s) const {
   Sums sums;
   sums.scattered = divided_[s].optimizer;
-  sums.reduced.resize(planned(0, s).devices.size(), 0);
   const Graph& graph = pipeline_.graph(s);
   for (size_t p = 0; p < graph.parameters.size(); ++p) {
     if (!graph.parameters[p].gradient.valid()) continue;
@@ -260,49 +261,57 @@ Exchanges::Sums Exchanges::sums_of(int s) const {
       held.push_back(gradient_of(r, s, p));
       models.push_back(sites[r][s]->model.get());
     }
-    if (!std::all_of(held.begin(), held.end(),
-                     [&](const Holding& h) { return alike(held[0], h); })) {
-      sums.gathered += exchange_sums(held, models, spec, &sums.others);
-      continue;
-    }
+    const Classes classes = classes_of(static_cast<int>(held.size()),
+                                       [&](int a, int b) { return alike(held[a], held[b]); });
+    if (classes.size() > 1)
+      sums.gathered += exchange_sums(held, models, classes, spec, &sums.others);
     const Bytes moved = bytes * wide(s, Collective::all_reduce, spec);
-    for (size_t i = 0; i < sums.reduced.size(); ++i)
-      sums.reduced[i] += held[0].cut == 0
-                             ? moved
-                             : moved * static_cast<double>(held[0].shares->of(held[0].cut)[i]) /
-                                   static_cast<double>(held[0].cut);
+    std::vector<std::vector<Bytes>>& reduced = sums.reduced[classes];
+    reduced.resize(classes.size());
+    for (size_t c = 0; c < classes.size(); ++c) {
+      const Holding& of = held[classes[c].front()];
+      reduced[c].resize(of.devices->size(), 0);
+      for (size_t i = 0; i < reduced[c].size(); ++i)
+        reduced[c][i] += of.cut == 0 ? moved
+                                     : moved * static_cast<double>(of.shares->of(of.cut)[i]) /
+                                           static_cast<double>(of.cut);
+    }
   }
   return sums;
 }
 
-// All ranks together, by programs or on rings.
-Seconds Exchanges::reduced_seconds(int s, const std::vector<Bytes>& reduced) const {
-  const double replicas = static_cast<double>(pipeline_.replicas.size());
+// All ranks of all classes together, by programs or on rings.
+Seconds Exchanges::reduced_seconds(int s, const Classes& classes,
+                                   const std::vector<std::vector<Bytes>>& reduced) const {
   std::vector<net::PairMessage> ring;
   Seconds seconds = 0, latency = 0;
-  for (size_t i = 0; i < reduced.size(); ++i) {
-    std::vector<int> ranks;
-    for (size_t r = 0; r < pipeline_.replicas.size() && reduced[i] > 0; ++r)
-      ranks.push_back(planned(r, s).devices[i]);
-    const auto programs = programs_for(plan_.reductions, ranks, plan_.cluster.size());
-    const auto program = std::find_if(programs.rbegin(), programs.rend(),
-                                      [&](const auto& p) { return reduced[i] >= p.from; });
-    if (program != programs.rend() && on_reduction) on_reduction(ranks, &*program, reduced[i]);
-    if (program != programs.rend())
-      seconds = std::max(seconds, program->fixed + reduced[i] * program->seconds_per_byte);
-    else
-      for (size_t r = 0; r < ranks.size(); ++r)
-        ring.push_back({ranks[r], ranks[(r + 1) % ranks.size()],
-                        2.0 * (replicas - 1) / replicas * reduced[i]});
+  for (size_t c = 0; c < classes.size(); ++c) {
+    const auto replicas = static_cast<double>(classes[c].size());
+    for (size_t i = 0; i < reduced[c].size() && replicas > 1; ++i) {
+      const Bytes bytes = reduced[c][i];
+      std::vector<int> ranks;
+      for (size_t r = 0; r < classes[c].size() && bytes > 0; ++r)
+        ranks.push_back(planned(classes[c][r], s).devices[i]);
+      const auto programs = programs_for(plan_.reductions, ranks, plan_.cluster.size());
+      const auto program = std::find_if(programs.rbegin(), programs.rend(),
+                                        [&](const auto& p) { return bytes >= p.from; });
+      if (program != programs.rend()) {
+        if (on_reduction) on_reduction(ranks, &*program, bytes);
+        seconds = std::max(seconds, program->fixed + bytes * program->seconds_per_byte);
+        continue;
+      }
+      for (size_t r = 0; r < ranks.size(); ++r) {
+        const net::PairMessage m = {ranks[r], ranks[(r + 1) % ranks.size()],
+                                    2.0 * (replicas - 1) / replicas * bytes};
+        latency = std::max(latency, (2.0 * (replicas - 1) - 1) * topology_.latency(m.from, m.to));
+        ring.push_back(m);
+      }
+    }
   }
-  if (ring.empty()) return seconds;
-  for (const net::PairMessage& m : ring)
-    latency = std::max(latency, topology_.latency(m.from, m.to));
-  return seconds + time_of(ring) + (2.0 * (replicas - 1) - 1) * latency;
+  return ring.empty() ? seconds : seconds + time_of(ring) + latency;
 }
 
 Sent Exchanges::over_replicas(int s) const {
-  const double others = static_cast<double>(pipeline_.replicas.size()) - 1;
   const Sums sums = sums_of(s);
   const std::vector<Bytes> parts = divided_bytes(s, sums.scattered, Pieces::scattered);
   Sent sent{sum_of(sums.others), sums.gathered};
@@ -319,9 +328,12 @@ Sent Exchanges::over_replicas(int s) const {
       on_reduction(devices, program == programs.rend() ? nullptr : &*program, sums.jointly);
     }
   }
-  sent.seconds += reduced_seconds(s, sums.reduced);
-  for (Bytes b : sums.reduced) sent.bytes += 2 * others * b;
-  for (Bytes b : parts) sent.bytes += others * b;
+  for (const auto& [classes, reduced] : sums.reduced) {
+    sent.seconds += reduced_seconds(s, classes, reduced);
+    for (size_t c = 0; c < classes.size(); ++c)
+      for (Bytes b : reduced[c]) sent.bytes += 2 * static_cast<double>(classes[c].size() - 1) * b;
+  }
+  for (Bytes b : parts) sent.bytes += static_cast<double>(pipeline_.replicas.size() - 1) * b;
   return sent;
 }
 
@@ -338,7 +350,8 @@ Sent Exchanges::tied(const Tied& tied) const {
       held.push_back(
           gradient_of(r, t, std::find(list.begin(), list.end(), tied.parameter) - list.begin()));
     }
-    gathered = std::max(gathered, exchange_sums(held, models, spec, &messages));
+    const Classes each = classes_of(static_cast<int>(held.size()), [](int, int) { return false; });
+    gathered = std::max(gathered, exchange_sums(held, models, each, spec, &messages));
   }
   return {sum_of(messages), time_of(messages) + gathered};
 }

@@ -5,12 +5,14 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/deadline.h"
 #include "net/messages.h"
+#include "plan/alike.h"
 #include "plan/plan.h"
 
 namespace motley {
@@ -80,16 +82,18 @@ class Exchanges {
  private:
   // The gradients of a stage by how replicas sum them.
   struct Sums {
-    Bytes jointly = 0;            // over all devices at once
-    std::vector<Bytes> reduced;   // [rank] equal pieces, by programs or on rings
-    std::vector<bool> scattered;  // [parameter] on rings
-    std::vector<net::PairMessage> others;
-    Seconds gathered = 0;  // behind those messages
+    Bytes jointly = 0;  // over all devices at once
+    // By programs or on rings, in classes of replicas that hold them alike: [class][rank].
+    std::map<Classes, std::vector<std::vector<Bytes>>> reduced;
+    std::vector<bool> scattered;           // [parameter] on rings
+    std::vector<net::PairMessage> others;  // between the classes
+    Seconds gathered = 0;                  // behind those messages
   };
   Sums sums_of(int stage) const;
   void add_tied_parts(int stage, size_t parameter, std::vector<net::PairMessage>* messages) const;
   Seconds time_of(const std::vector<net::PairMessage>& messages) const;
-  Seconds reduced_seconds(int stage, const std::vector<Bytes>& reduced) const;
+  Seconds reduced_seconds(int stage, const Classes& classes,
+                          const std::vector<std::vector<Bytes>>& reduced) const;
   // [rank] Bytes of a replica's pieces of some parameters of a stage, or of their gradients; of
   // gradients that are reduce-scattered over the replicas, as they move. REQUIRES: the pieces of all
   // replicas are alike.
@@ -103,8 +107,8 @@ class Exchanges {
   Holding holding(size_t r, int s, ValueId v, Placement p) const;
   Holding gradient_of(size_t r, int s, size_t parameter) const;
   Seconds exchange_sums(const std::vector<Holding>& held,
-                        const std::vector<const CostModel*>& models, const TensorSpec& spec,
-                        std::vector<net::PairMessage>* messages) const;
+                        const std::vector<const CostModel*>& models, const Classes& classes,
+                        const TensorSpec& spec, std::vector<net::PairMessage>* messages) const;
   const StagePlan& planned(size_t r, int s) const { return pipeline_.replicas[r].stages[s]; }
 
   const Plan& plan_;
