@@ -35,7 +35,7 @@ namespace {
 
 using namespace motley;
 
-constexpr int kRuns = 5;
+constexpr int kRuns = 15;
 
 struct Shape {
   const char* name;
