@@ -26,15 +26,16 @@ namespace motley::planner {
 namespace {
 
 constexpr int kLayers = 48;
-constexpr size_t kTried = 3;  // strategies, until one fits
+constexpr size_t kTried = 12;  // strategies, until enough fit
 // Beside activations, in parts of them, as far as one may guess; where nothing fits then, more.
 constexpr double kWorkspace[] = {0.5, 1.5};
 // Where still nothing fits: times the memory that there is.
 constexpr double kMoreMemory[] = {1.25, 1.6, 2, 2.5, 3.2, 4};
-// Of those that fit; of models with many nodes one, of micro-batches of one sample.
-constexpr size_t kComposed = 2;
+// Of those that fit, and more while it is early; of models with many nodes one, of micro-batches of
+// one sample.
+constexpr size_t kComposed = 2, kMore = 8;
 constexpr size_t kManyNodes = 20'000;
-constexpr double kSearching = 0.15, kOfGrid = 0.9;  // of the time
+constexpr double kSearching = 0.15, kEarly = 0.2, kOfGrid = 0.9;  // of the time
 
 // What programs are restricted to (program_plan.h).
 const char* const kTensors = "tensor-parallel";
@@ -55,6 +56,7 @@ class Quick {
   EngineResult run() {
     const auto start = std::chrono::steady_clock::now();
     const Deadline whole = options_.limits.deadline;
+    early_ = whole.part(kEarly);
     try {
       if (step_->graph().nodes.size() < kManyNodes) options_.limits.deadline = whole.part(kOfGrid);
       grid();
@@ -162,7 +164,7 @@ class Quick {
     const size_t tensors = model.experts > 0 ? first_of_tensors(ranked, model) : kTried;
     for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
       const grid::Strategy& s = ranked[i].strategy;
-      if (composed_ == (many ? 1 : kComposed)) break;
+      if (composed_ >= (many ? 1 : early_.over() ? kComposed : kMore)) break;
       if (!step_->of(s.micro_batch) || builder_of(s.micro_batch, kTensors).size() != model.size())
         continue;
       Composition composition = composition_of(s);
@@ -235,6 +237,7 @@ class Quick {
   std::shared_ptr<BatchStep> step_;
   SearchCache cache_;
   std::map<std::pair<int64_t, const char*>, std::unique_ptr<PlanBuilder>> builders_;
+  Deadline early_;
   size_t composed_ = 0;  // plans that hold parameters whole in a pass
   Bytes saved_ = 0;      // of a sample, from its forward to its backward pass
   EngineResult result_;
