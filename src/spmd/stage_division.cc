@@ -1,7 +1,9 @@
 #include "spmd/stage_division.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
+#include <numeric>
 #include <set>
 
 #include "core/error.h"
@@ -84,36 +86,51 @@ Seconds last_seconds(const Sums& sums, int parts, int i, int j) {
   return sums.beside(i, j, parts == 1, 0);
 }
 
+// About how many pairs of stages there are between these positions.
+double pairs_of(const std::set<int>& positions, const Sums& sums) {
+  const std::vector<int> list(positions.begin(), positions.end());
+  double pairs = 0;
+  for (size_t a = 0; a + 1 < list.size(); ++a) {
+    const auto end = std::upper_bound(list.begin(), list.end(), sums.limit(list[a]));
+    const auto width = static_cast<double>(end - list.begin() - static_cast<std::ptrdiff_t>(a));
+    pairs += width * width;
+  }
+  return pairs;
+}
+
 // Steps where stages may begin, ascending, from 0 to the end.
 std::vector<int> positions_of(const DivisionProblem& problem, const Sums& sums, double most) {
   const int n = static_cast<int>(problem.steps.size());
-  std::vector<int> all;
   double work = 0;
-  for (int i = 0; i <= n; ++i) {
-    all.push_back(i);
-    if (i < n) work += static_cast<double>(sums.limit(i) - i) * (sums.limit(i) - i);
+  for (int i = 0; i < n; ++i) work += static_cast<double>(sums.limit(i) - i) * (sums.limit(i) - i);
+  if (work <= most) {
+    std::vector<int> all(n + 1);
+    std::iota(all.begin(), all.end(), 0);
+    return all;
   }
-  if (work <= most) return all;
-  std::set<int> chosen = {0, n};
+  // Stages as long as they may be: a division that there is in any case.
+  std::set<int> chosen = {n};
+  for (int i = 0; i < n; i = sums.limit(i)) chosen.insert(i);
+  std::set<int> at_messages;
   for (const DividedStep& step : problem.steps)
     if (step.comm > 0) {
-      if (step.made >= 0) chosen.insert(step.made + 1);
-      chosen.insert(std::min(step.reader, n));
+      if (step.made >= 0) at_messages.insert(step.made + 1);
+      at_messages.insert(std::min(step.reader, n));
     }
-  // The rest evenly, while it is not too much.
-  for (int stride = n; stride > 1; stride /= 2) {
+  // Some of those, and then of the rest evenly, while it is not too much.
+  const std::vector<int> messages(at_messages.begin(), at_messages.end());
+  const auto add = [&](size_t count, size_t stride, auto at) {
     std::set<int> more = chosen;
-    for (int i = 0; i < n; i += stride) more.insert(i);
-    std::vector<int> list(more.begin(), more.end());
-    work = 0;
-    for (size_t a = 0; a + 1 < list.size(); ++a) {
-      const auto end = std::upper_bound(list.begin(), list.end(), sums.limit(list[a]));
-      const auto width = static_cast<double>(end - list.begin() - static_cast<std::ptrdiff_t>(a));
-      work += width * width;
-    }
-    if (work > most) break;
+    for (size_t k = 0; k < count; k += stride) more.insert(at(k));
+    if (pairs_of(more, sums) > most) return false;
     chosen = std::move(more);
-  }
+    return true;
+  };
+  bool all = true;
+  for (size_t stride = std::bit_ceil(messages.size()); stride > 0 && all; stride /= 2)
+    all = add(messages.size(), stride, [&](size_t k) { return messages[k]; });
+  for (auto stride = static_cast<size_t>(n); stride > 1 && all; stride /= 2)
+    all = add(static_cast<size_t>(n), stride, [](size_t k) { return static_cast<int>(k); });
   return {chosen.begin(), chosen.end()};
 }
 

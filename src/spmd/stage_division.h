@@ -16,7 +16,7 @@
 // between what makes its operand and what reads its result. The best of all such divisions is found
 // by dynamic programming over (end of the stage before, end of this one): n positions and stages of
 // at most s steps take n s^2. Where that is too much, boundaries are at steps that make or read what
-// is communicated, and a few between.
+// is communicated, at some of them if they are too many, and a few between.
 #pragma once
 
 #include <vector>
@@ -52,6 +52,6 @@ Seconds beside(const std::vector<Seconds>& compute, Seconds comm,
 Seconds division_seconds(const DivisionProblem& problem, const std::vector<int>& begin);
 
 // The fastest division. `most`: about how many pairs of stages are looked at.
-Divided divide(const DivisionProblem& problem, double most = 2e7);
+Divided divide(const DivisionProblem& problem, double most = 1e7);
 
 }  // namespace motley::spmd

@@ -90,5 +90,28 @@ TEST(StageDivision, ThinsOutWhatIsTooLarge) {
   EXPECT_LE(few.seconds, 1.05 * all.seconds);
 }
 
+// Parameters that are gathered may be so anywhere in front: all their places are too many.
+TEST(StageDivision, ThinsOutMessagesThatAreTooMany) {
+  Rng rng(5);
+  DivisionProblem problem{2, {0.1}, {}};
+  for (int i = 0; i < 2000; ++i) {
+    DividedStep& step = problem.steps.emplace_back();
+    if (i % 4 == 0) {
+      step.comm = 1 + rng.uniform();
+      step.reader = i + 1;
+      if (i % 100 == 40) step.made = i - 30;  // some have to have a boundary
+    } else {
+      step.compute = {rng.uniform()};
+    }
+  }
+  const Divided all = divide(problem, 1e12);
+  for (const double most : {1e3, 1e5, 1e6}) {
+    const Divided few = divide(problem, most);
+    EXPECT_NEAR(division_seconds(problem, few.begin), few.seconds, 1e-9) << most;
+    EXPECT_LE(all.seconds, few.seconds + 1e-9) << most;
+    EXPECT_LE(few.seconds, (most < 1e4 ? 2 : 1.05) * all.seconds) << most;
+  }
+}
+
 }  // namespace
 }  // namespace motley::spmd
