@@ -62,47 +62,81 @@ std::string describe_schedule(const PipelinePlan& pipeline) {
                             : "");
 }
 
+// How many replicas that are alike are told together.
+constexpr size_t kTogether = 4;
+
+// Of a stage of one replica.
+struct StageLine {
+  std::string types, devices, rest;
+};
+
+std::vector<StageLine> stage_lines(const Plan& plan, const ReplicaPlan& replica,
+                                   const std::vector<Bytes>& memory) {
+  const PipelinePlan& pipeline = *plan.pipeline;
+  std::vector<StageLine> lines;
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const StagePlan& stage = replica.stages[s];
+    const Graph& graph = pipeline.graph(s);
+    std::string types;
+    for (size_t i = 0; i < stage.devices.size();) {
+      size_t end = i;
+      const std::string& type = plan.cluster.type_of(stage.devices[i]).name;
+      while (end < stage.devices.size() && plan.cluster.type_of(stage.devices[end]).name == type)
+        ++end;
+      types += fmt::format("{}{} x {}", i ? " + " : "", end - i, type);
+      i = end;
+    }
+    std::map<std::string, int> cuts;
+    const auto stored = stored_placements(pipeline.theory(s), stage.program);
+    for (const Parameter& p : graph.parameters)
+      ++cuts[stored[p.value.index].is_shard() ? "cut" : "whole"];
+    std::string parameters;
+    for (const auto& [how, count] : cuts)
+      parameters += fmt::format("{}{} {}", parameters.empty() ? "" : ", ", count, how);
+    Bytes most = 0;
+    for (int d : stage.devices) most = std::max(most, memory[d]);
+    lines.push_back(
+        {types, fmt::format("device {}{}", stage.devices[0], stage.devices.size() > 1 ? " on" : ""),
+         fmt::format("{} nodes, parameters {} ({}), holds {}{}, {} of {}", graph.nodes.size(),
+                     parameters.empty() ? "none" : parameters,
+                     format_bytes(static_cast<Bytes>(graph.parameter_bytes())),
+                     in_flight(replica, s), stage.recompute ? ", recomputes" : "",
+                     format_bytes(most),
+                     format_bytes(plan.cluster.type_of(stage.devices[0]).memory))});
+  }
+  return lines;
+}
+
 std::string describe_pipeline(const Plan& plan) {
   const PipelinePlan& pipeline = *plan.pipeline;
   std::string out = fmt::format(
-      "{} on {} devices of {}, global batch {}: {} stages, {} replica{}, micro-batches of {}\n",
+      "{} on {} devices of {}, global batch {}: {} stage{}, {} replica{}, micro-batches of {}\n",
       plan.model, plan.cluster.size(), plan.cluster.name, plan.batch, pipeline.stages(),
-      pipeline.replicas.size(), pipeline.replicas.size() > 1 ? "s" : "", pipeline.micro_batch);
+      pipeline.stages() > 1 ? "s" : "", pipeline.replicas.size(),
+      pipeline.replicas.size() > 1 ? "s" : "", pipeline.micro_batch);
   out += describe_precision(plan);
   const std::vector<Bytes> memory = pipeline_memory(pipeline, plan.cluster, plan.optimizer);
-  for (size_t r = 0; r < pipeline.replicas.size(); ++r) {
-    const ReplicaPlan& replica = pipeline.replicas[r];
-    out += fmt::format("  replica {}   {} micro-batches\n", r, replica.micro_batches);
-    for (int s = 0; s < pipeline.stages(); ++s) {
-      const StagePlan& stage = replica.stages[s];
-      const Graph& graph = pipeline.graph(s);
-      std::string devices;
-      for (size_t i = 0; i < stage.devices.size();) {
-        size_t end = i;
-        const std::string& type = plan.cluster.type_of(stage.devices[i]).name;
-        while (end < stage.devices.size() && plan.cluster.type_of(stage.devices[end]).name == type)
-          ++end;
-        devices += fmt::format("{}{} x {}", i ? " + " : "", end - i, type);
-        i = end;
-      }
-      std::map<std::string, int> cuts;
-      const auto stored = stored_placements(pipeline.theory(s), stage.program);
-      for (const Parameter& p : graph.parameters)
-        ++cuts[stored[p.value.index].is_shard() ? "cut" : "whole"];
-      std::string parameters;
-      for (const auto& [how, count] : cuts)
-        parameters += fmt::format("{}{} {}", parameters.empty() ? "" : ", ", count, how);
-      Bytes most = 0;
-      for (int d : stage.devices) most = std::max(most, memory[d]);
-      out += fmt::format(
-          "    stage {:<2}  {} (device {}{}), {} nodes, parameters {} ({}), holds {}{}, "
-          "{} of {}\n",
-          s, devices, stage.devices[0], stage.devices.size() > 1 ? " on" : "", graph.nodes.size(),
-          parameters.empty() ? "none" : parameters,
-          format_bytes(static_cast<Bytes>(graph.parameter_bytes())), in_flight(replica, s),
-          stage.recompute ? ", recomputes" : "", format_bytes(most),
-          format_bytes(plan.cluster.type_of(stage.devices[0]).memory));
-    }
+  std::vector<std::vector<StageLine>> lines;
+  for (const ReplicaPlan& replica : pipeline.replicas)
+    lines.push_back(stage_lines(plan, replica, memory));
+  for (size_t r = 0, end = 0; r < lines.size(); r = end) {
+    // Many that differ in their devices alone are told once.
+    const auto alike = [&](size_t other) {
+      return pipeline.replicas[other].micro_batches == pipeline.replicas[r].micro_batches &&
+             std::equal(lines[r].begin(), lines[r].end(), lines[other].begin(),
+                        [](const StageLine& a, const StageLine& b) {
+                          return a.types == b.types && a.rest == b.rest;
+                        });
+    };
+    for (end = r + 1; end < lines.size() && alike(end);) ++end;
+    if (end - r < kTogether) end = r + 1;
+    const bool one = end == r + 1;
+    out += fmt::format("  replica{} {}{}   {}{} micro-batches\n", one ? "" : "s", r,
+                       one ? "" : fmt::format(" to {}", end - 1), one ? "" : "each ",
+                       pipeline.replicas[r].micro_batches);
+    for (size_t s = 0; s < lines[r].size(); ++s)
+      out += fmt::format("    stage {:<2}  {} ({}{}), {}\n", s, lines[r][s].types,
+                         lines[r][s].devices, one ? "" : " in the first", lines[r][s].rest);
   }
   std::map<std::tuple<bool, int, int>, std::pair<int, Bytes>> sent;
   for (const Transfer& t : pipeline.parts().transfers) {
@@ -126,11 +160,16 @@ std::string describe_pipeline(const Plan& plan) {
       if (divided.optimizer[i])
         bytes += static_cast<Bytes>(pipeline.graph(s).spec(parameters[i].value).bytes());
     std::vector<std::string> shares;
-    for (double share : divided.shares) shares.push_back(fmt::format("{:.0f}%", 100 * share));
+    for (size_t r = 0, end = 0; r < divided.shares.size(); r = end) {
+      const auto text = [&](size_t of) { return fmt::format("{:.3g}%", 100 * divided.shares[of]); };
+      for (end = r + 1; end < divided.shares.size() && text(end) == text(r);) ++end;
+      if (end - r < kTogether) end = r + 1;
+      shares.push_back(text(r) + (end > r + 1 ? fmt::format(" on each of {}", end - r) : ""));
+    }
     out += fmt::format("  zero        stage {} level {}: replicas divide the {} of {}, {}\n", s,
                        pipeline.level(s),
                        pipeline.level(s) == 1 ? "optimizer state" : "optimizer state and gradients",
-                       format_bytes(bytes), fmt::join(shares, " "));
+                       format_bytes(bytes), fmt::join(shares, ", "));
   }
   for (int s = 0; s < pipeline.stages(); ++s) {
     const StagePlan& stage = pipeline.replicas[0].stages[s];
