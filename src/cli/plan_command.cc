@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -321,7 +320,7 @@ void run(const Args& args) {
     throw Interrupted(SIGINT, "[plan] interrupted before a plan was found");
   if (report.candidates.empty()) {
     if (args.json) print_json(no_plan_json(report, options));
-    throw NoPlan(no_plan(report, cluster, options, limit_of(args, seconds)));
+    leave(fail(3, no_plan(report, cluster, options, limit_of(args, seconds))));
   }
   if (interrupted)
     std::fprintf(stderr, "motley: [plan] interrupted: this is the best plan found in %.1f s\n",
@@ -350,8 +349,7 @@ void run(const Args& args) {
       std::printf("%s", describe_target(report, free, options.target).c_str());
     if (!args.output.empty()) std::printf("written to %s\n", args.output.c_str());
   }
-  finish_output();
-  std::_Exit(0);  // graphs, plans and libraries take a tenth of a second to two to be taken apart
+  leave(0);
 }
 
 }  // namespace

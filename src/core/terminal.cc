@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -51,6 +52,17 @@ ssize_t write_printable(void*, const char* data, size_t size) {
 }
 
 }  // namespace
+
+int fail(int code, const std::string& message) {
+  std::fprintf(stderr, "motley: %s\n", printable(message, /*line=*/true).c_str());
+  return code;
+}
+
+void leave(int code) {
+  finish_output();
+  std::fflush(nullptr);
+  std::_Exit(code);
+}
 
 void guard_output() {
   std::FILE* guarded = fopencookie(nullptr, "w", {nullptr, write_printable, nullptr, nullptr});

@@ -12,6 +12,13 @@ void guard_output();
 // Writes what is buffered. Throws UserError if anything could not be written since the start.
 void finish_output();
 
+// One printable line on standard error: why the program ends. Returns its exit code.
+int fail(int code, const std::string& message);
+
+// Ends the program here, once output is written: graphs, plans and libraries take up to two seconds
+// to be taken apart.
+[[noreturn]] void leave(int code);
+
 // Throws UserError unless write_file(path) can be expected to work; nothing is written. Long work
 // begins with it.
 void require_writable(const std::string& option, const std::string& path);

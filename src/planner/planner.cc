@@ -166,12 +166,12 @@ void wait_for_plan(const Record& record, const std::atomic<bool>& first_done,
 }
 
 // Whether there is no time for an engine to begin: of models with so many nodes what all engines do
-// first takes about as long as it took to the first plan.
+// first takes about as long as it took to the first plan, or if there is none, longer than it has
+// taken until now.
 constexpr size_t kManyNodes = 20'000;
 bool too_late(const PlanOptions& options) {
-  const double first = options.record->first_s();
-  return options.step->graph().nodes.size() >= kManyNodes && std::isfinite(first) &&
-         options.limits.deadline.left() < first;
+  const double until = std::min(options.record->first_s(), options.record->now().seconds);
+  return options.step->graph().nodes.size() >= kManyNodes && options.limits.deadline.left() < until;
 }
 
 // All rounds of engines, each engine on a thread of its own; in the order of the table. What an
