@@ -115,7 +115,7 @@ def main():
                 step = run.said.get("predicted_step_s")
                 row = {"model": model, "cluster": cluster, "batch": batch, "first_plan_s": run.first(), "plan_s": run.wall,
                        "processor_s": run.processor, "mib": run.mib, "step_s": step, "engine": run.said.get("engine"), "over": None}  # fmt: skip
-                says = {0: row["engine"], 3: "none fits", -9: "given up"}[run.code]
+                says = {0: row["engine"], 3: "none in time" if run.said.get("out_of_time") else "none fits", -9: "given up"}[run.code]
                 if args.against:
                     longer = Run(args.build, [*words, "--time-limit", str(args.against)], args.against + args.give_up)
                     best = longer.said.get("predicted_step_s")

@@ -208,6 +208,7 @@ Json no_plan_json(const PlanReport& report, const planner::PlanOptions& options)
   return {{"engine", options.engine},
           {"feasible", false},
           {"reason", report.reason},
+          {"out_of_time", report.out_of_time},
           {"baselines", baselines_json(report)},
           {"search_s", spmd ? spmd->search_s : 0}};
 }

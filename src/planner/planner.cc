@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include "bounds/compute_bound.h"
 #include "core/error.h"
@@ -242,10 +243,15 @@ void certify(std::vector<EngineResult>* engines, const PlanOptions& options) {
 // Moves candidates into the report. Those that do not compute the same as one device only where an
 // engine was asked for by name.
 void collect(PlanReport* report, const PlanOptions& options) {
+  std::vector<std::pair<std::vector<std::string>, std::string>> reasons;  // engines, why none
   for (EngineResult& engine : report->engines) {
-    if (engine.candidates.empty())
-      report->reason +=
-          fmt::format("{}{}: {}", report->reason.empty() ? "" : "; ", engine.engine, engine.reason);
+    if (engine.candidates.empty()) {
+      auto why = std::find_if(reasons.begin(), reasons.end(),
+                              [&](const auto& r) { return r.second == engine.reason; });
+      if (why == reasons.end()) why = reasons.insert(why, {{}, engine.reason});
+      if (std::count(why->first.begin(), why->first.end(), engine.engine) == 0)
+        why->first.push_back(engine.engine);
+    }
     for (Candidate& candidate : engine.candidates) {
       candidate.search_s = engine.search_s;
       if (asked(options) || exact(*candidate.plan)) {
@@ -259,6 +265,9 @@ void collect(PlanReport* report, const PlanOptions& options) {
     }
     engine.candidates.clear();
   }
+  for (const auto& [names, why] : reasons)
+    report->reason +=
+        fmt::format("{}{}: {}", report->reason.empty() ? "" : "; ", fmt::join(names, ", "), why);
   if (!report->left_out.empty()) {
     spdlog::info("{}", report->left_out);
     if (report->candidates.empty())
