@@ -62,12 +62,15 @@ std::string option_field(const std::string& text, size_t at) {
   }
 }
 
+// `    name=value,` of the tables of a recipe; all else is program.
 std::string python_field(const std::string& text, size_t at) {
   size_t begin = 0;
   const std::string line = line_at(text, at, &begin);
-  const size_t sign = line.substr(0, at - begin).rfind('=');
-  if (text.substr(0, at).find("\"\"\"\n") == std::string::npos) return "comment";
-  return sign == std::string::npos ? "program" : word_before(line, sign);
+  const size_t sign = line.find('=');
+  const bool field = line.starts_with("    ") && line.ends_with(",") &&
+                     line.find(' ', 4) == std::string::npos && sign != std::string::npos &&
+                     begin + sign < at;
+  return field ? line.substr(4, sign - 4) : "program";
 }
 
 std::string field_of(const std::string& file, const std::string& text, size_t at) {
@@ -79,7 +82,8 @@ std::string field_of(const std::string& file, const std::string& text, size_t at
   if (file.ends_with(".csv")) return "pass";
   if (file.ends_with(".py")) return python_field(text, at);
   if (file == "arguments.txt") return option_field(text, at);
-  const auto spaces = std::count(line.begin(), line.begin() + static_cast<int64_t>(at - begin), ' ');
+  const auto spaces =
+      std::count(line.begin(), line.begin() + static_cast<int64_t>(at - begin), ' ');
   if (file == "ranks.txt") return spaces == 0 ? "rank" : spaces == 1 ? "host" : "device";
   return spaces == 0 ? "host" : spaces == 1 ? "slots" : "type";
 }

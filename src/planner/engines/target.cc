@@ -47,6 +47,8 @@ class TargetSearch {
         fixed_(grid::parse_fixed(options.fix)),
         step_(step_of(options, graph_of)),
         arranger_(searching(), cluster_, step_) {
+    std::string unknown;
+    sizes_ = sizes_of(step_->graph(), &unknown);
     options_.fix.clear();
     result_.record = options.record;
     result_.reason = fmt::format("no plan that {} can say fits", target_.title);
@@ -100,7 +102,7 @@ class TargetSearch {
         tries.push_back(with_even_rows(one_stage(cluster_.size(), inside, 1, false)));
     for (const Arrangement& a : tries) {
       if (best_) return;
-      if (!allowed(a) || !cannot_say(target_, a, cluster_).empty()) continue;
+      if (!allowed(a) || !cannot_say(target_, a, cluster_, sizes()).empty()) continue;
       std::string reason;
       if (std::unique_ptr<Plan> plan = arranger.make(a, target_.name, &reason))
         keep(a, std::move(plan), {});
@@ -114,6 +116,8 @@ class TargetSearch {
       a.shares.push_back(static_cast<double>(r) / static_cast<double>(a.micro_batch));
     return a;
   }
+
+  const Sizes* sizes() const { return sizes_ ? &*sizes_ : nullptr; }
 
   bool allowed(const Arrangement& a) const {
     const ArrangedStage& first = a.stages[0];
@@ -137,7 +141,7 @@ class TargetSearch {
 
   // The plan of an arrangement that the target can say, kept; its step, or infinity.
   Seconds attempt(const Arrangement& a, bool is_default = false) {
-    if (!allowed(a) || !cannot_say(target_, a, cluster_).empty()) return kNever;
+    if (!allowed(a) || !cannot_say(target_, a, cluster_, sizes()).empty()) return kNever;
     const std::string key = to_string(a) + fmt::format(" {} {}", fmt::join(rank_order(a), " "),
                                                        fmt::join(a.shares, " "));
     const auto [known, fresh] = steps_.try_emplace(key, kNever);
@@ -267,7 +271,7 @@ class TargetSearch {
 
   bool row_attempt(const Arrangement& a, const std::vector<int>& devices, const Cluster& part,
                    Arranger* own, bool is_default) {
-    if (!allowed(a) || !cannot_say(target_, a, part).empty()) return false;
+    if (!allowed(a) || !cannot_say(target_, a, part, sizes()).empty()) return false;
     std::string reason;
     std::unique_ptr<Plan> plan = own->make(a, target_.name, &reason);
     if (!plan) {
@@ -359,6 +363,7 @@ class TargetSearch {
     std::vector<Degrees> all;
     for (int tp = 1; tp <= machine; tp *= 2) {
       if (model_.heads % tp != 0 || (tp > 1 && !target_.tensors)) continue;
+      if (sizes_ && !cannot_divide(target_, tp, 1, *sizes_).empty()) continue;
       for (int pp = 1; pp <= std::min(cluster_.size() / tp, model_.size()); ++pp) {
         if (tp > 1 && pp > 1 && !target_.tensors_in_stages) break;
         std::set<int> replicas;
@@ -579,6 +584,7 @@ class TargetSearch {
   const Cluster& cluster_;
   const grid::Fixed fixed_;
   std::shared_ptr<BatchStep> step_;
+  std::optional<Sizes> sizes_;
   Arranger arranger_;
   grid::Model model_;
   std::map<std::string, Seconds> steps_;

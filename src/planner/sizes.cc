@@ -1,4 +1,4 @@
-#include "export/sizes.h"
+#include "planner/sizes.h"
 
 #include <algorithm>
 
