@@ -118,6 +118,9 @@ def stand_in():
     try:
         import triton  # noqa: F401
     except ImportError:
+        import torch._inductor.compile_fx  # noqa: F401  what asks for it, while it is not there
+        import torch.utils._triton
+        torch.utils._triton.has_triton_package()
         for name in ("triton", "triton.language", "triton.language.extra", "triton.language.extra.libdevice", "triton.runtime", "triton.compiler"):
             module = Stand(name)
             module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
