@@ -176,7 +176,7 @@ bool RandomPlans::choose(Rng* rng, const Cluster& cluster, Case* c) const {
   // One pass of all devices alone is one program to readers.
   if (stages == 1 && a.micro_batches[0] == 1 && a.stages[0].tp() == 1 && a.zero == 0) return false;
   const Model& m = *c->model;
-  return planner::cannot_say(target_, a, cluster, nullptr).empty() &&
+  return planner::cannot_say(target_, a, cluster, {}).empty() &&
          (a.stages[0].tp() == 1 || target_.copies_kv || m.kv_heads % a.stages[0].tp() == 0);
 }
 

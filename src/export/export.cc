@@ -215,8 +215,7 @@ Exported export_arrangement(const Plan& plan, const Arrangement& arrangement,
   Exported out;
   ExportJob job{plan, arrangement, std::nullopt, "", {}, planner::rank_order(arrangement)};
   job.sizes = sizes_of(*plan.graph, &job.no_sizes);
-  *reason =
-      planner::cannot_say(target, arrangement, plan.cluster, job.sizes ? &*job.sizes : nullptr);
+  *reason = planner::cannot_say(target, arrangement, plan.cluster, job.sizes);
   if (!reason->empty()) return out;
   const std::vector<planner::Host> hosts = planner::hosts_of(plan.cluster);
   if (const std::vector<int> other = replicas_outside(arrangement);
@@ -328,7 +327,7 @@ Arrangement import_arrangement(const ExportDirectory& directory, const Exporter&
   std::string why;
   job.sizes = sizes_of(graph, &why);
   Arrangement arrangement = exporter.read(job);
-  why = planner::cannot_say(target, arrangement, cluster, job.sizes ? &*job.sizes : nullptr);
+  why = planner::cannot_say(target, arrangement, cluster, job.sizes);
   if (!why.empty())
     throw user_error("import", "{}: {}, which {} cannot say", directory.name(exporter.file), why,
                      target.title);

@@ -362,6 +362,11 @@ class TrainReader {
                        "{}: {} x {} samples of the first mesh do not divide among {} replicas of "
                        "mesh {}",
                        file_, meshes_[3], samples_, dp, m / 5);
+    if (tp > 1 && ep > 1)
+      throw user_error("import",
+                       "{}: mesh {} divides experts and matrices, which no plan of motley does; "
+                       "give 1 of either",
+                       file_, m / 5);
     if (job_.sizes)
       if (const std::string why = planner::cannot_divide(job_.target, tp, ep, *job_.sizes);
           !why.empty())

@@ -152,6 +152,11 @@ std::optional<Sizes> sizes_of(const Graph& graph, std::string* reason) {
   return Reader(graph).read(reason);
 }
 
+std::optional<Sizes> sizes_of(const Graph& graph) {
+  std::string reason;
+  return sizes_of(graph, &reason);
+}
+
 Json to_json(const Sizes& s) {
   Json j = {{"layers", s.layers},   {"hidden", s.hidden},
             {"heads", s.heads},     {"kv_heads", s.kv_heads},

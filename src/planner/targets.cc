@@ -107,7 +107,7 @@ std::string cannot_divide(const Target& target, int tp, int ep, const Sizes& siz
 }
 
 std::string cannot_say(const Target& target, const Arrangement& a, const Cluster& cluster,
-                       const Sizes* sizes) {
+                       const std::optional<Sizes>& sizes) {
   if (a.pipelined() && !target.pipelines) return fmt::format("it has {} stages", a.stages.size());
   if (a.replicas() > 1 && !target.pipelines && a.micro_batches.size() > 1 &&
       !std::all_of(a.micro_batches.begin(), a.micro_batches.end(),

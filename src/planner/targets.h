@@ -42,9 +42,9 @@ const Target* find_target(const std::string& name);  // null: there is none
 std::string target_names();                          // "ddp, deepspeed, ..."
 
 // Why a target cannot say an arrangement of the cluster's devices, a sentence; empty if it can.
-// `sizes`: of the model, null if they are not known.
+// `sizes`: of the model, if they are known.
 std::string cannot_say(const Target& target, const Arrangement& arrangement, const Cluster& cluster,
-                       const Sizes* sizes);
+                       const std::optional<Sizes>& sizes);
 // The same of a stage that divides matrices of the model over `tp` devices, experts over `ep`.
 std::string cannot_divide(const Target& target, int tp, int ep, const Sizes& sizes);
 

@@ -46,9 +46,8 @@ class TargetSearch {
         cluster_(cluster),
         fixed_(grid::parse_fixed(options.fix)),
         step_(step_of(options, graph_of)),
+        sizes_(sizes_of(step_->graph())),
         arranger_(searching(), cluster_, step_) {
-    std::string unknown;
-    sizes_ = sizes_of(step_->graph(), &unknown);
     options_.fix.clear();
     result_.record = options.record;
     result_.reason = fmt::format("no plan that {} can say fits", target_.title);
@@ -68,11 +67,8 @@ class TargetSearch {
       if (best_) lift();
     } catch (const TimeIsUp&) {
     }
-    if (default_.predicted_step_s > 0) {
-      default_.feasible = true;
-    } else {
-      default_.reason = result_.reason;
-    }
+    default_.feasible = default_.predicted_step_s > 0;
+    if (!default_.feasible) default_.reason = result_.reason;
     default_.name = "default";
     result_.baselines.push_back(default_);
     rank(&result_);
@@ -102,7 +98,7 @@ class TargetSearch {
         tries.push_back(with_even_rows(one_stage(cluster_.size(), inside, 1, false)));
     for (const Arrangement& a : tries) {
       if (best_) return;
-      if (!allowed(a) || !cannot_say(target_, a, cluster_, sizes()).empty()) continue;
+      if (!allowed(a) || !cannot_say(target_, a, cluster_, sizes_).empty()) continue;
       std::string reason;
       if (std::unique_ptr<Plan> plan = arranger.make(a, target_.name, &reason))
         keep(a, std::move(plan), {});
@@ -116,8 +112,6 @@ class TargetSearch {
       a.shares.push_back(static_cast<double>(r) / static_cast<double>(a.micro_batch));
     return a;
   }
-
-  const Sizes* sizes() const { return sizes_ ? &*sizes_ : nullptr; }
 
   bool allowed(const Arrangement& a) const {
     const ArrangedStage& first = a.stages[0];
@@ -141,7 +135,7 @@ class TargetSearch {
 
   // The plan of an arrangement that the target can say, kept; its step, or infinity.
   Seconds attempt(const Arrangement& a, bool is_default = false) {
-    if (!allowed(a) || !cannot_say(target_, a, cluster_, sizes()).empty()) return kNever;
+    if (!allowed(a) || !cannot_say(target_, a, cluster_, sizes_).empty()) return kNever;
     const std::string key = to_string(a) + fmt::format(" {} {}", fmt::join(rank_order(a), " "),
                                                        fmt::join(a.shares, " "));
     const auto [known, fresh] = steps_.try_emplace(key, kNever);
@@ -271,7 +265,7 @@ class TargetSearch {
 
   bool row_attempt(const Arrangement& a, const std::vector<int>& devices, const Cluster& part,
                    Arranger* own, bool is_default) {
-    if (!allowed(a) || !cannot_say(target_, a, part, sizes()).empty()) return false;
+    if (!allowed(a) || !cannot_say(target_, a, part, sizes_).empty()) return false;
     std::string reason;
     std::unique_ptr<Plan> plan = own->make(a, target_.name, &reason);
     if (!plan) {
