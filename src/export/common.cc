@@ -151,6 +151,9 @@ Arrangement rectangle(const ImportJob& job, const Degrees& d, const std::string&
         fmt::format("experts are divided over {} of {} replicas; give a divisor", d.ep, d.dp));
   const int layers = planner::count_blocks(job.graph);
   const auto stages = static_cast<size_t>(d.pp) * d.interleave;
+  if (d.pp == 1 && d.interleave > 1)
+    throw wrong(fmt::format("{} stages on every device and 1 device of a pipeline; give 2 or more",
+                            d.interleave));
   if (d.blocks.size() != stages)
     throw wrong(fmt::format("{} lists of layers for {} stages", d.blocks.size(), stages));
   if (const int sum = std::accumulate(d.blocks.begin(), d.blocks.end(), 0); sum != layers)
