@@ -53,6 +53,17 @@ Json golden(const std::string& name) {
   return parse_json(file_of("corpus/autoparallel/" + name + ".json"), name);
 }
 
+void expect_refused(const Json& json, const std::string& why, int devices = 4) {
+  try {
+    read(json, of_devices(devices), small_step());
+    ADD_FAILURE() << "taken, though: " << why;
+  } catch (const UserError& e) {
+    EXPECT_THAT(e.what(), HasSubstr("sharding.json"));
+    EXPECT_THAT(e.what(), HasSubstr(why));
+    EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
+  }
+}
+
 // How a program stores parameters and makes the results of products.
 std::string held(const Theory& theory, const Program& program) {
   std::string text;
@@ -122,6 +133,39 @@ TEST(PlanFiles, MeshesAreReadInAnyOrder) {
   EXPECT_FALSE(whole.plan->pipeline);
   EXPECT_DOUBLE_EQ(whole.plan->predicted_step_s,
                    read(golden("data-4"), of_devices(4), small_step()).plan->predicted_step_s);
+}
+
+// Of a tensor that both dimensions cut, the replicas' pieces are of the program's, in both notations;
+// the other way round a program would have pieces.
+TEST(PlanFiles, StridedShardsOfReplicasAreEvaluated) {
+  const char* const name = "pieces-tensors-2x2";
+  const PlanFile plain = read(golden(name), of_devices(4), small_step());
+  const auto with = [&](const std::string& both) {
+    Json json = golden(name);
+    int changed = 0;
+    for (Json& node : json["nodes"])
+      if (node.contains("placement") && node["placement"] == "S(0)S(0)") {
+        node["placement"] = both;
+        ++changed;
+      }
+    EXPECT_GT(changed, 0);
+    return json;
+  };
+  for (const char* both : {"_S(0, 2)S(0)", "_S(0,2)S(0)", "S(0)[1]S(0)[0]"}) {
+    SCOPED_TRACE(both);
+    const PlanFile file = read(with(both), of_devices(4), small_step());
+    ASSERT_TRUE(file.plan->pipeline);
+    EXPECT_EQ(
+        held(file.plan->pipeline->theory(0), file.plan->pipeline->replicas[0].stages[0].program),
+        held(plain.plan->pipeline->theory(0), plain.plan->pipeline->replicas[0].stages[0].program));
+    EXPECT_DOUBLE_EQ(file.plan->predicted_step_s, plain.plan->predicted_step_s);
+    EXPECT_THAT(file.differences,
+                ::testing::Contains(HasSubstr("cut over replicas in strided pieces")));
+  }
+  // In the order of the mesh none is strided.
+  EXPECT_EQ(read(with("S(0)[0]S(0)[1]"), of_devices(4), small_step()).differences,
+            plain.differences);
+  expect_refused(with("S(0)_S(0, 2)"), "dimension 1 of the mesh cuts pieces of another one");
 }
 
 // As `nodes` of such a file.
@@ -197,17 +241,6 @@ TEST(PlanFiles, PlansOfOursComeBack) {
   }
 }
 
-void expect_refused(const Json& json, const std::string& why, int devices = 4) {
-  try {
-    read(json, of_devices(devices), small_step());
-    ADD_FAILURE() << "taken, though: " << why;
-  } catch (const UserError& e) {
-    EXPECT_THAT(e.what(), HasSubstr("sharding.json"));
-    EXPECT_THAT(e.what(), HasSubstr(why));
-    EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
-  }
-}
-
 TEST(PlanFiles, WhatCannotBeSaidIsRefused) {
   const auto changed = [](const char* pointer, const Json& value, const char* name = "data-4") {
     Json json = golden(name);
@@ -225,7 +258,14 @@ TEST(PlanFiles, WhatCannotBeSaidIsRefused) {
                  "nodes[0] (primals_1).shape: is [128, 65], parameter 0 of the model, "
                  "hidden0.weight, is [128, 64]; give --model");
   expect_refused(changed("/nodes/0/placement", "S(2)"), "the tensor has 2 dimensions");
-  expect_refused(changed("/nodes/0/placement", "_S(0, 2)"), "motley reads R, S(d) and P(sum)");
+  expect_refused(changed("/nodes/0/placement", "Q(0)"), "motley reads R, S(d), _S(d, pieces) and");
+  expect_refused(changed("/nodes/0/placement", "_S(0, 0)"),
+                 "a strided shard is of pieces; give _S");
+  expect_refused(changed("/nodes/0/placement", "_S(2, 2)"),
+                 "the tensor has 2 dimensions; give one");
+  expect_refused(changed("/nodes/0/placement", "S(0)[a]"), "the order of cuts is a number; give");
+  expect_refused(changed("/nodes/0/placement", "_S(0, 2)"),
+                 "dimension 0 of the mesh cuts pieces of another one (a strided shard)");
   expect_refused(changed("/nodes/0/placement", "P(sum)"), "is held in partial sums");
   expect_refused(changed("/nodes/6/placement", "P(max)"), "motley's partial results are sums");
   expect_refused(changed("/nodes/6/phase", "sideways"), "phase is 'sideways'");

@@ -17,14 +17,15 @@ namespace {
 
 struct Model {
   const char* name;
-  int layers, heads, experts;
+  int layers, heads, kv_heads, experts;
 };
 const Model kModels[] = {
-    {"gpt:layers=4,hidden=32,heads=4,seq=8,vocab=64", 4, 4, 0},
-    {"gpt:layers=7,hidden=32,heads=2,seq=8,vocab=50", 7, 2, 0},
-    {"llama:layers=5,hidden=32,heads=4,kv_heads=2,ffn=48,seq=8,vocab=64", 5, 4, 0},
-    {"llama:layers=8,hidden=32,heads=8,kv_heads=8,ffn=96,seq=8,vocab=32", 8, 8, 0},
-    {"moe:layers=4,hidden=32,heads=4,kv_heads=4,ffn=32,experts=4,top=2,seq=8,vocab=64", 4, 4, 4}};
+    {"gpt:layers=4,hidden=32,heads=4,seq=8,vocab=64", 4, 4, 4, 0},
+    {"gpt:layers=7,hidden=32,heads=2,seq=8,vocab=50", 7, 2, 2, 0},
+    {"llama:layers=5,hidden=32,heads=4,kv_heads=2,ffn=48,seq=8,vocab=64", 5, 4, 2, 0},
+    {"llama:layers=8,hidden=32,heads=8,kv_heads=8,ffn=96,seq=8,vocab=32", 8, 8, 8, 0},
+    {"moe:layers=4,hidden=32,heads=4,kv_heads=4,ffn=32,experts=4,top=2,seq=8,vocab=64", 4, 4, 4,
+     4}};
 const int64_t kBatches[] = {8, 12, 24};
 
 Cluster random_cluster(Rng* rng) {
@@ -174,7 +175,9 @@ bool RandomPlans::choose(Rng* rng, const Cluster& cluster, Case* c) const {
   }
   // One pass of all devices alone is one program to readers.
   if (stages == 1 && a.micro_batches[0] == 1 && a.stages[0].tp() == 1 && a.zero == 0) return false;
-  return planner::cannot_say(target_, a, cluster).empty();
+  const Model& m = *c->model;
+  return planner::cannot_say(target_, a, cluster, {}).empty() &&
+         (a.stages[0].tp() == 1 || target_.copies_kv || m.kv_heads % a.stages[0].tp() == 0);
 }
 
 std::unique_ptr<Plan> RandomPlans::plan(uint64_t seed, int i) {

@@ -4,7 +4,7 @@
 // divide products in another way (or, if none does, the last) are the devices of one program. Of the
 // program are given: how every parameter is stored, and how products, lookups and attention make their results; they are the operators that both graphs have, the same number of each
 // shape, in the order of the graphs. What lies between them the search decides, at least cost. A
-// parameter that the file cuts over replicas is gathered once in a step and its gradient scattered,
+// parameter that the file cuts over replicas, strided or not, is gathered once in a step and its gradient scattered,
 // as replicas do that divide gradients and optimizer (ZeRO 2).
 #include "readers/autoparallel.h"
 
@@ -117,6 +117,14 @@ Layout layout_of(const AutoparallelPlan& file, const Cluster& cluster, const std
     to.insert(to.end(), groups[g].begin(), groups[g].end());
   }
   if (own >= 0) layout.program = groups[own][0];
+  for (const AutoparallelNode& node : file.nodes)
+    for (const int d : layout.programs)
+      if (!node.placement.empty() && node.strided[d])
+        throw user_error("import",
+                         "{}.placement: dimension {} of the mesh cuts pieces of another one (a "
+                         "strided shard), and a program of motley whole tensors; give a plan of a "
+                         "mesh whose dimension {} is the last",
+                         node.where, d, d);
   // Ranks count the last dimension fastest; a replica is the ranks that are alike in `replicas`.
   std::map<std::vector<int>, std::vector<int>> replicas;
   for (int rank = 0; rank < cluster.size(); ++rank) {
@@ -137,8 +145,10 @@ class Statement {
   Statement(const AutoparallelPlan& file, const Layout& layout, const Graph& graph, int parts,
             const std::string& name)
       : file_(file), layout_(layout), graph_(graph), parts_(parts), name_(name), theory_(graph) {
-    for (const AutoparallelNode& node : file.nodes)
+    for (const AutoparallelNode& node : file.nodes) {
       if (is_tensor_input(node)) sources_.push_back(&node);
+      strided_ += std::count(node.strided.begin(), node.strided.end(), true) > 0 ? 1 : 0;
+    }
     parameters();
     inputs();
     products();
@@ -163,6 +173,11 @@ class Statement {
       list.push_back(
           fmt::format("replicas divide the state of all parameters, in the file of {} of {}",
                       divided_, graph_.parameters.size()));
+    if (strided_ > 0)
+      list.push_back(fmt::format(
+          "{} tensors are cut over replicas in strided pieces, here in whole ones of the "
+          "same size",
+          strided_));
     if (divided_ > 0)
       list.push_back(
           "parameters that the file cuts over replicas are stored whole, and gathered once a step");
@@ -263,7 +278,7 @@ class Statement {
   Theory theory_;
   std::vector<const AutoparallelNode*> sources_;  // placeholders of tensors: parameters come first
   std::map<Placement, std::vector<NodeId>> held_;
-  int divided_ = 0, products_ = 0, all_products_ = 0;
+  int divided_ = 0, strided_ = 0, products_ = 0, all_products_ = 0;
 };
 
 // The fastest program that holds to a statement, in equal shares.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -16,14 +17,14 @@ using planner::Inside;
 namespace {
 
 constexpr const char* kLaunch = R"sh(#!/usr/bin/env bash
-# Starts the ranks of this host, `bash launch.sh HOST`, or of all hosts by ssh, `bash launch.sh`.
+# Starts the ranks of this host, `bash {name} HOST`, or of all hosts by ssh, `bash {name}`.
 # What comes behind HOST is handed to the program. HOST is a name in ranks.txt (rank, host, device).
 set -euo pipefail
 cd "$(dirname "$0")"
 export MASTER_ADDR="${MASTER_ADDR:-{master}}" MASTER_PORT="${MASTER_PORT:-29500}"
 {environment}if [ $# = 0 ]; then
   while read -r host _; do
-    ssh -n "$host" "cd '$PWD' && MASTER_ADDR='$MASTER_ADDR' MASTER_PORT='$MASTER_PORT' bash launch.sh '$host'" &
+    ssh -n "$host" "cd '$PWD' && MASTER_ADDR='$MASTER_ADDR' MASTER_PORT='$MASTER_PORT' bash {name} '$host'" &
   done <hostfile
   wait
   exit
@@ -36,13 +37,13 @@ shift
 constexpr const char* kTorchrun =
     R"sh(node=$(awk -v h="$host" '$1 == h {print NR - 1}' hostfile)
 export CUDA_VISIBLE_DEVICES=$(awk -v h="$host" '$2 == h {printf "%s%s", s, $3; s = ","}' ranks.txt)
-exec torchrun --nnodes {nodes} --node-rank "$node" --nproc-per-node "$(awk -v h="$host" '$2 == h' ranks.txt | wc -l)" \
+exec torchrun --nnodes "$(grep -c . hostfile)" --node-rank "$node" --nproc-per-node "$(awk -v h="$host" '$2 == h' ranks.txt | wc -l)" \
   --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" {program}{arguments} "$@")sh";
 
 // Ranks that do not follow one another on their hosts are started one by one.
 constexpr const char* kOneByOne = R"sh(while read -r rank of device; do
   [ "$of" = "$host" ] || continue
-  RANK=$rank LOCAL_RANK=$device WORLD_SIZE={world} LOCAL_WORLD_SIZE=$(awk -v h="$host" '$2 == h' ranks.txt | wc -l) \
+  RANK=$rank LOCAL_RANK=$device WORLD_SIZE=$(grep -c . ranks.txt) LOCAL_WORLD_SIZE=$(awk -v h="$host" '$2 == h' ranks.txt | wc -l) \
     python {program}{arguments} "$@" &
 done <ranks.txt
 wait)sh";
@@ -59,19 +60,19 @@ std::string filled(std::string text, const std::map<std::string, std::string>& v
 }
 
 ExportedFile launch_script(const ExportJob& job, const std::string& program,
-                           const std::string& arguments, const std::string& environment) {
+                           const std::string& arguments, const std::string& environment,
+                           const std::string& name) {
   const bool together = planner::contiguous(job.hosts, job.ranks);
   const std::string more = arguments.empty() ? "" : " \"${words[@]}\"";
   const std::map<std::string, std::string> values = {
       {"master", job.hosts[0].name},
       {"environment", environment},
       {"words", arguments.empty() ? "" : "mapfile -t words <" + arguments + "\n"},
-      {"nodes", std::to_string(job.hosts.size())},
-      {"world", std::to_string(job.ranks.size())},
+      {"name", name},
       {"program", program},
       {"arguments", more}};
   std::string text = filled(kLaunch, {{"start", together ? kTorchrun : kOneByOne}});
-  return {"launch.sh", filled(text, values), true};
+  return {name, filled(text, values), true};
 }
 
 ExportedFile host_file(const ExportJob& job, bool with_types) {
@@ -96,8 +97,42 @@ int64_t number_in(const std::string& text, const std::string& where, int64_t lea
   return value;
 }
 
-void same(const std::string& where, int64_t value, int64_t wanted, const char* what) {
-  if (value != wanted) throw user_error("import", "{} is {}; {} is {}", where, value, what, wanted);
+void same(const std::string& where, int64_t value, int64_t wanted, const std::string& what) {
+  if (value != wanted)
+    throw user_error("import", "{} is {}; give {}, {}", where, value, wanted, what);
+}
+
+void same_word(const std::string& where, const std::string& value, const std::string& wanted,
+               const std::string& what) {
+  if (value != wanted)
+    throw user_error("import", "{} is '{}'; give {}, {}", where, value.substr(0, 40), wanted, what);
+}
+
+void same_rate(const std::string& where, const std::string& text, double wanted, const char* what) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      !(std::abs(value - wanted) <= 1e-9))
+    throw user_error("import", "{} is '{}'; give {}, {}", where, text.substr(0, 40), wanted, what);
+}
+
+const char* precision_name(DType precision) {
+  return precision == DType::bf16 ? "bf16" : precision == DType::f16 ? "fp16" : "fp32";
+}
+
+void check_model(const ImportJob& job) {
+  if (!job.sizes || !job.directory.has(kModelSizes)) return;
+  const std::string file = job.directory.name(kModelSizes);
+  const Json json = parse_json(job.directory.text(kModelSizes), file);
+  if (!json.is_object()) throw user_error("import", "{}: is no object", file);
+  const Json sizes = to_json(*job.sizes);
+  for (const auto& [key, wanted] : sizes.items()) {
+    const auto it = json.find(key);
+    if (it == json.end()) throw user_error("import", "{}: {} is missing", file, key);
+    if (*it != wanted)
+      throw user_error("import", "{}: {} is {}; give {}, the model's, or leave the file out", file,
+                       key, it->dump().substr(0, 40), wanted.dump());
+  }
 }
 
 Arrangement rectangle(const ImportJob& job, const Degrees& d, const std::string& where) {
@@ -116,16 +151,19 @@ Arrangement rectangle(const ImportJob& job, const Degrees& d, const std::string&
         fmt::format("experts are divided over {} of {} replicas; give a divisor", d.ep, d.dp));
   const int layers = planner::count_blocks(job.graph);
   const auto stages = static_cast<size_t>(d.pp) * d.interleave;
+  if (d.pp == 1 && d.interleave > 1)
+    throw wrong(fmt::format("{} stages on every device and 1 device of a pipeline; give 2 or more",
+                            d.interleave));
   if (d.blocks.size() != stages)
     throw wrong(fmt::format("{} lists of layers for {} stages", d.blocks.size(), stages));
   if (const int sum = std::accumulate(d.blocks.begin(), d.blocks.end(), 0); sum != layers)
     throw wrong(fmt::format("the stages have {} layers, the model has {}", sum, layers));
   if (d.tp > 1 && d.ep > 1)
     throw wrong("experts and matrices are both divided, which no plan of motley does");
-  if (job.sizes && job.sizes->heads % d.tp != 0)
-    throw wrong(fmt::format("{} heads do not divide by {}", job.sizes->heads, d.tp));
-  if (job.sizes && job.sizes->experts > 0 && job.sizes->experts % d.ep != 0)
-    throw wrong(fmt::format("{} experts do not divide by {}", job.sizes->experts, d.ep));
+  if (job.sizes)
+    if (const std::string why = planner::cannot_divide(job.target, d.tp, d.ep, *job.sizes);
+        !why.empty())
+      throw wrong(why + "; give a divisor");
   Arrangement a;
   // One pass of all devices is one program, whose gradients travel during its backward pass.
   const bool together = d.pp == 1 && d.tp == 1 && d.ep == 1 && d.zero == 0 && !d.recompute &&

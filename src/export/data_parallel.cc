@@ -30,7 +30,7 @@ void add_model(const ExportJob& job, Exported* out) {
                                "): give model.py with build(), loss() and, of stages, layers()");
     return;
   }
-  out->files.push_back({"model.json", to_json(*job.sizes).dump(2) + "\n"});
+  out->files.push_back({kModelSizes, to_json(*job.sizes).dump(2) + "\n"});
   out->files.push_back({"model.py", kModel});
 }
 
@@ -50,9 +50,7 @@ void write_rows(const ExportJob& job, Exported* out) {
                      {"parameters", stage.inside == Inside::pieces ? "pieces" : "whole"},
                      {"recompute", stage.recompute},
                      {"optimizer", to_string(job.plan.optimizer)},
-                     {"precision", job.plan.precision == DType::bf16  ? "bf16"
-                                   : job.plan.precision == DType::f16 ? "fp16"
-                                                                      : "fp32"}};
+                     {"precision", precision_name(job.plan.precision)}};
   out->files.push_back({kFile, json.dump(2) + "\n"});
   add_model(job, out);
   if (job.sizes && job.sizes->experts > 0)
@@ -84,8 +82,10 @@ Arrangement read_rows(const ImportJob& job) {
     throw fields.bad("parameters", "is '" + parameters.substr(0, 40) + "'; give whole or pieces");
   const Json& again = fields.at("recompute");
   if (!again.is_boolean()) throw fields.bad("recompute", "is no boolean");
-  fields.find("optimizer");
-  fields.find("precision");
+  same_word(file + ": optimizer", fields.text("optimizer"), to_string(job.optimizer), "the plan's");
+  same_word(file + ": precision", fields.text("precision"), precision_name(job.precision),
+            "the plan's");
+  check_model(job);
   Arrangement a;
   a.micro_batch = sum;
   a.micro_batches = {static_cast<int>(count)};

@@ -141,6 +141,24 @@ void write_deepspeed(const ExportJob& job, Exported* out) {
     out->differences.push_back("DeepSpeed's AdamW has no amsgrad");
 }
 
+namespace {
+
+// DeepSpeed passes over names that it does not know, so that a wrong one would be another precision.
+void check_precision(const Json& config, DType precision, const std::string& file) {
+  if (!config.is_object()) throw user_error("import", "{}: is no object", file);
+  const std::pair<const char*, DType> kinds[] = {{"bf16", DType::bf16}, {"fp16", DType::f16}};
+  for (const auto& [name, kind] : kinds) {
+    const auto it = config.find(name);
+    if (it == config.end() || !it->is_object() || !it->contains("enabled"))
+      throw user_error("import", "{}: {}.enabled is missing; give true or false", file, name);
+    if ((*it)["enabled"] != Json(precision == kind))
+      throw user_error("import", "{}: {}.enabled is {}; the plan's precision is {}", file, name,
+                       (*it)["enabled"].dump().substr(0, 40), precision_name(precision));
+  }
+}
+
+}  // namespace
+
 Arrangement read_deepspeed(const ImportJob& job) {
   const std::string file = job.directory.name(kFile), cuts = job.directory.name(kStages);
   const Json config = parse_json(job.directory.text(kFile), file),
@@ -158,11 +176,19 @@ Arrangement read_deepspeed(const ImportJob& job) {
        "the batch");
   d.dp = static_cast<int>(number(stages, "replicas", cuts, 1));
   d.tp = static_cast<int>(number(stages, "tensors", cuts, 1));
-  d.recompute = number(stages, "activation_checkpoint_interval", cuts, 0) > 0;
+  const int64_t interval = number(stages, "activation_checkpoint_interval", cuts, 0);
+  if (interval > 1)
+    throw user_error(
+        "import", "{}: activation_checkpoint_interval is {}; give 1, every layer by itself, or 0",
+        cuts, interval);
+  d.recompute = interval == 1;
+  check_precision(config, job.precision, file);
+  check_model(job);
   if (const auto tensor = config.find("tensor_parallel"); tensor != config.end())
-    same(file + ": autotp_size", number(*tensor, "autotp_size", file, 1), d.tp, "of stages.json");
+    same(file + ": autotp_size", number(*tensor, "autotp_size", file, 1), d.tp,
+         "tensors of stages.json");
   else
-    same(cuts + ": tensors", d.tp, 1, "without tensor_parallel it");
+    same(cuts + ": tensors", d.tp, 1, "without tensor_parallel");
   if (!config.contains("zero_optimization"))
     throw user_error("import", "{}: zero_optimization is missing", file);
   const int64_t level = number(config["zero_optimization"], "stage", file, 0);
@@ -178,7 +204,8 @@ Arrangement read_deepspeed(const ImportJob& job) {
     if (i > 0) d.blocks.push_back(static_cast<int>(at - before));
     before = at;
   }
-  same(cuts + ": parts[0]", number_in((*parts)[0].dump(), cuts, 0), 0, "the first layer");
+  same(cuts + ": parts[0]", number_in((*parts)[0].dump(), cuts + ": parts[0]", 0), 0,
+       "the first layer");
   d.blocks.front() -= 1;  // the embedding
   d.blocks.back() -= 1;   // the head
   for (const int b : d.blocks)

@@ -112,13 +112,13 @@ ExportedFile origin_file(const ExportJob& job, const char* target) {
 }
 
 // [rank] Device, by the names of hosts; throws where a rank has none or a device two.
-std::vector<int> read_ranks(const ExportDirectory& directory, const Cluster& cluster) {
+std::vector<int> read_ranks(const ExportDirectory& directory, const Cluster& cluster,
+                            const std::vector<planner::Host>& all) {
   const std::string file = directory.name(kRanks);
   std::map<std::string, std::vector<int>> hosts;
-  for (const planner::Host& host : planner::hosts_of(cluster)) hosts[host.name] = host.devices;
+  for (const planner::Host& host : all) hosts[host.name] = host.devices;
   std::vector<int> ranks;
   std::set<int> seen;
-  std::map<std::string, int> slots;
   for (const std::string& line : lines_of(directory.text(kRanks))) {
     if (line.empty()) continue;
     const size_t first = line.find(' '), second = line.find(' ', first + 1);
@@ -137,25 +137,62 @@ std::vector<int> read_ranks(const ExportDirectory& directory, const Cluster& clu
     if (!seen.insert(host->second[device]).second)
       throw user_error("import", "{}: device {} of {} is two ranks", file, device, name);
     ranks.push_back(host->second[device]);
-    ++slots[name];
   }
   if (ranks.empty()) throw user_error("import", "{} has no ranks", file);
-  const std::string hostfile = directory.name("hostfile");
+  return ranks;
+}
+
+// Those with ranks, in the order of their first ones: node ranks are lines of the hostfile.
+std::vector<planner::Host> hosts_with(const std::vector<planner::Host>& all,
+                                      const std::vector<int>& ranks) {
+  std::vector<std::pair<size_t, planner::Host>> used;
+  for (const planner::Host& host : all) {
+    size_t first = ranks.size();
+    for (int d : host.devices)
+      first = std::min<size_t>(first, std::find(ranks.begin(), ranks.end(), d) - ranks.begin());
+    if (first < ranks.size()) used.emplace_back(first, host);
+  }
+  std::sort(used.begin(), used.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<planner::Host> hosts;
+  for (auto& [first, host] : used) hosts.push_back(std::move(host));
+  return hosts;
+}
+
+// HOST slots=N, and type=NAME of all or none.
+void check_hostfile(const ExportDirectory& directory, const Cluster& cluster,
+                    const std::vector<planner::Host>& hosts, const std::vector<int>& ranks) {
+  const std::string file = directory.name("hostfile");
+  size_t next = 0;
   for (const std::string& line : lines_of(directory.text("hostfile"))) {
     const size_t space = line.find(" slots=");
     if (line.empty() || line[0] == '#') continue;
     if (space == std::string::npos)
-      throw user_error("import", "{}: '{}' is not HOST slots=N", hostfile, line.substr(0, 40));
+      throw user_error("import", "{}: '{}' is not HOST slots=N", file, line.substr(0, 40));
     const std::string name = line.substr(0, space);
+    if (next == hosts.size())
+      throw user_error("import", "{}: host {} has no rank in ranks.txt; leave it out", file,
+                       name.substr(0, 40));
+    const planner::Host& host = hosts[next++];
+    if (name != host.name)
+      throw user_error("import", "{}: host {} is '{}'; give {}, in the order of ranks.txt", file,
+                       next - 1, name.substr(0, 40), host.name);
     const size_t end = std::min(line.find(' ', space + 1), line.size());
-    exports::same(hostfile + ": slots of " + name.substr(0, 40),
-                  exports::number_in(line.substr(space + 7, end - space - 7), hostfile, 1),
-                  slots[name], "ranks.txt: its ranks");
-    slots.erase(name);
+    exports::same(
+        file + ": slots of " + name,
+        exports::number_in(line.substr(space + 7, end - space - 7), file + ": slots", 1),
+        std::count_if(host.devices.begin(), host.devices.end(),
+                      [&](int d) { return std::count(ranks.begin(), ranks.end(), d) > 0; }),
+        "ranks.txt: its ranks");
+    if (line.compare(end, 6, " type=") == 0)
+      exports::same_word(file + ": type of " + name, line.substr(end + 6),
+                         cluster.type_of(host.devices[0]).name, "the cluster's");
+    else if (end < line.size())
+      throw user_error("import", "{}: '{}' behind the slots of {}; give type=NAME or nothing", file,
+                       line.substr(end + 1, 40), name);
   }
-  if (!slots.empty())
-    throw user_error("import", "{}: host {} is missing", hostfile, slots.begin()->first);
-  return ranks;
+  if (next < hosts.size())
+    throw user_error("import", "{}: host {} is missing", file, hosts[next].name);
 }
 
 }  // namespace
@@ -176,10 +213,10 @@ Exported export_arrangement(const Plan& plan, const Arrangement& arrangement,
                             const Exporter& exporter, std::string* reason) {
   const planner::Target& target = *planner::find_target(exporter.target);
   Exported out;
-  *reason = planner::cannot_say(target, arrangement, plan.cluster);
-  if (!reason->empty()) return out;
   ExportJob job{plan, arrangement, std::nullopt, "", {}, planner::rank_order(arrangement)};
   job.sizes = sizes_of(*plan.graph, &job.no_sizes);
+  *reason = planner::cannot_say(target, arrangement, plan.cluster, job.sizes);
+  if (!reason->empty()) return out;
   const std::vector<planner::Host> hosts = planner::hosts_of(plan.cluster);
   if (const std::vector<int> other = replicas_outside(arrangement);
       std::string(exporter.target) == "megatron" && !planner::contiguous(hosts, job.ranks) &&
@@ -187,18 +224,7 @@ Exported export_arrangement(const Plan& plan, const Arrangement& arrangement,
     job.ranks = other;
     job.replicas_outside = true;
   }
-  // Hosts in the order of their first ranks.
-  std::vector<std::pair<size_t, planner::Host>> used;
-  for (const planner::Host& host : hosts) {
-    size_t first = job.ranks.size();
-    for (int d : host.devices)
-      first = std::min<size_t>(
-          first, std::find(job.ranks.begin(), job.ranks.end(), d) - job.ranks.begin());
-    if (first < job.ranks.size()) used.emplace_back(first, host);
-  }
-  std::sort(used.begin(), used.end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (auto& [first, host] : used) job.hosts.push_back(std::move(host));
+  job.hosts = hosts_with(hosts, job.ranks);
   exporter.write(job, &out);
   out.files.push_back(exports::host_file(job, std::string(exporter.target) == "flagscale"));
   out.files.push_back(rank_file(job));
@@ -290,13 +316,19 @@ Origin read_origin(const ExportDirectory& directory) {
 }
 
 Arrangement import_arrangement(const ExportDirectory& directory, const Exporter& exporter,
-                               const Cluster& cluster, const Graph& graph, int64_t batch) {
-  ImportJob job{directory, cluster, graph, batch, std::nullopt, read_ranks(directory, cluster)};
+                               const Cluster& cluster, const Graph& graph,
+                               const planner::PlanOptions& step) {
+  const planner::Target& target = *planner::find_target(exporter.target);
+  ImportJob job{directory, cluster, graph, target, step.batch, step.optimizer, step.precision};
+  const std::vector<planner::Host> hosts = planner::hosts_of(cluster);
+  job.ranks = read_ranks(directory, cluster, hosts);
+  job.hosts = hosts_with(hosts, job.ranks);
+  check_hostfile(directory, cluster, job.hosts, job.ranks);
   std::string why;
   job.sizes = sizes_of(graph, &why);
   Arrangement arrangement = exporter.read(job);
-  const planner::Target& target = *planner::find_target(exporter.target);
-  if (why = planner::cannot_say(target, arrangement, cluster); !why.empty())
+  why = planner::cannot_say(target, arrangement, cluster, job.sizes);
+  if (!why.empty())
     throw user_error("import", "{}: {}, which {} cannot say", directory.name(exporter.file), why,
                      target.title);
   return arrangement;
@@ -312,14 +344,13 @@ std::unique_ptr<Plan> import_plan(const std::string& path, const Cluster* cluste
                      origin.target.substr(0, 40), planner::target_names());
   const Cluster& devices = cluster ? *cluster : origin.cluster;
   const Graph& step = graph ? *graph : origin.graph;
-  const Arrangement arrangement =
-      import_arrangement(directory, *exporter, devices, step, origin.batch);
   planner::PlanOptions options;
   options.model = origin.model;
   options.batch = origin.batch;
   options.optimizer = origin.optimizer;
   options.precision = origin.precision;
   options.memory_limit = false;
+  const Arrangement arrangement = import_arrangement(directory, *exporter, devices, step, options);
   const auto batch = std::make_shared<planner::BatchStep>(step, origin.batch);
   planner::Arranger arranger(options, devices, batch);
   std::string why;

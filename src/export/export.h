@@ -16,8 +16,9 @@
 #include <string>
 #include <vector>
 
-#include "export/sizes.h"
 #include "planner/arrangement.h"
+#include "planner/options.h"
+#include "planner/sizes.h"
 #include "planner/targets.h"
 
 namespace motley {
@@ -68,9 +69,13 @@ struct ImportJob {
   const ExportDirectory& directory;
   const Cluster& cluster;
   const Graph& graph;  // of `batch` samples
+  const planner::Target& target;
   int64_t batch = 0;
-  std::optional<Sizes> sizes;  // of the graph
-  std::vector<int> ranks;      // [rank] device
+  Optimizer optimizer = Optimizer::adamw;
+  DType precision = DType::f32;
+  std::optional<Sizes> sizes;        // of the graph
+  std::vector<planner::Host> hosts;  // with ranks, in their order
+  std::vector<int> ranks;            // [rank] device
 };
 
 struct Exporter {
@@ -106,9 +111,11 @@ struct Origin {
 };
 Origin read_origin(const ExportDirectory& directory);
 
-// What a directory says, by the target's own rules. Throws UserError.
+// What a directory says, by the target's own rules. `step`: its batch, optimizer and precision.
+// Throws UserError.
 planner::Arrangement import_arrangement(const ExportDirectory& directory, const Exporter& exporter,
-                                        const Cluster& cluster, const Graph& graph, int64_t batch);
+                                        const Cluster& cluster, const Graph& graph,
+                                        const planner::PlanOptions& step);
 
 // The plan that a directory says. `cluster` and `graph`: null: those of its origin. Throws UserError.
 std::unique_ptr<Plan> import_plan(const std::string& path, const Cluster* cluster,

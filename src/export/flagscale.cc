@@ -39,6 +39,15 @@ std::vector<Mesh> meshes_of(const ExportJob& job) {
   return meshes;
 }
 
+// Devices of a host that are ranks, by their numbers on it.
+std::vector<int> slots_of(const planner::Host& host, const std::vector<int>& ranks) {
+  std::vector<int> slots;
+  for (size_t i = 0; i < host.devices.size(); ++i)
+    if (std::count(ranks.begin(), ranks.end(), host.devices[i]))
+      slots.push_back(static_cast<int>(i));
+  return slots;
+}
+
 // Which stages compute activations again, of every micro-batch: [stages, micro-batches, flag, ...].
 std::string recomputation(const Arrangement& a) {
   std::vector<std::string> rows;
@@ -108,10 +117,7 @@ void write_flagscale(const ExportJob& job, Exported* out) {
   int most = 0;
   std::string visible;
   for (const planner::Host& host : job.hosts) {
-    std::vector<int> slots;
-    for (size_t i = 0; i < host.devices.size(); ++i)
-      if (std::count(job.ranks.begin(), job.ranks.end(), host.devices[i]))
-        slots.push_back(static_cast<int>(i));
+    const std::vector<int> slots = slots_of(host, job.ranks);
     most = std::max(most, static_cast<int>(slots.size()));
     visible += fmt::format("      {}:\n        CUDA_VISIBLE_DEVICES: \"{}\"\n", host.name,
                            fmt::join(slots, ","));
@@ -165,6 +171,7 @@ class TrainReader {
     const YAML::Node system = child(root_, "system"), hetero = child(system, "hetero"),
                      model = child(root_, "model");
     if (job_.sizes) check_sizes(model, *job_.sizes);
+    check_precision(system);
     same(file_ + ": global_batch_size", number(model, "global_batch_size"), job_.batch,
          "the batch");
     meshes_ = list(hetero, "hetero_process_meshes");
@@ -172,6 +179,8 @@ class TrainReader {
     types_.reset(child(hetero, "hetero_device_types"));
     samples_ = number(model, "micro_batch_size");
     check_meshes(system);
+    check_types(hetero);
+    check_experiment();
     const YAML::Node zero = system["use_distributed_optimizer"], again = system["recompute"];
     const int64_t whole = meshes_[3] * samples_;
     const auto count = static_cast<int>(job_.batch / whole);
@@ -228,8 +237,85 @@ class TrainReader {
           {{"num_experts", s.experts}, {"moe_router_topk", s.top}, {"moe_ffn_hidden_size", s.ffn}});
     for (const auto& [key, wanted] : sizes)
       same(file_ + ": " + key, number(model, key), wanted, "the model's");
+    for (const char* key : {"attention_dropout", "hidden_dropout"})
+      same_rate(file_ + ": " + key, scalar(child(model, key), key), s.dropout, "the model's");
     const YAML::Node tokenizer = child(child(root_, "data"), "tokenizer");
     same(file_ + ": vocab_size", number(tokenizer, "vocab_size"), s.vocab, "the model's");
+  }
+
+  void check_precision(const YAML::Node& system) const {
+    const YAML::Node precision = child(system, "precision");
+    const std::pair<const char*, DType> kinds[] = {{"bf16", DType::bf16}, {"fp16", DType::f16}};
+    for (const auto& [name, kind] : kinds)
+      same_word(file_ + ": " + name, scalar(child(precision, name), name),
+                job_.precision == kind ? "true" : "false", "the plan's precision");
+    if (precision.size() > 2)
+      throw user_error("import", "{}: precision has {} names; give bf16 and fp16", file_,
+                       precision.size());
+  }
+
+  // Meshes are of devices of the types that they name. Of stages ranks follow one another.
+  void check_types(const YAML::Node& hetero) const {
+    const char* const key = "hetero_device_types";
+    size_t rank = 0;
+    for (size_t m = 0; m < meshes_.size(); m += 5) {
+      const std::string type = scalar(types_[m / 5], key);
+      for (int n = meshes_[m] * meshes_[m + 3] * meshes_[m + 4]; n > 0; --n)
+        same_word(fmt::format("{}: {}[{}]", file_, key, m / 5), type,
+                  job_.cluster.type_of(job_.ranks[rank++]).name, "that of its ranks");
+    }
+    const char* const current = "hetero_current_device_type";
+    const std::string own = scalar(child(hetero, current), current);
+    if (std::none_of(types_.begin(), types_.end(),
+                     [&](const YAML::Node& type) { return type.Scalar() == own; }))
+      throw user_error("import", "{}: {} is '{}'; give one of {}", file_, current,
+                       own.substr(0, 40), key);
+  }
+
+  // What is started where: as ranks.txt says.
+  void check_experiment() const {
+    if (!job_.directory.has(kExperiment)) return;
+    const std::string file = job_.directory.name(kExperiment);
+    YAML::Node root;
+    try {
+      root = YAML::Load(job_.directory.text(kExperiment));
+    } catch (const YAML::Exception& e) {
+      throw user_error("import", "{}: {}", file, e.what());
+    }
+    const auto find = [&](const YAML::Node& node, const std::string& key) {
+      if (!node.IsMap() || !node[key]) throw user_error("import", "{}: {} is missing", file, key);
+      return node[key];
+    };
+    const auto word = [&](const YAML::Node& node, const std::string& key) {
+      const YAML::Node value = find(node, key);
+      if (!value.IsScalar()) throw user_error("import", "{}: {} is no scalar", file, key);
+      return value.Scalar();
+    };
+    const YAML::Node experiment = find(root, "experiment"), runner = find(experiment, "runner"),
+                     envs = find(experiment, "envs"), nodes = find(envs, "node_specific");
+    size_t most = 0;
+    for (const planner::Host& host : job_.hosts) {
+      const std::vector<int> own = slots_of(host, job_.ranks);
+      most = std::max(most, own.size());
+      same_word(file + ": CUDA_VISIBLE_DEVICES of " + host.name,
+                word(find(nodes, host.name), "CUDA_VISIBLE_DEVICES"),
+                fmt::format("{}", fmt::join(own, ",")), "the devices of ranks.txt");
+    }
+    same(file + ": nnodes", number_in(word(runner, "nnodes"), file + ": nnodes", 1),
+         static_cast<int64_t>(job_.hosts.size()), "the hosts of ranks.txt");
+    same(file + ": nproc_per_node",
+         number_in(word(runner, "nproc_per_node"), file + ": nproc_per_node", 1),
+         static_cast<int64_t>(most), "the most ranks of a host");
+    same_word(file + ": rdzv_backend", word(runner, "rdzv_backend"), "static", "which meshes need");
+    const char* const connections = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if (divides_matrices())
+      same_word(file + ": " + connections, word(envs, connections), "1",
+                "which dividing matrices needs");
+  }
+  bool divides_matrices() const {
+    for (size_t m = 0; m < meshes_.size(); m += 5)
+      if (meshes_[m] > 1) return true;
+    return false;
   }
 
   void check_meshes(const YAML::Node& system) {
@@ -245,8 +331,11 @@ class TrainReader {
          stages_, "the sum over meshes");
     same(file_ + ": tensor_model_parallel_size", number(system, "tensor_model_parallel_size"),
          meshes_[0], "that of the first mesh");
+    if (system["expert_model_parallel_size"] || meshes_[2] > 1)
+      same(file_ + ": expert_model_parallel_size", number(system, "expert_model_parallel_size"),
+           meshes_[2], "that of the first mesh");
     same(file_ + ": hetero_process_meshes: ranks", ranks, static_cast<int64_t>(job_.ranks.size()),
-         "of ranks.txt");
+         "the ranks of ranks.txt");
     same(file_ + ": hetero_pipeline_layer_split: numbers", static_cast<int64_t>(blocks_.size()),
          stages_, "the stages");
     same(file_ + ": hetero_pipeline_layer_split: sum",
@@ -273,12 +362,15 @@ class TrainReader {
                        "{}: {} x {} samples of the first mesh do not divide among {} replicas of "
                        "mesh {}",
                        file_, meshes_[3], samples_, dp, m / 5);
-    if (job_.sizes && job_.sizes->heads % tp != 0)
-      throw user_error("import", "{}: {} heads do not divide by {} of mesh {}", file_,
-                       job_.sizes->heads, tp, m / 5);
-    if (job_.sizes && ep > 1 && (job_.sizes->experts == 0 || job_.sizes->experts % ep != 0))
-      throw user_error("import", "{}: {} experts do not divide by {} of mesh {}", file_,
-                       job_.sizes->experts, ep, m / 5);
+    if (tp > 1 && ep > 1)
+      throw user_error("import",
+                       "{}: mesh {} divides experts and matrices, which no plan of motley does; "
+                       "give 1 of either",
+                       file_, m / 5);
+    if (job_.sizes)
+      if (const std::string why = planner::cannot_divide(job_.target, tp, ep, *job_.sizes);
+          !why.empty())
+        throw user_error("import", "{}: mesh {}: {}; give a divisor", file_, m / 5, why);
     const int own = ep > 1 ? dp / ep : dp;
     replicas_ = replicas_ == 0 ? own : std::gcd(replicas_, own);
     stages_ += pp;
@@ -288,12 +380,20 @@ class TrainReader {
   bool recomputes(const YAML::Node& again, int stage, int micro_batches) const {
     const char* const key = "recompute_granularity_per_stage_micro_batch";
     if (!again || !again.IsMap()) return false;
+    const std::pair<const char*, const char*> alone[] = {{"recompute_granularity", "full"},
+                                                         {"recompute_method", "uniform"},
+                                                         {"recompute_num_layers", "1"}};
+    for (const auto& [name, wanted] : alone)
+      same_word(file_ + ": " + name, scalar(child(again, name), name), wanted,
+                "which alone plans of motley have");
     if (!again[key]) return true;
     const YAML::Node rows = again[key];
     if (!rows.IsSequence() || rows.size() != static_cast<size_t>(stages_) ||
         !rows[stage].IsSequence() || rows[stage].size() != 3)
       throw user_error("import", "{}: {} has no [1, micro-batches, flag] for stage {}", file_, key,
                        stage);
+    same(file_ + ": " + key + ": kinds", number_in(scalar(rows[stage][0], key), file_, 0), 1,
+         "one for all micro-batches");
     same(file_ + ": " + key + ": micro-batches", number_in(scalar(rows[stage][1], key), file_, 0),
          micro_batches, "the step's");
     return number_in(scalar(rows[stage][2], key), file_ + ": " + key + ": flag", 0, 1) == 1;

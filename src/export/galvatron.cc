@@ -1,6 +1,7 @@
 // Galvatron-2: the plan as JSON, read by hybrid_parallel_config.py through galvatron_config_path. Of
 // every layer a number, in strings.
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "core/error.h"
@@ -15,6 +16,7 @@ using planner::Inside;
 namespace {
 
 constexpr const char* kFile = "galvatron_config.json";
+constexpr const char* kArguments = "arguments.txt";
 
 std::vector<int64_t> numbers_in(const Json& json, const char* key, const std::string& file) {
   const auto it = json.find(key);
@@ -73,12 +75,9 @@ void write_galvatron(const ExportJob& job, Exported* out) {
   arguments += fmt::format(
       "--num_hidden_layers\n{}\n--hidden_size\n{}\n--num_attention_heads\n{}\n--seq_length\n{}\n"
       "--vocab_size\n{}\n--mixed_precision\n{}\n",
-      s.layers, s.hidden, s.heads, s.seq, s.vocab,
-      job.plan.precision == DType::bf16  ? "bf16"
-      : job.plan.precision == DType::f16 ? "fp16"
-                                         : "fp32");
-  out->files.push_back({"arguments.txt", arguments});
-  out->files.push_back(launch_script(job, "\"${TRAINER:-train_dist.py}\"", "arguments.txt"));
+      s.layers, s.hidden, s.heads, s.seq, s.vocab, precision_name(job.plan.precision));
+  out->files.push_back({kArguments, arguments});
+  out->files.push_back(launch_script(job, "\"${TRAINER:-train_dist.py}\"", kArguments));
   if (a.zero == 1)
     out->differences.push_back(
         "Galvatron divides optimizer state only with gradients (zero2); the file "
@@ -87,15 +86,52 @@ void write_galvatron(const ExportJob& job, Exported* out) {
     out->differences.push_back("the file divides no experts: they are cut as other matrices are");
 }
 
+namespace {
+
+// Options of the trainer, one word a line, which say the model's sizes.
+void check_arguments(const ImportJob& job) {
+  if (!job.directory.has(kArguments)) return;
+  const std::string file = job.directory.name(kArguments), text = job.directory.text(kArguments);
+  std::map<std::string, std::string> words;
+  std::string name;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    at = end + 1;
+    if (word.starts_with("--"))
+      words[name = word] = "";
+    else
+      words[name] += word;
+  }
+  const auto check = [&](const char* option, const std::string& wanted) {
+    const auto it = words.find(option);
+    if (it == words.end()) throw user_error("import", "{}: {} is missing", file, option);
+    same_word(file + ": " + option, it->second, wanted, "the plan's");
+  };
+  check("--mixed_precision", precision_name(job.precision));
+  if (!job.sizes) return;
+  const Sizes& s = *job.sizes;
+  check("--set_model_config_manually", "1");
+  const std::pair<const char*, int64_t> sizes[] = {{"--num_hidden_layers", s.layers},
+                                                   {"--hidden_size", s.hidden},
+                                                   {"--num_attention_heads", s.heads},
+                                                   {"--seq_length", s.seq},
+                                                   {"--vocab_size", s.vocab}};
+  for (const auto& [option, wanted] : sizes) check(option, std::to_string(wanted));
+}
+
+}  // namespace
+
 Arrangement read_galvatron(const ImportJob& job) {
   const std::string file = job.directory.name(kFile);
   const Json json = parse_json(job.directory.text(kFile), file);
   if (!json.is_object()) throw user_error("import", "{}: is no object", file);
-  const auto number = [&](const char* key) {
+  const auto number = [&](const char* key, int64_t least = 1) {
     const auto it = json.find(key);
     if (it == json.end()) throw user_error("import", "{}: {} is missing", file, key);
-    return number_in(it->dump(), file + ": " + key, 1, int64_t{1} << 31);
+    return number_in(it->dump(), file + ": " + key, least, int64_t{1} << 31);
   };
+  check_arguments(job);
   Degrees d;
   d.pp = static_cast<int>(number("pp_deg"));
   const int layers = planner::count_blocks(job.graph);
@@ -128,7 +164,11 @@ Arrangement read_galvatron(const ImportJob& job) {
   }
   d.tp = static_cast<int>(std::max<int64_t>(1, tp[0]));
   if (tp[0] < 1) throw user_error("import", "{}: tp_sizes_enc holds 0", file);
-  same(file + ": vtp", number("vtp"), d.tp, "that of the layers");
+  same(file + ": vtp", number("vtp"), d.tp, "as many as divide layers");
+  same(file + ": vsp", number("vsp", 0), 0, "no sequence parallelism of Ulysses");
+  same(file + ": vcp", number("vcp"), 1, "no context parallelism");
+  for (const char* key : {"embed_sdp", "vocab_sdp"})
+    same(file + ": " + key, number(key, 0), types[0], "as dp_types_enc");
   same(file + ": global_bsz", number("global_bsz"), job.batch, "the batch");
   for (const int64_t b : numbers_in(json, "pp_division", file))
     d.blocks.push_back(static_cast<int>(b));

@@ -5,7 +5,8 @@
 // a layout: "Et*7|t*5L" is the embedding and 7 layers, then 5 layers and the loss; with interleaved
 // stages part i is the (i / pp)-th of rank i % pp.
 #include <algorithm>
-#include <set>
+#include <cstdlib>
+#include <string_view>
 
 #include "core/error.h"
 #include "export/common.h"
@@ -22,6 +23,7 @@ constexpr const char* kTensors = "--tensor-model-parallel-size";
 constexpr const char* kStages = "--pipeline-model-parallel-size";
 constexpr const char* kLayout = "--pipeline-model-parallel-layout";
 constexpr const char* kExperts = "--expert-model-parallel-size";
+constexpr const char* kExpertTensors = "--expert-tensor-parallel-size";
 constexpr size_t kMostParts = 4096;
 
 std::string layout_of(const Arrangement& a) {
@@ -44,6 +46,13 @@ bool scatters_activations(const Plan& plan) {
         return true;
   }
   return false;
+}
+
+// Which layers have experts, "1" if all of them do.
+std::string layer_pattern(const Sizes& s) {
+  if (std::all_of(s.routed.begin(), s.routed.end(), [](bool r) { return r; })) return "1";
+  const std::vector<int> pattern(s.routed.begin(), s.routed.end());
+  return fmt::format("[{}]", fmt::join(pattern, ","));
 }
 
 class Arguments {
@@ -91,10 +100,8 @@ void add_model_arguments(const ExportJob& job, Arguments* out, Exported* exporte
   if (s.top > 0) out->add("--moe-router-topk", s.top);
   out->add("--moe-ffn-hidden-size", s.ffn);
   out->add("--moe-token-dispatcher-type", "alltoall");
-  if (!std::all_of(s.routed.begin(), s.routed.end(), [](bool r) { return r; })) {
-    std::vector<int> pattern(s.routed.begin(), s.routed.end());
-    out->add("--moe-layer-freq", fmt::format("[{}]", fmt::join(pattern, ",")));
-  }
+  if (const std::string pattern = layer_pattern(s); pattern != layer_pattern({}))
+    out->add("--moe-layer-freq", pattern);
 }
 
 }  // namespace
@@ -140,43 +147,102 @@ void write_megatron(const ExportJob& job, Exported* out) {
 
 namespace {
 
-// Options with the word behind them, flags with an empty one.
-std::map<std::string, std::string> read_words(const ExportDirectory& directory) {
-  static const std::set<std::string> flags = {"--group-query-attention",
-                                              "--mock-data",
-                                              "--swiglu",
-                                              "--disable-bias-linear",
-                                              "--untie-embeddings-and-output-weights",
-                                              "--bf16",
-                                              "--fp16",
-                                              "--no-gradient-accumulation-fusion",
-                                              "--sequence-parallel",
-                                              "--use-distributed-optimizer",
-                                              "--overlap-grad-reduce",
-                                              "--overlap-param-gather",
-                                              "--use-tp-pp-dp-mapping"};
-  std::map<std::string, std::string> words;
-  std::string text = directory.text(kFile), name;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    std::string word = text.substr(at, end - at);
-    at = end + 1;
-    if (word.empty()) continue;
-    if (!name.empty()) {
-      words[name] = word;
-      name.clear();
-      continue;
+struct Option {
+  const char* name;
+  char kind;
+};
+const Option kOptions[] = {
+#include "export/megatron_options.inc"
+};
+
+// Options that divide a step in a way that no plan of motley does, and the value that does not.
+const std::pair<const char*, const char*> kNotRead[] = {
+    {"--account-for-embedding-in-pipeline-split", nullptr},
+    {"--account-for-loss-in-pipeline-split", nullptr},
+    {"--context-parallel-size", "1"},
+    {"--cpu-offloading-num-layers", "0"},
+    {"--decoder-first-pipeline-num-layers", nullptr},
+    {"--decoder-last-pipeline-num-layers", nullptr},
+    {"--delay-wgrad-compute", nullptr},
+    {"--fine-grained-activation-offloading", nullptr},
+    {"--mtp-num-layers", "0"},
+    {"--num-distributed-optimizer-instances", "1"},
+    {"--num-layers-per-virtual-pipeline-stage", nullptr},
+    {"--num-virtual-stages-per-pipeline-rank", nullptr},
+    {"--optimizer-cpu-offload", nullptr},
+    {"--overlap-moe-expert-parallel-comm", nullptr},
+    {"--recompute-activations", nullptr},
+    {"--tensor-parallel-num-weight-shards", "1"},
+    {"--use-megatron-fsdp", nullptr},
+    {"--use-torch-fsdp2", nullptr},
+    {"--yaml-cfg", nullptr}};
+
+// Options with the words behind them, one a line; flags with none. Throws UserError where one is
+// none of Megatron's, has no value, or one of another kind.
+class Words {
+ public:
+  explicit Words(const ExportDirectory& directory) : file_(directory.name(kFile)) {
+    std::vector<std::string> lines;
+    const std::string text = directory.text(kFile);
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      if (end > at) lines.push_back(text.substr(at, end - at));
+      at = end + 1;
     }
-    if (!word.starts_with("--"))
-      throw user_error("import", "{}: '{}' is no option; give one word a line",
-                       directory.name(kFile), word.substr(0, 40));
-    if (!words.emplace(word, "").second)
-      throw user_error("import", "{}: {} is given twice", directory.name(kFile), word);
-    if (!flags.count(word)) name = word;
+    for (size_t at = 0; at < lines.size();) at = read(lines, at);
+    for (const auto& [name, harmless] : kNotRead)
+      if (has(name) && !(harmless && word(name) == harmless))
+        throw user_error("import", "{}: {} is given, which no plan of motley has; leave it out",
+                         file_, name);
   }
-  if (!name.empty()) throw user_error("import", "{}: {} has no value", directory.name(kFile), name);
-  return words;
-}
+  const std::string& file() const { return file_; }
+  std::string at(const std::string& name) const { return file_ + ": " + name; }
+  bool has(const std::string& name) const { return words_.contains(name); }
+  const std::string& word(const std::string& name) const { return words_.at(name); }
+  int64_t number(const std::string& name, int64_t otherwise) const {
+    return has(name) ? number_in(word(name), at(name), 1, int64_t{1} << 31) : otherwise;
+  }
+  void is_flag(const std::string& name, bool wanted, const char* what) const {
+    if (has(name) != wanted)
+      throw user_error("import", "{} is {}; {}", at(name), has(name) ? "given" : "missing", what);
+  }
+  const std::string& need(const std::string& name) const {
+    if (!has(name)) throw user_error("import", "{} is missing", at(name));
+    return word(name);
+  }
+
+ private:
+  size_t read(const std::vector<std::string>& lines, size_t at) {
+    const std::string& name = lines[at++];
+    const auto option = std::lower_bound(std::begin(kOptions), std::end(kOptions), name,
+                                         [](const Option& o, const std::string& wanted) {
+                                           return std::string_view(o.name) < wanted;
+                                         });
+    if (option == std::end(kOptions) || option->name != name)
+      throw user_error("import", "{}: '{}' is no option of Megatron-LM; give one word a line",
+                       file_, name.substr(0, 60));
+    std::string value;
+    if (option->kind == 'l') {
+      while (at < lines.size() && !lines[at].starts_with("--"))
+        value += (value.empty() ? "" : " ") + lines[at++];
+    } else if (option->kind != 'f') {
+      if (at == lines.size()) throw user_error("import", "{}: {} has no value", file_, name);
+      value = lines[at++];
+      char* end = nullptr;
+      if (option->kind == 'i') std::strtoll(value.c_str(), &end, 10);
+      if (option->kind == 'd') std::strtod(value.c_str(), &end);
+      if (end && (end == value.c_str() || *end != 0))
+        throw user_error("import", "{}: {} is '{}'; give a number", file_, name,
+                         value.substr(0, 40));
+    }
+    if (!words_.emplace(name, value).second)
+      throw user_error("import", "{}: {} is given twice", file_, name);
+    return at;
+  }
+
+  std::string file_;
+  std::map<std::string, std::string> words_;
+};
 
 // Layers of every part of a layout: groups and then letters are expanded as they are written.
 std::vector<int> parse_layout(const std::string& text, const std::string& where) {
@@ -239,53 +305,88 @@ std::vector<int> parse_layout(const std::string& text, const std::string& where)
   return parts;
 }
 
+// What the file says of the model is what export would.
+void check_sizes(const Words& words, const Sizes& s) {
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"--num-layers", s.layers},   {"--hidden-size", s.hidden},
+      {"--ffn-hidden-size", s.ffn}, {"--num-attention-heads", s.heads},
+      {"--seq-length", s.seq},      {"--max-position-embeddings", std::max(s.seq, s.positions)},
+      {"--vocab-size", s.vocab}};
+  for (const auto& [name, wanted] : sizes) {
+    words.need(name);
+    same(words.at(name), words.number(name, wanted), wanted, "the model's");
+  }
+  words.is_flag("--group-query-attention", s.kv_heads != s.heads, "the model's is not");
+  if (s.kv_heads != s.heads)
+    same(words.at("--num-query-groups"), words.number("--num-query-groups", 1), s.kv_heads,
+         "the model's");
+  same(words.at("--num-experts"), words.number("--num-experts", 0), s.experts, "the model's");
+  if (s.experts > 0) {
+    if (s.top > 0)
+      same(words.at("--moe-router-topk"), words.number("--moe-router-topk", 2), s.top,
+           "the model's");
+    same(words.at("--moe-ffn-hidden-size"), words.number("--moe-ffn-hidden-size", s.ffn), s.ffn,
+         "the model's");
+    const std::string pattern = layer_pattern(s);
+    same_word(words.at("--moe-layer-freq"),
+              words.has("--moe-layer-freq") ? words.word("--moe-layer-freq") : layer_pattern({}),
+              pattern, "the model's");
+  }
+  const std::pair<const char*, bool> flags[] = {{"--swiglu", s.gated},
+                                                {"--disable-bias-linear", !s.bias},
+                                                {"--untie-embeddings-and-output-weights", !s.tied}};
+  for (const auto& [name, wanted] : flags)
+    words.is_flag(name, wanted, "the model is otherwise; export it again");
+  same_word(words.at("--normalization"), words.need("--normalization"),
+            s.rms_norm ? "RMSNorm" : "LayerNorm", "the model's");
+  same_word(words.at("--position-embedding-type"), words.need("--position-embedding-type"),
+            s.positions > 0 ? "learned_absolute" : "rope", "the model's");
+  for (const char* name : {"--attention-dropout", "--hidden-dropout"})
+    same_rate(words.at(name), words.has(name) ? words.word(name) : "0.1", s.dropout, "the model's");
+}
+
+bool recomputes(const Words& words) {
+  if (!words.has("--recompute-granularity")) return false;
+  same_word(words.at("--recompute-granularity"), words.word("--recompute-granularity"), "full",
+            "which alone plans of motley have");
+  same_word(words.at("--recompute-method"), words.need("--recompute-method"), "uniform",
+            "which alone plans of motley have");
+  same(words.at("--recompute-num-layers"), words.number("--recompute-num-layers", 1), 1,
+       "a layer alone");
+  return true;
+}
+
 }  // namespace
 
 Arrangement read_megatron(const ImportJob& job) {
-  const std::string file = job.directory.name(kFile);
-  const std::map<std::string, std::string> words = read_words(job.directory);
-  const auto has = [&](const char* name) { return words.count(name) > 0; };
-  const auto number = [&](const char* name, int64_t otherwise) {
-    const auto it = words.find(name);
-    return it == words.end() ? otherwise
-                             : number_in(it->second, file + ": " + name, 1, int64_t{1} << 31);
-  };
-  if (job.sizes) {
-    const Sizes& s = *job.sizes;
-    const std::pair<const char*, int64_t> sizes[] = {
-        {"--num-layers", s.layers},
-        {"--hidden-size", s.hidden},
-        {"--ffn-hidden-size", s.ffn},
-        {"--num-attention-heads", s.heads},
-        {"--num-query-groups", s.kv_heads},
-        {"--seq-length", s.seq},
-        {"--max-position-embeddings", std::max(s.seq, s.positions)},
-        {"--vocab-size", s.vocab},
-        {"--num-experts", s.experts},
-        {"--moe-router-topk", s.top},
-        {"--moe-ffn-hidden-size", s.ffn}};
-    for (const auto& [name, wanted] : sizes)
-      if (has(name)) same(file + ": " + name, number(name, wanted), wanted, "the model's");
-  }
-  same(file + ": --global-batch-size", number("--global-batch-size", job.batch), job.batch,
+  const Words words(job.directory);
+  const std::string& file = words.file();
+  if (job.sizes) check_sizes(words, *job.sizes);
+  words.is_flag("--bf16", job.precision == DType::bf16, "the plan's precision is another");
+  words.is_flag("--fp16", job.precision == DType::f16, "the plan's precision is another");
+  same_word(words.at("--optimizer"), words.has("--optimizer") ? words.word("--optimizer") : "adam",
+            job.optimizer == Optimizer::sgd ? "sgd" : "adam", "the plan's");
+  same(words.at("--global-batch-size"), words.number("--global-batch-size", job.batch), job.batch,
        "the batch");
   Degrees d;
-  d.tp = static_cast<int>(number(kTensors, 1));
-  d.pp = static_cast<int>(number(kStages, 1));
-  d.ep = static_cast<int>(number(kExperts, 1));
+  d.tp = static_cast<int>(words.number(kTensors, 1));
+  d.pp = static_cast<int>(words.number(kStages, 1));
+  d.ep = static_cast<int>(words.number(kExperts, 1));
+  same(words.at(kExpertTensors), words.number(kExpertTensors, d.tp), d.tp,
+       "as many as divide other matrices");
   const auto world = static_cast<int64_t>(job.ranks.size());
   if (world % (int64_t{d.tp} * d.pp) != 0)
     throw user_error("import", "{}: {} {} x {} {} does not divide the {} ranks", file, kTensors,
                      d.tp, kStages, d.pp, world);
   d.dp = static_cast<int>(world / d.tp / d.pp);
-  d.micro_batch = number("--micro-batch-size", 1);
+  d.micro_batch = words.number("--micro-batch-size", 1);
   if (job.batch % (d.micro_batch * d.dp) != 0)
     throw user_error("import", "{}: --micro-batch-size {} x {} replicas does not divide {}", file,
                      d.micro_batch, d.dp, job.batch);
   d.micro_batches = static_cast<int>(job.batch / d.micro_batch / d.dp);
   const int layers = planner::count_blocks(job.graph);
-  if (has(kLayout)) {
-    d.blocks = parse_layout(words.at(kLayout), file + ": " + kLayout);
+  if (words.has(kLayout)) {
+    d.blocks = parse_layout(words.word(kLayout), words.at(kLayout));
     if (d.blocks.size() % d.pp != 0)
       throw user_error("import", "{}: {} has {} parts for {} stages; give a multiple", file,
                        kLayout, d.blocks.size(), d.pp);
@@ -296,20 +397,10 @@ Arrangement read_megatron(const ImportJob& job) {
   } else {
     d.blocks.assign(d.pp, layers / d.pp);
   }
-  if (has("--recompute-granularity")) {
-    const std::string& what = words.at("--recompute-granularity");
-    if (what != "full")
-      throw user_error("import", "{}: --recompute-granularity is '{}'; motley has full alone", file,
-                       what.substr(0, 40));
-    if (!has("--recompute-method"))
-      throw user_error("import", "{}: full recomputation needs --recompute-method", file);
-    same(file + ": --recompute-num-layers", number("--recompute-num-layers", 1), 1,
-         "a layer alone");
-    d.recompute = true;
-  }
-  d.zero = has("--use-distributed-optimizer");
-  d.replicas_outside = has("--use-tp-pp-dp-mapping");
-  if (has("--sequence-parallel") && d.tp == 1)
+  d.recompute = recomputes(words);
+  d.zero = words.has("--use-distributed-optimizer");
+  d.replicas_outside = words.has("--use-tp-pp-dp-mapping");
+  if (words.has("--sequence-parallel") && d.tp == 1)
     throw user_error("import", "{}: --sequence-parallel needs {} of 2 or more", file, kTensors);
   return rectangle(job, d, file);
 }

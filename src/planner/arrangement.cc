@@ -264,7 +264,10 @@ std::string to_string(const Arrangement& a) {
       "pp={},dp={},tp={},mbs={}", a.pp(), list([](const ArrangedStage& s) { return s.dp(); }),
       list([](const ArrangedStage& s) { return s.tp(); }),
       a.micro_batch * static_cast<int64_t>(first.devices.size()) / first.dp());
-  if (first.inside == Inside::experts) text += fmt::format(",ep={}", first.width());
+  if (const std::string ep =
+          list([](const ArrangedStage& s) { return s.inside == Inside::experts ? s.width() : 1; });
+      ep != "1" || first.inside == Inside::experts)
+    text += ",ep=" + ep;
   if (a.interleave > 1) text += fmt::format(",interleave={}", a.interleave);
   if (a.zero > 0 || first.inside == Inside::pieces)
     text += fmt::format(",zero={}", first.inside == Inside::pieces ? 3 : a.zero);

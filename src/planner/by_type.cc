@@ -92,7 +92,7 @@ class ByType {
       a.micro_batch = samples;
       const auto count = static_cast<int>(batch_ / samples / replicas);
       a.micro_batches.assign(replicas, count);
-      if (!cannot_say(target_, with_warm_ups(a), cluster_).empty()) continue;
+      if (!cannot_say(target_, with_warm_ups(a), cluster_, {}).empty()) continue;
       double most = 0, sum = 0;
       for (size_t s = 0; s < speed.size(); ++s) {
         const double stage = a.stages[s].blocks / speed[s];

@@ -13,19 +13,19 @@ const std::vector<Target>& targets() {
   // interleaved, rows, recompute by stage, levels of zero
   static const std::vector<Target> table = {
       {"ddp", "DDP", false, false, false, false, false, false, false, false, false, true, false,
-       "0"},
+       "0", false, false},
       {"deepspeed", "DeepSpeed", true, true, false, false, true, false, false, false, false, false,
-       false, "01"},
+       false, "01", true, false},
       {"flagscale", "FlagScale", true, true, true, true, false, false, true, false, false, false,
-       true, "01"},
+       true, "01", true, false},
       {"fsdp2", "FSDP2", false, false, false, false, true, true, false, false, false, true, false,
-       "0"},
+       "0", false, false},
       {"galvatron", "Galvatron", true, true, true, false, true, false, false, false, false, false,
-       true, "02"},
+       true, "02", true, false},
       {"megatron", "Megatron-LM", true, true, true, true, false, false, false, false, true, false,
-       false, "01"},
+       false, "01", true, false},
       {"torchtitan", "torchtitan", true, true, true, true, true, false, false, true, true, false,
-       false, "1"},
+       false, "1", false, true},
   };
   return table;
 }
@@ -93,7 +93,21 @@ std::string cannot_stage(const Target& target, const Arrangement& a, size_t s) {
 
 }  // namespace
 
-std::string cannot_say(const Target& target, const Arrangement& a, const Cluster& cluster) {
+std::string cannot_divide(const Target& target, int tp, int ep, const Sizes& sizes) {
+  const std::string over = fmt::format("over {} devices", tp);
+  if (sizes.heads % tp != 0) return fmt::format("it cuts {} heads {}", sizes.heads, over);
+  if (sizes.kv_heads % tp != 0 && (!target.copies_kv || tp % sizes.kv_heads != 0))
+    return fmt::format("it cuts {} heads of keys and values {}", sizes.kv_heads, over);
+  if (sizes.ffn % tp != 0) return fmt::format("it cuts {} columns of layers {}", sizes.ffn, over);
+  if ((target.tokens || sizes.experts > 0) && sizes.seq % tp != 0)
+    return fmt::format("it cuts {} tokens {}", sizes.seq, over);
+  if (ep > 1 && (sizes.experts == 0 || sizes.experts % ep != 0))
+    return fmt::format("it cuts {} experts over {} devices", sizes.experts, ep);
+  return "";
+}
+
+std::string cannot_say(const Target& target, const Arrangement& a, const Cluster& cluster,
+                       const std::optional<Sizes>& sizes) {
   if (a.pipelined() && !target.pipelines) return fmt::format("it has {} stages", a.stages.size());
   if (a.replicas() > 1 && !target.pipelines && a.micro_batches.size() > 1 &&
       !std::all_of(a.micro_batches.begin(), a.micro_batches.end(),
@@ -120,6 +134,11 @@ std::string cannot_say(const Target& target, const Arrangement& a, const Cluster
     return "it cuts tensors into unequal shares";
   for (size_t s = 0; s < a.stages.size(); ++s)
     if (std::string why = cannot_stage(target, a, s); !why.empty()) return why;
+  for (const ArrangedStage& stage : a.stages) {
+    const int ep = stage.inside == Inside::experts ? stage.width() : 1;
+    if (!sizes) break;
+    if (std::string why = cannot_divide(target, stage.tp(), ep, *sizes); !why.empty()) return why;
+  }
   if (a.split >= 0)
     return fmt::format("stage {} computes gradients of weights in passes of their own", a.split);
   if (a.interleave > 1 && !target.interleaved)

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "planner/arrangement.h"
+#include "planner/sizes.h"
 
 namespace motley::planner {
 
@@ -31,6 +32,9 @@ struct Target {
   bool rows;  // devices take unequal rows of the batch
   bool recompute_by_stage;
   const char* zero;  // levels at which replicas may divide state, "01"
+  bool
+      copies_kv;  // fewer key and value heads than devices that divide matrices: some have the same
+  bool tokens;    // devices that divide matrices divide a sequence's tokens too
 };
 // By name.
 const std::vector<Target>& targets();
@@ -38,8 +42,11 @@ const Target* find_target(const std::string& name);  // null: there is none
 std::string target_names();                          // "ddp, deepspeed, ..."
 
 // Why a target cannot say an arrangement of the cluster's devices, a sentence; empty if it can.
-std::string cannot_say(const Target& target, const Arrangement& arrangement,
-                       const Cluster& cluster);
+// `sizes`: of the model, if they are known.
+std::string cannot_say(const Target& target, const Arrangement& arrangement, const Cluster& cluster,
+                       const std::optional<Sizes>& sizes);
+// The same of a stage that divides matrices of the model over `tp` devices, experts over `ep`.
+std::string cannot_divide(const Target& target, int tp, int ep, const Sizes& sizes);
 
 // Devices in the order of ranks: by stage, replica and device of a stage.
 std::vector<int> rank_order(const Arrangement& arrangement);

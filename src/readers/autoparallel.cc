@@ -68,44 +68,82 @@ std::vector<int> mesh_of(const Json& json, const std::string& name) {
   return sizes;
 }
 
-// "S(0)RP(sum)", of a tensor of so many dimensions, on a mesh of so many.
-std::vector<Placement> placement_of(const std::string& text, size_t mesh, size_t dims,
-                                    const std::string& where) {
-  const auto wrong = [&](const std::string& why, const std::string& fix) {
-    return bad(where + ".placement", fmt::format("is '{}': {}", text.substr(0, 60), why), fix);
-  };
-  std::vector<Placement> list;
-  for (size_t at = 0; at < text.size();) {
-    const auto next = [&](const char* word) {
-      const bool is = text.compare(at, std::string(word).size(), word) == 0;
-      if (is) at += std::string(word).size();
-      return is;
-    };
+// "S(0)RP(sum)", letter by letter.
+class PlacementText {
+ public:
+  PlacementText(const std::string& text, size_t dims, const std::string& where)
+      : text_(text), dims_(dims), where_(where) {}
+
+  void read(size_t mesh, AutoparallelNode* node) {
+    while (at_ < text_.size() && node->placement.size() <= mesh) read_letter(node);
+    if (node->placement.size() != mesh)
+      throw wrong(fmt::format("the mesh has {} dimensions", mesh), "one letter for each");
+    for (size_t m = 0; m < mesh; ++m)
+      for (size_t later = m + 1; later < mesh; ++later)
+        if (node->placement[m] == node->placement[later] && order_[later] < order_[m])
+          node->strided[m] = true;
+  }
+
+ private:
+  UserError wrong(const std::string& why, const std::string& fix) const {
+    return bad(where_ + ".placement", fmt::format("is '{}': {}", text_.substr(0, 60), why), fix);
+  }
+  bool next(const std::string& word) {
+    const bool is = text_.compare(at_, word.size(), word) == 0;
+    if (is) at_ += word.size();
+    return is;
+  }
+  int64_t number(char end, int64_t least, int64_t most, const std::string& why,
+                 const std::string& fix) {
+    const size_t close = text_.find(end, at_);
+    int64_t value = 0;
+    if (close == std::string::npos || !whole(text_.substr(at_, close - at_), &value) ||
+        value < least || value > most)
+      throw wrong(why, fix);
+    at_ = close + 1;
+    return value;
+  }
+  Placement cut(char end) {
+    const auto most = static_cast<int64_t>(std::min<size_t>(dims_, 250)) - 1;
+    return Placement::shard(
+        static_cast<int>(number(end, 0, most, fmt::format("the tensor has {} dimensions", dims_),
+                                "one of them, from 0 on")));
+  }
+
+  void read_letter(AutoparallelNode* node) {
+    bool strided = false;
+    int64_t order = static_cast<int64_t>(node->placement.size());
     if (next("R")) {
-      list.push_back(Placement::replicated());
+      node->placement.push_back(Placement::replicated());
     } else if (next("P(sum)")) {
-      list.push_back(Placement::partial());
+      node->placement.push_back(Placement::partial());
     } else if (next("P(")) {
       throw wrong("motley's partial results are sums", "P(sum)");
     } else if (next("P")) {
-      list.push_back(Placement::partial());
+      node->placement.push_back(Placement::partial());
+    } else if (next("_S(")) {
+      node->placement.push_back(cut(','));
+      next(" ");
+      strided = number(')', 1, kMostDevices, "a strided shard is of pieces", "_S(d, pieces)") > 1;
     } else if (next("S(")) {
-      const size_t end = text.find(')', at);
-      int64_t dim = 0;
-      if (end == std::string::npos || !whole(text.substr(at, end - at), &dim) || dim < 0 ||
-          dim >= static_cast<int64_t>(std::min<size_t>(dims, 250)))
-        throw wrong(fmt::format("the tensor has {} dimensions", dims), "one of them, from 0 on");
-      list.push_back(Placement::shard(static_cast<int>(dim)));
-      at = end + 1;
+      node->placement.push_back(cut(')'));
+      if (next("["))
+        order = number(']', 0, int64_t{kMostDims} - 1, "the order of cuts is a number",
+                       "S(d)[0] for what is cut first");
     } else {
-      throw wrong("motley reads R, S(d) and P(sum)", "a plan without other placements");
+      throw wrong("motley reads R, S(d), _S(d, pieces) and P(sum)",
+                  "a plan without other placements");
     }
-    if (list.size() > mesh) break;
+    node->strided.push_back(strided);
+    order_.push_back(order);
   }
-  if (list.size() != mesh)
-    throw wrong(fmt::format("the mesh has {} dimensions", mesh), "one letter for each");
-  return list;
-}
+
+  const std::string& text_;
+  const size_t dims_;
+  const std::string& where_;
+  size_t at_ = 0;
+  std::vector<int64_t> order_;  // [dimension of the mesh] of cuts of one dimension of the tensor
+};
 
 // Of "(S(0)R, None)" the first; empty: "None".
 std::string first_of(const std::string& text) {
@@ -158,7 +196,7 @@ AutoparallelNode node_of(const Json& json, size_t number, size_t mesh, const std
   // Of what makes several tensors, or none that has a shape, it may be missing.
   if (json.contains("shape") || node.op == "placeholder") {
     node.shape = shape_of(json, node.where);
-    node.placement = placement_of(placement, mesh, node.shape.size(), node.where);
+    PlacementText(placement, node.shape.size(), node.where).read(mesh, &node);
   }
   return node;
 }

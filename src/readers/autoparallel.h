@@ -8,7 +8,8 @@
 //    "summary": {"total": 812.4, "comm": 300.1, "compute": 511.3, "transition": 1.0}}
 //
 // A placement is one letter for each dimension of the mesh: R whole, S(d) cut in dimension d, P or
-// P(sum) partial sums. Costs are microseconds by autoparallel's own model, without the optimizer.
+// P(sum) partial sums. Of what several dimensions of the mesh cut, S(d)[i] says which of them cuts
+// first; one that cuts pieces of a later one is strided, which torch also writes as _S(d, pieces). Costs are microseconds by autoparallel's own model, without the optimizer.
 #pragma once
 
 #include <string>
@@ -28,6 +29,7 @@ struct AutoparallelNode {
   bool tangent = false;              // a gradient that comes in
   Shape shape;                       // of the first tensor that it makes, whole; of one: dtype too
   std::vector<Placement> placement;  // of that tensor [dimension of the mesh]; empty: none is made
+  std::vector<bool> strided;         // cuts pieces of a later dimension of the mesh
 };
 
 struct AutoparallelPlan {

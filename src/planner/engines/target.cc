@@ -46,6 +46,7 @@ class TargetSearch {
         cluster_(cluster),
         fixed_(grid::parse_fixed(options.fix)),
         step_(step_of(options, graph_of)),
+        sizes_(sizes_of(step_->graph())),
         arranger_(searching(), cluster_, step_) {
     options_.fix.clear();
     result_.record = options.record;
@@ -66,11 +67,8 @@ class TargetSearch {
       if (best_) lift();
     } catch (const TimeIsUp&) {
     }
-    if (default_.predicted_step_s > 0) {
-      default_.feasible = true;
-    } else {
-      default_.reason = result_.reason;
-    }
+    default_.feasible = default_.predicted_step_s > 0;
+    if (!default_.feasible) default_.reason = result_.reason;
     default_.name = "default";
     result_.baselines.push_back(default_);
     rank(&result_);
@@ -100,7 +98,7 @@ class TargetSearch {
         tries.push_back(with_even_rows(one_stage(cluster_.size(), inside, 1, false)));
     for (const Arrangement& a : tries) {
       if (best_) return;
-      if (!allowed(a) || !cannot_say(target_, a, cluster_).empty()) continue;
+      if (!allowed(a) || !cannot_say(target_, a, cluster_, sizes_).empty()) continue;
       std::string reason;
       if (std::unique_ptr<Plan> plan = arranger.make(a, target_.name, &reason))
         keep(a, std::move(plan), {});
@@ -137,7 +135,7 @@ class TargetSearch {
 
   // The plan of an arrangement that the target can say, kept; its step, or infinity.
   Seconds attempt(const Arrangement& a, bool is_default = false) {
-    if (!allowed(a) || !cannot_say(target_, a, cluster_).empty()) return kNever;
+    if (!allowed(a) || !cannot_say(target_, a, cluster_, sizes_).empty()) return kNever;
     const std::string key = to_string(a) + fmt::format(" {} {}", fmt::join(rank_order(a), " "),
                                                        fmt::join(a.shares, " "));
     const auto [known, fresh] = steps_.try_emplace(key, kNever);
@@ -267,7 +265,7 @@ class TargetSearch {
 
   bool row_attempt(const Arrangement& a, const std::vector<int>& devices, const Cluster& part,
                    Arranger* own, bool is_default) {
-    if (!allowed(a) || !cannot_say(target_, a, part).empty()) return false;
+    if (!allowed(a) || !cannot_say(target_, a, part, sizes_).empty()) return false;
     std::string reason;
     std::unique_ptr<Plan> plan = own->make(a, target_.name, &reason);
     if (!plan) {
@@ -359,6 +357,7 @@ class TargetSearch {
     std::vector<Degrees> all;
     for (int tp = 1; tp <= machine; tp *= 2) {
       if (model_.heads % tp != 0 || (tp > 1 && !target_.tensors)) continue;
+      if (sizes_ && !cannot_divide(target_, tp, 1, *sizes_).empty()) continue;
       for (int pp = 1; pp <= std::min(cluster_.size() / tp, model_.size()); ++pp) {
         if (tp > 1 && pp > 1 && !target_.tensors_in_stages) break;
         std::set<int> replicas;
@@ -579,6 +578,7 @@ class TargetSearch {
   const Cluster& cluster_;
   const grid::Fixed fixed_;
   std::shared_ptr<BatchStep> step_;
+  std::optional<Sizes> sizes_;
   Arranger arranger_;
   grid::Model model_;
   std::map<std::string, Seconds> steps_;

@@ -1,4 +1,4 @@
-#include "export/sizes.h"
+#include "planner/sizes.h"
 
 #include <algorithm>
 
@@ -150,6 +150,11 @@ class Reader {
 
 std::optional<Sizes> sizes_of(const Graph& graph, std::string* reason) {
   return Reader(graph).read(reason);
+}
+
+std::optional<Sizes> sizes_of(const Graph& graph) {
+  std::string reason;
+  return sizes_of(graph, &reason);
 }
 
 Json to_json(const Sizes& s) {

@@ -25,6 +25,7 @@ struct Sizes {
 
 // Nothing and the reason, a sentence, where the graph is not such a model.
 std::optional<Sizes> sizes_of(const Graph& graph, std::string* reason);
+std::optional<Sizes> sizes_of(const Graph& graph);
 
 Json to_json(const Sizes& sizes);
 
