@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 
 from . import _motley, _torch
 from ._errors import UserError
+from ._pairs import is_fixed
 from ._watch import is_users_module, is_users_scope
 
 _cross_entropy, _one_hot, _rrelu = F.cross_entropy, F.one_hot, F.rrelu
@@ -222,6 +223,12 @@ def _no_format(self, spec):
     return str(self)
 
 
+def _is_captured():
+    """For torch.cuda.is_current_stream_capturing, which libraries ask before they read a number that they can do without, such as
+    whether a batch has padding."""
+    return True
+
+
 def _no_address(self):
     raise UserError("[capture] the model reads the address of a tensor (data_ptr), which a capture does not have")
 
@@ -272,10 +279,11 @@ def _replacements():
         (torch.Tensor, "__rpow__", rpow),
         (torch.Tensor, "__getitem__", _getitem),
         (torch.Tensor, "__setitem__", _setitem),
+        (torch.cuda, "is_current_stream_capturing", _is_captured),
         # Arguments are checked by their numbers.
         (torch.distributions.Distribution, "_validate_args", False),
         (torch.utils.checkpoint.CheckpointFunction, "apply", _CheckpointFunction.apply),
-    ] + _torch.checkpoint_replacements(_note) + _torch.attention_replacements()
+    ] + _torch.checkpoint_replacements(_note) + _torch.attention_replacements() + _torch.check_replacements(is_fixed)
 
 
 def _scopes(functions):
