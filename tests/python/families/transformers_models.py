@@ -207,7 +207,21 @@ def families():
                _tiny(hf.WhisperForConditionalGeneration, whisper_tiny, spoken(8, 32, 64, 9))),
         Family("wav2vec 2", _model(hf.Wav2Vec2ForSequenceClassification, wave_full, waves(160000, 12)),
                _tiny(hf.Wav2Vec2ForSequenceClassification, wave_tiny, waves(200, 4))),
-    ] + _padded()  # fmt: skip
+    ] + _padded() + [_segments()]  # fmt: skip
+
+
+def _segments():
+    """Takes what its layers return from hooks that its first forward pass registers."""
+
+    def batch(rows, generator=None):
+        return {
+            "pixel_values": torch.randn(rows, 3, 32, 32, generator=generator),
+            "labels": torch.randint(0, 5, (rows, 32, 32), generator=generator),
+        }
+
+    config = hf.SegformerConfig(hidden_sizes=[8, 16, 16, 16], num_attention_heads=[1, 2, 2, 2], depths=[1, 1, 1, 1], decoder_hidden_size=16,
+                                num_labels=5)  # fmt: skip
+    return Family("SegFormer", None, _tiny(hf.SegformerForSemanticSegmentation, config, batch))
 
 
 def _padded():
