@@ -106,7 +106,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for library in LIBRARIES:
             for family in support.load_file(f"{ROOT}/tests/python/families/{library}_models.py").families():
-                if wanted and family.name not in wanted:
+                if family.full is None or (wanted and family.name not in wanted):
                     continue
                 cells = row(library, family, options, folder)
                 print(*cells, sep="  ", flush=True)

@@ -21,7 +21,7 @@ class Text(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         tokens = torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(i))
-        return {"input_ids": tokens, "labels": tokens}
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
 
 
 torch.manual_seed(0)

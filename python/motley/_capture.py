@@ -300,8 +300,8 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
             raise UserError(f"[capture] the loss is a {type(loss).__name__}; it must be a tensor of one number")
         return loss, _new_buffers(step, stand_ins), hooks.gradient
 
-    def captured(run):
-        """(graph, what the step changed of attributes and does not follow from constants)"""
+    def captured(run, again=True):
+        """(graph, what the step changed of attributes and does not follow from constants); again where the first pass registered hooks"""
         nonlocal attributes
         fixed.clear()
         stand_ins[:] = map(_stand_in, step.buffers, buffers)
@@ -317,8 +317,9 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
                         run,
                         owners,
                     )
+            hooked = attributes.keep_hooks()
             changes = [change for change in attributes.changes() if (id(change.state), change.key) not in fixed]
-        return graph, changes
+        return captured(run, again=False) if hooked and again else (graph, changes)
 
     def traced():
         before = sys.gettrace()

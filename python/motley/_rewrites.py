@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 
 from . import _motley, _torch
 from ._errors import UserError
+from ._pairs import is_fixed
 from ._watch import is_users_module, is_users_scope
 
 _cross_entropy, _one_hot, _rrelu = F.cross_entropy, F.one_hot, F.rrelu
@@ -219,7 +220,13 @@ def _no_numbers(*_, **__):
 def _no_format(self, spec):
     if spec:
         raise UserError(f"[capture] the model reads a number out of a tensor (to print it as {spec!r})")
-    return str(self)
+    return f"a tensor {list(self.shape)}"  # of messages, which must not need its numbers
+
+
+def _is_captured():
+    """For torch.cuda.is_current_stream_capturing, which libraries ask before they read a number that they can do without, such as
+    whether a batch has padding."""
+    return True
 
 
 def _no_address(self):
@@ -272,10 +279,11 @@ def _replacements():
         (torch.Tensor, "__rpow__", rpow),
         (torch.Tensor, "__getitem__", _getitem),
         (torch.Tensor, "__setitem__", _setitem),
+        (torch.cuda, "is_current_stream_capturing", _is_captured),
         # Arguments are checked by their numbers.
         (torch.distributions.Distribution, "_validate_args", False),
         (torch.utils.checkpoint.CheckpointFunction, "apply", _CheckpointFunction.apply),
-    ] + _torch.checkpoint_replacements(_note) + _torch.attention_replacements()
+    ] + _torch.checkpoint_replacements(_note) + _torch.attention_replacements() + _torch.check_replacements(is_fixed)
 
 
 def _scopes(functions):

@@ -276,6 +276,17 @@ class Attributes:
                 changes.append(Change(kind, state, key, None, state[key]))
         return changes
 
+    def keep_hooks(self):
+        """Whether the forward pass registered hooks of modules, as libraries do in their first one; undo() leaves them, and the flags that say so."""
+        hooked = False
+        for state, _, inside, _ in self.before:
+            for key in [key for key in inside if key.endswith("_hooks") and len(state[key]) > len(inside[key])]:
+                inside[key], hooked = state[key].copy(), True
+        if hooked:
+            for state, attributes, _, _ in self.before:
+                attributes.update({key: value for key, value in state.items() if key not in attributes and value is True})
+        return hooked
+
     def undo(self):
         for state, attributes, inside, _ in self.before:
             state.clear()

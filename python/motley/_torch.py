@@ -143,6 +143,19 @@ def attention_replacements():
     ]
 
 
+def check_replacements(is_known):
+    """[(place, name, function)]: conditions on the numbers of tensors are checked where these are known, and else not."""
+    if not hasattr(torch, "_check_tensor_all_with"):
+        return []
+    plain = torch._check_tensor_all_with
+
+    def check(error_type, cond, message=None):
+        if is_known(cond):
+            plain(error_type, cond, message)
+
+    return [(torch, "_check_tensor_all_with", check)]
+
+
 # A context in which subclasses of Tensor are ordinary tensors.
 without_subclasses = getattr(torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
 

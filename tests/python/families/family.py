@@ -10,6 +10,7 @@ def _sgd(parameters):
 class Family:
     """`full` and `tiny` are (build, batch): build() is a model that returns its loss, batch(rows, generator) what it is given.
 
+    full     None: not in the table of models, trained in its tiny size alone
     rows     of the batch that is planned for
     single   its operators take no numbers of double precision
     optimizer   makes it from parameters in the place of AdamW, which takes the sign alone of numbers near zero: rounding would show

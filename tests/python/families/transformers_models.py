@@ -22,6 +22,33 @@ def tokens(vocabulary, sequence, labels="same"):
     return batch
 
 
+def texts(vocabulary, sequence, labels="same", left=False):
+    """Texts of several lengths as collators make them a batch: an attention mask says what is padding, to the right or to the left."""
+
+    def batch(rows, generator=None):
+        lengths = torch.randint(sequence // 2, sequence, (rows,), generator=generator)
+        mask = (torch.arange(sequence) < lengths[:, None]).long()
+        mask = mask.flip(1) if left else mask
+        ids = torch.randint(3, vocabulary, (rows, sequence), generator=generator) * mask
+        if labels == "same":
+            target = ids.masked_fill(mask == 0, -100)
+        else:
+            target = torch.randint(0, labels, (rows,), generator=generator)
+        return {"input_ids": ids, "attention_mask": mask, "labels": target}
+
+    return batch
+
+
+def answered(vocabulary, source, target):
+    """Pairs of such texts."""
+    asked, told = texts(vocabulary, source), texts(vocabulary, target)
+
+    def batch(rows, generator=None):
+        return {**asked(rows, generator), "labels": told(rows, generator)["labels"]}
+
+    return batch
+
+
 def translated(vocabulary, source, target):
     def batch(rows, generator=None):
         return {
@@ -180,4 +207,32 @@ def families():
                _tiny(hf.WhisperForConditionalGeneration, whisper_tiny, spoken(8, 32, 64, 9))),
         Family("wav2vec 2", _model(hf.Wav2Vec2ForSequenceClassification, wave_full, waves(160000, 12)),
                _tiny(hf.Wav2Vec2ForSequenceClassification, wave_tiny, waves(200, 4))),
+    ] + _padded() + [_segments()]  # fmt: skip
+
+
+def _segments():
+    """Takes what its layers return from hooks that its first forward pass registers."""
+
+    def batch(rows, generator=None):
+        return {
+            "pixel_values": torch.randn(rows, 3, 32, 32, generator=generator),
+            "labels": torch.randint(0, 5, (rows, 32, 32), generator=generator),
+        }
+
+    config = hf.SegformerConfig(hidden_sizes=[8, 16, 16, 16], num_attention_heads=[1, 2, 2, 2], depths=[1, 1, 1, 1], decoder_hidden_size=16,
+                                num_labels=5)  # fmt: skip
+    return Family("SegFormer", None, _tiny(hf.SegformerForSemanticSegmentation, config, batch))
+
+
+def _padded():
+    """Batches with attention masks."""
+    of_two = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+              "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 64, "max_position_embeddings": 32, "decoder_start_token_id": 1,
+              "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None}  # fmt: skip
+    return [
+        Family("BERT, padded", None, _tiny(hf.BertForSequenceClassification, hf.BertConfig(**_SMALL, max_position_embeddings=32), texts(64, 12, 2))),
+        Family("Llama, padded", None, _tiny(hf.LlamaForCausalLM, hf.LlamaConfig(**_GROUPED), texts(64, 12)), single=True),
+        Family("Mistral, padded left", None, _tiny(hf.MistralForCausalLM, hf.MistralConfig(**_GROUPED, sliding_window=8), texts(64, 12, left=True)),
+               single=True),
+        Family("BART, padded", None, _tiny(hf.BartForConditionalGeneration, hf.BartConfig(**of_two), answered(64, 10, 7)), single=True),
     ]  # fmt: skip
