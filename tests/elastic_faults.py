@@ -73,8 +73,8 @@ class Case:
         {"worker": self.of_workers, "replanning": self.of_planning, "network": self.of_network, "disk": self.of_disk}.get(self.kind, lambda: None)()
 
     def lose(self, action, point, count, attempt):
-        """A worker at a point of an attempt; of as many as may be left. Rank 0 is always there."""
-        rank = self.rng.randrange(self.workers if attempt == 0 else max(1, self.workers - 2 * attempt))
+        """A worker at a point of an attempt. Where the plan leaves it out, nothing happens."""
+        rank = self.rng.randrange(self.workers - attempt)
         self.faults.append(f"{action}:{point}:{rank}:{count}@{attempt}")
         self.losses += action != "delay"
         if action != "delay":
@@ -87,9 +87,9 @@ class Case:
         return point, self.rng.randint(1, self.points[point] if attempt == 0 else min(2, self.points[point]))
 
     def of_workers(self):
-        for attempt in range(self.rng.choice([1, 1, 2, 3])):
+        for _ in range(self.rng.choice([1, 1, 2, 3])):
             action = self.rng.choice(["kill", "kill", "stop", "delay"])
-            self.lose(action, *self.some_point(attempt), attempt)
+            self.lose(action, *self.some_point(self.losses), self.losses)
 
     def of_planning(self):
         """Whoever plans for what is left is lost too."""
@@ -164,9 +164,9 @@ class Run:
 
 class Faults:
     def __init__(self, build, folder, twice, alone):
-        self.build, self.folder, self.alone = build, folder, alone  # alone: in namespaces of its own
+        self.folder, self.alone = folder, alone  # alone: in namespaces of its own
         self.motley = os.path.join(build, "motley")
-        self.words = TWICE if twice else PLANS
+        self.words, self.twice = TWICE if twice else PLANS, twice
         self.points = {**POINTS, "second": 2 * STEPS} if twice else POINTS
         self.kinds = [k for k in KINDS if alone or k not in ("network", "disk")]
         self.temporary = os.path.join(folder, "tmp")
@@ -270,6 +270,8 @@ class Faults:
         wrong = self.wrong(run.losses(), range(STEPS))
         if not wrong and len(losses) > case.losses:
             wrong = f"{len(losses)} workers were lost"
+        if not wrong and self.twice and len(losses) == 1 and not case.disk and again > 1:
+            wrong = f"{again} steps were made again, of which a second worker had all"
         if not wrong and case.checkpoint and not case.disk and again > (2 * EVERY + 1) * max(1, len(losses)):
             wrong = f"{again} steps were made again"
         return wrong

@@ -326,7 +326,7 @@ class Workers {
   const LaunchOptions& options_;
   std::vector<Worker> workers_;
   int running_ = 0;
-  int asked_ = 0;  // the signal by which workers were asked to end
+  int asked_ = 0;                 // the signal by which workers were asked to end
   std::map<int, double> missed_;  // [rank] by workers to whom nothing comes from it
 };
 

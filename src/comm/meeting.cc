@@ -37,8 +37,9 @@ StorePointer connect(const Rendezvous& where) {
       const bool refused = std::string(e.what()).find("token") != std::string::npos;
       // The launcher is there: it is this worker that is cut off.
       if (!refused && where.store_outside && where.numbers.empty())
-        throw WorkerMissing(where.rank, fmt::format("[run] rank {} does not reach the launcher at {} port {}",
-                                                    where.rank, where.host, where.port));
+        throw WorkerMissing(where.rank,
+                            fmt::format("[run] rank {} does not reach the launcher at {} port {}",
+                                        where.rank, where.host, where.port));
       throw nobody(refused ? " but another program, or a launch with another MOTLEY_TOKEN" : "");
     }
   }

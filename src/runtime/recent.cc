@@ -60,9 +60,10 @@ void Recent::settle() {
     writing_.get();
   } catch (const std::exception& e) {
     if (!std::exchange(told_, true))
-      std::fprintf(stderr,
-                   "motley: [run] rank %d cannot leave its pieces for others, training goes on: %s\n",
-                   rank_, e.what());
+      std::fprintf(
+          stderr,
+          "motley: [run] rank %d cannot leave its pieces for others, training goes on: %s\n", rank_,
+          e.what());
   }
 }
 
