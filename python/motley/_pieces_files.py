@@ -92,13 +92,42 @@ def _check(said):
                 raise ValueError("part")
 
 
+class _Writing:
+    """A file whose errors wait for check(): torch.save aborts the process where writing fails, as on a full disk."""
+
+    def __init__(self, file):
+        self.file, self.error = file, None
+
+    def write(self, data):
+        if self.error is None:
+            try:
+                self.file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self):
+        pass
+
+    def check(self):
+        if self.error is not None:
+            raise self.error
+
+
 def _synced(path, write):
     """Writes a file beside its place, so that it is there whole or not at all."""
     beside = path + ".part"
-    with open(beside, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(beside, "wb") as file:
+            writing = _Writing(file)
+            write(writing)
+            writing.check()
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.remove(beside)
+        raise
     os.replace(beside, path)
 
 
