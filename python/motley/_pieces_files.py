@@ -92,36 +92,12 @@ def _check(said):
                 raise ValueError("part")
 
 
-class _Writing:
-    """A file whose errors wait for check(): torch.save aborts the process where writing fails, as on a full disk."""
-
-    def __init__(self, file):
-        self.file, self.error = file, None
-
-    def write(self, data):
-        if self.error is None:
-            try:
-                self.file.write(data)
-            except OSError as error:
-                self.error = error
-        return len(data)
-
-    def flush(self):
-        pass
-
-    def check(self):
-        if self.error is not None:
-            raise self.error
-
-
 def _synced(path, write):
     """Writes a file beside its place, so that it is there whole or not at all."""
     beside = path + ".part"
     try:
         with open(beside, "wb") as file:
-            writing = _Writing(file)
-            write(writing)
-            writing.check()
+            write(file)
             file.flush()
             os.fsync(file.fileno())
     except OSError:
@@ -139,7 +115,7 @@ def write(folder, said, rows, tensors):
     check = 0
     for tensor in tensors:
         check = zlib.crc32(_torch.bytes_of(tensor), check)
-    _synced(name + ".pt", lambda file: torch.save(list(tensors), file))
+    _synced(name + ".pt", lambda file: _torch.save(list(tensors), file))
     said = {"form": FORM, **said, "rows": rows, "bytes": os.path.getsize(name + ".pt"), "check": check}
     _synced(name + ".json", lambda file: file.write(json.dumps(said).encode()))
     with contextlib.suppress(OSError):  # the names too
