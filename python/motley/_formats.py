@@ -67,7 +67,8 @@ def write(path, file, kind):
                 seen.add(id(value))
         writer.save_file(tensors, beside, {"format": "pt", "steps": str(file["steps"])})
     else:
-        torch.save(file, beside)  # into a device or a pipe as it is; never replaces one
+        with open(beside, "wb") as opened:  # a device or a pipe as it is; never replaces one
+            _torch.save(file, opened)
     if beside != target:
         os.replace(beside, target)
 

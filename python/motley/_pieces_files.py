@@ -95,10 +95,15 @@ def _check(said):
 def _synced(path, write):
     """Writes a file beside its place, so that it is there whole or not at all."""
     beside = path + ".part"
-    with open(beside, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(beside, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.remove(beside)
+        raise
     os.replace(beside, path)
 
 
@@ -110,7 +115,7 @@ def write(folder, said, rows, tensors):
     check = 0
     for tensor in tensors:
         check = zlib.crc32(_torch.bytes_of(tensor), check)
-    _synced(name + ".pt", lambda file: torch.save(list(tensors), file))
+    _synced(name + ".pt", lambda file: _torch.save(list(tensors), file))
     said = {"form": FORM, **said, "rows": rows, "bytes": os.path.getsize(name + ".pt"), "check": check}
     _synced(name + ".json", lambda file: file.write(json.dumps(said).encode()))
     with contextlib.suppress(OSError):  # the names too

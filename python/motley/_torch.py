@@ -200,6 +200,33 @@ class _Plain:
             raise pickle.UnpicklingError(f"{module}.{name} is no tensor and no plain value")
 
 
+class _Writing:
+    """A file whose first error waits: what torch.save writes with ends the process where that fails."""
+
+    def __init__(self, file):
+        self.file, self.error = file, None
+
+    def write(self, data):
+        if self.error is None:
+            try:
+                self.file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self):
+        pass
+
+
+def save(value, file):
+    """torch.save into an open file, which on a full disk is an OSError."""
+    writing = _Writing(file)
+    torch.save(value, writing)
+    if writing.error is not None:
+        raise writing.error
+    file.flush()
+
+
 def load(path):
     """torch.load of tensors and plain values, onto the CPU."""
     if VERSION >= (2, 0):

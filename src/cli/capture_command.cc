@@ -14,7 +14,7 @@ namespace motley {
 
 void add_capture_command(CLI::App& app) {
   struct Args {
-    std::string model, output;
+    std::string model, output, dtype = "f32";
     int64_t batch = 8;
     bool json = false;
   };
@@ -26,13 +26,18 @@ void add_capture_command(CLI::App& app) {
   command->add_option("-o,--output", args->output, "Graph file to write")->required();
   command->add_option("--batch", args->batch, "Global batch, in samples; default: 8")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  command
+      ->add_option("--dtype", args->dtype,
+                   "Type of the parameters: f32 (default) or f64, for losses without rounding")
+      ->check(CLI::IsMember({"f32", "f64"}));
   command->add_flag("--json", args->json, "Print one JSON object");
   command->footer(
       "Example:\n"
       "  motley capture gpt:layers=4,hidden=512 --batch 32 -o gpt.graph");
   command->callback([args] {
     require_writable("--output", args->output);
-    GraphSource source = load_graph(args->model, args->batch);
+    const DType dtype = args->dtype == "f64" ? DType::f64 : DType::f32;
+    GraphSource source = load_graph(args->model, args->batch, dtype);
     const Graph& graph = source.graph;
     double flops = 0;
     for (const Node& node : graph.nodes)
@@ -45,7 +50,7 @@ void add_capture_command(CLI::App& app) {
     // Some models take another course at other batches; one sample often does.
     const std::string alone = file.add_other([&](int64_t samples) -> std::optional<Graph> {
       try {
-        return load_graph(args->model, samples).graph;
+        return load_graph(args->model, samples, dtype).graph;
       } catch (const UserError&) {
         return std::nullopt;
       }

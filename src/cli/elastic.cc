@@ -23,6 +23,7 @@
 #include "cluster/part.h"
 #include "comm/gloo.h"
 #include "core/error.h"
+#include "core/fault.h"
 #include "core/file.h"
 #include "core/units.h"
 #include "runtime/recent.h"
@@ -37,14 +38,19 @@ namespace {
 constexpr const char* kFolderVariable = "MOTLEY_RECENT";
 constexpr const char* kAttemptVariable = "MOTLEY_ATTEMPT";
 constexpr double kPlanSeconds = 1;
+// Beyond its time until a process that plans is taken to hang.
+constexpr std::chrono::seconds kPlanPatience{5};
+constexpr int kTries = 5;  // of planning for the same devices, where whoever does it is killed
 
-// A folder of this run in memory; on disk where there is no such memory. Those of runs that were
-// killed are removed.
+// In memory; on disk where there is no such memory.
+std::string parent_of_pieces() {
+  return access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : fs::temp_directory_path().string();
+}
+
+// A folder of this run. Those of runs that were killed are removed.
 class RunFolder {
  public:
-  RunFolder() {
-    const std::string parent =
-        access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : fs::temp_directory_path().string();
+  explicit RunFolder(const std::string& parent) {
     const std::string prefix = fmt::format("motley-{}-", getuid());
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(parent, error)) {
@@ -94,7 +100,11 @@ class Planner {
         std::vector<int> left = devices;
         std::erase(left, lost);
         if (stopping_) return;
-        if (!found(left)) plan_for(left, kPlanSeconds, /*idle=*/true, twice(left));
+        try {
+          if (!found(left)) plan_for(left, kPlanSeconds, /*idle=*/true, twice(left));
+        } catch (const std::exception&) {
+          return;  // such as a full disk; they are made when they are needed
+        }
       }
     });
   }
@@ -103,10 +113,9 @@ class Planner {
   Found get(const std::vector<int>& devices) {
     stop();
     stopping_ = false;
-    for (double limit : {kPlanSeconds, 10 * kPlanSeconds})
-      if (!found(devices)) plan_for(devices, limit, /*idle=*/false, twice(devices));
+    for (double limit : {kPlanSeconds, 10 * kPlanSeconds}) try_for(devices, limit, twice(devices));
     if (!found(devices) && twice(devices)) {
-      plan_for(devices, 10 * kPlanSeconds, /*idle=*/false, /*twice=*/false);
+      try_for(devices, 10 * kPlanSeconds, /*twice=*/false);
       if (found(devices))
         std::fprintf(stderr, "[run] what is left has no room for state kept twice\n");
     }
@@ -142,7 +151,13 @@ class Planner {
     for (const Json& d : said.at("devices")) result.devices.push_back(devices.at(d.get<size_t>()));
     return result;
   }
-  void plan_for(const std::vector<int>& devices, double limit, bool idle, bool twice) {
+  // Again where whoever plans is killed.
+  void try_for(const std::vector<int>& devices, double limit, bool twice) {
+    for (int tries = 0; tries < kTries && !found(devices); ++tries)
+      if (plan_for(devices, limit, /*idle=*/false, twice)) return;
+  }
+  // Whether the process came to its end, with a plan or without.
+  bool plan_for(const std::vector<int>& devices, double limit, bool idle, bool twice) {
     const std::string cluster = name(devices, ".yaml");
     write_file(cluster, to_yaml(part_of(plan_.cluster, devices)));
     std::vector<std::string> words = {"motley",
@@ -174,7 +189,7 @@ class Planner {
       const std::lock_guard lock(mutex_);
       if (stopping_) {
         close(said);
-        return;
+        return true;
       }
       pid = fork();
       if (pid == 0) {
@@ -191,15 +206,28 @@ class Planner {
       running_ = pid;
     }
     close(said);
-    siginfo_t ended{};
-    while (waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOWAIT) != 0 &&
-           errno == EINTR) {
-    }
+    if (const std::string fault = fault_due("replanning"); !fault.empty())
+      kill(pid, fault == "stop" ? SIGSTOP : SIGKILL);
+    wait_for(pid, Clock::now() + std::chrono::milliseconds(static_cast<int>(1000 * limit)) +
+                      (idle ? 12 : 1) * kPlanPatience);
     const std::lock_guard lock(mutex_);  // nobody kills it any more, whoever has its number then
     running_ = -1;
     int status = 0;
     waitpid(pid, &status, 0);
-    if (status != 0) fs::remove(name(devices, ".json"));  // it did not come to its end
+    if (status != 0) fs::remove(name(devices, ".json"));
+    return WIFEXITED(status);
+  }
+
+  // Until it has ended, or hangs and is killed.
+  static void wait_for(pid_t pid, Clock::time_point until) {
+    for (bool killed = false;;) {
+      siginfo_t ended{};
+      if (waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOWAIT | WNOHANG) == 0 &&
+          ended.si_pid == pid)
+        return;
+      if (!killed && Clock::now() > until) killed = kill(pid, SIGKILL) == 0;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
   }
 
   const Plan& plan_;
@@ -234,8 +262,9 @@ std::optional<Attempt> attempt_of_worker() {
 }
 
 void launch_elastic(const RunOptions& options, const Plan& plan, const LaunchOptions& first) {
-  const RunFolder folder;
-  Planner planner(plan, folder.path());
+  const RunFolder folder(parent_of_pieces());
+  const RunFolder plans(fs::temp_directory_path());
+  Planner planner(plan, plans.path());
   std::vector<int> devices(static_cast<size_t>(plan.cluster.size()));
   std::iota(devices.begin(), devices.end(), 0);
   std::vector<int> used = devices;        // by the plan, in the order of its workers
@@ -248,6 +277,7 @@ void launch_elastic(const RunOptions& options, const Plan& plan, const LaunchOpt
     launch.arguments = own.arguments();
     launch.workers = static_cast<int>(used.size());
     launch.places = used;
+    set_fault_rank(-1, attempt);
     planner.prepare(devices, used);
     const auto [lost, reason] = loss_of(launch, devices.size() > 1);
     if (lost < 0) return;

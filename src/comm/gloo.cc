@@ -146,7 +146,9 @@ class GlooCommunicator final : public ProcessCommunicator {
     group_ = set_up<c10::intrusive_ptr<CollectiveBackend>>(
         where, "connecting", [store = store_, where] { return gloo_group(store, where); });
     find_sockets(before);
-    Watch::close_when_lost(sockets_);
+    std::vector<int> ranks;
+    for (int r = 0; r < size_; ++r) ranks.push_back(where.number(r));
+    Watch::close_when_lost(sockets_, ranks);
   }
   ~GlooCommunicator() override { Watch::forget(sockets_); }
 

@@ -90,6 +90,7 @@ struct Outcome {
   int stopped = 0;    // by which signal it was asked to end
   int lost = -1;      // the worker that is gone or hangs
   std::string message;
+  std::vector<int> unreachable;  // by this worker, while others may hear them
 };
 
 Outcome outcome_of(const Worker& worker, int rank) {
@@ -115,7 +116,8 @@ Outcome outcome_of(const Worker& worker, int rank) {
   const std::string kind = report["kind"], message = report["message"];
   outcome.user = kind == "user";
   if (report.contains("rank")) outcome.lost = report["rank"];
-  if (kind == "peer lost") outcome.failure = Failure::peer_lost;
+  if (kind == "peer lost" || kind == "cut off") outcome.failure = Failure::peer_lost;
+  if (kind == "cut off") outcome.unreachable = report["ranks"].get<std::vector<int>>();
   if (kind == "stopped") {
     outcome.failure = Failure::stopped;
     outcome.stopped = report["signal"];
@@ -173,6 +175,8 @@ class Workers {
         --running_;
         const Outcome outcome = outcome_of(w, r);
         if (outcome.failure == Failure::none) continue;
+        for (int other : outcome.unreachable)
+          missed_[other] += 1.0 / static_cast<double>(outcome.unreachable.size());
         if (!failure) give_up = std::chrono::steady_clock::now() + kGrace;
         if (!failure || outcome.failure > failure->failure ||
             (outcome.failure == Failure::stopped && !outcome.message.empty()))
@@ -193,6 +197,7 @@ class Workers {
     }
     if (failure) {
       stop();
+      if (failure->failure == Failure::peer_lost && !missed_.empty()) blame(&*failure);
       if (failure->user && failure->lost >= 0) throw WorkerMissing(failure->lost, failure->message);
       if (failure->user) throw UserError(failure->message);
       if (failure->lost >= 0) throw WorkerLost(failure->lost, failure->message);
@@ -295,6 +300,16 @@ class Workers {
       if (list[i].revents != 0) drain(sinks[i].first, sinks[i].second);
   }
 
+  // Who is cut off: the one that others miss most, each with one vote for all that it misses, so that one that misses
+  // all others has little to say. The last of several.
+  void blame(Outcome* failure) const {
+    double most = 0;
+    for (const auto& [rank, votes] : missed_)
+      if (votes >= most) most = votes, failure->lost = rank;
+    failure->message = fmt::format(
+        "[run] nothing comes through from worker {} to others; all were stopped", failure->lost);
+  }
+
   void stop() {
     for (Worker& w : workers_) {
       if (w.running) {
@@ -311,7 +326,8 @@ class Workers {
   const LaunchOptions& options_;
   std::vector<Worker> workers_;
   int running_ = 0;
-  int asked_ = 0;  // the signal by which workers were asked to end
+  int asked_ = 0;                 // the signal by which workers were asked to end
+  std::map<int, double> missed_;  // [rank] by workers to whom nothing comes from it
 };
 
 int port_from_environment() {
@@ -406,6 +422,10 @@ void run_worker(const std::function<void()>& body) {
     const size_t space = lost.find(' ');
     report = {{"kind", lost.empty() ? "peer lost" : "hung"}, {"message", e.what()}};
     if (space != std::string::npos) report["rank"] = std::atoi(lost.c_str() + space);
+    if (const std::vector<int> ranks = Watch::unreachable(); !ranks.empty()) {
+      report["kind"] = "cut off";  // they, or this one
+      report["ranks"] = ranks;
+    }
   } catch (const std::exception& e) {
     const std::string text = e.what();
     report = {{"kind", "internal"}, {"message", text.substr(0, text.find('\n'))}};

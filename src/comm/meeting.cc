@@ -23,7 +23,7 @@ std::shared_ptr<StoreServer> hold(std::shared_ptr<StoreServer> server) {
 }
 
 StorePointer connect(const Rendezvous& where) {
-  const auto nobody = [&](const char* why) {
+  const auto nobody = [&](const char* why) -> UserError {
     return user_error("run", "nobody answers at MASTER_ADDR {} port {}{}; is rank 0 running there?",
                       where.host, where.port, why);
   };
@@ -35,6 +35,11 @@ StorePointer connect(const Rendezvous& where) {
       return connect_store(where.host, where.port, where.token, where.patience);
     } catch (const std::runtime_error& e) {
       const bool refused = std::string(e.what()).find("token") != std::string::npos;
+      // The launcher is there: it is this worker that is cut off.
+      if (!refused && where.store_outside && where.numbers.empty())
+        throw WorkerMissing(where.rank,
+                            fmt::format("[run] rank {} does not reach the launcher at {} port {}",
+                                        where.rank, where.host, where.port));
       throw nobody(refused ? " but another program, or a launch with another MOTLEY_TOKEN" : "");
     }
   }

@@ -363,7 +363,8 @@ struct Watching {
   std::atomic<bool> stopping{false};
   std::string lost;
   std::set<int> ended;
-  std::vector<int> sockets;
+  std::map<int, int> sockets;    // and the rank at the other end
+  std::vector<int> unreachable;  // ranks that only this worker may miss
   bool exits = false;
 };
 
@@ -377,10 +378,48 @@ void found_lost(int rank) {
   const std::lock_guard lock(state.mutex);
   if (!state.lost.empty()) return;
   state.lost = fmt::format("rank {}", rank);
-  for (int fd : state.sockets) shutdown(fd, SHUT_RDWR);
+  for (const auto& [fd, _] : state.sockets) shutdown(fd, SHUT_RDWR);
   if (!state.exits) return;
   std::fprintf(stderr, "motley: [run] lost %s: %s\n", state.lost.c_str(), Watch::reason().c_str());
   _exit(1);
+}
+
+// How long nothing has come from the machine at the other end; negative: the connection has ended. What waits
+// to be sent is sent again, and what is idle is asked every third of hang_limit(), so a living one is heard.
+milliseconds silence_of(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
+      info.tcpi_state != TCP_ESTABLISHED)
+    return milliseconds(-1);
+  return milliseconds(std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv));
+}
+
+void keep_asking(int fd) {
+  const int yes = 1, every = std::max(1, static_cast<int>(hang_limit().count() / 3000)), many = 100;
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &every, sizeof every);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &many, sizeof many);
+}
+
+milliseconds silence_limit() { return std::max(hang_limit(), milliseconds(3000)); }
+
+// Workers to which the way is cut.
+void look_for_cuts() {
+  Watching& state = watching();
+  std::set<int> silent, nearly;
+  {
+    const std::lock_guard lock(state.mutex);
+    for (const auto& [fd, rank] : state.sockets) {
+      const milliseconds silence = silence_of(fd);
+      if (silence > silence_limit()) silent.insert(rank);
+      if (silence > silence_limit() * 3 / 4) nearly.insert(rank);
+    }
+    if (silent.empty() || !state.lost.empty()) return;
+    state.unreachable.assign(nearly.begin(), nearly.end());
+  }
+  found_lost(*silent.begin());
 }
 
 void watch(Line line) {
@@ -410,6 +449,7 @@ void watch(Line line) {
       if (now - beat >= interval) {
         beat = now;
         line.send("B", now + limit);
+        look_for_cuts();
       }
     }
     line.send("Q", Clock::now() + milliseconds(100));
@@ -435,7 +475,14 @@ std::string Watch::lost() {
   return watching().lost;
 }
 
+std::vector<int> Watch::unreachable() {
+  const std::lock_guard lock(watching().mutex);
+  return watching().unreachable;
+}
+
 std::string Watch::reason() {
+  if (!unreachable().empty())
+    return fmt::format("nothing has come through from it for {}", seconds_text(silence_limit()));
   return fmt::format("it has said nothing for {} (it is stopped, or its machine is)",
                      seconds_text(hang_limit()));
 }
@@ -446,12 +493,14 @@ std::string Watch::ended() {
   return ended.empty() ? "" : fmt::format("rank {}", fmt::join(ended, ", "));
 }
 
-void Watch::close_when_lost(const std::vector<int>& sockets) {
+void Watch::close_when_lost(const std::vector<int>& sockets, const std::vector<int>& ranks) {
   Watching& state = watching();
   const std::lock_guard lock(state.mutex);
-  for (int fd : sockets) {
+  for (size_t i = 0; i < sockets.size(); ++i) {
+    const int fd = sockets[i];
     if (fd < 0) continue;
-    state.sockets.push_back(fd);
+    keep_asking(fd);
+    state.sockets[fd] = ranks.at(i);
     if (!state.lost.empty()) shutdown(fd, SHUT_RDWR);
   }
 }
@@ -459,9 +508,7 @@ void Watch::close_when_lost(const std::vector<int>& sockets) {
 void Watch::forget(const std::vector<int>& sockets) {
   Watching& state = watching();
   const std::lock_guard lock(state.mutex);
-  std::erase_if(state.sockets, [&](int fd) {
-    return std::find(sockets.begin(), sockets.end(), fd) != sockets.end();
-  });
+  for (int fd : sockets) state.sockets.erase(fd);
 }
 
 void Watch::exit_when_lost() {

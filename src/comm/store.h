@@ -9,7 +9,8 @@
 // The watch. A thread of every worker says once a second that it is there, whatever the worker
 // computes: slow is not hung. A worker that says nothing for hang_limit() (it is stopped, or its
 // machine is) is named to all others, whose connections to their peers are closed then: every
-// collective ends with PeerLost. A worker that was itself stopped counts no time for that.
+// collective ends with PeerLost. A worker that was itself stopped counts no time for that. Two
+// workers whose way to each other is cut, while the server hears both, see that themselves.
 #pragma once
 
 #include <chrono>
@@ -58,11 +59,16 @@ class Watch {
   static void start(int rank, const std::string& host, int port, const std::string& token);
   // The worker that is lost, "rank 2"; empty: none is. And why, in words.
   static std::string lost();
+  // Where nothing comes from workers that the holder of the store may still hear, so that they or this
+  // one are cut off: their ranks. Empty: it is not so.
+  static std::vector<int> unreachable();
   static std::string reason();
   // The workers whose process ended without a word since the start, in words; empty: none.
   static std::string ended();
-  // Shuts these sockets down when a worker is lost, until they are forgotten.
-  static void close_when_lost(const std::vector<int>& sockets);
+  // Shuts these sockets down when a worker is lost, until they are forgotten. [socket] in `ranks`: the
+  // worker at its other end, who is lost, too, when nothing comes from its machine for hang_limit(), at
+  // least 3 s; machines answer for processes that are stopped or busy. Negative sockets are none.
+  static void close_when_lost(const std::vector<int>& sockets, const std::vector<int>& ranks);
   static void forget(const std::vector<int>& sockets);
   // Ends this process with one line when a worker is lost, for backends whose waiting cannot be
   // ended.

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <stdexcept>
+#include <utility>
 
 #include "core/error.h"
 #include "core/fault.h"
@@ -52,18 +53,40 @@ Recent::~Recent() {
   if (writing_.valid()) writing_.wait();
 }
 
+// Where memory is full training goes on: who is lost then takes back to the step before, or to a checkpoint.
 void Recent::settle() {
-  if (writing_.valid()) writing_.get();
+  if (!writing_.valid()) return;
+  try {
+    writing_.get();
+  } catch (const std::exception& e) {
+    if (!std::exchange(told_, true))
+      std::fprintf(
+          stderr,
+          "motley: [run] rank %d cannot leave its pieces for others, training goes on: %s\n", rank_,
+          e.what());
+  }
+}
+
+// Appends the losses that are not written yet, all or none of them.
+void Recent::note(const StepLoss& loss) {
+  unwritten_ += fmt::format("{} {:.17g} {:.9g} {:.17g}\n", loss.step, loss.loss, loss.seconds,
+                            loss.gradient_norm);
+  const std::string path = fmt::format("{}/losses-{}", of_attempt(folder_, attempt_), rank_);
+  std::ofstream file(path, std::ios::app);
+  if (file << unwritten_ << std::flush) {
+    noted_ += unwritten_.size();
+    unwritten_.clear();
+    return;
+  }
+  file.close();
+  std::error_code error;
+  fs::resize_file(path, noted_, error);
 }
 
 void Recent::leave(CheckpointOf of, std::vector<HeldPiece> pieces, const StepLoss& loss) {
   settle();
   of.run = attempt_;
-  std::ofstream losses(fmt::format("{}/losses-{}", of_attempt(folder_, attempt_), rank_),
-                       std::ios::app);
-  losses << fmt::format("{} {:.17g} {:.9g} {:.17g}\n", loss.step, loss.loss, loss.seconds,
-                        loss.gradient_norm)
-         << std::flush;
+  note(loss);
   fault_point("boundary");
   steps_.push_back(of.step);
   // Everybody has left a step of this attempt when this worker is two steps further.

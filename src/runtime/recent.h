@@ -30,19 +30,24 @@ class Recent {
   Recent(const Recent&) = delete;
   Recent& operator=(const Recent&) = delete;
 
-  // Behind `of.step` steps. Written in the background; waits for that of the step before. Throws
-  // std::runtime_error where it could not be written.
+  // Behind `of.step` steps. Written in the background; waits for that of the step before. Where it cannot
+  // be written, as on a full disk, a line says so once and training goes on.
   void leave(CheckpointOf of, std::vector<HeldPiece> pieces, const StepLoss& loss);
 
-  // Waits for what is being written, and throws what leave() would.
+  // Waits for what is being written.
   void settle();
 
  private:
+  void note(const StepLoss& loss);
+
   std::string folder_;
   int attempt_, rank_;
   int64_t left_ = 0;
   std::future<void> writing_;
   std::vector<int64_t> steps_;  // that are there
+  std::string unwritten_;       // losses
+  uint64_t noted_ = 0;          // bytes of losses that are written
+  bool told_ = false;
 };
 
 // A step of an attempt before, of which pieces are there.

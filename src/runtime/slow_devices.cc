@@ -12,12 +12,13 @@ namespace motley {
 
 namespace {
 
-constexpr int kWarm = 3;             // steps in which memory is touched for the first time
-constexpr size_t kLong = 10;         // steps after which it is no noise
-constexpr double kSlow = 4.0 / 3;    // times as long
-constexpr double kWell = 1.15;       // and as long again as it should
-constexpr double kSmall = 0.05;      // of the longest computation: next to nothing
-constexpr Seconds kLeast = 5e-3;     // of computing in a step; below it, other processes decide
+constexpr int kWarm = 3;           // steps in which memory is touched for the first time
+constexpr size_t kLong = 13;       // steps after which it is no noise; with kTold, named within 20
+constexpr size_t kOutliers = 2;    // of them that may be as they should
+constexpr double kSlow = 4.0 / 3;  // times as long
+constexpr double kWell = 1.15;     // and as long again as it should
+constexpr double kSmall = 0.05;    // of the longest computation: next to nothing
+constexpr Seconds kLeast = 5e-3;   // of computing in a step; below it, other processes decide
 constexpr double kPlanHolds = 1.67;  // the plan is off by no more for others, where it is trusted
 
 double middle(const std::deque<double>& values) {
@@ -75,7 +76,7 @@ std::vector<SlowDevice> SlowDevices::step(const std::vector<Seconds>& measured) 
                                           [&](double share) { return share > kWell * should; }));
     if (device.named) {
       device.named = now > kWell * should;
-    } else if (now > kSlow * should && above + 1 >= kLong &&
+    } else if (now > kSlow * should && above + kOutliers >= kLong &&
                middle(device.alone) * planned_[d] > kLeast) {
       device.named = true;
       found.push_back({static_cast<int>(d), now / should, !by_plan});

@@ -2,8 +2,11 @@
 
 import glob
 import json
+import multiprocessing
 import os
 import pathlib
+import random
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +18,7 @@ import torch
 
 import elastic_model
 import support
+from motley import _pieces_files
 
 WORKER = os.path.join(support.HERE, "elastic_worker.py")
 LEFT = f"/dev/shm/motley-elastic-{os.getuid()}-*"
@@ -184,6 +188,76 @@ class Elastic(unittest.TestCase):
         launcher.send_signal(signal.SIGTERM)
         self.assertNotEqual(launcher.wait(60), 0)
         self.assertEqual(set(glob.glob(LEFT)) - self.before, set(), "what was left in memory")
+
+
+def write_step(folder, rank, step):
+    """A worker's half of a tensor that says which step it is of."""
+    half = 1 << 16
+    said = {"steps": step, "updates": step, "run": "00000a", "rank": rank, "ready": True, "numbers": [], "groups": None, "beside": []}
+    rows = [["", "weight", [1, 2, half, rank, 1, 0, 0, half], "float32", [half]]]
+    _pieces_files.write(folder, said, rows, [torch.full((half,), float(step))])
+    if rank == 0:
+        _pieces_files.remove(folder, lambda steps, run: steps >= step - 2)
+
+
+class Files(unittest.TestCase):
+    """Pieces in a folder, whatever happens to those who write them."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+
+    def newest(self):
+        entries = _pieces_files.found(self.folder)
+        source = _pieces_files.newest(entries, [("weight", 1 << 17)])
+        if source is None:
+            return 0
+        whole = torch.zeros(1 << 17)
+        for entry, number, part, new in source.giving("", "weight", whole.numel()):
+            _pieces_files.put(whole, _pieces_files.tensors_of(entry)[number], part, new)
+        self.assertTrue(bool((whole == source.steps).all()))
+        return source.steps
+
+    def test_writers_that_are_killed(self):
+        """Both workers at once, at any moment: what both have written is there."""
+        fork, rng, first = multiprocessing.get_context("fork"), random.Random(5), 1
+
+        def worker(rank, barrier, done):
+            for step in range(first, 1 << 30):
+                write_step(self.folder, rank, step)
+                done[rank] = step
+                barrier.wait()
+
+        for _ in range(int(os.environ.get("MOTLEY_KILLS", 6))):
+            barrier, done = fork.Barrier(2), fork.Array("q", 2, lock=False)
+            workers = [fork.Process(target=worker, args=(rank, barrier, done), daemon=True) for rank in range(2)]
+            for one in workers:
+                one.start()
+            time.sleep(rng.uniform(0.005, 0.15))
+            for one in workers:
+                one.kill()
+            for one in workers:
+                one.join()
+            there = self.newest()
+            self.assertGreaterEqual(there, max(first - 1, min(done)))
+            first = there + 1
+        self.assertGreater(first, 3)
+
+    def test_full_disk(self):
+        for rank in range(2):
+            write_step(self.folder, rank, 1)
+
+        def worker():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, 1 << 12))
+            try:
+                write_step(self.folder, 0, 2)
+            except OSError:
+                os._exit(7)
+
+        process = multiprocessing.get_context("fork").Process(target=worker)
+        process.start()
+        process.join()
+        self.assertEqual(process.exitcode, 7)
+        self.assertEqual(self.newest(), 1)
 
 
 if __name__ == "__main__":
