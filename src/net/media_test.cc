@@ -91,8 +91,8 @@ TEST(Media, PublicFiguresOfNccl) {
 TEST(Media, ADgx2IsDrivenAtItsSixLinks) {
   // No table of all_reduce_perf on a DGX-2 is public. NCCL's topology search counts with 20 GB/s of
   // each of the six links of a V100, through the switch at any number of them: 120.
-  const Topology net(
-      parse_cluster("link: {type: NVSwitch-V100}\ndevices: [{type: V100-32GB, count: 16}]", "dgx2"));
+  const Topology net(parse_cluster(
+      "link: {type: NVSwitch-V100}\ndevices: [{type: V100-32GB, count: 16}]", "dgx2"));
   for (int n : {2, 4, 5, 8, 16})
     EXPECT_NEAR(bus(net, range(n), Algorithm::automatic) / 120, 1, 0.1) << n;
   // Five GPUs of a DGX-1, which has no ring of them, are slower by far.
