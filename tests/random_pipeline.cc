@@ -169,11 +169,8 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
                                         : static_cast<int>((several ? 2 : 1) + rng->below(2));
   const bool alike = what.kinds == 1 || (what.kinds == 0 && rng->chance(0.5));
   std::vector<int> like(replicas, -1);  // an earlier replica that it is a copy of
-  for (int r = 1; r < replicas; ++r)
-    if (alike)
-      like[r] = 0;
-    else if (what.kinds > 0 && r >= what.kinds)
-      like[r] = static_cast<int>(rng->below(what.kinds));
+  for (int r = std::max(1, what.kinds); r < replicas; ++r)
+    if (alike || what.kinds > 0) like[r] = alike ? 0 : static_cast<int>(rng->below(what.kinds));
   std::vector<int> sizes;
   for (int i = 0; i < replicas * stages; ++i)
     sizes.push_back(what.plain              ? 1
