@@ -271,16 +271,12 @@ void Recorder::factory(const OpInfo& info, Stack* stack) {
   const at::Tensor& out = stack->back().toTensor();
   const TensorSpec spec = motley::spec_of(out);
   std::vector<Arg> args = {spec.shape, spec.dtype, {}, {}, {}};
-  const char* op = "aten::empty.memory_format";
+  const char* op = "aten::zeros";  // of what is to be filled too: nobody reads it before
   if (info.op.name == "aten::new_full") {
     op = "aten::full";
     args.insert(args.begin() + 1, number);
-  } else if (info.op.name == "aten::new_zeros") {
-    op = "aten::zeros";
   } else if (info.op.name == "aten::new_ones") {
     op = "aten::ones";
-  } else {
-    args.emplace_back();
   }
   define(out, emit(op, std::move(args), spec));
 }

@@ -130,7 +130,7 @@ class Rewriter : Rewriting {
                      {to_.spec(tensor(6)).dtype, {}}, node.phase);
       add(node, std::move(args), results(node));
     } else if (op == "aten::ones_like" || op == "aten::zeros_like" || op == "aten::empty_like" ||
-               op == "aten::full_like") {
+               op == "aten::full_like" || op == "aten::empty.memory_format") {
       const TensorSpec& spec = from_.spec(output(0));
       Arg fill = op == "aten::full_like" ? args[1] : Arg(op == "aten::ones_like" ? 1.0 : 0.0);
       if (std::holds_alternative<ValueId>(fill)) return add(node, std::move(args), results(node));

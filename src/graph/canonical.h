@@ -5,7 +5,7 @@
 //   the sum over targets / count, count = how many targets are not ignored, or the sum of their
 //                                  classes' weights: computed from the targets alone, so that
 //                                  uneven pieces with ignored targets stay exact
-//   ones_like, zeros_like, full_like, empty_like -> full      no dependence on the operand
+//   ones_like, zeros_like, full_like, empty_like, empty -> full      no dependence on the operand
 //
 // The result is equal to the input up to rounding.
 #pragma once
