@@ -60,22 +60,6 @@ class Capture(unittest.TestCase):
         self.assertIn("aten::addmm", graph.ops)
         self.assertEqual(graph.unknown_ops, [])
 
-    def test_stochastic_depth_is_cut(self):
-        """What is drawn into new memory, as timm's DropPath does, follows the samples."""
-
-        class Block(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(6, 6)
-
-            def forward(self, x):
-                return x + self.layer(x) * x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(0.9).div_(0.9)
-
-        model = nn.Sequential(Block(), nn.ReLU(), Block(), nn.Linear(6, 4))
-        graph = motley.capture(model, example(), F.cross_entropy)
-        self.assertEqual(graph.unknown_ops, [])
-        self.assertEqual(motley.plan(graph, "hap-a100-p100", engine="pipeline").engine, "pipeline")
-
     def test_the_model_is_not_changed(self):
         model = WithAttributes()
         before = {key: value.clone() for key, value in model.state_dict().items()}

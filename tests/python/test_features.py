@@ -256,6 +256,22 @@ class Features(support.InDoublePrecision):
         model = Body(lambda module, x: checkpoint(module.layer, x + 0 * module.layer.bias.sum(), use_reentrant=False))
         self.same(model, (inputs(6), labels()), F.cross_entropy)
 
+    def test_stochastic_depth_is_cut(self):
+        """What is drawn into new memory, as timm's DropPath does, follows the samples."""
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(6, 6)
+
+            def forward(self, x):
+                return x + self.layer(x) * x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(0.9).div_(0.9)
+
+        model = nn.Sequential(Block(), nn.ReLU(), Block(), nn.Linear(6, 4))
+        graph = motley.capture(model, (torch.randn(8, 6), torch.randint(4, (8,))), F.cross_entropy)
+        self.assertEqual(graph.unknown_ops, [])
+        self.assertEqual(motley.plan(graph, "hap-a100-p100", engine="pipeline").engine, "pipeline")
+
 
 if __name__ == "__main__":
     unittest.main()
