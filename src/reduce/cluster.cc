@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "cluster/part.h"
@@ -146,11 +149,9 @@ Seconds seconds_of(const std::vector<ReductionStep>& steps, const net::Topology&
   return seconds_of(steps, {all, steps, 0, 0, 0}, network, bytes);
 }
 
-std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::Groups& groups) {
-  if (!backend_of(cluster).messages) return {};  // in steps they go from worker to worker
-  if (groups.empty() || groups[0].size() < 3 ||
-      groups.size() * groups[0].size() > static_cast<size_t>(kMostDevices))
-    return {};
+namespace {
+
+std::vector<ReductionProgram> find_reductions(const Cluster& cluster, const net::Groups& groups) {
   std::vector<ReductionProgram> programs;
   std::map<std::string, std::vector<ReductionStep>> known;  // by the part of the tree
   double gain = kGain;
@@ -224,6 +225,71 @@ std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::G
     program.seconds_per_byte = slope;
   }
   return programs;
+}
+
+// What reductions_of found, by cluster and groups: the engines of one plan ask for the same many
+// times, on two threads. It forgets everything once it holds more than kMostBytes.
+class Known {
+ public:
+  std::vector<ReductionProgram> of(const Cluster& cluster, const net::Groups& groups) {
+    std::string key = look_of(cluster);
+    for (const std::vector<int>& devices : groups) {
+      key.append(reinterpret_cast<const char*>(devices.data()), devices.size() * sizeof(int));
+      key += '|';
+    }
+    std::shared_ptr<Entry> entry;
+    {
+      const std::lock_guard lock(mutex_);
+      std::shared_ptr<Entry>& place = entries_[key];
+      if (!place) place = std::make_shared<Entry>();
+      entry = place;
+    }
+    std::call_once(entry->once, [&] {
+      entry->programs = find_reductions(cluster, groups);
+      count(key.size() + bytes_of(entry->programs));
+    });
+    return entry->programs;
+  }
+
+ private:
+  static constexpr size_t kMostBytes = 64 << 20;
+  struct Entry {
+    std::once_flag once;
+    std::vector<ReductionProgram> programs;
+  };
+
+  static size_t bytes_of(const std::vector<ReductionProgram>& programs) {
+    size_t members = 0;
+    for (const ReductionProgram& program : programs) {
+      members += program.devices.size();
+      for (const ReductionStep& step : program.steps)
+        for (const std::vector<int>& group : step.groups) members += group.size();
+    }
+    return members * sizeof(int);
+  }
+
+  void count(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    bytes_ += bytes;
+    if (bytes_ <= kMostBytes) return;
+    entries_.clear();
+    bytes_ = 0;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::shared_ptr<Entry>> entries_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace
+
+std::vector<ReductionProgram> reductions_of(const Cluster& cluster, const net::Groups& groups) {
+  if (!backend_of(cluster).messages) return {};  // in steps they go from worker to worker
+  if (groups.empty() || groups[0].size() < 3 ||
+      groups.size() * groups[0].size() > static_cast<size_t>(kMostDevices))
+    return {};
+  static Known known;
+  return known.of(cluster, groups);
 }
 
 ReductionProgram joint_reduction(const Cluster& cluster, const net::Groups& groups, Bytes bytes) {
