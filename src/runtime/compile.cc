@@ -147,6 +147,7 @@ Executor::Instruction Executor::compiled(const Step& step) const {
     in.kind = Instruction::Kind::source;
   } else if (is_boundary(node)) {
     in.kind = Instruction::Kind::boundary;
+    in.given = triple.in[0];
     in.passes = moves_nothing(theory_, step.node, triple, shares_);
   } else if (!triple.kernel.empty()) {
     in.kind = Instruction::Kind::rule;

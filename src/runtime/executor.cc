@@ -165,10 +165,9 @@ at::Tensor Executor::converted(const Instruction& instruction, at::Tensor from) 
 at::Tensor Executor::exchange(const Instruction& in) {
   const at::Tensor& from = values_[in.operands[0]];
   if (in.passes) return from;
-  const Placement placement = in.placements[0];
   const ValueId taken = in.node->outputs[0], given = theory_.graph().inputs_of(*in.node)[0];
-  const Factored f = factored(theory_, given, placement);
-  const Cut a = theory_.cut(given, placement), b = theory_.cut(taken, placement);
+  const Factored f = factored(theory_, given, in.given);
+  const Cut a = theory_.cut(given, in.given), b = theory_.cut(taken, in.placements[0]);
   const int rank = communicator_.rank(), size = communicator_.size();
   // Where the new piece of one device and the old one of another meet: from, length.
   auto meet = [&](int giver, int taker) {

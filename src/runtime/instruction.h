@@ -35,6 +35,7 @@ struct Executor::Instruction {
   // Empty piece: shapes of operands to call with (empty: the operand itself).
   std::vector<Shape> stand_in;
   std::vector<Placement> placements;  // of the results
+  Placement given;                    // boundary: of the operand
   int64_t begin = 0, length = 0;      // of this device's piece of the cut dimension
   std::vector<Step> steps;            // conversions: one, or a bucket of all-reduces
   int message = -1;                   // send, bucket: which message of gradients

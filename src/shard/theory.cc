@@ -1,10 +1,12 @@
 #include "shard/theory.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "core/error.h"
 
@@ -27,21 +29,59 @@ int64_t product(const Factors& f, size_t begin, size_t end) {
   return p;
 }
 
-// The coarsest list that refines both, or false if neither order of their boundaries divides.
-bool common_refinement(const Factors& a, const Factors& b, Factors* result) {
-  std::vector<int64_t> cuts = {1};
-  int64_t suffix = 1;
-  for (size_t i = a.size(); i-- > 0;) cuts.push_back(suffix *= a[i]);
-  suffix = 1;
-  for (size_t i = b.size(); i-- > 0;) cuts.push_back(suffix *= b[i]);
-  std::sort(cuts.rbegin(), cuts.rend());
-  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  result->clear();
-  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    if (cuts[i] % cuts[i + 1] != 0) return false;
-    result->push_back(cuts[i] / cuts[i + 1]);
+// The products of the factors behind each bound of a list, outermost first: [8, 7] has 56, 7, 1.
+Factors bounds_of(const Factors& f) {
+  Factors bounds = {1};
+  for (size_t i = f.size(); i-- > 0;) bounds.push_back(bounds.back() * f[i]);
+  std::reverse(bounds.begin(), bounds.end());
+  return bounds;
+}
+
+Factors between(const Factors& bounds) {
+  Factors f;
+  for (size_t i = 0; i + 1 < bounds.size(); ++i) f.push_back(bounds[i] / bounds[i + 1]);
+  return f;
+}
+
+// `a` with those bounds of `b` that divide, and are divided by, the ones it has: [64, 56] by [64, 8, 7] is
+// [64, 8, 7]; [8, 7] by [28, 2] stays as it is. REQUIRES: equal products.
+Factors refined(const Factors& a, const Factors& b) {
+  Factors bounds = bounds_of(a);
+  for (int64_t bound : bounds_of(b)) {
+    auto behind = std::lower_bound(bounds.begin(), bounds.end(), bound, std::greater<>());
+    if (behind == bounds.end() || *behind == bound || behind == bounds.begin()) continue;
+    if (*std::prev(behind) % bound == 0 && bound % *behind == 0) bounds.insert(behind, bound);
   }
-  return true;
+  return between(bounds);
+}
+
+// Of tensors of one shape. Whether one of them changed.
+bool refine_each_other(std::vector<Factors>* a, std::vector<Factors>* b) {
+  if (a->size() != b->size()) return false;
+  bool changed = false;
+  for (size_t d = 0; d < a->size(); ++d) {
+    Factors& mine = (*a)[d];
+    Factors& other = (*b)[d];
+    if (mine == other || product(mine, 0, mine.size()) != product(other, 0, other.size())) continue;
+    Factors x = refined(mine, other), y = refined(other, mine);
+    changed = changed || x != mine || y != other;
+    mine = std::move(x), other = std::move(y);
+  }
+  return changed;
+}
+
+// What is placed alike is numbered alike: bounds that only one of two tensors of one shape could take
+// are given up.
+void keep_common(std::vector<Factors>* a, std::vector<Factors>* b) {
+  if (a->size() != b->size()) return;
+  for (size_t d = 0; d < a->size(); ++d) {
+    if ((*a)[d] == (*b)[d]) continue;
+    const Factors x = bounds_of((*a)[d]), y = bounds_of((*b)[d]);
+    Factors both;
+    std::set_intersection(x.begin(), x.end(), y.begin(), y.end(), std::back_inserter(both),
+                          std::greater<>());
+    if (x.front() == y.front()) (*a)[d] = (*b)[d] = between(both);
+  }
 }
 
 // Where a label's factors lie in the factor list of a dimension: [begin, end), or false if its
@@ -57,6 +97,48 @@ bool locate(const Factors& factors, const std::vector<int>& labels, const std::v
   }
   *end = at;
   return true;
+}
+
+// A factor of a label. A cut is one digit of an index: (index / inner) % size. Where a tensor has a
+// factor of this size with this much behind it, it is the same digit, whatever its others are.
+struct Digit {
+  int64_t size, inner;
+  bool operator==(const Digit&) const = default;
+};
+
+// Where a label occurs in a tensor: its digits are factors `begin` and on of dimension `dim`.
+struct Place {
+  int dim = -1;
+  size_t begin = 0;
+  std::vector<Digit> digits;
+  Placement cut(Digit digit) const {
+    const auto it = std::find(digits.begin(), digits.end(), digit);
+    return Placement::shard(dim, static_cast<int>(begin + (it - digits.begin())));
+  }
+};
+
+// The place of a label in a tensor, without a dimension where it does not occur. False if it occurs
+// twice, or its bounds fall inside a factor.
+bool find_label(const TensorLabels& tensor, size_t label, const std::vector<Label>& labels,
+                const std::vector<Factors>& factors, Place* place) {
+  for (size_t d = 0; d < tensor.dims.size(); ++d)
+    for (size_t p = 0; p < tensor.dims[d].size(); ++p) {
+      if (tensor.dims[d][p] != static_cast<int>(label)) continue;
+      size_t begin, end;
+      const Factors& f = factors[d];
+      if (place->dim >= 0 || !locate(f, tensor.dims[d], labels, p, &begin, &end)) return false;
+      *place = {static_cast<int>(d), begin, {}};
+      for (size_t k = begin; k < end; ++k) place->digits.push_back({f[k], product(f, k + 1, end)});
+    }
+  return true;
+}
+
+// Leaves those that these have too.
+void keep_common(const std::vector<Digit>& these, bool first, std::vector<Digit>* shared) {
+  if (first) *shared = these;
+  std::erase_if(*shared, [&](Digit digit) {
+    return std::find(these.begin(), these.end(), digit) == these.end();
+  });
 }
 
 }  // namespace
@@ -180,7 +262,7 @@ void Theory::refine() {
   // A node is looked at again only after a value it touches has changed.
   int64_t clock = 0;
   std::vector<int64_t> changed_at(graph_.values.size(), 0), seen_at(graph_.nodes.size(), -1);
-  Factors sizes, refined, shared;
+  Factors sizes, shared;
   auto visit = [&](size_t n) {
     const std::vector<Label>& labels = kinds_[kind_[n]].signature.labels;
     const std::vector<Use>& used = uses[kind_[n]];
@@ -201,39 +283,42 @@ void Theory::refine() {
       sizes.clear();
       for (int l : *u->labels) sizes.push_back(labels[l].size);
       Factors& mine = factors_[of[u->tensor].index][u->dim];
-      if (!common_refinement(mine, sizes, &refined) || refined == mine) continue;
-      mine = refined;
+      Factors fine = refined(mine, sizes);
+      if (fine == mine) continue;
+      mine = std::move(fine);
       write(of[u->tensor]);
     }
     for (auto u = begin_use; u != end_use;) {
       auto last = u;
       while (last != end_use && last->label == u->label) ++last;
-      // The factors of this label at every place; usually they are the same.
-      bool agreed = true, equal = true;
+      // The factors of this label at every place; usually they are the same. What two places
+      // cannot both have (8 x 7 and 28 x 2) each keeps as it is.
+      bool located = true, equal = true;
       shared.clear();
       size_t begin, end;
-      for (auto w = u; w != last && agreed; ++w) {
+      for (auto w = u; w != last && located; ++w) {
         const Factors& f = factors_[of[w->tensor].index][w->dim];
-        agreed = locate(f, *w->labels, labels, w->position, &begin, &end);
-        if (!agreed) break;
+        located = locate(f, *w->labels, labels, w->position, &begin, &end);
+        if (!located) break;
         auto from = f.begin() + static_cast<int64_t>(begin),
              to = f.begin() + static_cast<int64_t>(end);
         if (w == u) {
           shared.assign(from, to);
         } else if (!std::equal(shared.begin(), shared.end(), from, to)) {
           equal = false;
-          agreed = common_refinement(shared, Factors(from, to), &refined);
-          if (agreed) shared = refined;
+          shared = refined(shared, Factors(from, to));
         }
       }
-      if (agreed && !equal)
+      if (located && !equal)
         for (auto w = u; w != last; ++w) {
           Factors& f = factors_[of[w->tensor].index][w->dim];
           locate(f, *w->labels, labels, w->position, &begin, &end);
           auto from = f.begin() + static_cast<int64_t>(begin),
                to = f.begin() + static_cast<int64_t>(end);
-          if (std::equal(shared.begin(), shared.end(), from, to)) continue;
-          f.insert(f.erase(from, to), shared.begin(), shared.end());
+          const Factors old(from, to);
+          const Factors fine = refined(old, shared);
+          if (fine == old) continue;
+          f.insert(f.erase(from, to), fine.begin(), fine.end());
           write(of[w->tensor]);
         }
       u = last;
@@ -244,17 +329,9 @@ void Theory::refine() {
   // Parameters and their gradients (buffers and their updates) are placed alike, so they share
   // factors.
   auto share = [&](ValueId a, ValueId b) {
-    if (!b.valid() || graph_.spec(a).shape != graph_.spec(b).shape) return false;
-    bool changed = false;
-    for (size_t d = 0; d < factors_[a.index].size(); ++d) {
-      Factors both;
-      Factors &fa = factors_[a.index][d], &fb = factors_[b.index][d];
-      if (fa == fb || !common_refinement(fa, fb, &both)) continue;
-      fa = fb = both;
-      changed_at[a.index] = changed_at[b.index] = ++clock;
-      changed = true;
-    }
-    return changed;
+    if (!b.valid() || !refine_each_other(&factors_[a.index], &factors_[b.index])) return false;
+    changed_at[a.index] = changed_at[b.index] = ++clock;
+    return true;
   };
   // Refinement only ever adds boundaries, so this ends; a handful of sweeps is usual.
   for (bool changed = true; changed;) {
@@ -265,6 +342,10 @@ void Theory::refine() {
     if (!changed) break;
     for (size_t n = graph_.nodes.size(); n-- > 0;) changed = visit(n) || changed;
   }
+  for (const Parameter& p : graph_.parameters)
+    if (p.gradient.valid()) keep_common(&factors_[p.value.index], &factors_[p.gradient.index]);
+  for (const Buffer& b : graph_.buffers)
+    if (b.update.valid()) keep_common(&factors_[b.value.index], &factors_[b.update.index]);
 }
 
 void Theory::derive() {
@@ -340,45 +421,25 @@ void Theory::derive() {
 
     for (size_t l = 0; l < s.labels.size(); ++l) {
       if (s.labels[l].kind == LabelKind::blocked) continue;
-      // The label's factors, which every occurrence must show; `starts` are their positions in each
-      // tensor.
-      Factors shared;
+      std::vector<Digit> shared;
       bool first = true, agreed = true;
-      struct Place {
-        int dim = -1;
-        size_t begin = 0;
-      };
       std::vector<Place> in(inputs.size()), out(outputs.size());
       auto find = [&](ValueId v, const TensorLabels& tensor, Place* place) {
-        for (size_t d = 0; d < tensor.dims.size(); ++d)
-          for (size_t p = 0; p < tensor.dims[d].size(); ++p) {
-            if (tensor.dims[d][p] != static_cast<int>(l)) continue;
-            size_t begin, end;
-            const Factors& f = factors_[v.index][d];
-            if (place->dim >= 0 || !locate(f, tensor.dims[d], s.labels, p, &begin, &end) ||
-                product(f, begin, end) != s.labels[l].size) {
-              agreed = false;
-              return;
-            }
-            Factors part(f.begin() + static_cast<int64_t>(begin),
-                         f.begin() + static_cast<int64_t>(end));
-            if (!first && part != shared) agreed = false;
-            shared = part;
-            first = false;
-            *place = {static_cast<int>(d), begin};
-          }
+        agreed = agreed && find_label(tensor, l, s.labels, factors_[v.index], place);
+        if (agreed && place->dim >= 0)
+          keep_common(place->digits, std::exchange(first, false), &shared);
       };
       for (size_t i = 0; i < inputs.size(); ++i) find(inputs[i], s.operands[i], &in[i]);
       for (size_t o = 0; o < outputs.size(); ++o)
         if (outputs[o].valid()) find(outputs[o], s.results[o], &out[o]);
       if (!agreed) continue;
-      for (size_t q = 0; q < shared.size(); ++q) {
+      for (const Digit digit : shared) {
         Triple t = whole;
-        t.cut = shared[q];
+        t.cut = digit.size;
         bool possible = true;
         for (size_t i = 0; i < inputs.size(); ++i) {
           if (in[i].dim >= 0)
-            t.in[i] = Placement::shard(in[i].dim, static_cast<int>(in[i].begin + q));
+            t.in[i] = in[i].cut(digit);
           else if (s.labels[l].kind == LabelKind::reduction &&
                    std::count(s.added.begin(), s.added.end(), static_cast<int>(i)))
             t.in[i] = Placement::partial();
@@ -386,7 +447,7 @@ void Theory::derive() {
         for (size_t o = 0; o < outputs.size(); ++o) {
           if (!outputs[o].valid()) continue;
           if (out[o].dim >= 0)
-            t.out[o] = Placement::shard(out[o].dim, static_cast<int>(out[o].begin + q));
+            t.out[o] = out[o].cut(digit);
           else if (s.labels[l].ignored_by >> o & 1)
             t.out[o] = Placement::replicated();
           else if (s.labels[l].kind == LabelKind::reduction)
@@ -417,7 +478,7 @@ void Theory::derive() {
       bool possible = true;
       auto cut = [&](ValueId v, Placement p) {
         if (!p.is_shard()) return;
-        possible = possible && legal(v, p);
+        possible = possible && legal(v, p) && (t.cut == 0 || t.cut == cut_size(v, p));
         if (possible) t.cut = cut_size(v, p);
       };
       for (size_t i = 0; i < inputs.size(); ++i) cut(inputs[i], t.in[i]);

@@ -106,6 +106,42 @@ TEST(Theory, ViewsThatMixFactorsAreNotCut) {
       UnorderedElementsAre("R -> R", "P -> P"));
 }
 
+// Rows are 2 windows of 7 to one reader and 7 pairs to another. Neither can have the factors of the
+// other; the samples before them are the same digit of both.
+TEST(Theory, FactorsThatAllPlacesShareAreCut) {
+  const std::string text = R"(%0 = motley::input("x") : f32[4,14]
+%1 = aten::view(%0, [4, 2, 7]) : f32[4,2,7]
+%2 = motley::input("y") : f32[4,14]
+%3 = aten::view(%2, [4, 7, 2]) : f32[4,7,2]
+%4 = aten::view(%1, [56]) : f32[56]
+%5 = aten::view(%3, [56]) : f32[56]
+)";
+  Graph graph = parse_graph(text + "%6 = aten::add.Tensor(%4, %5, 1) : f32[56]\n", "windows");
+  Theory theory(graph);
+  using F = std::vector<std::vector<int64_t>>;
+  EXPECT_EQ(theory.factors(ValueId(4)), (F{{4, 2, 7}}));
+  EXPECT_EQ(theory.factors(ValueId(5)), (F{{4, 7, 2}}));
+  EXPECT_THAT(triples_of(text + "%6 = aten::add.Tensor(%4, %5, 1) : f32[56]\n"),
+              UnorderedElementsAre("R, R -> R", "S(0), S(0) -> S(0)", "P, P -> P"));
+}
+
+// 12 = 4 x 3 to one reader, 2 x 6 to another: [2, 2, 3] to both. Then 3 x 4 comes: it may have no more
+// than these bounds leave it.
+TEST(Theory, BoundsThatFitAreTaken) {
+  Graph graph = parse_graph(R"(%0 = motley::input("x") : f32[5,12]
+%1 = aten::view(%0, [5, 4, 3]) : f32[5,4,3]
+%2 = aten::view(%0, [5, 2, 6]) : f32[5,2,6]
+%3 = aten::view(%0, [5, 3, 4]) : f32[5,3,4]
+)",
+                            "bounds");
+  Theory theory(graph);
+  using F = std::vector<std::vector<int64_t>>;
+  EXPECT_EQ(theory.factors(ValueId(0)), (F{{5}, {2, 2, 3}}));
+  EXPECT_EQ(theory.factors(ValueId(1)), (F{{5}, {2, 2}, {3}}));
+  EXPECT_EQ(theory.factors(ValueId(2)), (F{{5}, {2}, {2, 3}}));
+  EXPECT_EQ(theory.factors(ValueId(3)), (F{{5}, {3}, {4}}));
+}
+
 TEST(Theory, LayerNormGradients) {
   EXPECT_THAT(triples_of(R"(%0 = motley::input("x") : f32[6,4]
 %1 = motley::parameter("w") : f32[4]

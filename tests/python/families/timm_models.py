@@ -67,6 +67,6 @@ def families():
         _family("EfficientNet", "efficientnet_b0", {"drop_rate": 0.0, "drop_path_rate": 0.0}, size=64,
                 optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9)),
         _family("Swin", "swin_base_patch4_window7_224",
-                {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4), "drop_path_rate": 0.0}),
+                {"img_size": 56, "patch_size": 2, "window_size": 7, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4), "drop_path_rate": 0.0}, size=56),
         _family("DeiT", "deit_base_patch16_224", {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 4}),
     ]  # fmt: skip
