@@ -9,7 +9,7 @@
 namespace motley::planner {
 
 bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& sites,
-                   const Plan& plan, Composition* composition) {
+                   const Plan& plan, Composition* composition, const Deadline& deadline) {
   const PipelinePlan& pipeline = *plan.pipeline;
   auto& replicas = composition->replicas;
   const int dp = static_cast<int>(replicas.size());
@@ -65,7 +65,7 @@ bool place_jointly(const Cluster& cluster, const std::vector<std::vector<int>>& 
     const double each = static_cast<double>(stages.size());
     const std::vector<int> order = reduce::devices_jointly(
         part_of(cluster, site), {static_cast<int>(stages.size()), dp, static_cast<int>(ranks)},
-        {{{1}, gradients / each}, {{2}, inside / each}, {{1, 2}, both / each}});
+        {{{1}, gradients / each}, {{2}, inside / each}, {{1, 2}, both / each}}, deadline);
     if (order.empty()) continue;
     auto next = order.begin();
     for (int s : stages)

@@ -128,7 +128,7 @@ Seconds PlacementCost::at_least(const ProgramState& state) const {
   return (most + model_.tuning.launch) * kBelow;
 }
 
-BestProgram best_program(const ProgramSpace& space, PlacementCost* cost) {
+BestProgram best_program(const ProgramSpace& space, PlacementCost* cost, const Deadline& deadline) {
   // A node is a way to a state whose last step may still be priced by its bound only.
   struct Node {
     Seconds bound, spent;  // spent: without the last step while that is not simulated
@@ -147,6 +147,7 @@ BestProgram best_program(const ProgramSpace& space, PlacementCost* cost) {
   BestProgram best;
   for (;;) {
     MOTLEY_CHECK(!queue.empty());
+    deadline.check(1);
     int id = queue.top();
     queue.pop();
     Node& node = nodes[id];
@@ -192,7 +193,7 @@ const ProgramSpace& ProgramSpaces::of(int levels) {
 
 JointPlacement place_jointly(const CostModel& model, const Hierarchy& hierarchy,
                              const std::vector<int>& axes, const std::vector<Reduction>& reductions,
-                             int size_limit) {
+                             int size_limit, const Deadline& deadline) {
   ProgramSpaces spaces(size_limit);
   std::vector<Matrix> all = placements(hierarchy, axes);
   auto costs = [&](const Matrix& m, size_t r) {
@@ -207,6 +208,7 @@ JointPlacement place_jointly(const CostModel& model, const Hierarchy& hierarchy,
   for (size_t i = 0; i < all.size(); ++i) {
     Candidate c{0, i, {}};
     for (size_t r = 0; r < reductions.size(); ++r) {
+      deadline.check();
       PlacementCost cost = costs(all[i], r);
       c.bounds.push_back(cost.at_least(spaces.of(cost.levels()).states[0]));
       c.bound += c.bounds.back();
@@ -223,12 +225,17 @@ JointPlacement place_jointly(const CostModel& model, const Hierarchy& hierarchy,
     if (c.bound >= best.seconds) break;
     Seconds spent = 0, left = c.bound;
     std::vector<BestProgram> programs;
-    for (size_t r = 0; r < reductions.size() && spent + left < best.seconds; ++r) {
-      PlacementCost cost = costs(all[c.index], r);
-      programs.push_back(best_program(spaces.of(cost.levels()), &cost));
-      ++best.searches;
-      spent += programs.back().seconds;
-      left -= c.bounds[r];
+    try {
+      for (size_t r = 0; r < reductions.size() && spent + left < best.seconds; ++r) {
+        PlacementCost cost = costs(all[c.index], r);
+        programs.push_back(best_program(spaces.of(cost.levels()), &cost, deadline));
+        ++best.searches;
+        spent += programs.back().seconds;
+        left -= c.bounds[r];
+      }
+    } catch (const TimeIsUp&) {
+      if (best.programs.empty()) throw;
+      break;
     }
     if (programs.size() < reductions.size() || spent >= best.seconds) continue;
     best.seconds = spent;

@@ -37,6 +37,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/deadline.h"
 #include "net/topology.h"
 #include "net/traffic.h"
 #include "reduce/synthesis.h"
@@ -93,8 +94,10 @@ struct BestProgram {
   int64_t states_expanded = 0;
 };
 
-// The fastest program of the space; of equally fast ones, one with the fewest steps.
-BestProgram best_program(const ProgramSpace& space, PlacementCost* cost);
+// The fastest program of the space; of equally fast ones, one with the fewest steps. Throws TimeIsUp
+// once the deadline is over.
+BestProgram best_program(const ProgramSpace& space, PlacementCost* cost,
+                         const Deadline& deadline = {});
 
 // The program spaces of one size limit, by number of levels, each explored once.
 class ProgramSpaces {
@@ -120,8 +123,9 @@ struct JointPlacement {
   int64_t searches = 0;               // reductions priced; the rest were cut by bounds
 };
 
+// The best of those that were priced when the deadline was over; throws TimeIsUp if none was.
 JointPlacement place_jointly(const CostModel& model, const Hierarchy& hierarchy,
                              const std::vector<int>& axes, const std::vector<Reduction>& reductions,
-                             int size_limit = 5);
+                             int size_limit = 5, const Deadline& deadline = {});
 
 }  // namespace motley::reduce

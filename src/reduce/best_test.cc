@@ -186,6 +186,28 @@ TEST(Best, JointPlacementEqualsTryingEveryPlacement) {
   }
 }
 
+TEST(Best, JointPlacementKeepsWhatItHasWhenTimeIsUp) {
+  const Hierarchy h = parse_hierarchy("node:4,gpu:16");
+  const net::Topology network(a100(4));
+  const CostModel model{&network, Algorithm::ring, {}};
+  const std::vector<int> axes = {4, 4, 4};
+  const std::vector<Reduction> reductions = {{{0}, 1e9}, {{1}, 2e9}, {{2}, 3e9}};
+  const JointPlacement all = place_jointly(model, h, axes, reductions, 3);
+  int none = 0, worse = 0, same = 0;
+  for (int work = 0; work < 4000 && same == 0; work += 10) try {
+      const Deadline deadline(Deadline::Limits{.work = work});
+      const JointPlacement some = place_jointly(model, h, axes, reductions, 3, deadline);
+      ASSERT_EQ(some.programs.size(), reductions.size());
+      EXPECT_GE(some.seconds, all.seconds);
+      ++(some.seconds > all.seconds ? worse : same);
+    } catch (const TimeIsUp&) {
+      ++none;
+    }
+  EXPECT_GT(none, 0);
+  EXPECT_GT(worse + same, 0);
+  EXPECT_EQ(same, 1);
+}
+
 TEST(Best, JointPlacementPutsTheHeavyReductionInside) {
   // 2 x 16, axes 2 and 16: the axis that reduces more bytes goes inside the node, where there is
   // room for it. Axis 0 (2 wide) with all the bytes: [[1 2] [2 8]]; axis 1: [[2 1] [1 16]].

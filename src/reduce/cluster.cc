@@ -398,18 +398,21 @@ void reprice(const Cluster& before, const Cluster& after, std::vector<ReductionP
 }
 
 std::vector<int> devices_jointly(const Cluster& cluster, const std::vector<int>& axes,
-                                 const std::vector<Reduction>& reductions) {
+                                 const std::vector<Reduction>& reductions,
+                                 const Deadline& deadline) {
   const std::optional<Hierarchy> hierarchy = hierarchy_of(cluster);
   int64_t ranks = 1;
   for (int axis : axes) ranks *= axis;
   if (!hierarchy || ranks != cluster.size() || ranks > kMostDevices) return {};
   const net::Topology network(cluster);
   try {
-    const JointPlacement joint =
-        place_jointly({&network, net::Algorithm::ring, {}}, *hierarchy, axes, reductions, 3);
+    const JointPlacement joint = place_jointly({&network, net::Algorithm::ring, {}}, *hierarchy,
+                                               axes, reductions, 3, deadline);
     return devices_by_axis(joint.matrix);
   } catch (const UserError&) {
     return {};  // too many placements
+  } catch (const TimeIsUp&) {
+    return {};
   }
 }
 

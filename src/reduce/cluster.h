@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cluster/cluster.h"
+#include "core/deadline.h"
 #include "net/reduction.h"
 #include "net/topology.h"
 #include "reduce/best.h"
@@ -44,9 +45,11 @@ ReductionProgram joint_reduction(const Cluster& cluster, const net::Groups& grou
 // The devices of a grid, numbered along its axes with the first axis most significant, in the
 // placement where the reductions, each by its best program of at most three steps, take the least
 // time together (place_jointly). Empty where the cluster's groups are not alike, or the axes are
-// not as large as the cluster, or there are too many placements.
+// not as large as the cluster, or there are too many placements, or the deadline is over before one is
+// priced; then it is the best of those that were.
 std::vector<int> devices_jointly(const Cluster& cluster, const std::vector<int>& axes,
-                                 const std::vector<Reduction>& reductions);
+                                 const std::vector<Reduction>& reductions,
+                                 const Deadline& deadline = {});
 
 // What programs that were found for one cluster take on another with the same devices in the same
 // tree but other links: their times change as in simulation. Those that reduce at the same time

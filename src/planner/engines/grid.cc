@@ -182,7 +182,8 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
     }
     std::unique_ptr<Plan> jointly;
     if (!fixed.devices && s.interleave == 1 &&
-        place_jointly(cluster, {everywhere}, *plan, &composition))
+        place_jointly(cluster, {everywhere}, *plan, &composition,
+                      request.limits.deadline.part(kPlacing)))
       jointly = own.compose(composition, "grid", &reason);
     auto note = [&](const Plan& made) {
       if (s.zero < 3) s.zero = made.pipeline->level(0);

@@ -540,7 +540,8 @@ class PipelineSearch {
     for (int c : equals()) sites.push_back(parts_[c].devices);
     std::unique_ptr<Plan> jointly;
     const Composition before = composition;
-    if (place_jointly(cluster_, sites, *plan, &composition))
+    if (place_jointly(cluster_, sites, *plan, &composition,
+                      request_.limits.deadline.part(kPlacing)))
       jointly = builder.compose(composition, "pipeline", &reason);
     // `plan` has the devices from before.
     const Composition* placed = &composition;
