@@ -2,18 +2,21 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <thread>
 
 #include "cli/commands.h"
 #include "cli/elastic.h"
+#include "cli/replanning.h"
 #include "cluster/profile.h"
 #include "comm/launch.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/interrupted.h"
 #include "core/units.h"
+#include "runtime/recent.h"
 #include "runtime/trainer.h"
 #include "sim/simulate.h"
 
@@ -50,7 +53,31 @@ void say_slow(int64_t step, const SlowDevice& device, const Plan& plan) {
                device.before ? "before" : "planned");
 }
 
+// What a worker tells its launcher of slow devices: after which steps of which lengths.
+class Progress {
+ public:
+  void note(const StepReport& step) {
+    if (made_++ == 0)
+      startup_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+    in_steps_s_ += step.seconds;
+  }
+  void tell(int64_t step, const SlowDevice& device) const {
+    const auto attempt = attempt_of_worker();
+    if (!attempt) return;
+    const size_t before = recent_losses(attempt->folder, attempt->number, step).size();
+    leave_note(attempt->folder, attempt->number,
+               {step, static_cast<int64_t>(before) + made_, device.device, device.factor,
+                startup_s_, in_steps_s_ / static_cast<double>(made_)});
+  }
+
+ private:
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+  Seconds startup_s_ = 0, in_steps_s_ = 0;
+  int64_t made_ = 0;
+};
+
 void work(const RunOptions& options, const Rendezvous& where) {
+  Progress progress;
   const Plan plan = sound_plan(options, where.size);
   set_fault_rank(where.rank, attempt_of_worker() ? attempt_of_worker()->number : 0);
   fault_point("rendezvous");
@@ -98,9 +125,11 @@ void work(const RunOptions& options, const Rendezvous& where) {
     if (!talks) return;
     slow.push_back({{"step", step}, {"device", device.device}, {"factor", device.factor}});
     say_slow(step, device, plan);
+    progress.tell(step, device);
   };
   const RunReport report =
       train(plan, *group, training, options.steps, [&](const StepReport& step) {
+        progress.note(step);
         if (talks)
           std::fprintf(stderr, "step %lld  loss %.4f  %s\n", static_cast<long long>(step.step),
                        step.loss, format_seconds(step.seconds).c_str());
@@ -174,6 +203,8 @@ std::vector<std::string> RunOptions::arguments() const {
 
 void run_command(const RunOptions& options) {
   check_device(options);
+  if (options.replan == "auto" && !options.elastic)
+    throw user_error("run", "--replan auto starts workers again; give --elastic too");
   if (const auto where = rendezvous_from_environment()) {
     run_worker([&] { work(options, *where); });
     return;
@@ -263,6 +294,13 @@ void add_worker_options(CLI::App* command, RunOptions* options) {
           "--elastic", options->elastic,
           "When a worker is lost, plan for the devices that are left and go on from the last "
           "step, with the same losses")
+      ->group(group);
+  command
+      ->add_option(
+          "--replan", options->replan,
+          "When a device is slower than planned: advise (default) says so; auto, with --elastic, "
+          "also goes on by a plan for its speed where that pays")
+      ->check(CLI::IsMember({"advise", "auto"}))
       ->group(group);
   command
       ->add_option("--hang-timeout", options->hang_s,

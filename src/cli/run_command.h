@@ -25,8 +25,9 @@ struct RunOptions {
   std::string overlap = "on";   // or off: collectives are waited for where they stand
   int threads = 1;              // of each local worker
   bool json = false;
-  bool elastic = false;  // goes on without workers that are lost (elastic.h)
-  double hang_s = 0;     // how long a worker may say nothing; 0: as store.h has it
+  bool elastic = false;           // goes on without workers that are lost (elastic.h)
+  std::string replan = "advise";  // or auto: goes on by another plan when a device is slow
+  double hang_s = 0;              // how long a worker may say nothing; 0: as store.h has it
 
   // The command line that gives these options, for workers.
   std::vector<std::string> arguments() const;

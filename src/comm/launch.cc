@@ -167,6 +167,10 @@ class Workers {
           if (w.running) kill(w.pid, asked_);
       }
       poll_once(failure ? 50 : 500);
+      if (!failure && asked_ == 0 && options_.leave && options_.leave()) {
+        stop();
+        throw WorkersLeft();
+      }
       for (int r = 0; r < options_.workers; ++r) {
         Worker& w = workers_[r];
         if (!w.running || w.report >= 0 || w.output >= 0) continue;

@@ -32,6 +32,13 @@ struct LaunchOptions {
       false;  // on SIGINT and SIGTERM workers end by themselves; a second signal kills them
   const Network* network = nullptr;  // whose workers' namespaces the workers are started in
   std::vector<int> places = {};      // [worker] which of these; empty: as numbered
+  std::function<bool()> leave = {};  // asked twice a second: whether all workers are to be stopped
+};
+
+// `leave` said so. The workers were stopped.
+class WorkersLeft : public std::runtime_error {
+ public:
+  WorkersLeft() : std::runtime_error("[run] the workers were stopped") {}
 };
 
 // A worker that was killed, ended without a word, or hangs. The others were stopped.
@@ -43,7 +50,7 @@ class WorkerLost : public std::runtime_error {
 
 // Starts the workers and waits for them. Only rank 0 keeps standard output; standard error is
 // shared. MASTER_PORT is used if set, any free port otherwise. Throws what the first failing worker
-// threw if it was a UserError, WorkerLost where it is gone, std::runtime_error with one line otherwise. On SIGINT, SIGTERM and
+// threw if it was a UserError, WorkerLost where it is gone, WorkersLeft, std::runtime_error with one line otherwise. On SIGINT, SIGTERM and
 // SIGHUP the workers end and Interrupted (core/interrupted.h) is thrown.
 std::string launch_workers(const LaunchOptions& options);
 
