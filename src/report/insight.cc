@@ -198,7 +198,8 @@ std::string explanation_section(const Plan& plan, const explain::Explanation& e,
   return out;
 }
 
-std::string what_if_section(const advise::Question& question, const advise::Advice& advice) {
+std::string what_if_section(const advise::Question& question, const advise::Advice& advice,
+                            Seconds step) {
   const auto value = [&](const advise::Cost& c) {
     return question.objective == advise::Objective::money    ? c.money
            : question.objective == advise::Objective::energy ? c.joules
@@ -220,6 +221,10 @@ std::string what_if_section(const advise::Question& question, const advise::Advi
       "the {} of a step{}.</p>\n",
       question.objective == advise::Objective::seconds ? "time" : to_string(question.objective),
       advice.out_of_time ? "; with more time better plans may be found" : "");
+  if (advice.now.found && advice.now.cost.step < 0.995 * step)
+    out +=
+        fmt::format("<p>Planned anew as it is, a step takes {}: {} less than by this plan.</p>\n",
+                    format_seconds(advice.now.cost.step), percent(1 - advice.now.cost.step / step));
   rows += line("as it is", advice.now);
   for (const advise::Answer& a : advice.edits) rows += line(a.name, a);
   for (const advise::Worth& w : advice.groups) {

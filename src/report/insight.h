@@ -15,6 +15,8 @@ std::string choice_section(const Plan& plan, Seconds step);
 std::string explanation_section(const Plan& plan, const explain::Explanation& explanation,
                                 const explain::Options& options);
 
-std::string what_if_section(const advise::Question& question, const advise::Advice& advice);
+// `step`: of the plan.
+std::string what_if_section(const advise::Question& question, const advise::Advice& advice,
+                            Seconds step);
 
 }  // namespace motley::report

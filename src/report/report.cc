@@ -20,6 +20,7 @@ using namespace report;
 
 constexpr size_t kBars = 40000;                     // of the timeline
 constexpr int kDeviceRows = 1024, kCommRows = 200;  // of tables
+constexpr size_t kFolded = 64;                      // rows of devices, from which on they are
 constexpr int kParameterRows = 2000;                //
 
 std::string shape_text(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
@@ -42,6 +43,52 @@ std::string more(size_t all, size_t shown) {
 
 // ---- stages
 
+// What a replica's stages have in columns "shares" to "once a step".
+std::vector<std::vector<std::string>> stage_cells(const Plan& plan, const ReplicaPlan& replica) {
+  const PipelinePlan& pipeline = *plan.pipeline;
+  std::vector<std::vector<std::string>> cells;
+  for (int s = 0; s < pipeline.stages(); ++s) {
+    const StagePlan& stage = replica.stages[s];
+    const CostModel model(part_of(plan.cluster, stage.devices),
+                          programs_for(plan.reductions, stage.devices, plan.cluster.size()));
+    const Shares shares(stage.ratios);
+    const PhaseSeconds seconds =
+        phase_seconds(pipeline.theory(s), stage.program, model,
+                      Fractions(model.cluster(), shares, plan.redundancy), plan.optimizer);
+    std::vector<std::string> parts;
+    for (double ratio : stage.ratios) parts.push_back(fmt::format("{:.1f}%", 100 * ratio));
+    const bool even = std::all_of(parts.begin(), parts.end(),
+                                  [&](const std::string& p) { return p == parts[0]; });
+    cells.push_back(
+        {even ? parts[0] + (parts.size() > 1 ? " each" : "")
+              : fmt::format("{}", fmt::join(parts, " / ")),
+         std::to_string(stage.warm_up),
+         fmt::format("{} of {} micro-batches{}{}", in_flight(replica, s), replica.micro_batches,
+                     stage.recompute ? ", recomputed" : "",
+                     has_later(stage.program)
+                         ? fmt::format("; gradients of weights {} behind", stage.weights_behind)
+                         : ""),
+         format_seconds(seconds.forward),
+         format_seconds(seconds.backward + (stage.recompute ? seconds.forward : 0)),
+         format_seconds(seconds.reduction + seconds.update)});
+  }
+  return cells;
+}
+
+// "4 × A100-40GB", and which.
+std::pair<std::string, std::string> stage_devices(const Plan& plan, const StagePlan& stage) {
+  std::map<std::string, std::vector<int>> by_type;
+  for (int d : stage.devices) by_type[plan.cluster.type_of(d).name].push_back(d);
+  std::vector<std::string> types, numbers;
+  for (const auto& [type, list] : by_type) {
+    types.push_back(fmt::format("{} × {}", list.size(), type));
+    numbers.push_back(ranges(list));
+  }
+  return {escape(fmt::format("{}", fmt::join(types, " + "))),
+          fmt::format("{}", fmt::join(numbers, ", "))};
+}
+
+// Replicas that differ in their devices' numbers alone are one.
 std::string stage_section(const Plan& plan) {
   if (!plan.pipeline) return "";
   const PipelinePlan& pipeline = *plan.pipeline;
@@ -54,44 +101,29 @@ std::string stage_section(const Plan& plan) {
          row({"replica", "stage", "layers", "devices", "shares", "warm-up", "holds", "forward",
               "backward", "once a step"},
              true);
-  int rows = 0;
+  using Cells = std::vector<std::vector<std::string>>;
+  std::vector<std::pair<Cells, std::vector<int>>> kinds;  // of replicas: what each stage has, which
   for (size_t r = 0; r < pipeline.replicas.size(); ++r) {
-    const ReplicaPlan& replica = pipeline.replicas[r];
-    for (int s = 0; s < pipeline.stages(); ++s) {
-      const StagePlan& stage = replica.stages[s];
-      if (++rows > kDeviceRows) continue;
-      const CostModel model(part_of(plan.cluster, stage.devices),
-                            programs_for(plan.reductions, stage.devices, plan.cluster.size()));
-      const Shares shares(stage.ratios);
-      const PhaseSeconds seconds =
-          phase_seconds(pipeline.theory(s), stage.program, model,
-                        Fractions(model.cluster(), shares, plan.redundancy), plan.optimizer);
-      std::vector<std::string> parts;
-      for (double ratio : stage.ratios) parts.push_back(fmt::format("{:.1f}%", 100 * ratio));
-      const bool even = std::all_of(parts.begin(), parts.end(),
-                                    [&](const std::string& p) { return p == parts[0]; });
-      std::map<std::string, std::vector<int>> by_type;
-      for (int d : stage.devices) by_type[plan.cluster.type_of(d).name].push_back(d);
-      std::vector<std::string> devices;
-      for (const auto& [type, list] : by_type)
-        devices.push_back(fmt::format("{} × {} ({})", list.size(), type, ranges(list)));
-      out += row(
-          {std::to_string(r), std::to_string(s),
-           r == 0 ? escape(modules_of(pipeline.graph(s))) : "as in replica 0",
-           escape(fmt::format("{}", fmt::join(devices, " + "))),
-           even ? parts[0] + (parts.size() > 1 ? " each" : "")
-                : fmt::format("{}", fmt::join(parts, " / ")),
-           std::to_string(stage.warm_up),
-           fmt::format("{} of {} micro-batches{}{}", in_flight(replica, s), replica.micro_batches,
-                       stage.recompute ? ", recomputed" : "",
-                       has_later(stage.program)
-                           ? fmt::format("; gradients of weights {} behind", stage.weights_behind)
-                           : ""),
-           format_seconds(seconds.forward),
-           format_seconds(seconds.backward + (stage.recompute ? seconds.forward : 0)),
-           format_seconds(seconds.reduction + seconds.update)});
-    }
+    Cells cells = stage_cells(plan, pipeline.replicas[r]);
+    for (int s = 0; s < pipeline.stages(); ++s)
+      cells[s].push_back(stage_devices(plan, pipeline.replicas[r].stages[s]).first);
+    auto kind = std::find_if(kinds.begin(), kinds.end(),
+                             [&](const auto& known) { return known.first == cells; });
+    if (kind == kinds.end()) kind = kinds.insert(kind, {std::move(cells), {}});
+    kind->second.push_back(static_cast<int>(r));
   }
+  int rows = 0;
+  for (const auto& [cells, replicas] : kinds)
+    for (int s = 0; s < pipeline.stages(); ++s) {
+      if (++rows > kDeviceRows) continue;
+      const auto [types, numbers] = stage_devices(plan, pipeline.replicas[replicas[0]].stages[s]);
+      std::vector<std::string> line = {
+          ranges(replicas), std::to_string(s),
+          replicas[0] == 0 ? escape(modules_of(pipeline.graph(s))) : "as in replica 0",
+          fmt::format("{} ({}{})", types, numbers, replicas.size() > 1 ? " in the first" : "")};
+      line.insert(line.end(), cells[s].begin(), cells[s].end() - 1);
+      out += row(line);
+    }
   return out + "</table></div>\n" + more(rows, std::min(rows, kDeviceRows));
 }
 
@@ -128,12 +160,12 @@ std::string device_section(const Plan& plan, const Simulation& simulation) {
   out += legend({{"var(--forward)", "computing"},
                  {"var(--comm)", "communication that nothing hides"},
                  {"var(--wait)", "idle"}});
-  out += "<div class=\"wide\"><table>\n";
+  std::string table = "<div class=\"wide\"><table>\n";
   std::vector<std::string> head = {"device", "type"};
   if (plan.pipeline) head.push_back("seat");
   for (const char* text : {"share", "memory", "", "computing + communication + idle", ""})
     head.push_back(text);
-  out += row(head, true);
+  table += row(head, true);
   for (size_t i = 0; i < lines.size() && i < kDeviceRows; ++i) {
     const Line& line = lines[i];
     const int d = line.devices[0];
@@ -155,9 +187,13 @@ std::string device_section(const Plan& plan, const Simulation& simulation) {
                         simulation.step, times));
     cells.push_back(fmt::format("{} + {} + {}", format_seconds(t.busy),
                                 format_seconds(t.exposed_comm), format_seconds(t.idle)));
-    out += row(cells);
+    table += row(cells);
   }
-  return out + "</table></div>\n" + more(lines.size(), std::min<size_t>(lines.size(), kDeviceRows));
+  table += "</table></div>\n" + more(lines.size(), std::min<size_t>(lines.size(), kDeviceRows));
+  return out +
+         (lines.size() < kFolded
+              ? table
+              : fold(fmt::format("{} groups of devices that are alike", lines.size()), table));
 }
 
 // ---- timeline
@@ -299,7 +335,7 @@ std::string to_html(const Plan& plan, const ReportParts& parts) {
   out += choice_section(plan, simulation.step);
   out += "<h2>Cluster, and the load on its links</h2>\n" + picture(plan, simulation);
   if (parts.explanation) out += explanation_section(plan, *parts.explanation, parts.explained);
-  if (parts.advice) out += what_if_section(*parts.question, *parts.advice);
+  if (parts.advice) out += what_if_section(*parts.question, *parts.advice, simulation.step);
   out += stage_section(plan);
   out += device_section(plan, simulation);
   out += timeline_section(plan, simulation);
