@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "planner/planner.h"
 #include "sim/simulate.h"
@@ -175,6 +176,27 @@ TEST(Tensors, OtherPlacementsAreSearchedAndThePlanStays) {
       }
     }
   }
+}
+
+// Where a stage reads a parameter whose gradient another makes, it holds it whole.
+TEST(Tensors, WithoutAGradientAreWhole) {
+  const auto plan = plan_of(tiny_cluster(5e9), "grid", "pp=3,dp=1,tp=2");
+  ASSERT_TRUE(plan->pipeline);
+  std::set<std::string> frozen;  // of stages that have no gradient of it
+  for (int s = 0; s < plan->pipeline->stages(); ++s)
+    for (const Parameter& p : plan->pipeline->theory(s).graph().parameters)
+      if (!p.gradient.valid()) frozen.insert(fmt::format("{} {}", s, p.name));
+  Options options;
+  options.seconds = 60;
+  options.tensors = 1000;
+  int seen = 0;
+  for (const TensorChoice& t : explain(plan.get(), options).tensors) {
+    if (frozen.count(fmt::format("{} {}", t.stage, t.name)) == 0) continue;
+    ++seen;
+    EXPECT_TRUE(t.others.empty());
+    EXPECT_NE(t.why.find("held whole"), std::string::npos) << t.why;
+  }
+  EXPECT_EQ(seen, static_cast<int>(frozen.size()));
 }
 
 }  // namespace

@@ -47,6 +47,11 @@ std::vector<Placement> made_as(const Theory& theory, const Program& program) {
   return made;
 }
 
+bool has_gradient(const Graph& graph, ValueId value) {
+  return std::any_of(graph.parameters.begin(), graph.parameters.end(),
+                     [&](const Parameter& p) { return p.value == value && p.gradient.valid(); });
+}
+
 std::vector<Tensors> groups_of(const Theory& theory, const Program& program, int stage) {
   const Graph& graph = theory.graph();
   const std::vector<Placement> made = made_as(theory, program);
@@ -146,6 +151,10 @@ class Alternatives {
     c.compute = now_.compute, c.comm = now_.comm, c.memory = now_.memory;
     const Theory& theory = c.stage < 0 ? *plan_->theory : plan_->pipeline->theory(c.stage);
     const ValueId value = theory.graph().node(t.nodes[0]).outputs[0];
+    if (is_source(theory.graph().node(t.nodes[0])) && !has_gradient(theory.graph(), value)) {
+      c.why = "its gradient is not made here: it is held whole, and pieces of it are free";
+      return c;
+    }
     for (const Placement p : theory.placements(value)) {
       if (p == t.placement || deadline_.over()) continue;
       Theory restricted(theory.graph());
