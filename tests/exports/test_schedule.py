@@ -2,11 +2,13 @@
 """A schedule.csv in torch.distributed.pipelining: four ranks over gloo run it with toy stages, and the gradients are those of
 one device.
 
-    test_schedule.py SCHEDULE.csv      for `motley export --to torchtitan`; needs torch 2.6 or later; without a file, two
-                                       schedules are tried, 1F1B and one with more warm-up passes"""
+    test_schedule.py SCHEDULE.csv         of `motley export --to torchtitan`; needs torch 2.6 or later
+    test_schedule.py --motley PROGRAM     plans for torchtitan, exports, and runs that one
+    test_schedule.py                      1F1B, and a schedule with more warm-up passes"""
+import argparse
 import os
 import pathlib
-import sys
+import subprocess
 import tempfile
 
 import torch
@@ -100,9 +102,24 @@ def check(text, port):
     print(f"{stages} stages on {ranks} ranks, {count} micro-batches: gradients equal one device's")
 
 
+def exported(motley, folder):
+    """The schedule of a plan of four stages, as exported."""
+    model = "llama:layers=8,hidden=64,heads=4,kv_heads=4,ffn=128,seq=32,vocab=256"
+    for words in (["plan", model, "--cluster", "local-mixed-4", "--batch", "32", "--for", "torchtitan", "--fix", "pp=4,dp=1,tp=1",
+                   "--no-comparison", "-o", f"{folder}/plan.json"],
+                  ["export", f"{folder}/plan.json", "--to", "torchtitan", "-o", f"{folder}/run"]):
+        subprocess.run([motley, *words], check=True, stdout=subprocess.DEVNULL)
+    return pathlib.Path(folder, "run", "schedule.csv").read_text()
+
+
 def main():
-    if len(sys.argv) > 1:
-        check(pathlib.Path(sys.argv[1]).read_text(), 29611)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("schedule", nargs="?", type=pathlib.Path)
+    parser.add_argument("--motley")
+    args = parser.parse_args()
+    if args.schedule or args.motley:
+        with tempfile.TemporaryDirectory() as folder:
+            check(args.schedule.read_text() if args.schedule else exported(args.motley, folder), 29611)
         return
     check(rows_of([4, 3, 2, 1], 8), 29612)
     check(rows_of([7, 4, 3, 1], 8), 29613)
