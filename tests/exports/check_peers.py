@@ -318,12 +318,15 @@ CHECKS = {"ddp": check_rows, "deepspeed": check_deepspeed, "flagscale": check_fl
 BRIEF = ["ddp", "deepspeed", "flagscale", "fsdp2", "galvatron", "torchtitan", "torchtitan-0.3"]
 
 
-def check_all(folder, target, plans, show):
+def check_all(folder, target, plans, mutants, show):
     """How many plans of a target are not accepted. Those that were not exported count as such, if it is known how many were to be."""
     warnings.filterwarnings("ignore")
     stand_in()
     logging.disable(logging.CRITICAL)
     folders = sorted(pathlib.Path(folder, FOLDERS.get(target, target)).resolve().glob("*"), key=lambda p: int(p.name))
+    if mutants and not folders:
+        print(f"{target}: motley takes none of the changed numbers", flush=True)
+        return 0
     reasons = collections.Counter()
     for one in folders:
         mutant = one / "mutant.txt"
@@ -375,7 +378,7 @@ def main():
     args.folder = args.folder or f"{args.environments}/{'mutants' if args.mutants else 'exports'}"
     args.targets = args.targets or (BRIEF if args.brief else sorted(CHECKS))
     if args.inside:
-        sys.exit(check_all(args.folder, args.targets[0], args.plans, args.show) != 0)
+        sys.exit(check_all(args.folder, args.targets[0], args.plans, args.mutants, args.show) != 0)
     if args.brief:
         args.plans = min(args.plans, 50)
     os.makedirs(args.environments, exist_ok=True)
@@ -389,7 +392,7 @@ def main():
             continue
         plans = 0 if args.mutants else args.plans
         codes.append(subprocess.run([python, __file__, "--inside", "--environments", args.environments, "--folder", args.folder, "--plans", str(plans),
-                                     *(["--show"] if args.show else []), "--targets", target],
+                                     *(["--show"] if args.show else []), *(["--mutants"] if args.mutants else []), "--targets", target],
                                     env={**os.environ, "PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1"}).returncode)
     sys.exit(max(codes))
 
