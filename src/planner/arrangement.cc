@@ -8,6 +8,7 @@
 #include "graph/op.h"
 #include "graph/owner.h"
 #include "planner/program_plan.h"
+#include "reduce/cluster.h"
 #include "sim/simulate.h"
 #include "spmd/build.h"
 #include "spmd/recompute.h"
@@ -416,6 +417,7 @@ std::unique_ptr<Plan> Arranger::one_program(const Arrangement& a, const std::str
   request.model = options_.model;
   request.batch = options_.batch;
   request.baselines = false;
+  if (groups_.planned()) request.reductions = reduce::reductions_of_all;
   request.alternation = restricted(strategy_of(a.stages[0].inside), cluster_, {});
   if (!a.shares.empty() || a.balanced) request.alternation.ratios = a.shares;
   request.alternation.optimizer = options_.optimizer;

@@ -23,6 +23,7 @@
 #include "planner/by_type.h"
 #include "planner/engines.h"
 #include "planner/grid_model.h"
+#include "planner/parts.h"
 #include "planner/program_plan.h"
 #include "planner/targets.h"
 #include "shard/shares.h"
@@ -35,6 +36,7 @@ constexpr double kSearching = 0.2, kComposing = 0.6, kLifting = 0.75;  // of the
 constexpr int kComposed = 12;   // arrangements, the most promising first
 constexpr double kWorth = 1.3;  // times the best estimate that one may have
 constexpr int kMostPlacements = 8;
+constexpr Seconds kNever = std::numeric_limits<double>::infinity();
 
 using Priced = std::pair<Seconds, Arrangement>;
 
@@ -44,6 +46,7 @@ class TargetSearch {
       : options_(options),
         target_(*find_target(options.target)),
         cluster_(cluster),
+        parts_(parts_worth_trying(cluster)),
         fixed_(grid::parse_fixed(options.fix)),
         step_(step_of(options, graph_of)),
         sizes_(sizes_of(step_->graph())),
@@ -72,6 +75,13 @@ class TargetSearch {
     default_.name = "default";
     result_.baselines.push_back(default_);
     rank(&result_);
+    // Those that compute the same as one device first, and of plans in the same words the fastest:
+    // others are on other devices of the kind.
+    std::stable_partition(result_.candidates.begin(), result_.candidates.end(),
+                          [](const Candidate& c) { return exact(*c.plan); });
+    std::set<std::string> said;
+    std::erase_if(result_.candidates,
+                  [&](const Candidate& c) { return !said.insert(c.note).second; });
     if (result_.candidates.size() > 5) result_.candidates.resize(5);
     result_.search_s =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -95,7 +105,7 @@ class TargetSearch {
     for (const Priced& priced : first_) tries.push_back(priced.second);
     for (const Inside inside : {Inside::batch, Inside::pieces})
       if (inside == Inside::batch ? !target_.pieces_alone : target_.pieces)
-        tries.push_back(with_even_rows(one_stage(cluster_.size(), inside, 1, false)));
+        tries.push_back(with_even_rows(one_stage(cluster_.size(), inside, 1, false), cluster_));
     for (const Arrangement& a : tries) {
       if (best_) return;
       if (!allowed(a) || !cannot_say(target_, a, cluster_, sizes_).empty()) continue;
@@ -106,9 +116,9 @@ class TargetSearch {
         result_.reason = reason;
     }
   }
-  Arrangement with_even_rows(Arrangement a) const {
-    if (!target_.rows || a.micro_batch % cluster_.size() == 0) return a;
-    for (const int64_t r : divide(a.micro_batch, even_ratios(cluster_)))
+  Arrangement with_even_rows(Arrangement a, const Cluster& part) const {
+    if (!target_.rows || a.micro_batch % part.size() == 0) return a;
+    for (const int64_t r : divide(a.micro_batch, even_ratios(part)))
       a.shares.push_back(static_cast<double>(r) / static_cast<double>(a.micro_batch));
     return a;
   }
@@ -138,30 +148,37 @@ class TargetSearch {
     if (!allowed(a) || !cannot_say(target_, a, cluster_, sizes_).empty()) return kNever;
     const std::string key = to_string(a) + fmt::format(" {} {}", fmt::join(rank_order(a), " "),
                                                        fmt::join(a.shares, " "));
-    const auto [known, fresh] = steps_.try_emplace(key, kNever);
+    const auto [it, fresh] = steps_.try_emplace(key);
+    Tried& known = it->second;
     if (fresh) {
       std::string reason;
       std::unique_ptr<Plan> plan = arranger_.make(a, target_.name, &reason);
-      if (plan)
-        known->second = plan->predicted_step_s;
-      else if (!best_)
+      if (plan) {
+        known = {plan->predicted_step_s, exact(*plan)};
+        keep(a, std::move(plan), {});
+      } else if (!best_) {
         result_.reason = reason;
-      if (plan) keep(a, std::move(plan), {});
+      }
     }
-    if (is_default) remember_default(known->second, to_string(a));
-    return known->second;
+    if (is_default)
+      remember_default(known.step,
+                       to_string(a) + (known.exact ? "" : ", which normalises by micro-batch"));
+    return known.step;
   }
 
   void keep(const Arrangement& a, std::unique_ptr<Plan> plan, const std::vector<int>& devices) {
     const Seconds step = plan->predicted_step_s;
-    result_.add(std::move(plan), to_string(a));
+    result_.add(std::move(plan),
+                to_string(a) + types_in_words(cluster_, devices.empty() ? rank_order(a) : devices));
     std::vector<int>& own = result_.candidates.back().devices;
     own = devices;
     if (own.empty()) own.resize(cluster_.size());
     if (devices.empty()) std::iota(own.begin(), own.end(), 0);
-    if (best_ && step >= best_step_) return;
+    const bool same = exact(*result_.candidates.back().plan);
+    if (best_ && (best_exact_ != same ? best_exact_ : step >= best_step_)) return;
     best_ = std::make_unique<Arrangement>(a);
     best_step_ = step;
+    best_exact_ = same;
     best_devices_ = devices;
   }
   void remember_default(Seconds step, const std::string& what) {
@@ -173,36 +190,13 @@ class TargetSearch {
 
   // ---- one program
 
-  // All devices, those at least as fast as some type, and those of each group of the root.
-  std::vector<std::vector<int>> subsets() const {
-    std::set<std::vector<int>> sets;
-    const auto add = [&](auto belongs) {
-      std::vector<int> devices;
-      for (int d = 0; d < cluster_.size(); ++d)
-        if (belongs(d)) devices.push_back(d);
-      if (!devices.empty()) sets.insert(devices);
-    };
-    for (const DeviceType& type : cluster_.types)
-      add([&](int d) { return cluster_.type_of(d).flops >= type.flops; });
-    for (GroupId child : cluster_.groups[0].children) {
-      const Group& group = cluster_.groups[child.index];
-      add([&](int d) {
-        return d >= group.first_device && d < group.first_device + group.device_count;
-      });
-    }
-    std::vector<std::vector<int>> list(sets.begin(), sets.end());
-    std::stable_sort(list.begin(), list.end(),
-                     [](const auto& a, const auto& b) { return a.size() > b.size(); });
-    return list;
-  }
-
   void one_program() {
     if (fixed_.pp.value_or(1) > 1 || fixed_.tp.value_or(1) > 1) return;
     one_program(/*uneven=*/false);
     if (target_.rows) one_program(/*uneven=*/true);
   }
   void one_program(bool uneven) {
-    for (const std::vector<int>& devices : subsets()) {
+    for (const std::vector<int>& devices : parts_) {
       const Cluster part = part_of(cluster_, devices);
       Arranger own(searching(), part, step_);
       for (const Inside inside : {Inside::batch, Inside::pieces}) {
@@ -228,15 +222,8 @@ class TargetSearch {
         if (target_.pipelines && inside == Inside::batch && (count > 1 || recompute)) break;
         Arrangement a = one_stage(n, inside, count, recompute);
         bool fits = false;
-        const bool divides = a.micro_batch % n == 0;
-        const bool all = n == cluster_.size();
-        if (divides && !uneven) fits = row_attempt(a, devices, part, own, all);
-        if (target_.rows && !divides && !uneven) {
-          Arrangement nearly = a;
-          for (const int64_t r : divide(a.micro_batch, even_ratios(part)))
-            nearly.shares.push_back(static_cast<double>(r) / static_cast<double>(a.micro_batch));
-          fits = row_attempt(nearly, devices, part, own, all);
-        }
+        if ((a.micro_batch % n == 0 || target_.rows) && !uneven)
+          fits = row_attempt(with_even_rows(a, part), devices, part, own, n == cluster_.size());
         if (uneven && n > 1)
           for (const std::vector<double>& shares : shares_of(a, part, own)) {
             Arrangement by_rows = a;
@@ -336,6 +323,9 @@ class TargetSearch {
       attempt(a);
       ++tried;
     }
+    // Where none of the two that promise most fits.
+    for (size_t i = 2; i < defaults.size() && i < kComposed; ++i)
+      if (default_.predicted_step_s == 0 && !composing.over()) attempt(defaults[i].second, true);
   }
 
   static void by_price(std::vector<Priced>* list) {
@@ -352,8 +342,7 @@ class TargetSearch {
     for (const Host& host : hosts_of(cluster_))
       machine = std::max(machine, static_cast<int>(host.devices.size()));
     std::set<int> sizes;
-    for (const std::vector<int>& devices : subsets())
-      sizes.insert(static_cast<int>(devices.size()));
+    for (const std::vector<int>& devices : parts_) sizes.insert(static_cast<int>(devices.size()));
     std::vector<Degrees> all;
     for (int tp = 1; tp <= machine; tp *= 2) {
       if (model_.heads % tp != 0 || (tp > 1 && !target_.tensors)) continue;
@@ -509,26 +498,33 @@ class TargetSearch {
   // ---- what limits cost
 
   void lift() {
-    const Cluster part = best_devices_.empty() ? cluster_ : part_of(cluster_, best_devices_);
-    const bool alone = !best_->pipelined() && best_->replicas() == 1;
+    Arrangement best = *best_;
+    const bool alone = !best.pipelined() && best.replicas() == 1;
+    std::vector<int> devices = best_devices_;
+    if (alone && devices.empty()) {
+      std::vector<int>& own = best.stages[0].devices[0];
+      devices = own;
+      std::iota(own.begin(), own.end(), 0);
+    }
+    const Cluster part = devices.empty() ? cluster_ : part_of(cluster_, devices);
     const auto tell = [&](const char* limit, std::unique_ptr<Plan> plan) {
       if (plan && plan->predicted_step_s < best_step_ * (1 - 1e-6))
         result_.lifted.push_back({limit, plan->predicted_step_s});
     };
     std::string reason;
     Arranger plain(options_, part, step_), planned(options_, part, step_, true);
-    if (alone && best_->shares.empty() && !target_.rows) {
-      Arrangement a = *best_;
+    tell("collectives are NCCL's own", planned.make(best, target_.name, &reason));
+    if (alone && best.shares.empty() && !target_.rows) {
+      Arrangement a = best;
       a.shares = proportional_ratios(part);
       tell("all devices take as many rows", plain.make(a, target_.name, &reason));
     }
     if (alone) {
       tell("one cut for all tensors, and shares that are equal or rows", any_program(part));
     } else {
-      tell("collectives are NCCL's own", planned.make(*best_, target_.name, &reason));
       tell("devices of a stage have equal shares of the batch or of matrices",
-           plain.make(*best_, target_.name, &reason, /*free=*/true));
-      Arrangement a = *best_;
+           plain.make(best, target_.name, &reason, /*free=*/true));
+      Arrangement a = best;
       if (a.pipelined() && a.interleave == 1 && !target_.any_warm_up) {
         a.any_schedule = true;
         tell("stages run 1F1B", plain.make(a, target_.name, &reason));
@@ -571,20 +567,24 @@ class TargetSearch {
     return plain->make(a, target_.name, &reason);
   }
 
-  static constexpr Seconds kNever = std::numeric_limits<double>::infinity();
-
   PlanOptions options_;
   const Target& target_;
   const Cluster& cluster_;
+  const std::vector<std::vector<int>> parts_;
   const grid::Fixed fixed_;
   std::shared_ptr<BatchStep> step_;
   std::optional<Sizes> sizes_;
   Arranger arranger_;
   grid::Model model_;
-  std::map<std::string, Seconds> steps_;
+  struct Tried {
+    Seconds step = kNever;
+    bool exact = true;
+  };
+  std::map<std::string, Tried> steps_;
   std::vector<Priced> first_;  // what is composed first
   std::unique_ptr<Arrangement> best_;
   Seconds best_step_ = kNever;
+  bool best_exact_ = false;
   std::vector<int> best_devices_;
   StrategyTime default_;
   EngineResult result_;
