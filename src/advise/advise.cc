@@ -32,6 +32,8 @@ class Adviser {
     const Variant now = unchanged(question_.cluster);
     std::vector<Variant> edits;
     for (const std::string& text : question_.edits) edits.push_back(edited(now, text, &next_));
+    require_tariffs(now.cluster, question_.cluster.name, question_.deadline > 0 && pool_.priced());
+    for (const Variant& v : edits) require_tariffs(v.cluster, v.name, false);
     struct Group {
       DeviceGroup group;
       std::vector<int> machine;
@@ -122,12 +124,29 @@ class Adviser {
   FlopsPerSecond speed(const DeviceType& type) const {
     return question_.options.precision == DType::f32 ? type.flops : type.half_flops;
   }
+  // The fastest of which is known what is to be least.
   DeviceType best_type() const {
     DeviceType best = question_.cluster.types[0];
     for (const auto* list : {&question_.cluster.types, &device_catalogue()})
       for (const DeviceType& t : *list)
-        if (speed(t) > speed(best)) best = t;
+        if (speed(t) > speed(best) && missing(t.name, false).empty()) best = t;
     return best;
+  }
+
+  // What has to be known of a type and is not: a price, watts; empty: nothing.
+  std::string missing(const std::string& type, bool price) const {
+    if ((price || question_.objective == Objective::money) && !pool_.has_price(type))
+      return "price";
+    return question_.objective == Objective::energy && !pool_.has_watts(type) ? "watts" : "";
+  }
+  void require_tariffs(const Cluster& cluster, const std::string& where, bool price) const {
+    for (const DeviceType& type : cluster.types)
+      if (const std::string field = missing(type.name, price); !field.empty())
+        throw user_error("advise",
+                         "{}: the {} of {} is not given; give device_types: [{{name: {}, {}: {}}}] "
+                         "in the cluster file",
+                         where, field, type.name, type.name, field,
+                         field == "price" ? "1.10" : "400");
   }
 
   void find(const Variant& v, double part, bool* out_of_time) {

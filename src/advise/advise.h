@@ -40,8 +40,9 @@ struct Question {
 // What a step takes and costs under a plan.
 struct Cost {
   Seconds step = 0;
-  double money = 0;   // of the devices that work, while the step lasts
-  double joules = 0;  // likewise
+  double money = 0;                              // of the devices that work, while the step lasts
+  double joules = 0;                             // likewise
+  bool money_known = true, joules_known = true;  // all types that work have prices, watts
 };
 
 struct Answer {
@@ -78,7 +79,8 @@ struct Advice {
 };
 
 // `known`: a plan of the cluster as it is, tried like those that are found; the cluster is not
-// planned for then. Throws UserError where an edit is wrong.
+// planned for then. Throws UserError where an edit is wrong, or what is to be least is not known of
+// a type of device.
 Advice advise(const Question& question, std::unique_ptr<Plan> known = nullptr);
 
 // "seconds", "money", "energy".

@@ -219,6 +219,40 @@ TEST(Advice, MoneyAndEnergyAreOfTheDevicesThatWork) {
   EXPECT_LE(fastest.now.cost.step, advice.now.cost.step * (1 + 1e-9));
 }
 
+// A type without a price is not free: it is refused where money is to be least, and else its price is
+// said to be not given.
+TEST(Advice, WhatIsNotGivenIsNotFree) {
+  Question q = question(tiny_cluster(1e9));
+  q.tariffs = {{"fast", {3600, 300, 300}}, {"slow", {7200, 100, 100}}};
+  q.edits = {"add 8 H100-80GB"};
+  const Advice advice = advise(q);
+  EXPECT_TRUE(advice.now.cost.money_known && advice.now.cost.joules_known);
+  ASSERT_TRUE(advice.edits[0].found);
+  for (const auto& [type, count] : advice.edits[0].uses)
+    if (type == "H100-80GB") {
+      EXPECT_FALSE(advice.edits[0].cost.money_known);
+      EXPECT_TRUE(to_json(q, advice)["what_if"][0]["money"].is_null());
+      EXPECT_THAT(to_text(q, advice), HasSubstr("price not given"));
+    }
+  for (const Objective objective : {Objective::money, Objective::energy}) {
+    q.objective = objective;
+    q.edits = {"add 8 H100-80GB"};
+    try {
+      advise(q);
+      ADD_FAILURE();
+    } catch (const UserError& e) {
+      EXPECT_THAT(e.what(), HasSubstr("add 8 H100-80GB"));
+      EXPECT_THAT(e.what(), HasSubstr("of H100-80GB is not given"));
+    }
+    q.edits.clear();
+    q.options.limits.deadline = Deadline::in(5);
+    for (const Worth& w : advise(q).groups)
+      EXPECT_TRUE(w.replacement.empty() || w.replacement == "fast") << w.replacement;
+  }
+  q.tariffs.erase("slow");
+  EXPECT_THROW(advise(q), UserError);
+}
+
 TEST(Tariffs, AreReadAndChecked) {
   const std::string text = to_yaml(tiny_cluster(1e9, ", price: 2.5, watts: 400, idle_watts: 80"));
   EXPECT_TRUE(parse_tariffs(text, "t").empty());  // a cluster's text has none

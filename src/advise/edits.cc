@@ -78,7 +78,7 @@ class Edit {
     if (verb == "cross-link" || verb == "link") return link(verb == "link");
     if (verb == "memory" || verb == "speed") return device(verb == "memory");
     throw bad(fmt::format("begins with '{}'", words_[0]),
-              "begin with add, drop, replace, cross-link, link, memory or speed");
+              "one that begins with add, drop, replace, cross-link, link, memory or speed");
   }
 
  private:

@@ -60,6 +60,16 @@ double Pool::rate(const std::string& type) const {
   return t ? t->price / 3600 : 0;
 }
 
+bool Pool::has_price(const std::string& type) const {
+  const Tariff* t = tariff(type);
+  return t && t->price > 0;
+}
+
+bool Pool::has_watts(const std::string& type) const {
+  const Tariff* t = tariff(type);
+  return t && t->watts > 0;
+}
+
 double Pool::spent(const Cost& cost) const { return cost.money; }
 
 double Pool::value(const Cost& cost) const {
@@ -119,6 +129,8 @@ const Pool::Tried& Pool::tried(const Known& known, size_t number, const Variant&
     out.fits = out.fits && (!question_.options.memory_limit || t.peak_memory <= type.memory);
     ++uses[type.name];
     out.cost.money += rate(type.name) * sim.step;
+    out.cost.money_known = out.cost.money_known && has_price(type.name);
+    out.cost.joules_known = out.cost.joules_known && has_watts(type.name);
     if (const Tariff* costs = tariff(type.name)) {
       const Seconds idle = std::clamp(t.idle, 0.0, sim.step);
       out.cost.joules += costs->watts * (sim.step - idle) + costs->idle_watts * idle;

@@ -31,6 +31,8 @@ class Pool {
   double value(const Cost& cost) const;        // by the objective
   double rate(const std::string& type) const;  // of a device: money a second, or 1
   double spent(const Cost& cost) const;        // money; where there are no prices, device-seconds
+  bool has_price(const std::string& type) const;
+  bool has_watts(const std::string& type) const;
   bool priced() const { return priced_; }
   bool powered() const { return powered_; }
 

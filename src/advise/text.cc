@@ -45,8 +45,10 @@ class Text {
  private:
   std::string cost_text(const Cost& c) const {
     std::string text = format_seconds(c.step) + " a step";
-    if (advice_.priced) text += fmt::format(", {:.4g} of money", c.money);
-    if (advice_.powered) text += fmt::format(", {:.4g} kJ", c.joules / 1e3);
+    if (advice_.priced)
+      text += c.money_known ? fmt::format(", {:.4g} of money", c.money) : ", price not given";
+    if (advice_.powered)
+      text += c.joules_known ? fmt::format(", {:.4g} kJ", c.joules / 1e3) : ", watts not given";
     return text;
   }
 
@@ -130,15 +132,16 @@ Json to_json(const Question& question, const Advice& advice) {
   const auto answer = [&](const Answer& a) -> Json {
     Json uses = Json::object();
     for (const auto& [type, count] : a.uses) uses[type] = count;
-    return {{"name", a.name},
-            {"fits", a.found},
-            {"reason", a.reason},
-            {"step_s", a.found ? Json(a.cost.step) : Json()},
-            {"money", a.found && advice.priced ? Json(a.cost.money) : Json()},
-            {"joules", a.found && advice.powered ? Json(a.cost.joules) : Json()},
-            {"devices", a.devices},
-            {"uses", uses},
-            {"plan", a.plan}};
+    return {
+        {"name", a.name},
+        {"fits", a.found},
+        {"reason", a.reason},
+        {"step_s", a.found ? Json(a.cost.step) : Json()},
+        {"money", a.found && advice.priced && a.cost.money_known ? Json(a.cost.money) : Json()},
+        {"joules", a.found && advice.powered && a.cost.joules_known ? Json(a.cost.joules) : Json()},
+        {"devices", a.devices},
+        {"uses", uses},
+        {"plan", a.plan}};
   };
   const auto first = [](const std::string& group) { return group.empty() ? Json() : Json(group); };
   Json edits = Json::array(), groups = Json::array();
