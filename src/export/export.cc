@@ -205,6 +205,11 @@ bool ExportDirectory::has(const std::string& file) const {
 std::string ExportDirectory::text(const std::string& file) const { return read_file(name(file)); }
 
 Exported export_plan(const Plan& plan, const Exporter& exporter, std::string* reason) {
+  if (plan.pipeline && plan.pipeline->stages() > 1 &&
+      !planner::find_target(exporter.target)->pipelines) {
+    *reason = fmt::format("it has {} stages", plan.pipeline->stages());
+    return {};
+  }
   const std::optional<Arrangement> arrangement = planner::read_arrangement(plan, reason);
   return arrangement ? export_arrangement(plan, *arrangement, exporter, reason) : Exported();
 }
