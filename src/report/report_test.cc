@@ -148,6 +148,28 @@ TEST(Report, PagesOfEveryEngineAreWholeAndWellFormed) {
   }
 }
 
+TEST(Report, ReplicasThatAreAlikeAreOne) {
+  planner::PlanOptions request;
+  request.model = "toy";
+  request.batch = 16;
+  planner::EngineResult found = planner::plan_grid(
+      request, flat_cluster({two_types("big")[0]}, {4}, kLink),
+      [](int64_t n) { return parse_graph(graph_text(n, "block"), "toy"); },
+      grid::parse_fixed("pp=2,dp=2,tp=1,mbs=2"));
+  ASSERT_FALSE(found.candidates.empty()) << found.reason;
+  Plan& plan = *found.candidates[0].plan;
+  const auto stages = [&] {
+    const std::string html = to_html(plan);
+    const size_t from = html.find("<h2>Stages");
+    return html.substr(from, html.find("<h2>Devices") - from);
+  };
+  EXPECT_EQ(count(stages(), "<tr"), 1 + 2);
+  EXPECT_THAT(stages(), HasSubstr(" in the first)"));
+  plan.pipeline->replicas[1].stages[0].warm_up += 1;
+  EXPECT_EQ(count(stages(), "<tr"), 1 + 4);
+  EXPECT_THAT(stages(), HasSubstr("as in replica 0"));
+}
+
 TEST(Report, NamesCannotBreakOut) {
   const std::string evil = "</script><img src=x onerror=alert(1)>\"'&<!--";
   Plan plan = spmd_plan(flat_cluster(two_types(evil), {1, 1}, kLink), 16, "</script><b>");
