@@ -26,7 +26,7 @@ def main():
         cluster, plan = os.path.join(folder, "two.yaml"), os.path.join(folder, "plan.json")
         with open(cluster, "w") as file:
             file.write(CLUSTER)
-        motley("plan", MODEL, "--cluster", cluster, "--batch", BATCH, "--engine", "spmd", "-o", plan)
+        motley("plan", MODEL, "--cluster", cluster, "--batch", BATCH, "--optimizer", "sgd", "--engine", "spmd", "-o", plan)
         run = ["run", plan, "--steps", str(STEPS), "--json"]
         wanted = json.loads(motley(*run).stdout)["steps"]
         done = motley(*run, "--elastic", "--replan", "auto", faults=f"slow:step:1:{SLOW_FROM}")
@@ -36,7 +36,8 @@ def main():
     assert re.search(r"goes on by a plan for the speed that device 1 has now, \S+ \S+ a step in the place of", done.stderr), done.stderr
     assert [step["step"] for step in steps] == [step["step"] for step in wanted]
     worst = max(abs(step["loss"] - right["loss"]) / abs(right["loss"]) for step, right in zip(steps, wanted))
-    assert worst < 1e-4, f"losses are off by {worst}"
+    print(f"losses differ by {worst:.1e} at most")
+    assert worst < 1e-5, f"losses are off by {worst}"
 
 
 main()
