@@ -22,6 +22,8 @@ from motley import _pieces_files
 
 WORKER = os.path.join(support.HERE, "elastic_worker.py")
 LEFT = f"/dev/shm/motley-elastic-{os.getuid()}-*"
+# A fork has none of the threads of a pool that was used before it, and torch 2 waits for them for ever.
+torch.set_num_threads(1)
 
 
 class Elastic(unittest.TestCase):
