@@ -127,7 +127,7 @@ void launch_elastic(const RunOptions& options, const Plan& plan, const LaunchOpt
     const auto begun = Clock::now();
     history.push_back(used);
     replanning.stop();
-    if (!notes_of(folder.path(), attempt).empty())
+    if (options.replan == "auto" && !notes_of(folder.path(), attempt).empty())
       planner = std::make_unique<PartPlanner>(plan, replanning.cluster(),
                                               fmt::format("{}/{}", plans.path(), attempt + 1));
     PartPlanner::Found found;
