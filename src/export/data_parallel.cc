@@ -261,6 +261,7 @@ import contextlib
 import json
 import os
 import pathlib
+import sys
 import time
 
 import torch
@@ -312,7 +313,7 @@ def wrapped(net, device):
     return net, net.no_sync
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--data", help="file of a tensor [sample, seq + 1] of tokens")
@@ -322,8 +323,10 @@ def main():
     parser.add_argument("--save", help="file for the parameters after the last step (rank 0)")
     parser.add_argument("--even", action="store_true", help="equal rows, for comparison")
     parser.add_argument("--one-device", action="store_true", help="one process, the whole batch")
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def train(args):
     rows = PLAN["rows"]
     if args.even:
         base, more = divmod(sum(rows), len(rows))
@@ -386,8 +389,16 @@ def main():
             state[name] = value.full_tensor() if hasattr(value, "full_tensor") else value
         if rank == 0:
             torch.save(state, args.save)
+
+
+def main():
+    args = arguments()
+    train(args)
     if not args.one_device:
         dist.destroy_process_group()
+        # Python, when it ends, kills a thread of gloo that only now lets go of a tensor, and that the whole process.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":
