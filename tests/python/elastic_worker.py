@@ -25,7 +25,7 @@ if int(os.environ["RANK"]) == 0:
 model = elastic_model.made(said)
 optimizer, scheduler = elastic_model.optimizer_of(model, said["optimizer"])
 data = support.token_batches(said["steps"], said.get("batch", 12))
-elastic = motley.Elastic(os.path.join(folder, "saved"), every=said["every"], beside=scheduler, hang_seconds=said.get("hang", 5), replan=said.get("replan", "advise"))
+elastic = motley.Elastic(os.path.join(folder, "saved"), every=said["every"], beside=scheduler, hang_seconds=said.get("hang", 15), replan=said.get("replan", "advise"))
 dist = motley.distribute(model, data[0], F.cross_entropy, cluster, optimizer, elastic=elastic, all_devices=True, engine=said["engine"],
                          **said.get("options", {}))  # fmt: skip
 with open(os.path.join(folder, f"started-{os.getpid()}"), "w") as file:

@@ -21,17 +21,17 @@ import support
 from motley import _pieces_files
 
 WORKER = os.path.join(support.HERE, "elastic_worker.py")
-LEFT = f"/dev/shm/motley-elastic-{os.getuid()}-*"
 # A fork has none of the threads of a pool that was used before it, and torch 2 waits for them for ever.
 torch.set_num_threads(1)
 
 
-class Elastic(unittest.TestCase):
+class Case(unittest.TestCase):
+    """Launchers, and what their workers wrote down."""
+
     def setUp(self):
         self.folder = tempfile.mkdtemp()
         self.said = {"folder": self.folder, "engine": "spmd", "steps": 12, "every": 3, "optimizer": "adamw", "seconds": 0.1}
         self.port, self.launchers = support.free_port(), []
-        self.before = set(glob.glob(LEFT))
 
     def tearDown(self):
         for launcher in self.launchers:
@@ -78,13 +78,19 @@ class Elastic(unittest.TestCase):
             self.assertLess(abs(loss - losses[step]), 1e-9 * abs(losses[step]), (step, self.log()))
         self.assertEqual({step for step, *_ in self.losses()}, set(range(self.said["steps"])))
         support.same(torch.load(os.path.join(self.folder, "state")), state)
-        self.assertEqual(set(glob.glob(LEFT)) - self.before, set(), "what was left in memory")
+        self.assertEqual(self.left(), [], "what was left in memory")
+
+    def left(self):
+        """Folders of memory of this test's launchers."""
+        return [path for one in self.launchers for path in glob.glob(f"/dev/shm/motley-elastic-{os.getuid()}-{one.pid}-*")]
 
     def lost_steps(self):
         """How many steps were made twice."""
         steps = [step for step, *_ in self.losses()]
         return len(steps) - len(set(steps))
 
+
+class Elastic(Case):
     def test_a_worker_is_killed(self):
         for faults in ("kill:step:1:5", "kill:collective:0:200", "kill:boundary:2:1;kill:step:1:6"):
             with self.subTest(faults=faults):
@@ -146,13 +152,6 @@ class Elastic(unittest.TestCase):
         self.finish([self.start(3, "1:1", "kill:step:1:8")])
         self.assertIn("of a checkpoint", self.log())
 
-    def test_hung(self):
-        self.said["hang"] = 2
-        launcher = self.start(3, "1:1", "stop:collective:1:60")
-        began = time.time()
-        self.finish([launcher])
-        print(f"{time.time() - began:.1f} s with a worker that was stopped", file=sys.stderr)
-
     def test_damaged_checkpoints_are_left_out(self):
         self.said["steps"] = 7
         self.finish([self.start(3, "1:1")])
@@ -172,6 +171,26 @@ class Elastic(unittest.TestCase):
         for at, loss, _, _ in self.losses():
             self.assertLess(abs(loss - wanted[at]), 1e-9 * abs(wanted[at]))
 
+    def test_signals(self):
+        """The launcher's own wish to end leaves the pieces of the last step."""
+        self.said["steps"], self.said["seconds"] = 200, 0.05
+        launcher = self.start(3, "1:1")
+        self.wait_for(self.reached(4))
+        launcher.send_signal(signal.SIGTERM)
+        self.assertNotEqual(launcher.wait(60), 0)
+        self.assertEqual(self.left(), [], "what was left in memory")
+
+
+class Timed(Case):
+    """Whose outcome depends on how long something takes."""
+
+    def test_hung(self):
+        self.said["hang"] = 2
+        launcher = self.start(3, "1:1", "stop:collective:1:60")
+        began = time.time()
+        self.finish([launcher])
+        print(f"{time.time() - began:.1f} s with a worker that was stopped", file=sys.stderr)
+
     def test_a_slow_device_gets_less(self):
         self.said.update(model="wide", batch=1024, steps=60, seconds=0, replan="auto", every=0)
         self.said["cluster"] = (
@@ -181,15 +200,6 @@ class Elastic(unittest.TestCase):
         self.finish([self.start(2, "1:1", "slow:step:1:20")])
         self.assertRegex(self.log(), "device 1 .slow. computes [0-9.]+ times as long as before")
         self.assertIn("goes on by a plan for the speed that devices have now", self.log())
-
-    def test_signals(self):
-        """The launcher's own wish to end leaves the pieces of the last step."""
-        self.said["steps"], self.said["seconds"] = 200, 0.05
-        launcher = self.start(3, "1:1")
-        self.wait_for(self.reached(4))
-        launcher.send_signal(signal.SIGTERM)
-        self.assertNotEqual(launcher.wait(60), 0)
-        self.assertEqual(set(glob.glob(LEFT)) - self.before, set(), "what was left in memory")
 
 
 def write_step(folder, rank, step):
