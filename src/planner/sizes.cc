@@ -14,7 +14,10 @@ namespace {
 class Reader {
  public:
   explicit Reader(const Graph& graph)
-      : graph_(graph), owner_(owners(graph)), block_(spmd::blocks_of(graph)) {}
+      : graph_(graph),
+        owner_(owners(graph)),
+        block_(spmd::blocks_of(graph)),
+        own_(made_by_readers(graph)) {}
 
   std::optional<Sizes> read(std::string* reason) {
     for (size_t n = 0; n < graph_.nodes.size(); ++n)
@@ -81,7 +84,13 @@ class Reader {
       sizes_.tied |= product && sizes_.layers > 0 && p == embedding_;
       return;
     }
-    if (shape_of(p).size() == 3 && product) {
+    // What follows the experts of a layer may be of the next one.
+    const std::vector<ValueId> inputs = graph_.inputs_of(node);
+    const bool reads = std::any_of(inputs.begin(), inputs.end(), [&](ValueId v) {
+      const size_t producer = graph_.value(v).producer.index;
+      return own_[producer] && owner_[producer] == p;
+    });
+    if (shape_of(p).size() == 3 && product && reads) {
       sizes_.routed[b] = true;
       sizes_.experts = shape_of(p)[0];
       if (std::find(expert_matrices_.begin(), expert_matrices_.end(), p) ==
@@ -140,6 +149,7 @@ class Reader {
 
   const Graph& graph_;
   const std::vector<int> owner_, block_;
+  const std::vector<bool> own_;
   Sizes sizes_;
   int embedding_ = -1, expert_block_ = -1;
   bool attended_ = false, layer_norm_ = false;

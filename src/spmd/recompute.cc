@@ -53,6 +53,56 @@ void read_by(const Theory& theory, const Step& step, std::vector<Made>* out) {
     out->push_back({v, triple.in[i++]});
 }
 
+// [node] Bytes that the forward pass hands from the nodes in front of it to it and those behind.
+std::vector<double> passed_on(const Graph& graph, const std::vector<bool>& own) {
+  std::vector<int> last(graph.values.size(), -1);  // of the forward pass that reads it
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    if (graph.nodes[n].phase != Phase::backward && !own[n])
+      for (ValueId v : graph.inputs_of(graph.nodes[n])) last[v.index] = static_cast<int>(n);
+  std::vector<double> bytes(graph.nodes.size() + 1);
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (graph.nodes[n].phase == Phase::backward || own[n]) continue;
+    for (ValueId v : graph.nodes[n].outputs)
+      if (v.valid() && last[v.index] >= 0) {
+        bytes[n + 1] += static_cast<double>(graph.spec(v).bytes());
+        bytes[last[v.index] + 1] -= static_cast<double>(graph.spec(v).bytes());
+      }
+  }
+  std::partial_sum(bytes.begin(), bytes.end(), bytes.begin());
+  return bytes;
+}
+
+// What lies between the last parameter of a block and the first of the next is of either: the next
+// one begins where the least is passed on, such as in front of a normalisation whose factors are
+// read when all else is done.
+void begin_where_least_passes(const Graph& graph, const std::vector<int>& owner,
+                              std::vector<int>* block) {
+  const std::vector<bool> own = made_by_readers(graph);
+  const std::vector<double> bytes = passed_on(graph, own);
+  std::vector<size_t> between;  // since a parameter was read
+  int now = -1, most = -1;      // blocks
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (graph.nodes[n].phase == Phase::backward || own[n]) continue;
+    const int b = (*block)[n];
+    if (now >= 0 && b > most && !between.empty()) {
+      size_t best = n;
+      for (size_t i = between.size(); i-- > 0;)
+        if (bytes[between[i]] < bytes[best]) best = between[i];
+      for (const size_t m : between)
+        if (m >= best) (*block)[m] = b;
+    }
+    const std::vector<ValueId> inputs = graph.inputs_of(graph.nodes[n]);
+    const bool reads = std::any_of(inputs.begin(), inputs.end(), [&](ValueId v) {
+      const size_t producer = graph.value(v).producer.index;
+      return own[producer] && owner[producer] >= 0;
+    });
+    if (reads || b != now) between.clear();
+    if (!reads) between.push_back(n);
+    now = b;
+    most = std::max(most, b);
+  }
+}
+
 }  // namespace
 
 std::vector<int> blocks_of(const Graph& graph) {
@@ -65,6 +115,7 @@ std::vector<int> blocks_of(const Graph& graph) {
     if (layer.empty()) continue;
     block[n] = numbers.try_emplace(layer, static_cast<int>(numbers.size())).first->second;
   }
+  begin_where_least_passes(graph, owner, &block);
   return block;
 }
 
