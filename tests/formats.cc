@@ -19,6 +19,7 @@
 #include "plan/plan.h"
 #include "readers/assemble.h"
 #include "readers/huggingface.h"
+#include "readers/layer_times.h"
 #include "readers/machines.h"
 #include "readers/nccl.h"
 #include "readers/planners.h"
@@ -98,6 +99,13 @@ void read_plan_file(const std::string& text) {
 }
 
 // Of the kind that it looks like: names of files say over which machines they were measured.
+void read_layers(const std::string& text) {
+  if (text.find("overlap") != std::string::npos)
+    readers::parse_overlap(text, kName);
+  else
+    readers::parse_layer_times(text, "computation_profiling_bf16_x.json");
+}
+
 void read_planners(const std::string& text) {
   const bool galvatron = text.find("_size_") != std::string::npos;
   const char* name = galvatron ? "allreduce_bandwidth_2nodes_8gpus_per_node.json" : "intra_8.json";
@@ -168,6 +176,7 @@ const std::vector<Format>& formats() {
       {"topology", true, read_source<&Sources::topology>},
       {"nccl", true, read_nccl},
       {"planners", true, read_planners},
+      {"layers", true, read_layers},
       {"autoparallel", true, read_plan_file},
       {"hostlist", true, [](const std::string& text) { readers::hostlist(text, kName); }},
       {"quantity", true, [](const std::string& text) { parse_quantity(text, "bandwidth", kName); }},

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "cli/commands.h"
+#include "cli/layer_speed.h"
 #include "core/error.h"
 #include "readers/assemble.h"
 
@@ -12,7 +13,8 @@ namespace motley {
 namespace {
 
 struct Args {
-  std::string name = "cluster", topo, query, nodes, hostfile, topology, output;
+  std::string name = "cluster", topo, query, nodes, hostfile, topology, layers, overlap, model,
+              output;
   std::vector<std::string> nccl;
   bool json = false;
 };
@@ -20,6 +22,42 @@ struct Args {
 std::optional<readers::Source> source(const std::string& path) {
   if (path.empty()) return std::nullopt;
   return readers::Source{path, read_file(path, size_t{1} << 26)};
+}
+
+// What of the devices was measured, where there is one type.
+void read_device(const Args& args, readers::Sources* sources) {
+  if (args.layers.empty() != args.model.empty())
+    throw user_error("cluster", "--from-layers and --model go together; give both, or neither");
+  if (args.layers.empty() && args.overlap.empty()) return;
+  const Cluster cluster = readers::assemble(*sources).cluster;
+  const std::string& name = args.layers.empty() ? args.overlap : args.layers;
+  if (cluster.types.size() != 1) {
+    std::vector<std::string> types;
+    for (const DeviceType& type : cluster.types) types.push_back(type.name);
+    throw user_error("cluster",
+                     "{}: does not say on which of {} it was measured; give the machines of one "
+                     "type, and put what is found into the file of all",
+                     name, fmt::join(types, ", "));
+  }
+  DeviceType type = cluster.types[0];
+  if (!args.layers.empty()) {
+    const readers::Source file = *source(args.layers);
+    const LayerSpeed found =
+        speed_from(readers::parse_layer_times(file.text, file.name), file.name, args.model, type);
+    type = found.type;
+    sources->of_device.push_back(fmt::format(
+        "speed of {}: {}, {} times of a layer of {} over {} tokens: {:.3g} times as long as "
+        "assumed (fit {:.1f}% off)",
+        type.name, file.name, found.points, args.model, found.tokens, found.slower,
+        100 * found.error));
+  }
+  if (!args.overlap.empty()) {
+    const readers::Source file = *source(args.overlap);
+    type.interference = readers::parse_overlap(file.text, file.name);
+    sources->of_device.push_back(
+        fmt::format("interference of {}: {}, {:.3g}", type.name, file.name, type.interference));
+  }
+  sources->device = type;
 }
 
 void run(const Args& args) {
@@ -32,6 +70,7 @@ void run(const Args& args) {
   sources.hostfile = source(args.hostfile);
   sources.topology = source(args.topology);
   for (const std::string& path : args.nccl) sources.nccl.push_back(*source(path));
+  read_device(args, &sources);
   const readers::Assembled found = readers::assemble(sources);
   if (!args.output.empty()) write_file(args.output, found.yaml);
   if (args.json) {
@@ -71,6 +110,13 @@ void add_cluster_command(CLI::App& app) {
   command->add_option("--from-slurm", args->topology, "Slurm's topology.conf or topology.yaml");
   command->add_option("--from-nodes", args->nodes, "Output of scontrol show node");
   command->add_option("--from-hostfile", args->hostfile, "Hostfile: HOST slots=8 [type=A100]");
+  command->add_option("--from-layers", args->layers,
+                      "Times of layers that Galvatron measured (computation_profiling_*.json), of "
+                      "--model; devices of one type");
+  command->add_option("--model", args->model, "The model whose layers these are");
+  command->add_option("--from-overlap", args->overlap,
+                      "What Galvatron measured of computation beside communication "
+                      "(overlap_coefficient.json); devices of one type");
   command->add_option("--name", args->name, "Name of the cluster; default: cluster");
   command->add_option("-o,--output", args->output,
                       "Cluster file to write; default: standard output");

@@ -63,6 +63,7 @@ class Assembler {
     Site root = outer();
     for (size_t i = 0; i < runs_.size(); ++i) measure(&root, runs_[i], names_[i]);
     assume(root);
+    if (s_.device) put_device();
     write(root);
     return std::move(out_);
   }
@@ -421,6 +422,23 @@ class Assembler {
       i = end;
     }
     return out;
+  }
+
+  // As a type of the file, on top of what the catalogue or nvidia-smi says.
+  void put_device() {
+    const DeviceType& d = *s_.device;
+    const std::string fields = fmt::format(
+        "flops: {:.6g}, half_flops: {:.6g}, memory_bandwidth: {:.6g}, overhead: {:.4g}{}}}",
+        d.flops, d.half_flops, d.memory_bandwidth, d.overhead,
+        d.interference > 0 ? fmt::format(", interference: {:.4g}", d.interference) : "");
+    std::string& text = described_[d.name];
+    text = text.empty() ? fmt::format("  - {{name: {}, ", d.name)
+                        : text.substr(0, text.size() - 1) + ", ";
+    text += fields;
+    out_.read.insert(out_.read.end(), s_.of_device.begin(), s_.of_device.end());
+    std::erase_if(out_.assumed, [&](const std::string& what) {
+      return what.starts_with(fmt::format("speed of {}:", d.name));
+    });
   }
 
   void write(const Site& root) {

@@ -24,6 +24,10 @@ struct Sources {
   std::string cluster = "cluster";  // its name
   std::optional<Source> topo, query, nodes, hostfile, topology;
   std::vector<Source> nccl;
+  // What was measured of the one device type that there is, and what to say of it: in the place of
+  // what the catalogue has.
+  std::optional<DeviceType> device;
+  std::vector<std::string> of_device;
 };
 
 struct Assembled {

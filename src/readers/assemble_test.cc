@@ -9,6 +9,7 @@
 #include "core/file.h"
 #include "core/rng.h"
 #include "mutate_text.h"
+#include "readers/layer_times.h"
 #include "readers/machines.h"
 #include "readers/nccl.h"
 #include "readers/planners.h"
@@ -287,6 +288,80 @@ TEST(Planners, WhatIsWrongIsSaid) {
               HasSubstr("lists of one length"));
 }
 
+// Keys and numbers as Galvatron writes them: totals of models of two and four layers, and milliseconds
+// of a layer and sample.
+TEST(LayerTimes, AreOfAWholeLayerAndAllSamples) {
+  const LayerTimes direct = parse_layer_times(
+      R"({"layernum[2]_bsz1_seq4096": 17.1, "layernum[4]_bsz1_seq4096": 24.7, "layertype_0_bsz1_seq4096": 3.8,
+          "layertype_other_bsz1_seq4096": 9.6, "layertype_0_bsz8_seq4096": 3.9, "layertype_0_bsz2_seq2048": 1.5,
+          "layertype_0_bsz1_seq4096_mlp": 6.7})",
+      "configs/computation_profiling_bf16_llama-7b_all.json");
+  EXPECT_TRUE(direct.half);
+  ASSERT_EQ(direct.forward.size(), 2u);
+  EXPECT_THAT(direct.forward.at(2048), ElementsAre(std::pair(2, 3e-3)));
+  EXPECT_EQ(direct.forward.at(4096)[0].first, 1);
+  EXPECT_NEAR(direct.forward.at(4096)[0].second, 3.8e-3, 1e-12);
+  EXPECT_EQ(direct.forward.at(4096)[1].first, 8);
+  EXPECT_NEAR(direct.forward.at(4096)[1].second, 8 * 3.9e-3, 1e-12);
+
+  const LayerTimes counted = parse_layer_times(
+      R"({"layernum[2]_bsz4_seq128": 20, "layernum[6]_bsz4_seq128": 50, "layernum[2]_bsz8_seq128": 9})",
+      "computation_profiling_fp32_bert.json");
+  EXPECT_FALSE(counted.half);
+  ASSERT_EQ(counted.forward.size(), 1u);
+  ASSERT_EQ(counted.forward.at(128).size(), 1u);
+  EXPECT_NEAR(counted.forward.at(128)[0].second, 7.5e-3, 1e-12);
+}
+
+TEST(LayerTimes, WhatIsWrongIsSaid) {
+  const auto why = [](const std::string& text, const char* name = "x_bf16.json") {
+    try {
+      parse_layer_times(text, name);
+    } catch (const UserError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(why(R"({"layertype_0_bsz1_seq8": 1})", "x.json"), HasSubstr("in which precision"));
+  EXPECT_THAT(why(R"({"layertype_0_bsz1_seq8": -1})"), HasSubstr("no number above 0"));
+  EXPECT_THAT(why(R"({"layertype_0_bsz0_seq8": 1})"), HasSubstr("says 0"));
+  EXPECT_THAT(why(R"({"layertype_0_bsz1_seq8_mlp": 1})"), HasSubstr("no time of a whole layer"));
+  EXPECT_THAT(why(R"({"layernum[2]_bsz1_seq8": 1})"), HasSubstr("no time of a whole layer"));
+  EXPECT_THAT(why(R"({"layernum[2]_bsz1_seq8": 3, "layernum[4]_bsz1_seq8": 3})"),
+              HasSubstr("take no longer"));
+  EXPECT_THAT(why("[]"), HasSubstr("no JSON object"));
+  EXPECT_NEAR(parse_overlap(R"({"overlap_coe": 1.1256})", "x"), 0.1256, 1e-12);
+  for (const char* text : {"{}", R"({"overlap_coe": 0.5})", R"({"overlap_coe": "a"})", "[1.1]"})
+    EXPECT_THROW(parse_overlap(text, "x"), UserError) << text;
+}
+
+TEST(LayerTimes, WhatWasMeasuredIsInTheFile) {
+  Sources s;
+  s.query =
+      Source{"q", "name, memory.total [MiB]\nNVIDIA B200, 183359 MiB\nNVIDIA B200, 183359 MiB\n"};
+  const Assembled before = assemble(s);
+  ASSERT_EQ(before.cluster.types.size(), 1u);
+  EXPECT_THAT(before.assumed, testing::Contains(HasSubstr("speed of NVIDIA-B200")));
+  DeviceType type = before.cluster.types[0];
+  type.half_flops = 7e14, type.overhead = 3e-6, type.interference = 0.125;
+  s.device = type;
+  s.of_device = {"speed of it"};
+  const Assembled after = assemble(s);
+  EXPECT_EQ(after.cluster.types[0].half_flops, 7e14);
+  EXPECT_EQ(after.cluster.types[0].overhead, 3e-6);
+  EXPECT_EQ(after.cluster.types[0].interference, 0.125);
+  EXPECT_EQ(after.cluster.types[0].memory, before.cluster.types[0].memory);
+  EXPECT_THAT(after.read, testing::Contains("speed of it"));
+  EXPECT_THAT(after.assumed, testing::Not(testing::Contains(HasSubstr("speed of"))));
+  s.query = Source{"q", "name, memory.total [MiB]\nNVIDIA A100-SXM4-40GB, 40960 MiB\n"};
+  s.device.reset();
+  type = assemble(s).cluster.types[0];
+  ASSERT_EQ(type.name, "A100-40GB");
+  type.flops *= 0.5;
+  s.device = type;
+  EXPECT_NEAR(assemble(s).cluster.types[0].flops, type.flops, 1e-5 * type.flops);
+}
+
 // Whatever is in a file, it is taken or refused in one line.
 TEST(Readers, SurviveChangedFiles) {
   Rng rng(8);
@@ -298,6 +373,9 @@ TEST(Readers, SurviveChangedFiles) {
       {"nccl", nccl},
       {"nodes", kNodes},
       {"hostfile", "w1 slots=8 type=A800\nw2 slots=4\n"},
+      {"layers",
+       R"({"layernum[2]_bsz4_seq8": 20, "layernum[6]_bsz4_seq8": 50, "layertype_0_bsz2_seq8": 1.5})"},
+      {"overlap", R"({"overlap_coe": 1.1256})"},
       {"slurm",
        "SwitchName=r1 Nodes=a[1-2]\nSwitchName=r2 Nodes=a[3-4],v[1-2]\nSwitchName=t "
        "Switches=r[1-2]\n"},
@@ -320,7 +398,12 @@ TEST(Readers, SurviveChangedFiles) {
     if (kind == "hostfile") s.hostfile = Source{"f", changed};
     if (kind == "slurm") s.nodes = Source{"n", kNodes}, s.topology = Source{"f", changed};
     try {
-      assemble(s);
+      if (kind == "layers")
+        parse_layer_times(changed, "f_bf16");
+      else if (kind == "overlap")
+        parse_overlap(changed, "f");
+      else
+        assemble(s);
       ++taken;
     } catch (const UserError& e) {
       ++refused;

@@ -262,6 +262,7 @@ class Opponent {
       if (own->size() != model.size()) continue;
       Composition composition = composition_of(s);
       composition.zero = s.zero;
+      composition.try_split = false;  // Megatron has no backward passes of weights alone
       Found found;
       found.plan = own->compose(composition, rule_.name, &found.reason);
       found.knobs = grid::to_string(s);
