@@ -63,10 +63,12 @@ Seconds CollectiveModel::plain_all_reduce(Bytes bytes) const {
 
 CollectiveModel::ShareProfile CollectiveModel::profile(const std::vector<double>& shares) const {
   ShareProfile result;
+  result.least = shares[0];
   std::vector<double> prefix(shares.size() + 1, 0);
   for (size_t d = 0; d < shares.size(); ++d) {
     prefix[d + 1] = prefix[d] + shares[d];
     result.largest = std::max(result.largest, shares[d]);
+    result.least = std::min(result.least, shares[d]);
   }
   for (const Port& port : ports_) {
     double s = prefix[port.first + port.count] - prefix[port.first];
@@ -103,8 +105,8 @@ Seconds CollectiveModel::chains(Collective collective, Bytes bytes,
   if (devices_ == 1) return 0;
   const CollectiveRate& r = rate(collective);
   const double p = devices_;
-  return (shares.chain * bytes + (p - 2) * chunk_bytes(shares.largest * bytes)) / r.bandwidth +
-         2 * (p - 1) * r.latency;
+  const double awaited = std::max(0.0, chunk_bytes(shares.largest * bytes) - shares.least * bytes);
+  return (shares.chain * bytes + (p - 2) * awaited) / r.bandwidth + 2 * (p - 1) * r.latency;
 }
 
 Seconds CollectiveModel::all_gather_grouped(Bytes bytes, const ShareProfile& shares) const {

@@ -24,9 +24,11 @@
 //
 // All-gather and reduce-scatter have a second form, grouped: a pipelined chain around the ring for
 // every shard, all chains at once, in chunks. What crosses a link is all shards but one, however
-// uneven they are; p-2 chunks fill the chains, and every chain pays to start:
+// uneven they are. A device sends its own shard first; only if that is shorter than a chunk does it
+// wait for its neighbour's, so the p-2 devices that pass one on fill their links with the rest; and
+// every chain pays to start:
 //
-//   (1 - least share) S/B + (p-2) chunk/B + 2(p-1) L
+//   (1 - least share) S/B + (p-2) max(0, chunk - least share S)/B + 2(p-1) L
 //
 // The fluid simulator of this module (fluid.h) is the reference for what sharing and other
 // algorithms cost.
@@ -59,7 +61,7 @@ class CollectiveModel {
   // one pass over the devices, after which a collective costs a few operations whatever the size of
   // the cluster.
   struct ShareProfile {
-    double largest = 0;   // share
+    double largest = 0, least = 0;  // shares
     double exchange = 0;  // max over ports of s (1 - s) / bandwidth, s the share below the port
     double rounds = 0;  // of an all-gather: sum over rounds of the largest share on a slowest link
     double chain = 0;   // of a grouped one: largest share of the tensor that crosses a link
