@@ -1,12 +1,11 @@
 // The command line as users and scripts see it: fields of --json, exit codes, and one clear line
 // for every mistake.
+#include "cli.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <set>
 
@@ -19,46 +18,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
-
-struct Outcome {
-  int code = -1;
-  std::string out, err;
-  Json json() const { return parse_json(out, "stdout"); }
-};
-
-class Cli : public ::testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / fmt::format("motley_cli_{}", getpid());
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string path(const std::string& name) const { return folder_ / name; }
-
-  Outcome motley(const std::string& arguments) const {
-    Outcome o;
-    std::string command =
-        fmt::format("cd {} && timeout 120 {}/motley {} >{} 2>{} </dev/null", MOTLEY_SOURCE_DIR,
-                    MOTLEY_BINARY_DIR, arguments, path("out"), path("err"));
-    int status = std::system(command.c_str());
-    o.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    o.out = read_file(path("out"));
-    o.err = read_file(path("err"));
-    return o;
-  }
-
-  // A mistake of the user's: exit code 2, one line that says what to fix.
-  void expect_mistake(const std::string& arguments, const std::string& message) const {
-    Outcome o = motley(arguments);
-    EXPECT_EQ(o.code, 2) << arguments << "\n" << o.err;
-    EXPECT_THAT(o.err, HasSubstr(message)) << arguments;
-    EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
-    EXPECT_EQ(o.out, "") << arguments;
-  }
-
-  fs::path folder_;
-};
 
 TEST_F(Cli, HelpAndVersion) {
   for (const char* option : {"--help", "--version", "plan --help"}) {
@@ -571,35 +530,6 @@ TEST_F(Cli, AHuggingFaceConfigIsPlannedCheckedAndExplained) {
   write_file(path("other.json"), R"({"model_type": "mamba"})");
   expect_mistake(fmt::format("plan {} --cluster hapt-case --batch 8", path("other.json")),
                  "model_type is \"mamba\"; give one of albert");
-}
-
-// A layer that took twice as long is of a device half as fast, and what overlaps slows it.
-TEST_F(Cli, LayersOfGalvatronGiveTheSpeed) {
-  write_file(path("gpus"), "name, memory.total [MiB]\nNVIDIA A100-SXM4-80GB, 81920 MiB\n");
-  write_file(path("overlap"), R"({"overlap_coe": 1.25})");
-  double speeds[2];
-  for (const int slower : {1, 2}) {
-    const std::string file = path(fmt::format("computation_profiling_bf16_x{}.json", slower));
-    write_file(file,
-               fmt::format(R"({{"layertype_0_bsz1_seq64": {}, "layertype_0_bsz4_seq64": {}}})",
-                           slower * 2.0, slower * 1.5));
-    const Outcome o =
-        motley(fmt::format("cluster --from-query {} --from-layers {} --model "
-                           "llama:layers=2,hidden=256,heads=4,kv_heads=4,seq=64,vocab=512 "
-                           "--from-overlap {} -o {} --json",
-                           path("gpus"), file, path("overlap"), path("found.yaml")));
-    ASSERT_EQ(o.code, 0) << o.err;
-    const std::string yaml = o.json()["cluster"];
-    EXPECT_EQ(yaml, read_file(path("found.yaml")));
-    EXPECT_THAT(yaml, HasSubstr("interference: 0.25}"));
-    const size_t at = yaml.find("half_flops: ");
-    ASSERT_NE(at, std::string::npos) << yaml;
-    speeds[slower - 1] = std::stod(yaml.substr(at + 12));
-    expect_mistake(fmt::format("cluster --from-query {} --from-layers {} --model gpt:seq=32",
-                               path("gpus"), file),
-                   "is of samples of 64 tokens, --model gpt:seq=32 has 32");
-  }
-  EXPECT_NEAR(speeds[0], 2 * speeds[1], 1e-4 * speeds[0]);
 }
 
 TEST_F(Cli, AdvisesOnAClusterAndItsEdits) {
