@@ -102,7 +102,8 @@ void add_cluster_command(CLI::App& app) {
   command
       ->add_option("--from-nccl", args->nccl,
                    "Output of an nccl-tests program, as text or -J JSON, or what Galvatron "
-                   "(allreduce_bandwidth_*.json, sp_time_*.json) or nnScaler (intra_*.json) "
+                   "(allreduce_bandwidth_*.json, p2p_bandwidth_*.json, sp_time_*.json) or nnScaler "
+                   "(intra_*.json) "
                    "measured; may be "
                    "given again, of other collectives and levels")
       ->expected(1)

@@ -365,13 +365,14 @@ class Assembler {
         site->why.clear();
       }
       if (one_size) fitted.latency = site->latency;
-      if (site->size() == run.ranks) site->measured[run.collective] = fitted;
+      if (!run.message && site->size() == run.ranks) site->measured[run.collective] = fitted;
     }
     out_.read.push_back(
         fmt::format("link of groups of {} devices: {}, {} over {} ranks: {:.4g} GB/s, {} a round "
                     "(fit {:.1f}% off, R2 {:.4f})",
-                    sites[0]->size(), name, to_string(run.collective), run.ranks, fitted.port / kGB,
-                    format_seconds(fitted.latency), 100 * fitted.line.error, fitted.line.r2));
+                    sites[0]->size(), name, run.message ? "messages" : to_string(run.collective),
+                    run.ranks, fitted.port / kGB, format_seconds(fitted.latency),
+                    100 * fitted.line.error, fitted.line.r2));
   }
 
   void assume(const Site& site) {

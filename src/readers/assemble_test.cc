@@ -246,6 +246,22 @@ TEST(Planners, GalvatronsBandwidthsGiveLinks) {
     EXPECT_THAT(what, testing::Not(HasSubstr("link of")));
 }
 
+// Messages between stages give the links that no collective was measured over, and no collective.
+TEST(Planners, MessagesOfGalvatronGiveLinks) {
+  Sources s;
+  s.nccl = {{"p2p_bandwidth_2nodes_4gpus_per_node.json",
+             R"({"pp_size_2": 9.5, "pp_size_4": 140.0, "pp_size_8": 150.0})"}};
+  const Assembled found = assemble(s);
+  ASSERT_EQ(found.cluster.size(), 8);
+  EXPECT_NEAR(found.cluster.groups[0].link.bandwidth, 9.5e9, 1e4);
+  EXPECT_NEAR(found.cluster.groups[1].link.bandwidth, 140e9, 1e5);
+  for (const Group& group : found.cluster.groups) EXPECT_TRUE(group.measured.empty());
+  EXPECT_THAT(found.read, testing::Contains(HasSubstr("messages over 8 ranks")));
+  s.nccl.push_back(
+      {"allreduce_bandwidth_2nodes_4gpus_per_node.json", R"({"allreduce_size_8_consec_1": 11.0})"});
+  EXPECT_NEAR(assemble(s).cluster.groups[0].link.bandwidth, 11e9, 1e4);
+}
+
 TEST(Planners, TimesBySizeAreFitted) {
   std::string galvatron = "{", megabytes, seconds;
   for (int mb = 1; mb <= 512; mb *= 2) {
@@ -280,6 +296,8 @@ TEST(Planners, WhatIsWrongIsSaid) {
   EXPECT_THAT(why("bandwidth.json", R"({"allreduce_size_8_consec_1": 5})"),
               HasSubstr("does not say of which machines"));
   EXPECT_THAT(why("x_1nodes_4gpus_per_node.json", R"({"allreduce_size_8_consec_1": 5})"),
+              HasSubstr("of 8 of 4 devices"));
+  EXPECT_THAT(why("x_1nodes_4gpus_per_node.json", R"({"pp_size_8": 5})"),
               HasSubstr("of 8 of 4 devices"));
   EXPECT_THAT(why("x_1nodes_8gpus_per_node.json", R"({"allreduce_size_8_consec_1": -5})"),
               HasSubstr("no number above 0"));

@@ -13,8 +13,9 @@ namespace motley::readers {
 // One run of one collective over groups of ranks.
 struct NcclRun {
   Collective collective = Collective::all_reduce;
-  int ranks = 0;  // of a group
-  int hosts = 1;  // of a group
+  int ranks = 0;         // of a group
+  int hosts = 1;         // of a group
+  bool message = false;  // from one of them to another: it says what a link carries, and no more
   struct Rank {
     int group = 0;
     std::string host, device;  // "NVIDIA A100-SXM4-40GB"

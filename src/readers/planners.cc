@@ -67,10 +67,13 @@ std::pair<int, int> machines_of(const std::string& name) {
 
 // {"allreduce_size_8_consec_1": GB/s}, of ranks that are neighbours: bandwidth of the bus, so a time without a constant.
 // {"allreduce_size_8_64MB_time": ms}
+// {"pp_size_2": GB/s}, of messages between so many stages: of two or more machines between them.
 std::vector<NcclRun> of_galvatron(const Json& json, const std::string& name) {
   static const std::regex bandwidth(R"(allreduce_size_(\d{1,9})_consec_([01]))");
   static const std::regex time(R"(([a-z0-9_]{1,30})_size_(\d{1,9})_(\d{1,9})MB_time)");
+  static const std::regex message(R"(pp_size_(\d{1,9}))");
   std::map<std::pair<Collective, int>, NcclRun> runs;
+  std::vector<NcclRun> list;
   const auto [hosts, per_host] = machines_of(name);
   size_t points = 0;
   for (const auto& [key, value] : json.items()) {
@@ -78,7 +81,19 @@ std::vector<NcclRun> of_galvatron(const Json& json, const std::string& name) {
     std::optional<Collective> collective;
     double bytes = 0, seconds = 0;
     int ranks = 0;
-    if (std::regex_match(key, found, bandwidth)) {
+    if (std::regex_match(key, found, message)) {
+      const int stages = number(found[1], name);
+      if (stages < 2 || stages > hosts * per_host)
+        throw bad(
+            name,
+            fmt::format("{} is of {} of {} devices", key.substr(0, 60), stages, hosts * per_host),
+            "two stages or more of them");
+      NcclRun run = run_over(Collective::broadcast,
+                             hosts > 1 && stages <= hosts ? hosts * per_host : per_host, per_host);
+      run.message = true;
+      run.points.emplace_back(256 * kMiB, 256 * kMiB / (positive(value, name, key) * kGB));
+      if (run.ranks > 1) list.push_back(std::move(run));
+    } else if (std::regex_match(key, found, bandwidth)) {
       ranks = number(found[1], name);
       if (found[2] == "0" && ranks < hosts * per_host) continue;  // every n-th rank
       collective = Collective::all_reduce;
@@ -101,7 +116,6 @@ std::vector<NcclRun> of_galvatron(const Json& json, const std::string& name) {
     if (run.all.empty()) run = run_over(*collective, ranks, per_host);
     run.points.emplace_back(bytes, seconds);
   }
-  std::vector<NcclRun> list;
   for (auto& [_, run] : runs) list.push_back(std::move(run));
   return list;
 }
@@ -146,9 +160,9 @@ std::vector<NcclRun> parse_communication(const std::string& text, const std::str
   if (!galvatron && !nnscaler) return {parse_nccl(text, name)};
   std::vector<NcclRun> runs = galvatron ? of_galvatron(json, name) : of_nnscaler(json, name);
   if (runs.empty())
-    throw bad(
-        name, "has no collective that is read",
-        "allreduce_bandwidth_*.json or sp_time_*.json of Galvatron, or intra_*.json of nnScaler");
+    throw bad(name, "has no collective that is read",
+              "allreduce_bandwidth_*.json, p2p_bandwidth_*.json or sp_time_*.json of Galvatron, or "
+              "intra_*.json of nnScaler");
   return runs;
 }
 

@@ -1,4 +1,4 @@
-// Communication as other planners have measured it: Galvatron (allreduce_bandwidth_*.json, sp_time_*.json) and nnScaler
+// Communication as other planners have measured it: Galvatron (allreduce_bandwidth_*.json, p2p_bandwidth_*.json, sp_time_*.json) and nnScaler
 // (intra_8.json), as runs of collectives like those of nccl-tests.
 #pragma once
 
