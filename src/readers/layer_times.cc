@@ -15,30 +15,19 @@ namespace {
 constexpr int64_t kMostSamples = 1 << 20, kMostTokens = 1 << 26;
 constexpr size_t kMostPoints = 100000;
 
-UserError bad(const std::string& name, const std::string& what, const std::string& fix) {
-  return user_error("cluster", "{}: {}; give {}", name, what, fix);
-}
-
 Json object_of(const std::string& text, const std::string& name) {
   Json json = parse_json(text, name);
-  if (!json.is_object()) throw bad(name, "is no JSON object", "a file that Galvatron wrote");
+  if (!json.is_object())
+    throw cluster_error(name, "is no JSON object", "a file that Galvatron wrote");
   return json;
-}
-
-double positive(const Json& value, const std::string& name, const std::string& field) {
-  const double x = value.is_number() ? value.get<double>() : 0;
-  if (!(x > 0) || !std::isfinite(x))
-    throw bad(name, fmt::format("{} is no number above 0", field.substr(0, 60)),
-              "what was measured");
-  return x;
 }
 
 int64_t number(const std::string& digits, int64_t most, const std::string& name,
                const std::string& field) {
   int64_t value = 0;
   if (!whole(digits, &value) || value < 1 || value > most)
-    throw bad(name, fmt::format("{} says {}", field.substr(0, 60), digits.substr(0, 20)),
-              fmt::format("numbers from 1 to {}", most));
+    throw cluster_error(name, fmt::format("{} says {}", field.substr(0, 60), digits.substr(0, 20)),
+                        fmt::format("numbers from 1 to {}", most));
   return value;
 }
 
@@ -52,9 +41,10 @@ LayerTimes parse_layer_times(const std::string& text, const std::string& name) {
   LayerTimes found;
   found.half = file.find("bf16") != std::string::npos || file.find("fp16") != std::string::npos;
   if (!found.half && file.find("fp32") == std::string::npos)
-    throw bad(name, "does not say in which precision it was measured",
-              "a name such as computation_profiling_bf16_llama-7b.json, as Galvatron writes it");
-  if (json.size() > kMostPoints) throw bad(name, "has too many entries", "fewer");
+    throw cluster_error(
+        name, "does not say in which precision it was measured",
+        "a name such as computation_profiling_bf16_llama-7b.json, as Galvatron writes it");
+  if (json.size() > kMostPoints) throw cluster_error(name, "has too many entries", "fewer");
   using Pass = std::pair<int64_t, int64_t>;             // tokens, samples
   std::map<Pass, Seconds> direct;                       // of a layer
   std::map<Pass, std::map<int64_t, Seconds>> by_count;  // of models of so many layers
@@ -76,7 +66,7 @@ LayerTimes parse_layer_times(const std::string& text, const std::string& name) {
     const auto& [few, less] = *times.begin();
     const auto& [many, more] = *times.rbegin();
     if (more <= less)
-      throw bad(
+      throw cluster_error(
           name,
           fmt::format("{} layers take no longer than {} over {} samples", many, few, pass.second),
           "what was measured");
@@ -85,18 +75,19 @@ LayerTimes parse_layer_times(const std::string& text, const std::string& name) {
   for (const auto& [pass, seconds] : direct)
     found.forward[pass.first].emplace_back(pass.second, seconds);
   if (found.forward.empty())
-    throw bad(name, "has no time of a whole layer",
-              "entries such as layertype_0_bsz4_seq2048, or layernum[2]_... and layernum[4]_...");
+    throw cluster_error(
+        name, "has no time of a whole layer",
+        "entries such as layertype_0_bsz4_seq2048, or layernum[2]_... and layernum[4]_...");
   return found;
 }
 
 double parse_overlap(const std::string& text, const std::string& name) {
   const Json json = object_of(text, name);
   if (!json.contains("overlap_coe"))
-    throw bad(name, "has no overlap_coe", "overlap_coefficient.json of Galvatron");
+    throw cluster_error(name, "has no overlap_coe", "overlap_coefficient.json of Galvatron");
   const double times = positive(json["overlap_coe"], name, "overlap_coe");
   if (times < 1 || times > 100)
-    throw bad(name, fmt::format("overlap_coe is {}", times), "a number from 1 to 100");
+    throw cluster_error(name, fmt::format("overlap_coe is {}", times), "a number from 1 to 100");
   return times - 1;
 }
 

@@ -18,24 +18,13 @@ constexpr double kMiB = 1024. * 1024, kGB = 1e9;
 constexpr size_t kMostPoints = 100000;
 constexpr int kMostRanks = 1 << 17;
 
-UserError bad(const std::string& name, const std::string& what, const std::string& fix) {
-  return user_error("cluster", "{}: {}; give {}", name, what, fix);
-}
-
 int number(const std::string& digits, const std::string& name) {
   int64_t value = 0;
   if (!whole(digits, &value) || value < 1 || value > kMostRanks)
-    throw bad(name, fmt::format("says {}, which is no number of devices", digits.substr(0, 20)),
-              fmt::format("numbers from 1 to {}", kMostRanks));
+    throw cluster_error(name,
+                        fmt::format("says {}, which is no number of devices", digits.substr(0, 20)),
+                        fmt::format("numbers from 1 to {}", kMostRanks));
   return static_cast<int>(value);
-}
-
-double positive(const Json& value, const std::string& name, const std::string& field) {
-  const double x = value.is_number() ? value.get<double>() : 0;
-  if (!(x > 0) || !std::isfinite(x))
-    throw bad(name, fmt::format("{} is no number above 0", field.substr(0, 60)),
-              "what was measured");
-  return x;
 }
 
 NcclRun run_over(Collective collective, int ranks, int per_host) {
@@ -59,10 +48,10 @@ std::optional<std::pair<int, int>> machines_in(const std::string& name) {
 std::pair<int, int> machines_of(const std::string& name) {
   if (const auto found = machines_in(name)) {
     if (static_cast<int64_t>(found->first) * found->second <= kMostRanks) return *found;
-    throw bad(name, "is of too many devices", fmt::format("{} at most", kMostRanks));
+    throw cluster_error(name, "is of too many devices", fmt::format("{} at most", kMostRanks));
   }
-  throw bad(name, "does not say of which machines it is",
-            "a name such as sp_time_2nodes_8gpus_per_node.json, as Galvatron writes it");
+  throw cluster_error(name, "does not say of which machines it is",
+                      "a name such as sp_time_2nodes_8gpus_per_node.json, as Galvatron writes it");
 }
 
 // {"allreduce_size_8_consec_1": GB/s}, of ranks that are neighbours: bandwidth of the bus, so a time without a constant.
@@ -84,7 +73,7 @@ std::vector<NcclRun> of_galvatron(const Json& json, const std::string& name) {
     if (std::regex_match(key, found, message)) {
       const int stages = number(found[1], name);
       if (stages < 2 || stages > hosts * per_host)
-        throw bad(
+        throw cluster_error(
             name,
             fmt::format("{} is of {} of {} devices", key.substr(0, 60), stages, hosts * per_host),
             "two stages or more of them");
@@ -107,11 +96,11 @@ std::vector<NcclRun> of_galvatron(const Json& json, const std::string& name) {
     }
     if (!collective) continue;
     if (ranks < 2 || ranks > hosts * per_host)
-      throw bad(
+      throw cluster_error(
           name,
           fmt::format("{} is of {} of {} devices", key.substr(0, 60), ranks, hosts * per_host),
           "groups of two or more of them");
-    if (++points > kMostPoints) throw bad(name, "has too many entries", "fewer");
+    if (++points > kMostPoints) throw cluster_error(name, "has too many entries", "fewer");
     auto& run = runs[{*collective, ranks}];
     if (run.all.empty()) run = run_over(*collective, ranks, per_host);
     run.points.emplace_back(bytes, seconds);
@@ -125,18 +114,19 @@ std::vector<NcclRun> of_nnscaler(const Json& json, const std::string& name) {
   static const std::regex form(R"(intra_(\d{1,9})(\.json)?$)");
   std::smatch found;
   if (!std::regex_search(name, found, form))
-    throw bad(name, "does not say of how many devices it is",
-              "a name such as intra_8.json, as nnScaler has it");
+    throw cluster_error(name, "does not say of how many devices it is",
+                        "a name such as intra_8.json, as nnScaler has it");
   const int ranks = number(found[1], name);
-  if (ranks < 2) throw bad(name, "one device sends nothing", "the file of two or more");
+  if (ranks < 2) throw cluster_error(name, "one device sends nothing", "the file of two or more");
   std::vector<NcclRun> list;
   for (const auto& [key, value] : json.items()) {
     const std::optional<Collective> collective = collective_in(key);
     if (!collective) continue;
     if (!value.is_array() || value.size() != 2 || !value[0].is_array() || !value[1].is_array() ||
         value[0].size() != value[1].size() || value[0].empty() || value[0].size() > kMostPoints)
-      throw bad(name, fmt::format("{} is no pair of lists of one length", key.substr(0, 60)),
-                "[[MB, ...], [seconds, ...]]");
+      throw cluster_error(name,
+                          fmt::format("{} is no pair of lists of one length", key.substr(0, 60)),
+                          "[[MB, ...], [seconds, ...]]");
     NcclRun run = run_over(*collective, ranks, ranks);
     for (size_t i = 0; i < value[0].size(); ++i)
       run.points.emplace_back(positive(value[0][i], name, key) * kMiB,
@@ -160,9 +150,10 @@ std::vector<NcclRun> parse_communication(const std::string& text, const std::str
   if (!galvatron && !nnscaler) return {parse_nccl(text, name)};
   std::vector<NcclRun> runs = galvatron ? of_galvatron(json, name) : of_nnscaler(json, name);
   if (runs.empty())
-    throw bad(name, "has no collective that is read",
-              "allreduce_bandwidth_*.json, p2p_bandwidth_*.json or sp_time_*.json of Galvatron, or "
-              "intra_*.json of nnScaler");
+    throw cluster_error(
+        name, "has no collective that is read",
+        "allreduce_bandwidth_*.json, p2p_bandwidth_*.json or sp_time_*.json of Galvatron, or "
+        "intra_*.json of nnScaler");
   return runs;
 }
 

@@ -143,4 +143,16 @@ std::string plain(std::string name) {
   return name.empty() ? "group" : name.substr(0, 100);
 }
 
+UserError cluster_error(const std::string& name, const std::string& what, const std::string& fix) {
+  return user_error("cluster", "{}: {}; give {}", name, what, fix);
+}
+
+double positive(const Json& value, const std::string& name, const std::string& field) {
+  const double x = value.is_number() ? value.get<double>() : 0;
+  if (!(x > 0) || !std::isfinite(x))
+    throw cluster_error(name, fmt::format("{} is no number above 0", field.substr(0, 60)),
+                        "what was measured");
+  return x;
+}
+
 }  // namespace motley::readers

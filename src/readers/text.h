@@ -5,6 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
+#include "core/file.h"
+
 namespace motley::readers {
 
 std::string lower(std::string text);
@@ -18,6 +21,11 @@ std::string plain(std::string name);
 // The whole text is a number; `negative`: it may be one.
 bool whole(const std::string& text, int64_t* value, bool negative = false);
 bool real(const std::string& text, double* value);
+
+// "[cluster] NAME: WHAT; give FIX"
+UserError cluster_error(const std::string& name, const std::string& what, const std::string& fix);
+// What was measured: a finite number above 0. Throws cluster_error() naming the field.
+double positive(const Json& value, const std::string& name, const std::string& field);
 
 // The names that Slurm's "dev[0-5,007],login" stands for. Throws UserError that starts with `where`
 // if it is not one, or is of more than 131,072.

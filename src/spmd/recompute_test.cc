@@ -63,6 +63,25 @@ TEST(Recompute, BlocksAreLayers) {
               ElementsAre(0, 1, -1, 0, 0, 0, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
 }
 
+// In front of what reads a layer's first parameter two tensors live, in front of the relu before it
+// one: there the layer begins.
+TEST(Recompute, BlocksBeginWhereTheLeastIsHandedOn) {
+  const Graph graph = parse_graph(R"(model toy
+%0 = motley::parameter("layer0.w") : f32[4,4]
+%1 = motley::parameter("layer1.scale") : f32[4]
+%2 = motley::input("x") : f32[8,4]
+%3 = aten::mm(%2, %0) : f32[8,4]
+%4 = aten::tanh(%3) : f32[8,4]
+%5 = aten::relu(%4) : f32[8,4]
+%6 = aten::mul(%5, %1) : f32[8,4]
+%7 = aten::add(%6, %4, 1) : f32[8,4]
+%8 = aten::sum(%7, none) : f32[]
+loss %8
+)",
+                                  "g");
+  EXPECT_THAT(blocks_of(graph), ElementsAre(0, 1, -1, 0, 0, 1, 1, 1, 1));
+}
+
 TEST(Recompute, MakesAgainWhatOnlyItsBackwardPassReads) {
   const Graph graph = parse_graph(kGraph, "g");
   const Theory theory(graph);
