@@ -555,3 +555,7 @@ class Peers:
                     f"motley: rank {self.group.rank} is done and waits for the others to end, since they may ask for its part "
                     "of the state", file=sys.stderr, flush=True,
                 )  # fmt: skip
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        if not self.inside:  # by a thread that this process does not wait for
+            self.group.close()  # its threads must not outlive the libraries that they run in

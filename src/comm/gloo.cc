@@ -152,6 +152,15 @@ class GlooCommunicator final : public ProcessCommunicator {
   }
   ~GlooCommunicator() override { Watch::forget(sockets_); }
 
+  void close() override {
+    Watch::forget(sockets_);
+    for (int& fd : sockets_) {  // what nobody waits for any more would hold up gloo's threads
+      if (fd >= 0) shutdown(fd, SHUT_RDWR);
+      fd = -1;
+    }
+    group_.reset();
+  }
+
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   const std::vector<int>& sockets() const override { return sockets_; }
@@ -322,6 +331,7 @@ class GlooCommunicator final : public ProcessCommunicator {
   }
   template <typename F>
   void guard(const char* what, F body) {
+    if (!group_) throw user_error("run", "{} after the workers have parted", what);
     run_collective(
         where_.number(rank_), [&] { return lost(); }, what, body);
   }

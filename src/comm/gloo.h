@@ -76,6 +76,9 @@ class ProcessCommunicator : public Communicator {
   virtual const std::vector<int>& sockets() const = 0;
   // Called before each collective with the pairs that it uses.
   virtual void on_traffic(std::function<void(Traffic)> hook) = 0;
+  // Ends the connections and the threads that serve them, so that none of these runs while the process
+  // takes its libraries down. Collectives throw UserError from then on. REQUIRES: no thread is in one.
+  virtual void close() = 0;
 };
 
 // Joins the group; returns when all workers are connected. Throws UserError if the store's port is

@@ -327,6 +327,7 @@ void bind_worker(py::module_& m) {
       }))
       .def("use", &WorkerGroup::use, unlocked())
       .def("tell", &WorkerGroup::tell, unlocked())
+      .def("close", &WorkerGroup::close, unlocked())
       .def_property_readonly("backend", [](WorkerGroup& g) { return g.backend().name; })
       .def("gather_texts", &WorkerGroup::gather, unlocked())
       .def("cluster_over", &WorkerGroup::cluster_over)

@@ -113,6 +113,13 @@ class WorkerGroup {
     }
     return used;
   }
+  // At the end of the process, when no worker asks for anything any more.
+  void close() {
+    going_.clear();
+    exchanged_.clear();
+    all_.control->close();
+    for (auto& [_, part] : parts_) part.control->close();
+  }
   // The cluster, whose devices talk over that.
   std::shared_ptr<Cluster> cluster_over(const Cluster& cluster) const {
     auto known = std::make_shared<Cluster>(cluster);

@@ -1,6 +1,7 @@
 """One of two workers: goes on from the checkpoint of three, as plain PyTorch does from its own training."""
 
 import sys
+from multiprocessing import util
 
 import torch
 import torch.nn.functional as F
@@ -39,3 +40,17 @@ for key, value in plain.state_dict().items():
     assert (state[key] - value).abs().max() < 1e-9, key
 if dist.rank == 0:
     print("resumed")
+
+
+def parted():
+    """Behind motley's end the connections are closed, so that their threads run no more when the libraries are taken down."""
+    try:
+        dist.train_step(*data[0])
+    except motley.UserError as error:
+        assert "after the workers have parted" in str(error), error
+    else:
+        raise AssertionError("a step behind the end")
+    print("parted")
+
+
+util.Finalize(None, parted, exitpriority=0)

@@ -92,8 +92,9 @@ def free_port():
 
 
 def environment():
-    """Of workers."""
-    return {name: value for name, value in dict(os.environ, OMP_NUM_THREADS="1").items() if name != "PYTHONUNBUFFERED"}
+    """Of workers; where one crashes, Python says what it was doing."""
+    said = dict(os.environ, OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1")
+    return {name: value for name, value in said.items() if name != "PYTHONUNBUFFERED"}
 
 
 def launch(workers, script, *arguments, timeout=600):
