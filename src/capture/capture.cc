@@ -228,15 +228,21 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
   }
   leave_out_detached(&graph);
   remove_dead(&graph);
-  std::set<std::string> unknown;
-  for (const Node& node : graph.nodes)
-    if (!is_source(node) && find_op(node.op) == nullptr && unknown.insert(node.op).second)
-      recorder.result.unknown_ops.push_back(node.op);
   recorder.result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return std::move(recorder.result);
 }
 
 }  // namespace
+
+std::vector<std::string> whole_ops(const Graph& graph) {
+  std::vector<std::string> ops;
+  for (const Node& node : graph.nodes) {
+    if (is_source(node) || std::count(ops.begin(), ops.end(), node.op) > 0) continue;
+    const OpDef* op = find_op(node.op);
+    if (op == nullptr || (op->signature == nullptr && op->extra == nullptr)) ops.push_back(node.op);
+  }
+  return ops;
+}
 
 Capture capture(const std::string& model, int64_t batch, DType dtype,
                 const LookAtParameters& look) {

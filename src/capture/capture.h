@@ -50,9 +50,11 @@ namespace motley {
 
 class TrainModule;
 
+// Operators of a graph of which the op table has no rule: every device computes all of them.
+std::vector<std::string> whole_ops(const Graph& graph);
+
 struct Capture {
   Graph graph;
-  std::vector<std::string> unknown_ops;  // not in the op table: they will run replicated
   std::vector<std::pair<std::string, std::string>>
       tied;  // another name of a parameter, and its name in the graph
   // Tensors from outside the step whose numbers became constants, as they were; held, and the same

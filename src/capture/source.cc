@@ -14,8 +14,8 @@ GraphSource load_graph(const std::string& model, int64_t batch, DType dtype,
   }
   Capture captured = capture(model, batch, dtype, look);
   source.capture_s = captured.seconds;
-  source.unknown_ops = captured.unknown_ops;
   source.graph = canonicalize(captured.graph);
+  source.unknown_ops = whole_ops(source.graph);
   return source;
 }
 

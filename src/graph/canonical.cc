@@ -1,8 +1,10 @@
 #include "graph/canonical.h"
 
 #include "core/error.h"
+#include "graph/aligned.h"
 #include "graph/ops/builder.h"
 #include "graph/rewrite.h"
+#include "graph/unsorted.h"
 
 namespace motley {
 
@@ -23,9 +25,6 @@ class Rewriter : Rewriting {
   }
 
  private:
-  ValueId emit(const std::string& op, std::vector<Arg> args, const TensorSpec& spec, Phase phase) {
-    return to_.node(to_.add(op, std::move(args), {spec}, phase)).outputs[0];
-  }
   ValueId scale(ValueId x, double factor, Phase phase) {
     return emit("aten::mul.Tensor", {x, factor}, to_.spec(x), phase);
   }
@@ -75,13 +74,7 @@ class Rewriter : Rewriting {
   }
 
   void rewrite(const Node& node) {
-    std::vector<Arg> args = node.args;
-    for (Arg& arg : args) {
-      if (auto v = std::get_if<ValueId>(&arg); v && v->valid()) *v = value_[v->index];
-      if (auto list = std::get_if<std::vector<ValueId>>(&arg))
-        for (ValueId& v : *list)
-          if (v.valid()) v = value_[v.index];
-    }
+    std::vector<Arg> args = arguments(node);
     auto output = [&](size_t o) { return node.outputs[o]; };
     auto tensor = [&](size_t at) { return std::get<ValueId>(args[at]); };
     auto weights = [&](const Node& of, size_t at) {
@@ -153,6 +146,6 @@ class Rewriter : Rewriting {
 
 }  // namespace
 
-Graph canonicalize(const Graph& graph) { return Rewriter(graph).run(); }
+Graph canonicalize(const Graph& graph) { return Rewriter(aligned(unsorted(graph))).run(); }
 
 }  // namespace motley

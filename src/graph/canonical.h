@@ -6,6 +6,8 @@
 //                                  classes' weights: computed from the targets alone, so that
 //                                  uneven pieces with ignored targets stay exact
 //   ones_like, zeros_like, full_like, empty_like, empty -> full      no dependence on the operand
+//   x[arange(n), i] -> gather                                        aligned.h
+//   sort, grouped products, and back -> rows_mm                      unsorted.h
 //
 // The result is equal to the input up to rounding.
 #pragma once

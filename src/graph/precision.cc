@@ -24,7 +24,9 @@ bool is_product(std::string_view op) {
                                           "aten::convolution_backward",
                                           "aten::dot",
                                           "aten::mm",
-                                          "aten::mv"};
+                                          "aten::mv",
+                                          "motley_torch::rows_mm",
+                                          "motley_torch::rows_outer"};
   return std::find(products.begin(), products.end(), op) != products.end();
 }
 

@@ -9,6 +9,17 @@ std::vector<TensorSpec> Rewriting::results(const Node& node) const {
   return specs;
 }
 
+std::vector<Arg> Rewriting::arguments(const Node& node) const {
+  std::vector<Arg> args = node.args;
+  for (Arg& arg : args) {
+    if (auto v = std::get_if<ValueId>(&arg); v && v->valid()) *v = value_[v->index];
+    if (auto list = std::get_if<std::vector<ValueId>>(&arg))
+      for (ValueId& v : *list)
+        if (v.valid()) v = value_[v.index];
+  }
+  return args;
+}
+
 void Rewriting::add(const Node& node, std::vector<Arg> args, const std::vector<TensorSpec>& specs) {
   const NodeId id = to_.add(node.op, std::move(args), specs, node.phase);
   for (size_t o = 0; o < node.outputs.size(); ++o)

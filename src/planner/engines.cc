@@ -50,27 +50,33 @@ bool wants_opponents(const PlanOptions& o) {
 }
 
 // Of one program there is nothing to be gained by knowing the step of other plans.
-EngineResult one_program(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+EngineResult one_program(const PlanOptions& o, const Cluster& c, const GraphOf& g, const Known&) {
   return plan_one_program(o, c, g);
 }
-EngineResult quick_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+EngineResult accumulated_of(const PlanOptions& o, const Cluster& c, const GraphOf& g,
+                            const Known& known) {
+  return plan_accumulated(o, c, g, known.step);
+}
+EngineResult quick_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, const Known&) {
   return plan_quickly(o, c, g);
 }
-EngineResult grid_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+EngineResult grid_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, const Known&) {
   return plan_grid(o, c, g, grid::parse_fixed(o.fix));
 }
-EngineResult pipeline_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds known) {
-  return plan_pipeline(o, c, g, known);
+EngineResult pipeline_of(const PlanOptions& o, const Cluster& c, const GraphOf& g,
+                         const Known& known) {
+  return plan_pipeline(o, c, g, known.step);
 }
-EngineResult opponents_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+EngineResult opponents_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, const Known&) {
   return plan_opponents(o, c, g);
 }
-EngineResult target_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds) {
+EngineResult target_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, const Known&) {
   return plan_target(o, c, g);
 }
-EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, Seconds known) {
+EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g,
+                        const Known& known) {
   VirtualDevices wanted = o.virtual_devices;
-  wanted.known = known;
+  wanted.known = known.step;
   return plan_virtual(o, c, g, wanted);
 }
 
@@ -80,7 +86,7 @@ const std::vector<Engine>& engines() {
   static const std::vector<Engine> table = {
       {"grid", true, 0, 0.9, wants_quick, quick_of},
       {"spmd", false, 0, 0.4, wants_one_program, one_program},
-      {"spmd", true, 2, 0.9, wants_accumulated, plan_accumulated},
+      {"spmd", true, 2, 0.9, wants_accumulated, accumulated_of},
       {"duplex", false, 2, 0.5, wants_duplex, plan_duplex},
       {"pipeline", true, 1, 0.8, wants_pipeline, pipeline_of},
       {"grid", true, 0, 0.4, wants_grid, grid_of},

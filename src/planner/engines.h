@@ -47,6 +47,8 @@ struct EngineResult {
   std::string engine;
   std::shared_ptr<Record> record;  // that is told of plans; null: none
   std::vector<Candidate> candidates;
+  // Slower ones, for engines of later rounds to make faster; no answers.
+  std::vector<Candidate> others;
   std::string reason;  // why there is no plan, or why the search stopped
   // The model cannot be taken in micro-batches (shard/micro_batch.h), which `reason` then says.
   bool refused = false;
@@ -71,9 +73,16 @@ bool exact(const Plan& plan);
 // Puts the candidates of a result in the order of their predicted times.
 void rank(EngineResult* result);
 
+// What engines of earlier rounds found.
+struct Known {
+  Seconds step = std::numeric_limits<Seconds>::infinity();  // of the best plan
+  // Of one program, in one micro-batch, whose collectives do not travel beside its computation yet:
+  // the fastest, ascending.
+  std::vector<const Candidate*> programs;
+};
+
 constexpr int kRounds = 3;
-// An engine. Those of a round run after those of the rounds before and are told the best step of
-// these.
+// An engine. Those of a round run after those of the rounds before and are told what these found.
 struct Engine {
   const char* name;
   bool messages;  // its plans need messages between two workers (cluster/backend.h)
@@ -81,7 +90,7 @@ struct Engine {
   double part;  // of the time or work that is left when its round begins
   bool (*wanted)(const PlanOptions& options);
   EngineResult (*plan)(const PlanOptions& options, const Cluster& cluster, const GraphOf& graph_of,
-                       Seconds known);
+                       const Known& known);
 };
 
 // By name; one may have several lines, in rounds of their own.
@@ -98,10 +107,11 @@ EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster
 EngineResult plan_accumulated(const PlanOptions& options, const Cluster& cluster,
                               const GraphOf& graph_of, Seconds known);
 
-// One program on the parts of a batch (options.duplex; 0: two, where that is faster than `known`),
-// whose communication hides behind one another's computation.
+// One program on the parts of a batch (options.duplex; 0: two, where that is faster than what is
+// known), whose communication hides behind one another's computation. With 0 the programs that are
+// known are tried as one part, too, on their own devices.
 EngineResult plan_duplex(const PlanOptions& options, const Cluster& cluster,
-                         const GraphOf& graph_of, Seconds known);
+                         const GraphOf& graph_of, const Known& known);
 
 // The search of pipeline/search.h over micro-batch sizes, numbers of pipelines, orders of
 // sub-clusters, stages and sub-meshes, on all sub-clusters or without some. The time of a stage on

@@ -184,7 +184,7 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
   for (size_t e = 0; e < engines().size(); ++e)
     if (engines()[e].wanted(options) && can_run(engines()[e], backend_of(cluster)))
       rounds[engines()[e].round].push_back(e);
-  Seconds known = std::numeric_limits<Seconds>::infinity();
+  Known known;
   for (int round = 0; round < kRounds; ++round) {
     const std::vector<size_t>& wanted = rounds[round];
     const auto count = static_cast<int>(wanted.size());
@@ -218,8 +218,18 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
     });
     *out_of_time = *out_of_time || std::count(over.begin(), over.end(), true) > 0;
     for (const size_t e : wanted)
-      for (const Candidate& c : results[e].candidates)
-        if (asked(options) || exact(*c.plan)) known = std::min(known, c.plan->predicted_step_s);
+      for (const Candidate& c : results[e].candidates) {
+        if (asked(options) || exact(*c.plan))
+          known.step = std::min(known.step, c.plan->predicted_step_s);
+        if (!c.plan->pipeline && !c.plan->duplex) known.programs.push_back(&c);
+      }
+    for (const size_t e : wanted)
+      for (const Candidate& c : results[e].others)
+        if (!c.plan->pipeline) known.programs.push_back(&c);
+    std::stable_sort(known.programs.begin(), known.programs.end(),
+                     [](const Candidate* a, const Candidate* b) {
+                       return a->plan->predicted_step_s < b->plan->predicted_step_s;
+                     });
   }
   std::erase_if(results, [](const EngineResult& result) { return result.engine.empty(); });
   return results;

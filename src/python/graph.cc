@@ -55,7 +55,7 @@ CapturedGraph capture_step(const std::string& name, Named parameters, Named buff
     Capture captured = capture(step);
     graph.graph = canonicalize(captured.graph);
     graph.seconds = captured.seconds;
-    graph.unknown_ops = std::move(captured.unknown_ops);
+    graph.unknown_ops = whole_ops(graph.graph);
     graph.outside = std::move(captured.outside);
   } catch (python_error& e) {  // of a backward pass written in Python
     e.restore();

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "graph/ops/builder.h"
+#include "interpret/dispatch.h"
 
 namespace motley {
 
@@ -49,6 +50,24 @@ std::vector<at::Tensor> embedding_backward(const KernelCall& c) {
   at::Tensor rows = dy.masked_fill(mine.logical_not().unsqueeze_(-1), 0).reshape({-1, dy.size(-1)});
   at::Tensor at = at::where(mine, index - c.begin, at::zeros_like(index)).reshape({-1});
   return {grad.index_add_(0, at, rows)};
+}
+
+// rows_mm(x[s k], w[e k n], ids[s]) and rows_outer(x[s m], y[s n], ids[s], experts): as if there were
+// none but this device's matrices, whose numbers begin with c.begin.
+std::vector<at::Tensor> call_rows(const char* op, const KernelCall& c, std::vector<Arg> args) {
+  std::vector<at::Tensor> operands = c.operands;
+  operands[2] = operands[2] - c.begin;
+  return call(
+      find_operator(op), args, [&](ValueId v) { return operands[static_cast<size_t>(v.index)]; },
+      c.operands[0].device());
+}
+std::vector<at::Tensor> rows_mm(const KernelCall& c) {
+  if (c.length == 0) return {at::zeros(c.results[0], c.operands[0].options())};
+  return call_rows("motley_torch::rows_mm", c, {ValueId(0), ValueId(1), ValueId(2)});
+}
+std::vector<at::Tensor> rows_outer(const KernelCall& c) {
+  if (c.length == 0) return {at::zeros(c.results[0], c.operands[0].options())};
+  return call_rows("motley_torch::rows_outer", c, {ValueId(0), ValueId(1), ValueId(2), c.length});
 }
 
 // nll_loss_forward(x[n c], target[n], none, sum, ignore) with classes cut -> partial loss, whole
@@ -194,6 +213,7 @@ RuleKernel find_kernel(const std::string& rule) {
       {"embedding.vocab", embedding},     {"embedding_backward.vocab", embedding_backward},
       {"log_softmax.class", log_softmax}, {"log_softmax_backward.class", log_softmax_backward},
       {"nll_loss.class", nll_loss},       {"nll_loss_backward.class", nll_loss_backward},
+      {"rows_mm.experts", rows_mm},       {"rows_outer.experts", rows_outer},
       {"softmax.class", softmax},         {"softmax_backward.class", softmax_backward},
   };
   auto it = kernels.find(rule);

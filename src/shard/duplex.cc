@@ -437,4 +437,73 @@ Program mirrored(const Duplex& duplex, const Theory& part, const Program& progra
   return Mirror(duplex, part, program, division, where).run();
 }
 
+namespace {
+
+// [step] The steps that read what it makes; `made`: [step] the steps that made what it reads.
+struct Readers {
+  Readers(const Theory& part, const Program& program)
+      : of(program.steps.size()), made(program.steps.size()) {
+    std::map<Made, int> last;
+    for (int i = 0; i < static_cast<int>(program.steps.size()); ++i) {
+      for_each_read(part, program.steps[i], [&](ValueId v, Placement p) {
+        const auto it = last.find({v, p});
+        if (it == last.end()) return;
+        of[it->second].push_back(i);
+        made[i].push_back(it->second);
+      });
+      for_each_made(part, program.steps[i], [&](ValueId v, Placement p) { last[{v, p}] = i; });
+    }
+  }
+  std::vector<std::vector<int>> of, made;
+};
+
+}  // namespace
+
+Program pieces_first(const Theory& part, const Program& program) {
+  const std::vector<Step>& steps = program.steps;
+  const Readers readers(part, program);
+  const Graph& graph = part.graph();
+  auto source = [&](int i) {
+    return steps[i].is_compute() && is_source(graph.node(steps[i].node));
+  };
+  std::vector<bool> early(steps.size(), false);
+  for (int i = 0; i < static_cast<int>(steps.size()); ++i) {
+    const Step& step = steps[i];
+    if (!step.is_compute() || step.again) continue;
+    const Node& node = graph.node(step.node);
+    const OpDef* op = source(i) ? nullptr : find_op(node.op);
+    early[i] = node.op != "motley::input" && !(op != nullptr && op->random) &&
+               std::all_of(readers.made[i].begin(), readers.made[i].end(),
+                           [&](int m) { return early[m]; }) &&
+               part.triples(step.node)[step.triple].collectives.empty();
+  }
+  // Only what collectives read; and nothing behind what it reads itself.
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (int i = static_cast<int>(steps.size()) - 1; i >= 0; --i) {
+      if (!early[i] || source(i)) continue;
+      const bool computes = std::any_of(readers.of[i].begin(), readers.of[i].end(), [&](int r) {
+        return steps[r].is_compute() && !early[r] && !steps[r].again;
+      });
+      const bool stays = std::all_of(readers.made[i].begin(), readers.made[i].end(),
+                                     [&](int m) { return early[m]; });
+      if (computes || !stays) early[i] = false, changed = true;
+    }
+  }
+  auto is_early = [&](const Step& step) {
+    for (size_t i = 0; i < steps.size(); ++i)
+      if (early[i] && !source(static_cast<int>(i)) && steps[i].node == step.node &&
+          steps[i].triple == step.triple)
+        return true;
+    return false;
+  };
+  Program result;
+  for (size_t i = 0; i < steps.size(); ++i)
+    if (early[i]) result.steps.push_back(steps[i]);
+  for (size_t i = 0; i < steps.size(); ++i)
+    if (!early[i] && !(steps[i].again && steps[i].is_compute() && is_early(steps[i])))
+      result.steps.push_back(steps[i]);
+  return result;
+}
+
 }  // namespace motley

@@ -103,6 +103,11 @@ struct StepRole {
 };
 std::vector<StepRole> roles_of(const Duplex& duplex, const Theory& part, const Program& program);
 
+// The same program, which begins with what makes pieces of parameters for collectives out of others,
+// such as their conversion to 16 bits: so these can be sent as far ahead as is wanted. No step of
+// that kind is made again.
+Program pieces_first(const Theory& part, const Program& program);
+
 // The program of all parts. `part`: the theory of duplex.first->graph. Throws UserError if parts
 // are so unlike that a step of one has no triple in another.
 Program mirrored(const Duplex& duplex, const Theory& part, const Program& program,

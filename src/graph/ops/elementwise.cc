@@ -165,6 +165,7 @@ const std::vector<OpDef>& elementwise_ops() {
       random("aten::exponential"),
       def("aten::fill.Scalar", plain),
       def("aten::floor", plain),
+      def("aten::floor_divide", plain),
       def("aten::fmod.Scalar", plain),
       def("aten::fmod.Tensor", plain),
       def("aten::frac", plain),

@@ -83,6 +83,65 @@ double flops_grouped(const Graph& graph, const Node& node) {
   return 2 * groups * rows * sums * static_cast<double>(b.back());
 }
 
+// Of ours: each row of x[s k] by the matrix of w[e k n] that ids[s] names -> [s n].
+Signature rows_mm(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const int s = b.label(b.in(0)[0]), n = b.label(b.in(1)[2]);
+  const int k = b.label(b.in(0)[1], LabelKind::reduction);
+  b.operand(0, 0, {s});
+  b.operand(0, 1, {k});
+  b.operand(1, 1, {k});
+  b.operand(1, 2, {n});
+  b.operand(2, 0, {s});
+  b.result(0, 0, {s});
+  b.result(0, 1, {n});
+  b.linear({0});
+  b.linear({1});
+  return b.take();
+}
+std::vector<TensorSpec> shape_rows_mm(const Graph& graph, const Node& node) {
+  const TensorSpec &x = operand_spec(graph, node, 0), &w = operand_spec(graph, node, 1);
+  if (x.shape.size() != 2 || w.shape.size() != 3) bad_call(node, "it takes a matrix and a batch");
+  return {{x.dtype, {x.shape[0], w.shape[2]}}};
+}
+// A device with some of the matrices computes the rows that these are for.
+std::vector<ExtraRule> rows_mm_extra(const Graph&, const Node&) {
+  const Placement r = Placement::replicated();
+  return {{"rows_mm.experts", {r, Placement::shard(0), r}, {Placement::partial()}, {}}};
+}
+
+// Its gradient: (x[s m], y[s n], ids[s], experts) -> [e m n], sums over the rows of each.
+Signature rows_outer(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const int s = b.label(b.in(0)[0], LabelKind::reduction);
+  const int m = b.label(b.in(0)[1]), n = b.label(b.in(1)[1]);
+  b.operand(0, 0, {s});
+  b.operand(0, 1, {m});
+  b.operand(1, 0, {s});
+  b.operand(1, 1, {n});
+  b.operand(2, 0, {s});
+  b.result(0, 1, {m});
+  b.result(0, 2, {n});
+  b.linear({0});
+  b.linear({1});
+  return b.take();
+}
+std::vector<TensorSpec> shape_rows_outer(const Graph& graph, const Node& node) {
+  const TensorSpec &x = operand_spec(graph, node, 0), &y = operand_spec(graph, node, 1);
+  if (x.shape.size() != 2 || y.shape.size() != 2) bad_call(node, "it takes two matrices");
+  return {{x.dtype, {int_arg(node, 3), x.shape[1], y.shape[1]}}};
+}
+std::vector<ExtraRule> rows_outer_extra(const Graph&, const Node&) {
+  const Placement r = Placement::replicated();
+  return {{"rows_outer.experts", {r, r, r}, {Placement::shard(0)}, {}}};
+}
+double flops_rows(const Graph& graph, const Node& node) {
+  const Shape &x = operand_spec(graph, node, 0).shape, &y = operand_spec(graph, node, 1).shape;
+  return x.size() == 2 && !y.empty()
+             ? 2.0 * static_cast<double>(x[0]) * static_cast<double>(x[1] * y.back())
+             : 0;
+}
+
 // Twice the product of the result's size and the contracted dimension.
 double flops(const Graph& graph, const Node& node) {
   const Shape& last = operand_spec(graph, node, graph.inputs_of(node).size() - 1).shape;
@@ -103,6 +162,10 @@ const std::vector<OpDef>& matmul_ops() {
   OpDef grouped{"aten::_grouped_mm"};
   grouped.flops = flops_grouped;
   grouped.shape = shape_grouped;
+  OpDef rows{"motley_torch::rows_mm", rows_mm, rows_mm_extra, flops_rows};
+  rows.shape = shape_rows_mm;
+  OpDef outer{"motley_torch::rows_outer", rows_outer, rows_outer_extra, flops_rows};
+  outer.shape = shape_rows_outer;
   static const std::vector<OpDef> table = {
       grouped,
       def("aten::addmm", addmm),
@@ -111,6 +174,8 @@ const std::vector<OpDef>& matmul_ops() {
       def("aten::dot", dot),
       def("aten::mm", mm),
       def("aten::mv", mv),
+      rows,
+      outer,
   };
   return table;
 }

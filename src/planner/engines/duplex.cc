@@ -31,6 +31,7 @@ namespace {
 
 constexpr int kSearches = 5;       // for one number of parts
 constexpr size_t kSmall = 60;      // nodes of problems that are polished
+constexpr size_t kPrograms = 6;    // of other engines that are tried as they are
 constexpr double kWorthIt = 0.98;  // of the step of another plan: less is not worth it
 
 // Computation takes 2 w of its time, communication 2 (1 - w).
@@ -90,7 +91,28 @@ class DuplexSearch {
     return std::move(result_);
   }
 
+  // The same program as one part: no other is looked for.
+  EngineResult overlap(const Plan& known) {
+    try {
+      const std::string where = "--duplex 1";
+      take_parts({options_.batch}, where);
+      Seconds compute = 0, comm = 0;
+      evaluate(step_->theory(), known, where, &compute, &comm);
+    } catch (const TimeIsUp&) {
+    } catch (const UserError& error) {
+      result_.reason = error.what();
+    }
+    if (!best_program_.steps.empty()) finish();
+    return std::move(result_);
+  }
+
  private:
+  void take_parts(const std::vector<int64_t>& samples, const std::string& where) {
+    plan_ = std::make_unique<Plan>();
+    plan_->set_graph(step_->graph());
+    plan_->duplex = duplex_of(*plan_->theory, samples, where);
+  }
+
   // Two parts, and one.
   void search_parts() {
     try {
@@ -113,9 +135,7 @@ class DuplexSearch {
                        options_.batch, parts);
     const std::vector<int64_t> samples = even_parts(options_.batch, parts);
     const std::string where = fmt::format("--duplex {}", parts);
-    plan_ = std::make_unique<Plan>();
-    plan_->set_graph(step_->graph());
-    plan_->duplex = duplex_of(*plan_->theory, samples, where);
+    take_parts(samples, where);
     const Graph& graph = plan_->duplex->first->graph;
     const auto part = std::make_shared<const BatchStep>(graph, samples[0]);
     // Parts launch every operator once each.
@@ -295,7 +315,7 @@ class DuplexSearch {
     plan_->reductions = reductions_;
     const Shares shares(found.ratios);
     const Fractions fractions(cluster_, shares);
-    Program program = found.program;
+    Program program = pieces_first(part, found.program);
     choose_forms(part, &program, model_, fractions);
     const std::vector<StepRole> roles = roles_of(duplex, part, program);
     const spmd::DivisionProblem problem =
@@ -368,8 +388,25 @@ class DuplexSearch {
 }  // namespace
 
 EngineResult plan_duplex(const PlanOptions& options, const Cluster& cluster,
-                         const GraphOf& graph_of, Seconds known) {
-  return DuplexSearch(options, cluster, graph_of, known).run();
+                         const GraphOf& graph_of, const Known& known) {
+  EngineResult best;
+  Seconds step = known.step;
+  for (size_t i = 0; i < known.programs.size() && i < kPrograms && options.duplex == 0; ++i) {
+    const Candidate& candidate = *known.programs[i];
+    const Plan& plan = *candidate.plan;
+    if (plan.theory->segments() > 1 || plan.cluster.size() < 2 || options.limits.deadline.over())
+      continue;
+    EngineResult found = DuplexSearch(options, plan.cluster, graph_of, step).overlap(plan);
+    if (found.candidates.empty()) continue;
+    best = std::move(found);
+    best.candidates[0].devices = candidate.devices;
+    step = best.candidates[0].plan->predicted_step_s;
+  }
+  EngineResult searched = DuplexSearch(options, cluster, graph_of, step).run();
+  if (best.candidates.empty() || !searched.candidates.empty()) return searched;
+  searched.candidates = std::move(best.candidates);
+  searched.reason.clear();
+  return searched;
 }
 
 }  // namespace motley::planner

@@ -348,12 +348,14 @@ EngineResult plan_opponents(const PlanOptions& options, const Cluster& cluster,
     Found& f = found[i];
     result.baselines.push_back({rules[i]->name, f.plan != nullptr, f.step, f.reason, f.knobs,
                                 f.plan ? f.plan->predicted_step_s : 0});
-    if (!f.plan || (!result.candidates.empty() &&
-                    result.candidates[0].plan->predicted_step_s <= f.plan->predicted_step_s))
-      continue;
-    result.candidates.clear();
+    if (!f.plan) continue;
     result.add(std::move(f.plan), f.knobs);
-    if (rules[i]->fastest) result.candidates[0].devices = fastest;
+    if (rules[i]->fastest) result.candidates.back().devices = fastest;
+  }
+  rank(&result);
+  while (result.candidates.size() > 1) {
+    result.others.push_back(std::move(result.candidates.back()));
+    result.candidates.pop_back();
   }
   if (result.candidates.empty() && !found.empty()) result.reason = found[0].reason;
   result.search_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
