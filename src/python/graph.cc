@@ -13,6 +13,7 @@
 #include "graph/precision.h"
 #include "graph/segment.h"
 #include "interpret/interpret.h"
+#include "interpret/operators.h"
 #include "python/bindings.h"
 #include "runtime/executor.h"
 #include "runtime/random.h"
@@ -245,6 +246,7 @@ void bind_graph(py::module_& m) {
   m.def("is_fixed", &is_fixed);
   m.def("refused_ops", &refused_ops);
   m.def("op_table", [] {
+    register_operators();
     py::list list;
     for (const OpDef* op : all_ops()) {
       if (std::string_view(op->name) == kBoundary) continue;

@@ -327,6 +327,7 @@ _ARGUMENTS = {
     "eye.m": lambda n: [6, 4],
     "fill.Scalar": _with(2.5),
     "flip": _with([1]),
+    "floor_divide": lambda n: [n.x(6, 4), n.nonzero(6, 4)] if n.chance(0.5, 1) else [n.i(40, 6, 4), 3],
     "fmod.Scalar": _with(0.75),
     "fmod.Tensor": lambda n: [n.x(6, 4), n.nonzero(6, 4)],
     "full": lambda n: [[6, 4], 2.5, f64],
@@ -400,6 +401,8 @@ _ARGUMENTS = {
     "repeat": _with([2, 1, 3]),
     "reshape": _with([3, 8]),
     "roll": _with([1], [0]),
+    "rows_mm": lambda n: [n.small(6, 4), n.small(5, 4, 3), Operand(n.integers(7, 6, low=-1))],
+    "rows_outer": lambda n: [n.small(6, 4), n.small(6, 3), Operand(n.integers(7, 6, low=-1)), 5],
     "rsub.Scalar": _with(2.0),
     "rsub.Tensor": lambda n: _pair(n) + [2],
     "scalar_tensor": lambda n: [2.5, f64],
@@ -468,8 +471,9 @@ def arguments_of(op, numbers):
 
 
 def _function(op):
-    name, _, overload = op.split("::")[1].partition(".")
-    return getattr(getattr(torch.ops.aten, name), overload or "default")
+    space, called = op.split("::")
+    name, _, overload = called.partition(".")
+    return getattr(getattr(getattr(torch.ops, space), name), overload or "default")
 
 
 _TYPES = {torch.float64: "f64", torch.float32: "f32", torch.int64: "i64", torch.bool: "b8"}
