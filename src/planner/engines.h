@@ -138,6 +138,11 @@ EngineResult plan_grid(const PlanOptions& options, const Cluster& cluster, const
 EngineResult plan_virtual(const PlanOptions& options, const Cluster& cluster,
                           const GraphOf& graph_of, const VirtualDevices& wanted);
 
+// The program of a plan, as one part: parameters gathered ahead of their use, gradients reduced while
+// the backward pass goes on. nullptr: that is not worth it beside `known`, or does not fit.
+// REQUIRES: options.step.
+std::unique_ptr<Plan> overlapped(const PlanOptions& options, const Plan& plan, Seconds known);
+
 // Plans of the grid that are found at once, without searching for programs; where they do not fit,
 // one program that divides all parameters.
 EngineResult plan_quickly(const PlanOptions& options, const Cluster& cluster,

@@ -261,7 +261,7 @@ TEST(Opponents, TurnTheirKnobs) {
   EXPECT_THAT(of(ample, "ddp").knobs, HasSubstr("1 micro-batch of 4096"));
   EXPECT_LT(of(ample, "ddp-by-speed").predicted_step_s, of(ample, "ddp").predicted_step_s);
   ASSERT_EQ(ample.candidates.size(), 1u);
-  // The best is the one that is fastest on motley's runtime. FSDP's own hides gathers.
+  // The best is the one that is fastest on motley's runtime.
   for (const StrategyTime& b : ample.baselines) {
     EXPECT_GE(b.on_motley_s, (1 - 1e-9) * ample.candidates[0].plan->predicted_step_s) << b.name;
     EXPECT_GE(b.on_motley_s, (1 - 1e-9) * b.predicted_step_s) << b.name;
@@ -271,9 +271,14 @@ TEST(Opponents, TurnTheirKnobs) {
   }
   EXPECT_THAT(motley::check(*ample.candidates[0].plan), IsEmpty());
 
-  const std::vector<Bytes>& peaks = ample.candidates[0].plan->peak_memory_bytes;
+  // What DDP by speed holds does not fit.
+  const auto ddp = std::find_if(ample.others.begin(), ample.others.end(), [](const Candidate& c) {
+    return c.plan->engine == "ddp-by-speed";
+  });
+  ASSERT_NE(ddp, ample.others.end());
+  const std::vector<Bytes>& peaks = ddp->plan->peak_memory_bytes;
   const Bytes most = *std::max_element(peaks.begin(), peaks.end());
-  const EngineResult tight = plan_opponents(options, machines(0.6 * most), graph_of);
+  const EngineResult tight = plan_opponents(options, machines(0.7 * most), graph_of);
   EXPECT_TRUE(of(tight, "ddp").feasible) << of(tight, "ddp").reason;
   EXPECT_THAT(of(tight, "ddp").knobs, Not(HasSubstr("1 micro-batch of")));
   for (const StrategyTime& b : tight.baselines) {

@@ -225,7 +225,7 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
       }
     for (const size_t e : wanted)
       for (const Candidate& c : results[e].others)
-        if (!c.plan->pipeline) known.programs.push_back(&c);
+        if (!c.plan->pipeline && !c.plan->duplex) known.programs.push_back(&c);
     std::stable_sort(known.programs.begin(), known.programs.end(),
                      [](const Candidate* a, const Candidate* b) {
                        return a->plan->predicted_step_s < b->plan->predicted_step_s;

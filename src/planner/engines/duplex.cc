@@ -322,7 +322,7 @@ class DuplexSearch {
         priced(duplex, part, program, roles, fractions, compute, comm);
     std::vector<StageDivision> divisions;
     if (problem.parts == 1) {
-      for (const int stages : {4, 16, 64})
+      for (const int stages : {4, 16, 64, 128})
         for (const int ahead : {1, 2}) {
           divisions.push_back({stages_of_equal_time(problem, stages), Reduce::ready, ahead, {}});
           if (divisions.back().begin.size() < static_cast<size_t>(stages)) break;
@@ -387,24 +387,32 @@ class DuplexSearch {
 
 }  // namespace
 
+std::unique_ptr<Plan> overlapped(const PlanOptions& options, const Plan& plan, Seconds known) {
+  if (plan.pipeline || plan.duplex || plan.theory->segments() > 1 || plan.cluster.size() < 2 ||
+      !backend_of(plan.cluster).hides)
+    return nullptr;
+  EngineResult found = DuplexSearch(options, plan.cluster, {}, known).overlap(plan);
+  return found.candidates.empty() ? nullptr : std::move(found.candidates[0].plan);
+}
+
 EngineResult plan_duplex(const PlanOptions& options, const Cluster& cluster,
                          const GraphOf& graph_of, const Known& known) {
-  EngineResult best;
+  Candidate best;
   Seconds step = known.step;
   for (size_t i = 0; i < known.programs.size() && i < kPrograms && options.duplex == 0; ++i) {
     const Candidate& candidate = *known.programs[i];
-    const Plan& plan = *candidate.plan;
-    if (plan.theory->segments() > 1 || plan.cluster.size() < 2 || options.limits.deadline.over())
-      continue;
-    EngineResult found = DuplexSearch(options, plan.cluster, graph_of, step).overlap(plan);
-    if (found.candidates.empty()) continue;
-    best = std::move(found);
-    best.candidates[0].devices = candidate.devices;
-    step = best.candidates[0].plan->predicted_step_s;
+    if (options.limits.deadline.over()) break;
+    std::unique_ptr<Plan> found = overlapped(options, *candidate.plan, step);
+    if (!found) continue;
+    step = found->predicted_step_s;
+    best.plan = std::move(found);
+    best.note = fmt::format("the program of {} plan", candidate.plan->engine);
+    best.devices = candidate.devices;
   }
   EngineResult searched = DuplexSearch(options, cluster, graph_of, step).run();
-  if (best.candidates.empty() || !searched.candidates.empty()) return searched;
-  searched.candidates = std::move(best.candidates);
+  if (!best.plan || !searched.candidates.empty()) return searched;
+  searched.add(std::move(best.plan), best.note);
+  searched.candidates[0].devices = best.devices;
   searched.reason.clear();
   return searched;
 }

@@ -85,6 +85,7 @@ class Opponent {
         step_(std::move(step)) {
     options_.strategy = rule.strategy;
     options_.threads = 1;
+    options_.step = step_;
   }
 
   Found run() {
@@ -170,15 +171,13 @@ class Opponent {
     Found found;
     found.reason = result.reason;
     if (!result.feasible) return found;
-    const Plan& plan = result.plan;
-    const Shares shares(plan.ratios);
-    found.step = plan.predicted_step_s;
-    if (rule_.pieces)
-      found.step = std::min(
-          found.step, result.hidden_s + found.step -
-                          prefetched(*plan.theory, plan.program, CostModel(cluster_), shares));
     found.plan = std::make_unique<Plan>(std::move(result.plan));
+    // FSDP gathers the parameters of the next layer while it computes one.
+    if (rule_.pieces)
+      if (auto beside = overlapped(options_, *found.plan, found.plan->predicted_step_s))
+        found.plan = std::move(beside);
     found.plan->engine = rule_.name;
+    found.step = found.plan->predicted_step_s;
     return found;
   }
 
