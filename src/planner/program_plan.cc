@@ -117,6 +117,10 @@ std::string part_in_words(const std::vector<int>& devices, int of, const std::st
       devices.size(), of, cluster, format_ranges(devices));
 }
 
+// Of what is left of the time: for each baseline; for the whole cluster, where these took longer and
+// parts of it are to be searched too.
+constexpr double kOfBaseline = 0.1, kOfWhole = 0.4;
+
 class ProgramPlanner::Work {
  public:
   Work(std::shared_ptr<const BatchStep> step, const Cluster& cluster, ProgramRequest request)
@@ -139,7 +143,9 @@ class ProgramPlanner::Work {
     std::iota(all.begin(), all.end(), 0);
     whole_ = best_ = attempt_on(cluster_, all, reductions_of(cluster_));
     find_baselines();
-    search(best_.get());
+    AlternationOptions first = options_;
+    if (slow_ && request_.parts && free) first.limits.deadline = deadline_.part(kOfWhole);
+    search(best_.get(), first);
     if (free && !best_->found.feasible && options_.memory_limit) search_cut(best_.get());
     if (request_.parts && free) search_parts();
     if (free && rival_.feasible &&
@@ -230,6 +236,7 @@ class ProgramPlanner::Work {
       options.recompute = false;
       options.certify = false;
       options.orders = options_.orders;
+      options.limits.deadline = deadline_.part(kOfBaseline);
       Alternation s;
       s.reason = kNoTime;
       try {
@@ -237,6 +244,7 @@ class ProgramPlanner::Work {
         s = alternate(theory_, plain, options);
       } catch (const TimeIsUp&) {
       }
+      slow_ = slow_ || options.limits.deadline.over();
       baselines_.push_back(
           {known.name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});
       if (better(s, rival_)) rival_ = std::move(s);
@@ -300,6 +308,7 @@ class ProgramPlanner::Work {
   const Deadline deadline_;
   std::shared_ptr<Attempt> whole_, best_;
   Alternation rival_;  // the best baseline
+  bool slow_ = false;  // there was no time for one of them
   std::vector<StrategyTime> baselines_;
   double seconds_ = 0;  // of searches
   int solves_ = 0;
