@@ -31,7 +31,8 @@ said there).
 
 "Whole" are operators that motley has no rule for: every device computes all of them. The gain is over the fastest of what one would
 run otherwise ([opponents](plan.md)): DDP, FSDP and Megatron's degrees, on all devices or the fastest group alone, with the best of
-their knobs, in PyTorch's or Megatron's own runtime; it is below 1 where that hides more communication than motley's does.
+their knobs, in PyTorch's or Megatron's own runtime. It is below 1 where a model has batch normalisation: Megatron's replicas normalise
+their own samples, which is not the step of one device, and is left to those who ask for it (`--engine grid`).
 
 | model | of | parameters | batch | operators | captured | whole | planned | step | gain | over |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -81,7 +82,7 @@ def row(library, family, options, folder):
     plan = json.loads(done.stdout)
     usual = ("ddp", "fsdp", "megatron")
     opponents = [o for o in plan["baselines"] if o["name"].split("-")[0] in usual]
-    in_time = not any("time ran out" in o["reason"] for o in opponents)
+    in_time = opponents and not any("time ran out" in o["reason"] for o in opponents)
     opponents = [o for o in opponents if o["feasible"]]
     if not opponents:
         return cells + [f"{plan['predicted_step_s']:.3g} s", "", "nothing else fits" if in_time else "none found in time"]

@@ -154,8 +154,9 @@ Bytes least_state(const Graph& graph, const Parameter& p, const PlanOptions& opt
   return bytes * (1 + state_factor(options.optimizer)) + std::min(bytes, gradient);
 }
 
-// Of what is left of the time for those of the last round that there is.
-constexpr double kLastRound = 0.9;
+// Of what is left of the time: for those of the last round that there is; for one that other engines
+// kept from beginning until its part was over.
+constexpr double kLastRound = 0.9, kLate = 0.1;
 
 // Where cores are few the others wait for the first engine of the table, which has a plan soon: for
 // its first plan, or its end.
@@ -199,17 +200,19 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
                                           : static_cast<int>(std::thread::hardware_concurrency());
     std::atomic<bool> first_done = wanted[0] != 0 || cores == 1 || cores > kFewCores;
     parallel_for(count, options.threads, [&](int i) {
-      PlanOptions its = options;
-      its.limits.deadline = options.threads == 1 ? ends[i].part(1.0 / (count - i)) : ends[i];
       const Engine& engine = engines()[wanted[i]];
       const std::shared_ptr<void> done(nullptr,
                                        [&, i](void*) { first_done = first_done || i == 0; });
       EngineResult& result = results[wanted[i]];
       options.record->trying(engine.name);
       if (i > 0) wait_for_plan(*options.record, first_done, ends[i]);
+      PlanOptions its = options;
+      its.limits.deadline = options.threads == 1 ? ends[i].part(1.0 / (count - i))
+                            : ends[i].over()     ? options.limits.deadline.part(kLate)
+                                                 : ends[i];
       const bool late = too_late(options);
       result.reason = kNoTime;
-      if (!late && !ends[i].over()) try {
+      if (!late && !its.limits.deadline.over()) try {
           result = engine.plan(its, cluster, graph_of, known);
         } catch (const TimeIsUp&) {  // before it had anything
         }
