@@ -50,31 +50,35 @@ bool wants_opponents(const PlanOptions& o) {
 }
 
 // Of one program there is nothing to be gained by knowing the step of other plans.
-EngineResult one_program(const PlanOptions& o, const Cluster& c, const GraphOf& g, const Known&) {
+EngineResult one_program(const PlanOptions& o, const Cluster& c, const GraphOf& g,
+                         const FoundBefore&) {
   return plan_one_program(o, c, g);
 }
 EngineResult accumulated_of(const PlanOptions& o, const Cluster& c, const GraphOf& g,
-                            const Known& known) {
+                            const FoundBefore& known) {
   return plan_accumulated(o, c, g, known.step);
 }
-EngineResult quick_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, const Known&) {
+EngineResult quick_of(const PlanOptions& o, const Cluster& c, const GraphOf& g,
+                      const FoundBefore&) {
   return plan_quickly(o, c, g);
 }
-EngineResult grid_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, const Known&) {
+EngineResult grid_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, const FoundBefore&) {
   return plan_grid(o, c, g, grid::parse_fixed(o.fix));
 }
 EngineResult pipeline_of(const PlanOptions& o, const Cluster& c, const GraphOf& g,
-                         const Known& known) {
+                         const FoundBefore& known) {
   return plan_pipeline(o, c, g, known.step);
 }
-EngineResult opponents_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, const Known&) {
+EngineResult opponents_of(const PlanOptions& o, const Cluster& c, const GraphOf& g,
+                          const FoundBefore&) {
   return plan_opponents(o, c, g);
 }
-EngineResult target_of(const PlanOptions& o, const Cluster& c, const GraphOf& g, const Known&) {
+EngineResult target_of(const PlanOptions& o, const Cluster& c, const GraphOf& g,
+                       const FoundBefore&) {
   return plan_target(o, c, g);
 }
 EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g,
-                        const Known& known) {
+                        const FoundBefore& known) {
   VirtualDevices wanted = o.virtual_devices;
   wanted.known = known.step;
   return plan_virtual(o, c, g, wanted);

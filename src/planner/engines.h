@@ -74,7 +74,7 @@ bool exact(const Plan& plan);
 void rank(EngineResult* result);
 
 // What engines of earlier rounds found.
-struct Known {
+struct FoundBefore {
   Seconds step = std::numeric_limits<Seconds>::infinity();  // of the best plan
   // Of one program, in one micro-batch, whose collectives do not travel beside its computation yet:
   // the fastest, ascending.
@@ -90,7 +90,7 @@ struct Engine {
   double part;  // of the time or work that is left when its round begins
   bool (*wanted)(const PlanOptions& options);
   EngineResult (*plan)(const PlanOptions& options, const Cluster& cluster, const GraphOf& graph_of,
-                       const Known& known);
+                       const FoundBefore& known);
 };
 
 // By name; one may have several lines, in rounds of their own.
@@ -111,7 +111,7 @@ EngineResult plan_accumulated(const PlanOptions& options, const Cluster& cluster
 // known), whose communication hides behind one another's computation. With 0 the programs that are
 // known are tried as one part, too, on their own devices.
 EngineResult plan_duplex(const PlanOptions& options, const Cluster& cluster,
-                         const GraphOf& graph_of, const Known& known);
+                         const GraphOf& graph_of, const FoundBefore& known);
 
 // The search of pipeline/search.h over micro-batch sizes, numbers of pipelines, orders of
 // sub-clusters, stages and sub-meshes, on all sub-clusters or without some. The time of a stage on

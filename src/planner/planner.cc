@@ -185,7 +185,7 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
   for (size_t e = 0; e < engines().size(); ++e)
     if (engines()[e].wanted(options) && can_run(engines()[e], backend_of(cluster)))
       rounds[engines()[e].round].push_back(e);
-  Known known;
+  FoundBefore known;
   for (int round = 0; round < kRounds; ++round) {
     const std::vector<size_t>& wanted = rounds[round];
     const auto count = static_cast<int>(wanted.size());

@@ -396,7 +396,7 @@ std::unique_ptr<Plan> overlapped(const PlanOptions& options, const Plan& plan, S
 }
 
 EngineResult plan_duplex(const PlanOptions& options, const Cluster& cluster,
-                         const GraphOf& graph_of, const Known& known) {
+                         const GraphOf& graph_of, const FoundBefore& known) {
   Candidate best;
   Seconds step = known.step;
   for (size_t i = 0; i < known.programs.size() && i < kPrograms && options.duplex == 0; ++i) {
