@@ -28,8 +28,10 @@ template <typename Group, typename F>
 void grouped(Group& group, [[maybe_unused]] at::DeviceType device, F post) {
   std::vector<Work> works;
   if constexpr (requires { group.endCoalescing(device); }) {
-    const bool groups =
-        group.hasBackendForDeviceType(device) && group.getBackend(device)->supportsCoalescing();
+    const auto reached = group.getDeviceTypes();
+    const bool groups = std::any_of(reached.begin(), reached.end(),
+                                    [&](const auto& there) { return there.type() == device; }) &&
+                        group.getBackend(device)->supportsCoalescing();
     if (groups) group.startCoalescing(device);
     post(works);
     if (groups) works = {group.endCoalescing(device)};

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "interpret/batch_norm.h"
 #include "interpret/blas.h"
 #include "interpret/operators.h"
 
@@ -200,7 +201,7 @@ const Operator& find_operator(const std::string& name) {
   std::unique_ptr<Operator>& entry = cache[name];
   if (entry == nullptr) {
     const std::string wanted = name == "aten::view" ? "aten::reshape" : name;
-    if (name.starts_with("motley_torch::")) register_operators();
+    register_operators();
     const size_t dot = wanted.find('.');
     const auto handle = c10::Dispatcher::singleton().findSchema(
         {wanted.substr(0, dot), dot == std::string::npos ? "" : wanted.substr(dot + 1)});
@@ -211,6 +212,8 @@ const Operator& find_operator(const std::string& name) {
                                                      "aten::_linalg_solve_ex", "aten::as_strided",
                                                      "aten::as_strided_scatter"};
     entry->contiguous = by_strides.count(name) > 0;
+    if (name == "aten::native_batch_norm") entry->instead = batch_norm_by_cudnn;
+    if (name == "aten::native_batch_norm_backward") entry->instead = batch_norm_backward_by_cudnn;
     if (name == "aten::clone")
       entry->args.back().fill = static_cast<int64_t>(at::MemoryFormat::Contiguous);
   }
@@ -237,7 +240,7 @@ std::vector<at::Tensor> call_at(const Operator& op, const std::vector<Arg>& args
   }
   {
     const auto turn = blas_turn();
-    op.handle.callBoxed(&stack);
+    if (op.instead == nullptr || !op.instead(&stack)) op.handle.callBoxed(&stack);
   }
   std::vector<at::Tensor> outputs;
   for (c10::IValue& value : stack) {

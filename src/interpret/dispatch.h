@@ -55,6 +55,8 @@ struct Operator {
   c10::OperatorHandle handle;
   std::vector<OperatorArg> args;
   bool contiguous = false;  // what it returns depends on strides: runs on contiguous operands
+  // Tried before the operator itself; false: it is not its case.
+  bool (*instead)(torch::jit::Stack*) = nullptr;
 };
 
 // "aten::add.Tensor" of a schema.

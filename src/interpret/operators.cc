@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "interpret/attention.h"
 
 namespace motley {
 namespace {
@@ -112,6 +113,7 @@ void register_operators() {
     return true;
   }();
   MOTLEY_CHECK(registered);
+  register_attention();
 }
 
 }  // namespace motley

@@ -22,7 +22,8 @@
 
 namespace motley {
 
-// Registers them with libtorch's dispatcher, once.
+// Registers them with libtorch's dispatcher, and kernels of operators that have none on a device
+// (attention.h); once.
 void register_operators();
 
 // The last size of log_alpha for targets of a shape, [samples, longest] or all in one run.

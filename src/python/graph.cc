@@ -241,12 +241,12 @@ void bind_graph(py::module_& m) {
       },
       py::call_guard<py::gil_scoped_release>());
 
+  register_operators();  // also for what Python calls by itself
   m.def("forget_casts", &forget_casts, "Where a region of torch.autocast ends.");
   m.def("between_operators", &between_operators);
   m.def("is_fixed", &is_fixed);
   m.def("refused_ops", &refused_ops);
   m.def("op_table", [] {
-    register_operators();
     py::list list;
     for (const OpDef* op : all_ops()) {
       if (std::string_view(op->name) == kBoundary) continue;

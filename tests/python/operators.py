@@ -9,8 +9,12 @@ import math
 
 import torch
 
-import soundness_module
 from motley import _motley
+
+try:
+    import soundness_module
+except ImportError:  # of those who want arguments alone
+    soundness_module = None
 
 f64, i64 = torch.float64, torch.int64
 INF = math.inf
@@ -470,7 +474,7 @@ def arguments_of(op, numbers):
     return None if make is None else make(numbers)
 
 
-def _function(op):
+def function(op):
     space, called = op.split("::")
     name, _, overload = called.partition(".")
     return getattr(getattr(getattr(torch.ops, space), name), overload or "default")
@@ -562,7 +566,7 @@ class Call:
         self.text = "model call\n" + "\n".join(lines) + "\n"
 
     def result_shapes(self, arguments):
-        schema = [a for a in _function(self.op)._schema.arguments]
+        schema = [a for a in function(self.op)._schema.arguments]
         positional, named = [], {}
         for argument, value in zip(schema, arguments):
             if argument.name == "output_mask" or argument.name.endswith("_mask") and isinstance(value, list):
@@ -571,7 +575,7 @@ class Call:
                 named[argument.name] = value
             else:
                 positional.append(value)
-        results = _function(self.op)(*positional, **named)
+        results = function(self.op)(*positional, **named)
         results = list(results) if isinstance(results, (tuple, list)) else [results]
         return [r if isinstance(r, torch.Tensor) else None for r in results]
 
@@ -584,7 +588,7 @@ def operators():
 
     def is_there(name):
         try:
-            return _function(name) is not None
+            return function(name) is not None
         except AttributeError:
             return False
 

@@ -1,5 +1,5 @@
 // Attention as one operator, which never holds the scores. The names are those of libtorch's kernels for the CPU; other
-// devices have theirs (runtime/attention.h).
+// devices have theirs (interpret/attention.h).
 //
 //   out[b h s d], sums[b h s] = attention(q[b h s d], k[b g t d], v[b g t d], p, causal, mask?[b h s t], scale)
 //
