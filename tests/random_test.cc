@@ -56,6 +56,127 @@ int64_t in_whole(const InWhole& in, int64_t i) {
          i % in.inner;
 }
 
+// A kernel of set_numbers_kernel(), as a loop.
+at::Tensor loop(const at::Tensor& rows, const at::Tensor& columns, const NumbersAsked& asked) {
+  EXPECT_EQ(rows.dim(), 2);
+  EXPECT_EQ(rows.size(1), 1);
+  EXPECT_EQ(columns.size(0), 1);
+  EXPECT_LE(rows.numel(), 1 << 24);
+  EXPECT_LE(columns.numel(), 1 << 24);
+  const std::vector<int64_t>& numbers = asked.numbers;
+  EXPECT_EQ(numbers.size(), asked.masked ? 12u : 11u);
+  at::Tensor made = at::empty({rows.size(0), columns.size(1)}, rows.options());
+  at::Tensor exact = at::empty(made.sizes(), at::kDouble);
+  const at::Tensor row = rows.to(at::kDouble), column = columns.to(at::kDouble);
+  for (int64_t r = 0; r < made.size(0); ++r) {
+    for (int64_t c = 0; c < made.size(1); ++c) {
+      int64_t index = numbers[1] + static_cast<int64_t>(row.data_ptr<double>()[r]) * numbers[2] +
+                      static_cast<int64_t>(column.data_ptr<double>()[c]);
+      for (size_t map : {3, 7})
+        index = in_whole(
+            InWhole(numbers[map], numbers[map + 1], numbers[map + 2], numbers[map + 3]), index);
+      const uint64_t bits =
+          mix64(static_cast<uint64_t>(numbers[0]) ^ mix64(static_cast<uint64_t>(index))) >> 11;
+      exact.data_ptr<double>()[r * made.size(1) + c] =
+          !asked.masked                                  ? static_cast<double>(bits) * 0x1p-53
+          : bits < static_cast<uint64_t>(numbers.back()) ? 1
+                                                         : 0;
+    }
+  }
+  return made.copy_(exact);
+}
+
+// While it lives `kernel` makes the numbers of the CPU.
+struct Installed {
+  explicit Installed(NumbersKernel kernel) { set_numbers_kernel(at::kCPU, std::move(kernel)); }
+  ~Installed() { set_numbers_kernel(at::kCUDA, {}); }
+};
+
+// One kernel makes what the operators of tensors make, whatever the number of elements and of maps.
+TEST(Random, OneKernelMakesTheSame) {
+  Rng rng(6);
+  int64_t by_kernel = 0;
+  for (const Case& c : kCases) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+      for (const int64_t n :
+           {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{1024}, int64_t{1025}, int64_t{4096},
+            int64_t{64 * 33}, int64_t{5003}, rng.between(1, 9999)}) {
+        std::vector<InWhole> where;
+        const int64_t depth = rng.below(4);  // of three maps there is none
+        for (int64_t i = 0; i < depth; ++i) {
+          const int64_t length = rng.between(1, 40);
+          where.emplace_back(length + rng.below(5), length, rng.between(1, 300), rng.below(3));
+        }
+        if (rng.chance(.3)) where.emplace_back();
+        Graph graph;
+        TensorSpec spec;
+        spec.shape = {n};
+        std::vector<double> arguments = c.arguments;
+        if (c.op == "aten::bernoulli.p" && rng.chance(.5))
+          arguments[1] = rng.chance(.5) ? rng.uniform() : static_cast<double>(rng.below(2));
+        const NodeId node = graph.add(c.op, {arguments.begin(), arguments.end()}, {spec});
+        const uint64_t seed = rng.next();
+        const auto drawn = [&] {
+          return draw(graph.node(node), spec.shape, dtype, seed, 7, 3, where, at::kCPU);
+        };
+        const at::Tensor expected = drawn();
+        int64_t calls = 0;
+        const Installed kernel([&](const auto& rows, const auto& columns, const auto& asked) {
+          ++calls;
+          return loop(rows, columns, asked);
+        });
+        const at::Tensor got = drawn();
+        EXPECT_EQ(got.scalar_type(), expected.scalar_type());
+        EXPECT_TRUE(at::equal(got, expected)) << c.op << " " << to_string(dtype) << " " << n;
+        EXPECT_EQ(static_cast<int64_t>(got.storage().nbytes()), got.numel() * got.element_size());
+        EXPECT_EQ(calls > 0, n > 0 && depth <= 2);
+        by_kernel += calls;
+      }
+    }
+  }
+  EXPECT_GT(by_kernel, 100);
+}
+
+// A probability of which the 53 bits of a random number are just below or not.
+TEST(Random, MasksAreExactAtTheirProbability) {
+  for (int64_t i = 0; i < 200; ++i) {
+    const double u = random_element(11, 2, 3, i);
+    for (const double p : {std::nextafter(u, 0.), u, std::nextafter(u, 1.), -1., 2.}) {
+      Graph graph;
+      TensorSpec spec;
+      spec.shape = {1};
+      const NodeId node = graph.add("aten::bernoulli.p", {0., p}, {spec});
+      const Installed kernel(loop);
+      const InWhole at_i(1 << 20, 1, 1, i);
+      const at::Tensor got = draw(graph.node(node), {1}, DType::f32, 11, 2, 3, {at_i}, at::kCPU);
+      EXPECT_EQ(got.item<float>(), u < p ? 1.f : 0.f) << i << " " << p;
+    }
+  }
+}
+
+// A kernel that does not work is asked once, and the numbers stay the same; also after a part of
+// them was made.
+TEST(Random, KernelsThatFail) {
+  Graph graph;
+  TensorSpec spec;
+  spec.shape = {9 * kDrawnAtOnce + 5};
+  const NodeId node = graph.add("aten::bernoulli.p", {0., .25}, {spec});
+  const auto drawn = [&] {
+    return draw(graph.node(node), spec.shape, DType::bf16, 1, 2, 3, {}, at::kCPU);
+  };
+  const at::Tensor expected = drawn();
+  for (const int works : {0, 1, 9}) {
+    int calls = 0;
+    const Installed kernel([&](const auto& rows, const auto& columns, const auto& asked) {
+      return calls++ < works ? loop(rows, columns, asked) : at::Tensor();
+    });
+    EXPECT_TRUE(at::equal(drawn(), expected)) << works;
+    EXPECT_EQ(calls, std::min(works + 1, 2));  // two parts
+    EXPECT_TRUE(at::equal(drawn(), expected)) << works;
+    EXPECT_EQ(calls, works < 2 ? works + 1 : 4);
+  }
+}
+
 TEST(Random, TensorsAreThoseOfALoop) {
   Rng rng(5);
   for (const Case& c : kCases) {

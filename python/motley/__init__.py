@@ -18,6 +18,7 @@ from . import _loading
 
 _loading.load()
 
+from . import _device_numbers  # noqa: E402
 from ._capture import capture  # noqa: E402
 from ._data import DataSplitter  # noqa: E402
 from ._distribute import Distributed, distribute  # noqa: E402
@@ -31,4 +32,5 @@ __all__ = [
     "CaptureError", "DataSplitter", "Distributed", "Elastic", "GradScaler", "MismatchError", "NoPlanError", "PeerLost", "Plan",
     "UserError", "capture", "cluster", "distribute", "load", "plan", "save", "simulate", "wrap",
 ]  # fmt: skip
+_device_numbers.register()
 __version__ = "0.1.0"

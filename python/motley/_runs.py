@@ -37,7 +37,7 @@ class Run:
         self.worker = _motley.Worker(plan._native, group.native, plan.devices, seed, speed)
         self.leaves = [(name, tensor.shape, tensor.dtype) for name, tensor in step.leaves]
         self.adopt(step, agreed.watch)
-        self._graph, self._types = None, None
+        self._graph, self._types, self._draws = None, None, None
 
     def adopt(self, step, watch):
         """What the step was captured with last."""
@@ -58,6 +58,13 @@ class Run:
             kinds = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
             self._types = {kinds[word] for word in set(re.findall(r": (f64|f32|bf16|f16)\[", str(self.graph)))}
         return self._types
+
+    @property
+    def draws(self):
+        """Whether a step draws random numbers."""
+        if self._draws is None:
+            self._draws = bool(self.graph.random_nodes)
+        return self._draws
 
     @property
     def updated(self):

@@ -129,7 +129,7 @@ class Workspace {
       largest_again(node, triple, inputs);
   }
 
-  // Indices and numbers in 64 bits (runtime/random.h).
+  // Indices and numbers in 64 bits (runtime/random.h); a kernel that makes them holds less.
   void draw(ValueId v, Placement p) {
     constexpr double kNumbers = 5 * 8;
     const auto numel = static_cast<double>(graph_.spec(v).numel());

@@ -29,6 +29,7 @@ struct CapturedGraph {
 void bind_graph(py::module_& m);
 void bind_guard(py::module_& m);
 void bind_plan(py::module_& m);
+void bind_random(py::module_& m);
 void bind_worker(py::module_& m);
 
 }  // namespace motley::python

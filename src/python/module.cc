@@ -13,6 +13,7 @@ PYBIND11_MODULE(_motley, m) {
   bind_graph(m);
   bind_guard(m);
   bind_plan(m);
+  bind_random(m);
   bind_worker(m);
 }
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -42,6 +43,23 @@ struct InWhole {
 // where.back()(... where.front()(i)) of its stream. Waits for nothing and copies nothing.
 at::Tensor draw(const Node& node, const Shape& local, DType dtype, uint64_t seed, int64_t step,
                 int id, const std::vector<InWhole>& where, at::Device device);
+
+// The same numbers by one kernel of the device, where there is one for devices of its type: makes
+// a tensor [rows, columns] from rows [rows, 1] and columns [1, columns], which are 0, 1, 2, ... in
+// the type of the result. With i = first + row width + column, element (row, column) is number
+// where.back()(... where.front()(i)) of the stream.
+struct NumbersAsked {
+  // stream, first, width, and size, length, inner, begin of two maps.
+  std::vector<int64_t> numbers;
+  // Where `masked`, a last number follows: 1 where the 53 bits of the random number are below it, 0
+  // elsewhere. Otherwise the random number itself, uniform in [0, 1).
+  bool masked = false;
+};
+using NumbersKernel = std::function<at::Tensor(const at::Tensor& rows, const at::Tensor& columns,
+                                               const NumbersAsked& asked)>;
+// From now on on devices of this type, and on no others; an empty one: on none. One that returns an
+// undefined tensor is not asked again.
+void set_numbers_kernel(at::DeviceType type, NumbersKernel kernel);
 
 // Runs the random operators of a graph on one device as the executor does; for
 // InterpretOptions::kernels.
