@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <random>
 
 #include "capture/capture.h"
 #include "core/error.h"
 #include "graph/canonical.h"
+#include "graph/op.h"
 #include "planner/engines.h"
 #include "planner/planner.h"
 #include "runtime/verify.h"
@@ -87,6 +90,49 @@ TEST(Accumulation, EqualsOneDeviceAndComputesNothingAgain) {
   }
   EXPECT_GT(uneven, 0);
   EXPECT_GT(faster, 0);
+}
+
+// Batch normalisation of a part of the batch is not that of one device: who asks for one program gets
+// no micro-batches of it, unless he says how large they are.
+TEST(Accumulation, NormalisesNoPartOfABatchUnasked) {
+  planner::PlanOptions options;
+  options.model = "resnet50:width=2,image=16,classes=5";
+  options.batch = 16;
+  options.engine = "spmd";
+  const Seconds any = std::numeric_limits<double>::infinity();
+  const Cluster cluster = two_and_two(1e12);
+  EXPECT_THAT(plan_accumulated(options, cluster, graphs_of(options.model), any).candidates,
+              IsEmpty());
+  options.micro_batches = {8};
+  EXPECT_FALSE(
+      plan_accumulated(options, cluster, graphs_of(options.model), any).candidates.empty());
+}
+
+// Whatever operators take there: the usual strategies are programs with collectives that do nothing.
+TEST(OneDevice, HasNoCollectives) {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> exponent(-7, -4);
+  for (int trial = 0; trial < 6; ++trial) {
+    Cluster cluster = parse_cluster(
+        "name: one\nlink: {bandwidth: 1e9, latency: 1e-5}\ndevices: [{type: d, count: 1}]\n"
+        "device_types: [{name: d, flops: 1e13, memory: 1e11, memory_bandwidth: 1e12}]\n",
+        "one");
+    for (const OpDef* op : all_ops())
+      cluster.types[0].ops.push_back(
+          {op->name, std::pow(10, exponent(random)), 1e13, trial % 2 ? 1e12 : 0});
+    planner::PlanOptions options;
+    options.model = trial < 3
+                        ? "gpt:layers=2,hidden=32,heads=4,seq=16,vocab=19"
+                        : "bert-moe:layers=2,hidden=32,heads=4,seq=8,vocab=19,experts=4,every=2";
+    options.batch = 8;
+    options.engine = "spmd";
+    if (trial % 3 == 0) options.precision = DType::bf16;
+    const planner::PlanReport report = plan(graphs_of(options.model), cluster, options);
+    ASSERT_FALSE(report.candidates.empty());
+    const Plan& best = *report.best().plan;
+    ASSERT_EQ(best.pipeline, nullptr);
+    for (const Step& step : best.program.steps) EXPECT_TRUE(step.is_compute());
+  }
 }
 
 }  // namespace

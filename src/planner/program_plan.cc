@@ -148,7 +148,8 @@ class ProgramPlanner::Work {
     search(best_.get(), first);
     if (free && !best_->found.feasible && options_.memory_limit) search_cut(best_.get());
     if (request_.parts && free) search_parts();
-    if (free && rival_.feasible &&
+    // On one device a strategy is a program with collectives that do nothing.
+    if (free && cluster_.size() > 1 && rival_.feasible &&
         !(best_->found.feasible && best_->found.step() <= rival_.step())) {
       const auto rival = attempt_on(cluster_, all, {});
       AlternationOptions options = options_;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cluster/cluster.h"
+#include "comm/alone.h"
 #include "comm/devices.h"
 #include "comm/gloo.h"
 #include "comm/launch.h"
@@ -278,7 +279,9 @@ class WorkerGroup {
     return over;
   }
   void over(Joined* joined, const std::vector<int>& ranks) {
-    if (!backend_.empty() && ranks.size() > 1)
+    if (device_.is_cuda() && ranks.size() == 1)
+      joined->over.copies = alone_on(device_);
+    else if (!backend_.empty() && ranks.size() > 1)
       joined->over = made_by_torch(ranks, backend_, joined->control.get());
     else if (device_.is_cuda())
       joined->over.copies = staged(*joined->control, device_);

@@ -56,7 +56,7 @@ class Accumulation {
   bool attempt(int64_t samples) {
     options_.limits.deadline.check();
     const auto part = step_->of(samples);
-    if (!part) return false;
+    if (!part || (!part->exact() && options_.micro_batches.empty())) return false;
     const auto count = static_cast<int>(options_.batch / samples);
     if (bounds::compute_bound(Theory(part->graph), model_, count) >= best_) return false;
     PlanBuilder builder(options_, &groups_, step_, samples, 1, &cache_);
