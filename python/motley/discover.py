@@ -83,6 +83,12 @@ def _facts(workers):
     return facts
 
 
+def _optimizer_step(kind, parameters):
+    """A step of the optimizer with which Python trains there: torch's makes a few calls for all parameters."""
+    made = torch.optim.SGD(parameters, 1e-3, momentum=0.9) if kind == "sgd" else torch.optim.AdamW(parameters, 1e-3)
+    return made.step
+
+
 def main():
     parser = argparse.ArgumentParser(prog="motley.discover", description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--output", required=True, help="cluster file to write")
@@ -114,8 +120,9 @@ def main():
                 print(f"measuring {what}", file=sys.stderr, flush=True)
 
         facts = json.dumps(_facts(workers))
+        on_cpu = torch.device(workers.native.device).type == "cpu"
         yaml, measured, warnings, drawing, ranks, seconds, report = _motley.discover(
-            workers.native, facts, name, profile is not None, asked.inside, said
+            workers.native, facts, name, profile is not None, asked.inside, said, None if on_cpu else _optimizer_step
         )
     except UserError as error:
         if rank == 0:

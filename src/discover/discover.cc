@@ -135,6 +135,8 @@ Discovered discover(Communicator& group, const Facts& mine, const DiscoverOption
     calibration.speed = mine.speed;
     calibration.device = group.device();
     calibration.quick = true;
+    calibration.half = !group.device().is_cpu();  // where models are trained in it
+    calibration.optimizer = options.optimizer;
     calibration.budget = 8;
     calibration.classes = classes;
     calibration.progress = say;

@@ -22,6 +22,7 @@
 #include "cluster/profile.h"
 #include "comm/communicator.h"
 #include "core/file.h"
+#include "cost/cost.h"
 #include "discover/levels.h"
 
 namespace motley::discover {
@@ -53,7 +54,9 @@ struct DiscoverOptions {
   // [rank] Connected to each other worker, over which its messages go; empty: there are none. Then
   // the latency of a link is that of its packets, not of messages of the backend.
   std::vector<int> sockets;
-  bool profile = true;                               // step 5
+  bool profile = true;  // step 5
+  // CalibrateOptions::optimizer
+  std::function<std::function<void()>(Optimizer, const std::vector<at::Tensor>&)> optimizer;
   std::function<void(const std::string&)> progress;  // what comes next
 };
 

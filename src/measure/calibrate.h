@@ -17,7 +17,9 @@
 //
 // On an emulated device (emulate.h) a call takes the least of its CPU times / speed, and the device
 // is padded while it is measured, so that all share the machine as they do in training. On other
-// devices it takes the median of wall times, on CUDA between synchronisations.
+// CPUs it takes the median of wall times. On CUDA models are larger, so that they keep the device
+// busy, and a call takes the median of the times from the end of the call before it to its own end:
+// as in training, where the CPU runs ahead.
 //
 // Stages. The layers of a model, cut as the pipeline engine cuts it, run forward and backward by
 // themselves on every device, and neighbouring layers on sub-meshes of several devices, which run
@@ -38,6 +40,7 @@
 
 #include "cluster/profile.h"
 #include "comm/communicator.h"
+#include "cost/cost.h"
 #include "shard/program.h"
 
 namespace motley {
@@ -61,7 +64,10 @@ struct CalibrateOptions {
   std::vector<std::pair<std::string, int64_t>> steps;
   Seconds budget = 24;  // for them; every step runs at least twice
   bool half = false;    // in bf16 too, as mixed precision computes (graph/precision.h)
-  bool quick = false;   // fewer reference steps, sizes and repeats, where a minute is too long
+  // Who trains by another optimizer than libtorch's in C++: a step of it on these parameters, whose
+  // gradients are there.
+  std::function<std::function<void()>(Optimizer, const std::vector<at::Tensor>&)> optimizer;
+  bool quick = false;  // fewer reference steps, sizes and repeats, where a minute is too long
   std::optional<ProfiledDevice> classes;  // of this device, if measured before: measure_classes()
   std::vector<StageShape> stages;
   // A group of some ranks of the whole, in order, that meets under a name of its own; called by its
@@ -72,7 +78,8 @@ struct CalibrateOptions {
   std::function<void(const std::string&)> progress;  // what comes next
 };
 
-std::vector<std::pair<std::string, int64_t>> reference_steps(bool quick = false);
+std::vector<std::pair<std::string, int64_t>> reference_steps(bool quick = false,
+                                                             at::Device device = at::kCPU);
 
 // The classes of operators of this device alone, and the device's own numbers from them; not its
 // type. Takes some 4 s.

@@ -1,12 +1,16 @@
-// Time as a device sees it: its CPU time where it is emulated, else wall time.
+// Time as a device sees it: its CPU time where it is emulated, else wall time; the times between
+// events on a stream.
 #pragma once
 
 #include <ATen/ATen.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <ctime>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/median.h"
@@ -27,6 +31,7 @@ class DeviceClock {
   DeviceClock(double speed, at::Device device) : speed_(speed), device_(device) {
     if (speed > 0) padding_.emplace(speed);
   }
+  bool has_stream() const { return device_.is_cuda(); }
   Seconds now() const {
     if (speed_ > 0) return seconds_of(CLOCK_THREAD_CPUTIME_ID) / speed_;
     if (device_.is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(device_.index());
@@ -57,17 +62,59 @@ class DeviceClock {
   std::optional<Padding> padding_;
 };
 
-// Seconds of one call, over about `budget` seconds and at least twice.
+// Moments on the current stream of a device, and the times between them.
+class StreamTimes {
+ public:
+  explicit StreamTimes(at::Device device) : device_(device) {}
+
+  // Whether this libtorch tells times between events.
+  static bool known() { return tells<c10::Event>(); }
+  void mark() {
+    events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    events_.back().record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
+  // [mark but the first] Seconds since the one before it; waits for the last, and forgets all.
+  std::vector<double> between() { return between_of(std::exchange(events_, {})); }
+
+ private:
+  template <typename Event>
+  static constexpr bool tells() {
+    return requires(const Event& e) { e.elapsedTime(e), e.synchronize(); };
+  }
+  template <typename Event>
+  static std::vector<double> between_of(const std::vector<Event>& events) {
+    std::vector<double> seconds;
+    if constexpr (tells<Event>()) {
+      if (!events.empty()) events.back().synchronize();
+      for (size_t i = 1; i < events.size(); ++i)
+        seconds.push_back(1e-3 * events[i - 1].elapsedTime(events[i]));
+    }
+    return seconds;
+  }
+
+  at::Device device_;
+  std::vector<c10::Event> events_;
+};
+
+// Seconds of one call, over about `budget` seconds and at least twice. A device with streams is
+// given several calls at once: who waits for each waits for its launch too.
 template <typename F>
 Seconds seconds_per_call(DeviceClock& watch, Seconds budget, F call) {
+  constexpr int kRun = 20;
   call();
+  int run = 1;
+  if (watch.has_stream()) {
+    const Seconds before = watch.now();
+    call();
+    run = std::clamp(static_cast<int>(0.02 / std::max(watch.now() - before, 1e-6)), 1, kRun);
+  }
   watch.begin();
   std::vector<double> times;
   const Seconds start = wall_clock();
   while (times.size() < 2 || (wall_clock() - start < budget && times.size() < 2000)) {
     const Seconds before = watch.now();
-    call();
-    times.push_back(watch.now() - before);
+    for (int i = 0; i < run; ++i) call();
+    times.push_back((watch.now() - before) / run);
     watch.worked();
   }
   watch.rest();

@@ -1,12 +1,15 @@
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <map>
+#include <tuple>
 
 #include "capture/capture.h"
 #include "cost/cost.h"
 #include "graph/canonical.h"
 #include "graph/precision.h"
+#include "interpret/dispatch.h"
 #include "measure/device_clock.h"
 #include "measure/parts.h"
 #include "runtime/eager.h"
@@ -34,7 +37,18 @@ Program alone(const Theory& theory) {
   return program;
 }
 
-std::vector<std::pair<std::string, int64_t>> reference_steps(bool quick) {
+std::vector<std::pair<std::string, int64_t>> reference_steps(bool quick, at::Device device) {
+  if (!device.is_cpu())
+    return {{"mlp:layers=4,hidden=4096,in=4096", 512},
+            {"mlp:layers=3,hidden=8192,in=8192", 1024},
+            {"gpt:layers=2,hidden=768,heads=12,seq=512,vocab=50257", 8},
+            {"gpt:layers=1,hidden=2048,heads=32,seq=1024,vocab=32000", 2},
+            {"bert:layers=2,hidden=768,heads=12,seq=512,vocab=30522,dropout=0.1", 8},
+            {"bert-moe:layers=2,hidden=768,heads=12,seq=128,vocab=8192,experts=8,every=2", 32},
+            {"vgg19:width=64,image=224,classes=1000", 16},
+            {"resnet50:width=64,image=224,classes=1000", 64},
+            {"resnet50:width=64,image=160,classes=1000", 32},
+            {"vit:layers=2,hidden=768,heads=12,image=224,patch=16,classes=1000", 32}};
   if (quick)
     return {{"mlp:layers=4,hidden=512,in=256", 64},
             {"gpt:layers=1,hidden=192,heads=4,seq=64,vocab=512", 2},
@@ -81,34 +95,51 @@ ProfiledDevice measure_classes(double speed, at::Device device) {
   const Seconds launch = seconds_per_call(watch, budget, [&] { at::add(tiny, tiny); });
   result.overhead = launch;
   add("launch", "f32", {{8, 96, launch}}, false);
+  // Whatever is as large as models on such a device have it.
+  const int64_t larger = device.is_cpu() ? 1 : 16;
   struct Type {
     const char* name;
     at::ScalarType type;
     int64_t largest;
   };
-  for (const Type& t : {Type{"f32", at::kFloat, 512}, Type{"f64", at::kDouble, 256},
-                        Type{"bf16", at::kBFloat16, 128}}) {
+  for (const Type& t : {Type{"f32", at::kFloat, 512 * larger}, Type{"f64", at::kDouble, 256},
+                        Type{"bf16", at::kBFloat16, device.is_cpu() ? 128 : 8192}}) {
     std::vector<Sample> products, elementwise;
     for (int64_t n = 32; n <= t.largest; n *= 2) {
       const at::Tensor a = at::ones({n, n}, f32.dtype(t.type));
       const double cube = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
       products.push_back({2 * cube, 0, seconds_per_call(watch, budget, [&] { at::mm(a, a); })});
     }
-    for (int64_t n = 1 << 10; n <= (1 << 20); n *= 8) {
+    // On a device with a cache of tens of megabytes numbers are to be many more than that.
+    const int64_t least = device.is_cpu() ? 1 << 10 : 1 << 18;
+    for (int64_t n = least; n <= least << (device.is_cpu() ? 10 : 9); n *= 8) {
       const at::Tensor a = at::ones({n}, f32.dtype(t.type));
       elementwise.push_back({0, 3. * static_cast<double>(a.nbytes()),
                              seconds_per_call(watch, budget, [&] { at::add(a, a); })});
     }
     const ProfiledClass matmul = add("matmul", t.name, products, false);
     const ProfiledClass memory = add("elementwise", t.name, elementwise, true);
-    if (t.type == at::kFloat) result.flops = result.half_flops = matmul.rate;
-    if (t.type == at::kFloat) result.memory_bandwidth = memory.rate;
-    if (t.type == at::kBFloat16 && matmul.rate > 0) result.half_flops = matmul.rate;
+    // A fit may find no slope; the largest call is then what tells.
+    const auto sustained = [](double fitted, double reached) {
+      return fitted < reached || fitted > 1.5 * reached ? reached : fitted;
+    };
+    const Flops fastest = products.back().flops / products.back().seconds;
+    const Bytes widest = elementwise.back().bytes / elementwise.back().seconds;
+    if (t.type == at::kFloat) {
+      result.flops = result.half_flops =
+          device.is_cpu() && matmul.rate > 0 ? matmul.rate : sustained(matmul.rate, fastest);
+      result.memory_bandwidth =
+          device.is_cpu() && memory.rate > 0 ? memory.rate : sustained(memory.rate, widest);
+    }
+    if (t.type == at::kBFloat16 && matmul.rate > 0)
+      result.half_flops = device.is_cpu() ? matmul.rate : sustained(matmul.rate, fastest);
   }
   std::vector<Sample> convolutions;
   for (int64_t c : {8, 16, 32, 64}) {
-    const at::Tensor x = at::ones({4, c, 16, 16}, f32), w = at::ones({c, c, 3, 3}, f32);
-    convolutions.push_back({2. * 4 * 16 * 16 * 9 * static_cast<double>(c * c), 0,
+    c *= std::min<int64_t>(larger, 4);
+    const int64_t n = 4 * larger;
+    const at::Tensor x = at::ones({n, c, 16, 16}, f32), w = at::ones({c, c, 3, 3}, f32);
+    convolutions.push_back({2. * 16 * 16 * 9 * static_cast<double>(n * c * c), 0,
                             seconds_per_call(watch, budget, [&] { at::conv2d(x, w, {}, 1, 1); })});
   }
   add("convolution", "f32", convolutions, false);
@@ -126,12 +157,64 @@ struct MeasuredStep {
   std::vector<std::vector<double>> seconds;  // [node]
 };
 
+// Attention as models of torch 2 have it, forward and backward; empty where libtorch has no such
+// operator.
+std::string attention_step(int64_t batch, int64_t heads, int64_t tokens, int64_t dim, bool causal,
+                           bool half) {
+  constexpr const char* kName = "aten::_scaled_dot_product_flash_attention_for_cpu";
+  if (!c10::Dispatcher::singleton().findSchema({kName, ""})) return "";
+  const std::string type = half ? "bf16" : "f32";
+  const std::string x = fmt::format("{}[{},{},{},{}]", type, batch, heads, tokens, dim);
+  const std::string sums = fmt::format("f32[{},{},{}]", batch, heads, tokens);
+  std::string text = "model attention\n";
+  for (int i = 0; i < 4; ++i) text += fmt::format("%{} = motley::input(\"x{}\") : {}\n", i, i, x);
+  text += fmt::format("%4, %5 = {}(%0, %1, %2, 0.0, {}, none, none) : {}, {}\n", kName, causal, x,
+                      sums);
+  text += fmt::format(
+      "%6, %7, %8 = {}_backward(%3, %0, %1, %2, %4, %5, 0.0, {}, none, none) : {}, {}, {}\n", kName,
+      causal, x, x, x);
+  return text + fmt::format("%9 = aten::sum(%6, none) : {}[]\nloss %9\n", type);
+}
+
 class StepRunner {
  public:
   StepRunner(const std::string& model, int64_t batch, bool half, DeviceClock& watch,
              Communicator& self, at::Device device)
-      : watch_(watch), shares_(std::vector<double>{1.0}) {
-    step_.graph = canonicalize(capture(model, batch).graph);
+      : StepRunner(canonicalize(capture(model, batch).graph), half, watch, self, device) {
+    const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0);
+    const TensorMap parameters = parameters_of(*module), buffers = buffers_of(*module);
+    const TensorMap inputs = random_inputs(*module, batch, 1);
+    for (const Parameter& p : step_.graph.parameters) set(p.value, parameters.at(p.name));
+    for (const Buffer& b : step_.graph.buffers) set(b.value, buffers.at(b.name));
+    for (const Input& i : step_.graph.inputs) set(i.value, inputs.at(i.name));
+  }
+  // A graph of inputs alone, which are drawn.
+  StepRunner(const std::string& text, DeviceClock& watch, Communicator& self, at::Device device)
+      : StepRunner(parse_graph(text, "attention"), false, watch, self, device) {
+    for (const Input& i : step_.graph.inputs) {
+      const TensorSpec& spec = step_.graph.spec(i.value);
+      set(i.value, at::randn(spec.shape, at::kFloat).to(to_torch(spec.dtype)));
+    }
+  }
+
+  void run(bool keep) {
+    keep_ = keep;
+    watch_.begin();
+    if (stream_) stream_->mark();
+    executor_->step(number_++);
+    watch_.rest();
+    if (!stream_) return;
+    const std::vector<double> times = stream_->between();
+    for (size_t i = 0; keep && i < times.size(); ++i)
+      if (marked_[i] >= 0) step_.seconds[marked_[i]].push_back(times[i]);
+    marked_.clear();
+  }
+  const MeasuredStep& measured() const { return step_; }
+
+ private:
+  StepRunner(Graph graph, bool half, DeviceClock& watch, Communicator& self, at::Device device)
+      : watch_(watch), shares_(std::vector<double>{1.0}), device_(device) {
+    step_.graph = std::move(graph);
     if (half) step_.graph = with_precision(step_.graph, DType::bf16);
     step_.theory = std::make_unique<Theory>(step_.graph);
     step_.program = alone(*step_.theory);
@@ -140,49 +223,63 @@ class StepRunner {
     for (const Step& s : step_.program.steps)
       step_.work[s.node.index] =
           work_of(*step_.theory, s.node, step_.theory->triples(s.node)[s.triple]);
+    if (watch.has_stream() && StreamTimes::known()) stream_.emplace(device);
     ExecutorOptions options;
     options.device = device;
     options.before = [this](bool) {
-      begun_ = watch_.now();
+      if (!stream_) begun_ = watch_.now();
       node_ = -1;
     };
     options.observe = [this](ValueId v, Placement, const at::Tensor&) {
       node_ = step_.graph.value(v).producer.index;
     };
     options.after = [this](bool, const void* instruction) {
-      if (node_ >= 0 && keep_) step_.seconds[node_].push_back(watch_.now() - begun_);
+      if (stream_)
+        stream_->mark(), marked_.push_back(node_);
+      else if (node_ >= 0 && keep_)
+        step_.seconds[node_].push_back(watch_.now() - begun_);
       watch_.worked(instruction);
     };
     executor_ = std::make_unique<Executor>(*step_.theory, step_.program, shares_, self, options);
-    const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0);
-    const TensorMap parameters = parameters_of(*module), buffers = buffers_of(*module);
-    const TensorMap inputs = random_inputs(*module, batch, 1);
-    auto set = [&](ValueId value, const at::Tensor& whole) {
-      executor_->set(value, whole.detach().to(at::TensorOptions(device), false, true));
-    };
-    for (const Parameter& p : step_.graph.parameters) set(p.value, parameters.at(p.name));
-    for (const Buffer& b : step_.graph.buffers) set(b.value, buffers.at(b.name));
-    for (const Input& i : step_.graph.inputs) set(i.value, inputs.at(i.name));
+  }
+  void set(ValueId value, const at::Tensor& whole) {
+    executor_->set(value, whole.detach().to(at::TensorOptions(device_), false, true));
   }
 
-  void run(bool keep) {
-    keep_ = keep;
-    watch_.begin();
-    executor_->step(number_++);
-    watch_.rest();
-  }
-  const MeasuredStep& measured() const { return step_; }
-
- private:
   DeviceClock& watch_;
   Shares shares_;
+  at::Device device_;
   MeasuredStep step_;
   std::unique_ptr<Executor> executor_;
+  std::optional<StreamTimes> stream_;
+  std::vector<int> marked_;  // [mark but the first] after which node
   Seconds begun_ = 0;
   int node_ = -1;
   bool keep_ = false;
   int64_t number_ = 0;
 };
+
+// Calls so small that all take what a launch takes say nothing of larger ones, which are then priced
+// by what the device's memory and units sustain: of a fit through noise a model's numbers, thousands
+// of times as many, would take seconds.
+void replace_noise(const std::vector<Sample>& samples, const ProfiledDevice& device, bool half,
+                   OpRate* rate) {
+  constexpr Seconds kNoise = 2e-6;
+  constexpr double kSlow = 4;  // kernels that are that much slower than memory and units, are
+  const Sample& largest = *std::max_element(
+      samples.begin(), samples.end(),
+      [](const Sample& a, const Sample& b) { return a.bytes + a.flops < b.bytes + b.flops; });
+  const Seconds sustained = std::max(largest.bytes / device.memory_bandwidth,
+                                     largest.flops / (half ? device.half_flops : device.flops));
+  const Seconds fitted = (rate->flops > 0 ? largest.flops / rate->flops : 0) +
+                         (rate->memory_bandwidth > 0 ? largest.bytes / rate->memory_bandwidth : 0);
+  if (sustained > kNoise || (fitted > 0 && fitted < kSlow * sustained)) return;
+  std::vector<double> times;
+  for (const Sample& s : samples) times.push_back(s.seconds);
+  rate->overhead = median(times);
+  rate->flops = 0;
+  rate->memory_bandwidth = device.memory_bandwidth;
+}
 
 // Of a step in bf16 those of its operators count that have a value in 16 bits.
 void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* result) {
@@ -192,20 +289,18 @@ void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* res
     };
     std::map<std::string, std::vector<Sample>> samples;
     std::vector<std::pair<std::vector<Work>, Seconds>> whole;  // of every step: calls and time
-    const auto steps = options.steps.empty() ? reference_steps(options.quick) : options.steps;
-    for (const auto& [model, batch] : steps) {
-      // Padding goes by the CPU clock of the thread.
-      DeviceClock own(options.speed, options.device);
-      StepRunner runner(model, batch, half, own, self, options.device);
+    const auto steps =
+        options.steps.empty() ? reference_steps(options.quick, options.device) : options.steps;
+    auto measure = [&](StepRunner& runner, const DeviceClock& own) {
       const Seconds start = wall_clock();
       runner.run(false);
       std::vector<double> walls;
       for (int i = 0; i < 2 || (i < 5 && wall_clock() - start <
                                              options.budget / static_cast<double>(steps.size()));
            ++i) {
-        const Seconds begun = wall_clock();
+        const Seconds begun = own.has_stream() ? own.now() : wall_clock();
         runner.run(true);
-        walls.push_back(wall_clock() - begun);
+        walls.push_back((own.has_stream() ? own.now() : wall_clock()) - begun);
       }
       const MeasuredStep& step = runner.measured();
       whole.emplace_back(step.work, own.typical(walls));
@@ -214,12 +309,31 @@ void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* res
           samples[step.work[n].op->name].push_back(
               {step.work[n].flops, step.work[n].cut_bytes + step.work[n].whole_bytes,
                own.typical(step.seconds[n])});
+    };
+    for (const auto& [model, batch] : steps) {
+      // Padding goes by the CPU clock of the thread.
+      DeviceClock own(options.speed, options.device);
+      StepRunner runner(model, batch, half, own, self, options.device);
+      measure(runner, own);
+    }
+    const int64_t larger = options.device.is_cpu() ? 1 : 8;
+    for (const auto& [heads, tokens, dim, causal] :
+         {std::tuple{int64_t{4}, 64 * larger, int64_t{32}, false},
+          {4, 64 * larger, 64, true},
+          {8, 128 * larger, 64, false},
+          {4, 128 * larger, 128, true}}) {
+      const std::string text = attention_step(larger, heads, tokens, dim, causal, half);
+      if (text.empty()) break;
+      DeviceClock own(options.speed, options.device);
+      StepRunner runner(text, own, self, options.device);
+      measure(runner, own);
     }
     std::map<std::string, OpRate> rates;
     std::vector<ProfiledOp> found;
     for (const auto& [name, list] : samples) {
       ProfiledOp op;
       op.rate = fit(list, &op.fit, half ? result->half_flops : result->flops);
+      if (!options.device.is_cpu()) replace_noise(list, *result, half, &op.rate);
       op.rate.op = name;
       if (half) op.rate.op += kHalfRate;
       rates[op.rate.op] = op.rate;
@@ -264,16 +378,21 @@ void measure_optimizer(Communicator& group, DeviceClock& watch, const CalibrateO
     int64_t numel;
   };
   // As many as a model would have: a parameter is not in the cache any more when its turn comes.
-  for (const Size& size :
-       {Size{512, 1 << 9}, Size{256, 1 << 14}, Size{64, 1 << 16}, Size{16, 1 << 18},
-        Size{4, 1 << 20}, Size{2, 1 << 22}, Size{1, 1 << 23}}) {
-    if (options.quick && size.numel > 1 << 22) break;
+  std::vector<Size> sizes{{512, 1 << 9}, {256, 1 << 14}, {64, 1 << 16}, {16, 1 << 18},
+                          {4, 1 << 20},  {2, 1 << 22},   {1, 1 << 23}};
+  if (!options.device.is_cpu())
+    sizes = {{512, 1 << 9}, {256, 1 << 14}, {128, 1 << 18},
+             {64, 1 << 20}, {16, 1 << 22},  {4, 1 << 24}};
+  for (const Size& size : sizes) {
+    if (options.quick && options.device.is_cpu() && size.numel > 1 << 22) break;
     std::vector<at::Tensor> parameters;
     for (int i = 0; i < size.count; ++i) {
       parameters.push_back(at::ones({size.numel}, at::TensorOptions(options.device)));
       parameters.back().mutable_grad() = at::ones_like(parameters.back());
     }
     O optimizer(parameters, settings);
+    std::function<void()> step = [&] { optimizer.step(); };
+    if (options.optimizer) step = options.optimizer(kind, parameters);
     // All devices at the same time, as at the end of a step: they may share memory. It is slow
     // until all of it, state and temporaries, has been used a few times.
     std::vector<double> times;
@@ -282,7 +401,7 @@ void measure_optimizer(Communicator& group, DeviceClock& watch, const CalibrateO
       group.barrier();
       watch.begin();
       const Seconds before = watch.now();
-      optimizer.step();
+      step();
       if (i >= unused) times.push_back(watch.now() - before);
       watch.worked();
     }
@@ -338,7 +457,8 @@ void measure_step(const CalibrateOptions& options, ProfiledDevice* result) {
   }
   op.rate.op = "motley::step";
   op.rate.overhead = rest[0].second;
-  if (rest[1].second > rest[0].second)
+  // Inputs of a device with a stream are there, or are copied while it computes.
+  if (rest[1].second > rest[0].second && options.device.is_cpu())
     op.rate.memory_bandwidth = (rest[1].first - rest[0].first) / (rest[1].second - rest[0].second);
   op.fit.r2 = 1;
   result->ops.push_back(op);

@@ -279,7 +279,9 @@ void bind_runs(py::module_& m) {
   m.def(
       "discover",
       [](WorkerGroup& group, const std::string& facts, const std::string& name, bool profile,
-         const std::string& inside, const std::function<void(const std::string&)>& progress) {
+         const std::string& inside, const std::function<void(const std::string&)>& progress,
+         const std::function<std::function<void()>(const std::string&,
+                                                   const std::vector<at::Tensor>&)>& optimizer) {
         discover::DiscoverOptions options;
         options.name = name;
         if (group->size() > 1) options.backend = group.backend().name;
@@ -287,6 +289,10 @@ void bind_runs(py::module_& m) {
         const discover::Facts mine = discover::parse_facts(facts, "facts");
         options.profile = profile;
         options.sockets = group.sockets_of_tensors();
+        if (optimizer)
+          options.optimizer = [&](Optimizer kind, const std::vector<at::Tensor>& parameters) {
+            return optimizer(kind == Optimizer::sgd ? "sgd" : "adamw", parameters);
+          };
         options.progress = [&](const std::string& what) {
           const py::gil_scoped_acquire lock;
           progress(what);
