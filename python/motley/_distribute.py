@@ -15,6 +15,7 @@ import torch
 
 from . import _backend, _elastic, _gradients, _motley, _optim, _scaler, _torch
 from ._agree import agreed_plan, replanner, send_text
+from ._agreement import same_batch
 from ._errors import PeerLost, UserError, flag, warn, whole_number
 from ._following import Following
 from ._gradients import Wholes
@@ -145,6 +146,7 @@ class Distributed(Following, Saving):
         self._steps, self._loss, self._whole, self._whole_at = 0, None, None, -1
         names = [slot.name for slot in step.parameters]
         self._held = Held(self._worker, names, [slot.name for slot in step.buffers])
+        self._held.batches = self._batches
         group.peers.add(self._held, self)
         self._plain_pieces = self._all_whole(step)
         kind = torch.nn.Parameter if self._plain_pieces else Piece
@@ -186,6 +188,11 @@ class Distributed(Following, Saving):
             )
         if not self.training:
             return self._evaluate(inputs, *targets)
+        if self._group.device.startswith("cuda") and torch.cuda.is_current_stream_capturing() and self._run.draws:
+            raise UserError(
+                "[distribute] the model draws random numbers, which a CUDA graph would draw again at every replay; capture a model "
+                "without dropout, or train without a graph"
+            )
         if self._keeper is not None:
             self._keeper.begins()
         try:
@@ -401,6 +408,7 @@ class Distributed(Following, Saving):
         now = self._held.count, self._held.versions()
         if self._whole is None or self._whole_at != now:
             self._whole = None
+            same_batch(self._group.peers, self._held)
             whole = self._whole_tensors()
             self._whole = [whole[slot.name].to(slot.tensor.device) for slot in step.parameters + step.buffers]
             self._whole_at = now

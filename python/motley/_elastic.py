@@ -29,6 +29,7 @@ from multiprocessing import util
 import torch
 
 from . import _motley, _pieces_files, _second
+from ._agreement import same_batch
 from ._errors import NoPlanError, UserError, warn, whole_number
 from ._pieces import plain
 from ._pieces_files import decoded, encoded
@@ -392,6 +393,7 @@ class Keeper:
     def _checkpoint(self):
         """Begins to write a checkpoint of the step that is over; waits for the one before."""
         self.wait()
+        same_batch(self.dist._group.peers, self.dist._held)
         rows, tensors, numbers = self._state(copied=True)
         said = self._said(numbers)
         folder, every, keep, updates = self.asked.folder, self.asked.every, self.asked.keep, self.updates

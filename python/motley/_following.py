@@ -9,12 +9,20 @@ import contextlib
 import torch
 
 from . import _motley, _torch
-from ._agreement import differs, digest
+from ._agreement import Batches, capturing, differs, same_batch
 from ._errors import MismatchError, UserError, warn
 from ._guard import FIRST_STEPS, FURTHER_PLANS, Check, compare_slice, rows_with_room
 from ._mirror import inside
 from ._pieces import Piece
 from ._runs import Run, Runs, Untouched, claims, flags_of
+
+
+def _queued(tensor, device):
+    """A tensor on a device; one of the CPU goes there behind what is queued, and nobody waits for that."""
+    if torch.device(device).type == "cuda" and tensor.device.type == "cpu" and not capturing():
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)  # what is given may change meanwhile
+        return tensor.to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class Following:
@@ -26,7 +34,7 @@ class Following:
         self._runs.add(self._runs.make_run(step, agreed))
         self._take(self._runs.known[0])
         self._verify, self._run.unchecked = verify, FIRST_STEPS if verify else 0
-        self._claims, self._untouched = -1, Untouched(step)
+        self._claims, self._untouched, self._batches = -1, Untouched(step), Batches(group)
         self._counts, self._rows_of = None, None  # rows of each worker, of which plan
 
     # ---- which plan -----------------------------------------------------------------------------------------------
@@ -50,14 +58,15 @@ class Following:
             claims.claim(self, step.parameters)
             self._claims = claims.count
         self._follow_flags()
-        news = [("buffers", self._follow_tensors())]
+        news = self._follow_tensors()
         shapes = [tensor.shape for tensor in tensors]
         if self._counts is not None and self._are_rows(tensors):
             shapes = [whole for _, whole, _ in self._rows_of.leaves]
         found, why = self._runs.fitting(step, shapes, constants)
         rows = self._counts is not None and shapes != [tensor.shape for tensor in tensors]
         number = found.number if found else -1 - self._runs.made
-        self._group.agree_begin(digest(self._steps, number, tensors, constants + news, rows))
+        self._batches.take(self._steps, tensors, constants, news, rows)
+        self._group.agree_begin(self._batches.digest(self._steps, number))
         if found is self._run:
             return tensors  # whether all agree is known after the step
         self._agreed()
@@ -70,7 +79,7 @@ class Following:
             self._take(found)
         else:
             self._switch(found)
-        self._group.agree_begin(digest(self._steps, found.number, tensors, constants + news, rows))
+        self._group.agree_begin(self._batches.digest(self._steps, found.number))
         return tensors
 
     def _agreed(self):
@@ -81,8 +90,9 @@ class Following:
         with group.peers.collective():  # whoever raises here has not met the others in the step
             what, rank = differs(group.compared, group.native.end_exchange()), (group.rank - 1) % group.size
             if what:
+                error = self._batches.refusal(what, group.rank, rank, self._steps)
                 group.peers.cut_off()  # the others wait for this one in the step, whatever becomes of the error
-                raise UserError(f"[distribute] rank {group.rank} and rank {rank} differ in step {self._steps}: {what}")
+                raise error
 
     def _follow_flags(self):
         """requires_grad, which may be changed on the model or on the pieces."""
@@ -105,15 +115,15 @@ class Following:
     def _follow_tensors(self):
         """Tensors of the model that were changed since: buffers that no step changes are taken anew, others are refused.
 
-        Returns a checksum of what is new.
+        Returns the buffers that are new.
         """
         changed = self._untouched.changed()
         if not changed:
-            return 0
-        whole, check = None, 0
+            return []
+        whole, new = None, []
         for kind, slot in changed:
             if kind == "buffer" and slot.name not in self._run.updated:
-                check = _motley.checksum([slot.tensor], check)
+                new.append(slot.tensor)
                 if self._worker.holds("buffer", slot.name):
                     self._worker.set("buffer", slot.name, self._own("buffer", slot.name, slot.tensor.detach()))
                 continue
@@ -126,7 +136,7 @@ class Following:
         with self._group.peers.changed:
             self._worker.publish()
         self._untouched.accept()
-        return check
+        return new
 
     def _switch(self, run):
         """Another plan: it takes the pieces as they are, or the state moves; collective."""
@@ -222,6 +232,8 @@ class Following:
             self._group.agree_begin(number)
         if held.own_steps:
             peers.settle(held, True)
+        if run.unchecked > 0:
+            same_batch(peers, held)  # on all, and where any two differ all refuse
         check = Check(self, tensors) if run.unchecked > 0 else None
         words = check.in_32_bits() if check is not None else ""
         if words:
@@ -270,9 +282,9 @@ class Following:
 
     def _input(self, name, whole, dtype, tensor):
         if tensor.shape == whole:
-            return self._worker.piece("input", name, tensor).to(self._group.device)
+            return _queued(self._worker.piece("input", name, tensor), self._group.device)
         mine = self._counts[self._group.rank]
-        tensor = tensor[:mine].detach().to(self._group.device)  # a worker without rows is given one that it does not use
+        tensor = _queued(tensor[:mine].detach(), self._group.device)  # a worker without rows is given one that it does not use
         if self._worker.input_placement(name) != "R":
             return tensor.contiguous()
         with self._group.peers.collective():

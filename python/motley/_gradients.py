@@ -50,9 +50,9 @@ def clip_norm_(dist, max_norm, norm_type, error_if_nonfinite, parameters):
             parts[0, group.rank, i] = _partial_norm(piece.grad, norm_type)
             parts[1, group.rank, i] = 1
     group.all_reduce(parts)
-    parts, there = parts[0], parts[1] > 0
-    if not there.any():
+    if not chosen:
         return torch.tensor(0.0)
+    parts, there = parts[0], parts[1] > 0
     if norm_type == math.inf:
         norm = parts.max()
     elif norm_type == -math.inf:
@@ -61,7 +61,7 @@ def clip_norm_(dist, max_norm, norm_type, error_if_nonfinite, parameters):
         norm = (parts.sum(0) != 0).sum().double()
     else:
         norm = parts.sum().pow(1 / norm_type)
-    norm = norm.to(dtype)
+    norm = norm.masked_fill(~there.any(), 0).to(dtype)  # where nobody has a gradient; to ask for that would wait for the device
     if error_if_nonfinite and not norm.isfinite():
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. To disable "
@@ -140,10 +140,9 @@ class Wholes:
         positions = list(self.parameters)
         with torch.no_grad():
             here = {i: self.worker.holds("parameter", self.names[i]) for i in positions}
-            flags = torch.tensor(
-                [[here[i], here[i] and self.pieces[i].grad is not None] for i in positions], dtype=torch.int32, device=self.group.device
-            )
-            self.group.all_reduce(flags)
+            flags = torch.tensor([[here[i], here[i] and self.pieces[i].grad is not None] for i in positions], dtype=torch.int32)
+            with self.group.peers.collective():
+                self.group.native.tell(flags)  # on the CPU, where nothing is queued
             held = [i for i, (holders, _) in zip(positions, flags.tolist()) if holders > 0]
             having = [i for i, (_, gradients) in zip(positions, flags.tolist()) if gradients > 0]
             for i, value in zip(held, self._together([(i, self.pieces[i] if here[i] else None) for i in held])):

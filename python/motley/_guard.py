@@ -16,6 +16,7 @@ import torch
 
 from . import _motley
 from ._agree import captured, send_text
+from ._agreement import same_batch
 from ._eager import Draws, plain_step
 from ._errors import MismatchError, UserError, warn
 
@@ -140,6 +141,7 @@ class Check:
     @staticmethod
     def alone(dist, tensors):
         """A step of which only the comparison is kept: '' or what differs, in words."""
+        same_batch(dist._group.peers, dist._held)  # on all, and where any two differ all refuse
         check, run = Check(dist, tensors), dist._run
         if dist._held.own_steps:
             dist._group.peers.settle(dist._held, True)

@@ -18,6 +18,7 @@ import weakref
 import torch
 
 from . import _gradients, _torch
+from ._agreement import same_batch
 from ._errors import UserError
 from ._pieces import in_place, plain
 
@@ -265,6 +266,7 @@ class Mirror:
             slots = self.slots + list(self.buffers.values())
             for slot in self.untouched.touched(slots):
                 raise _refusal("in place", slot.held)
+            same_batch(self.peers, self.held)
             whole = self.peers.all_of(self.held, self.slots, list(self.buffers.values()))
             with torch.no_grad(), _torch.without_subclasses():
                 for slot in slots:

@@ -11,6 +11,7 @@ import time
 import torch
 
 from ._agree import captured, followed_plan, replanner, send_text
+from ._agreement import same_batch
 from ._errors import UserError
 
 _LEAST = 0.03  # of a step that has to be saved
@@ -61,6 +62,7 @@ class Replanning:
         launch.cluster = now
         if not said["go"]:
             return
+        same_batch(dist._group.peers, dist._held)
         dist._runs.replan = replanner(now, run.plan, {key: value for key, value in launch.options.items() if key != "optimizer"})
         agreed = followed_plan(run.step, dist._group, [], lambda _: made)
         other = dist._runs.make_run(run.step, agreed)

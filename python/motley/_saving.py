@@ -6,6 +6,7 @@ import torch
 
 from . import _formats, _gradients, _torch
 from ._agree import send_text
+from ._agreement import same_batch
 from ._errors import UserError
 from ._mirror import current, inside
 from ._pieces import plain
@@ -72,6 +73,7 @@ class Saving:
 
         Any worker may call it alone: the others answer whatever they do, after the same step.
         """
+        same_batch(self._group.peers, self._held)
         whole = self._whole_tensors()
         names, held = self._names()
         slots = self._slots()
@@ -128,6 +130,7 @@ class Saving:
     @inside
     def optimizer_state_dict(self):
         """The optimizer's state for whole parameters, as the same optimizer on the plain model has it; of any worker alone."""
+        same_batch(self._group.peers, self._held)
         state = type(self.optimizer).state_dict(self.optimizer)
         if self._wholes is not None:
             return _gradients.copied(state)

@@ -26,6 +26,7 @@ from multiprocessing import util
 import torch
 
 from . import _motley, _torch
+from ._agreement import same_batch
 from ._errors import PeerLost, UserError
 from ._pieces import plain
 
@@ -112,6 +113,7 @@ class Held:
         self.dropped, self.own_steps, self.mark = False, False, 0
         self.nobodys = {}  # {name: whole tensor} of what no stage of a pipeline reads; it does not change
         self.mirror = None  # a weak reference to the Mirror of the model
+        self.batches = None  # what is said of them
         self.asked_at, self.stepping = -1, False
         self.lay_out(worker, parameters, buffers)
 
@@ -326,6 +328,8 @@ class Peers:
                     self._answer_leave(connection, question)
                 elif question["ask"] == "pass":
                     self._answer_pass(connection, question)
+                elif question["ask"] == "batch":
+                    self._answer_batch(connection, question)
                 else:
                     self._answer_pieces(connection, question)
 
@@ -346,6 +350,16 @@ class Peers:
                     break
                 self.changed.wait(0.2)
         _send_header(connection, {"go": True})
+
+    def _answer_batch(self, connection, question):
+        with self.changed:
+            while not self.leaving and question["model"] in self.held:
+                if not self.held[question["model"]].batches.awaits(question["number"]):
+                    break
+                self.changed.wait(0.2)
+            held = self.held.get(question["model"])
+        known, refused = (None, "") if held is None else (held.batches.known(question["number"]), held.batches.refused)
+        _send_header(connection, {"go": True, "batch": known, "refused": refused})
 
     def _ready(self, number, count):
         """Whether the question after a model's `count` changes can be answered, if only with no."""
@@ -414,6 +428,11 @@ class Peers:
         if not answer.keys() & {"values", "parts", "go"}:
             raise self._apart(rank, held, answer["count"])
         return answer, connection
+
+    def batch_of(self, rank, held, number):
+        """(what another worker says of a batch, None if it does not know; why it refused a step)."""
+        answer, _ = self._ask(rank, held, {"ask": "batch", "number": number})
+        return answer["batch"], answer["refused"]
 
     def _apart(self, rank, held, count):
         return UserError(
@@ -519,12 +538,18 @@ class Peers:
 
     def _leave(self):
         """Answers until nobody can ask any more."""
+        failed = getattr(sys, "last_type", None) is not None
+        for held in [] if failed else [held for held in self.held.values() if not held.batches.refused]:
+            try:
+                same_batch(self, held)
+            except UserError as error:
+                print(f"motley: {error}", file=sys.stderr, flush=True)
         with self.changed:
             self.leaving = True
             for held in self.held.values():
                 held.settled = True
             self.changed.notify_all()
-        if getattr(sys, "last_type", None) is not None:  # this worker failed: the others must see it end
+        if failed:  # the others must see it end
             return
         done = threading.Event()
         ranks = [r for r in range(self.group.size) if r != self.group.rank]

@@ -4,10 +4,12 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "core/rng.h"
 #include "python/bindings.h"
@@ -43,35 +45,60 @@ class Hash {
   uint64_t state_;
 };
 
-// Of large tensors elements at equal distances, others at every step; where memory is not in one
-// run, or on another device, of one row, another at every step.
-void add_tensor(const at::Tensor& given, int64_t step, Hash* hash) {
-  at::Tensor t = given;
-  hash->add(static_cast<uint64_t>(t.scalar_type()));
-  for (int64_t size : t.sizes()) hash->add(static_cast<uint64_t>(size));
-  const auto item = static_cast<int64_t>(t.itemsize());
-  const bool large = t.numel() * item > kWhole;
-  const bool direct = t.is_cpu() && t.is_contiguous();
-  if (!direct) {
-    t = t.detach();
-    if (large && !t.is_contiguous()) t = t.select(0, step % t.size(0));
-    t = t.reshape({-1});
-    const int64_t stride = std::max<int64_t>(1, t.numel() / kSamples);
-    if (large) t = t.slice(0, step % stride, t.numel(), stride).slice(0, 0, 2 * kSamples);
-    t = t.cpu().contiguous();
+// What of a tensor goes into a checksum beside elements, and how these do.
+struct Form {
+  explicit Form(const at::Tensor& t)
+      : type(t.scalar_type()),
+        sizes(t.sizes().vec()),
+        item(static_cast<int64_t>(t.itemsize())),
+        large(t.numel() * item > kWhole),
+        in_one_run(t.is_contiguous()) {}
+  void add_to(Hash* hash) const {
+    hash->add(static_cast<uint64_t>(type));
+    for (int64_t size : sizes) hash->add(static_cast<uint64_t>(size));
   }
-  if (t.numel() == 0) return;
-  const auto* data = static_cast<const uint8_t*>(t.data_ptr());
-  if (!direct || !large) {
-    hash->add(data, t.numel() * item);
+  // Elements in a row: `count` that are `distance` elements apart.
+  void add_elements(const uint8_t* data, int64_t count, int64_t distance, Hash* hash) const {
+    if (!large || !in_one_run) {
+      hash->add(data, count * item);
+      return;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      uint64_t word = 0;
+      std::memcpy(&word, data + i * distance * item,
+                  static_cast<size_t>(std::min<int64_t>(item, 8)));
+      hash->add(word);
+    }
+  }
+
+  at::ScalarType type;
+  std::vector<int64_t> sizes;
+  int64_t item;
+  bool large, in_one_run;
+};
+
+// The elements that count, in a row: all; of large tensors some at equal distances, others at every
+// step; where memory is not in one run, of one row, another at every step.
+at::Tensor counting(const at::Tensor& given, const Form& form, int64_t step) {
+  at::Tensor t = given.detach();
+  if (form.large && !form.in_one_run) t = t.select(0, step % t.size(0));
+  t = t.resolve_conj().resolve_neg().reshape({-1});
+  const int64_t stride = std::max<int64_t>(1, t.numel() / kSamples);
+  if (form.large) t = t.slice(0, step % stride, t.numel(), stride).slice(0, 0, 2 * kSamples);
+  return t.contiguous();
+}
+
+void add_tensor(const at::Tensor& t, int64_t step, Hash* hash) {
+  const Form form(t);
+  form.add_to(hash);
+  if (!t.is_cpu() || !form.in_one_run) {
+    const at::Tensor found = counting(t, form, step).cpu();
+    form.add_elements(static_cast<const uint8_t*>(found.data_ptr()), found.numel(), 1, hash);
     return;
   }
-  const int64_t stride = t.numel() / kSamples;
-  for (int64_t i = step % stride; i < t.numel(); i += stride) {
-    uint64_t word = 0;
-    std::memcpy(&word, data + i * item, static_cast<size_t>(std::min<int64_t>(item, 8)));
-    hash->add(word);
-  }
+  const int64_t stride = form.large ? t.numel() / kSamples : 1, first = step % stride;
+  form.add_elements(static_cast<const uint8_t*>(t.data_ptr()) + first * form.item,
+                    (t.numel() - first + stride - 1) / stride, stride, hash);
 }
 
 uint32_t checksum(const std::vector<at::Tensor>& tensors, uint32_t start, int64_t step) {
@@ -79,6 +106,52 @@ uint32_t checksum(const std::vector<at::Tensor>& tensors, uint32_t start, int64_
   for (const at::Tensor& t : tensors) add_tensor(t, step, &hash);
   return hash.folded();
 }
+
+// The same for tensors whose elements are on their way to the CPU.
+class Samples {
+ public:
+  Samples(const std::vector<at::Tensor>& tensors, int64_t step) {
+    std::vector<std::vector<at::Tensor>> found;
+    for (const at::Tensor& t : tensors) {
+      forms_.emplace_back(t);
+      const auto on = [&](const at::Device& device) { return device == t.device(); };
+      const auto at = std::find_if(devices_.begin(), devices_.end(), on) - devices_.begin();
+      if (at == std::ssize(devices_)) {
+        devices_.push_back(t.device());
+        found.emplace_back();
+      }
+      const at::Tensor elements = counting(t, forms_.back(), step);
+      found[static_cast<size_t>(at)].push_back(elements.view(at::kByte));
+      places_.emplace_back(at, elements.numel());
+    }
+    for (const std::vector<at::Tensor>& of_device : found) parts_.push_back(at::cat(of_device));
+  }
+  // [device] The bytes of their elements, in memory of their own; given away.
+  std::vector<at::Tensor> parts() { return std::exchange(parts_, {}); }
+  // `arrived`: the parts, on the CPU.
+  uint32_t checksum(const std::vector<at::Tensor>& arrived, uint32_t start) const {
+    TORCH_CHECK_VALUE(arrived.size() == devices_.size(), "as many parts as devices are wanted");
+    Hash hash(start);
+    std::vector<int64_t> at(arrived.size(), 0);
+    for (size_t i = 0; i < forms_.size(); ++i) {
+      const auto& [part, count] = places_[i];
+      const at::Tensor& bytes = arrived[static_cast<size_t>(part)];
+      int64_t& begin = at[static_cast<size_t>(part)];
+      TORCH_CHECK_VALUE(bytes.is_cpu() && begin + count * forms_[i].item <= bytes.numel(),
+                        "the parts are wanted, on the CPU");
+      forms_[i].add_to(&hash);
+      forms_[i].add_elements(bytes.data_ptr<uint8_t>() + begin, count, 1, &hash);
+      begin += count * forms_[i].item;
+    }
+    return hash.folded();
+  }
+
+ private:
+  std::vector<Form> forms_;
+  std::vector<at::Device> devices_;
+  std::vector<std::pair<int64_t, int64_t>> places_;  // [tensor] (device, elements)
+  std::vector<at::Tensor> parts_;
+};
 
 // [tensor] Whether it takes a gradient, and how many hooks it has.
 py::bytes flags(const py::list& tensors) {
@@ -203,6 +276,10 @@ class Still {
 void bind_guard(py::module_& m) {
   m.def("checksum", &checksum, py::arg("tensors"), py::arg("start") = 0, py::arg("step") = 0,
         "32 bits of tensors' shapes and elements; of large ones samples, others at every step.");
+  py::class_<Samples>(m, "Samples")
+      .def(py::init<const std::vector<at::Tensor>&, int64_t>())
+      .def("parts", &Samples::parts)
+      .def("checksum", &Samples::checksum, py::arg("arrived"), py::arg("start") = 0);
   m.def("flags", &flags, "A byte for each tensor: whether it takes a gradient, how many hooks.");
   m.def("distance", &distance, py::call_guard<py::gil_scoped_release>(),
         "(squared norm of the difference, squared norm of the finite elements of the second).");

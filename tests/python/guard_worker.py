@@ -16,7 +16,7 @@ from torch import nn
 
 import motley
 import support
-from motley import _agree, _following, _guard
+from motley import _agree, _agreement, _following, _guard
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
@@ -465,6 +465,46 @@ def alone_differs():
         print(f"lost {RANK} {error}", flush=True)
     assert time.time() - start < 10
     time.sleep(20 if RANK > 0 and sys.argv[2] == "row" else 0)  # who made of it what they wanted, and go on with something else
+
+
+def later():
+    """Where work is queued on the device (here it is said of the CPU) batches are compared one step later, and before anything leaves."""
+    _agreement.has_streams = lambda device: True
+    mine, path = small(), sys.argv[3]
+    dist = motley.distribute(mine, batch(0, 12), F.cross_entropy, support.CLUSTER, adam(mine), all_devices=True)
+    for seed in range(3):
+        dist.train_step(*batch(seed, 12))
+    if RANK == 0:  # alone
+        dist.state_dict()
+    dist.train_step(*batch(3, 9))  # by another plan
+    data = batch(4, 12)
+    if RANK == 1 and sys.argv[2] != "equal":
+        data[0][3] += 1
+    if sys.argv[2] == "verified":  # at once
+        refused("differ in step 4: they were given different batches", lambda: dist.verify(*data))
+        print(f"passed {RANK}", flush=True)
+        return
+    dist.train_step(*data)
+    if sys.argv[2] == "captured":  # of a step that is recorded nothing is known: the one before it is compared by the next
+        _agreement.capturing = lambda: True
+        dist.train_step(*batch(5 + RANK, 12))
+        _agreement.capturing = lambda: False
+    if sys.argv[2] in ("leaves", "ends"):
+        acts = [dist.state_dict, dist.optimizer_state_dict, mine.state_dict, lambda: dist.eval()(data[0]), lambda: dist.save(path)]
+        for act in acts if sys.argv[2] == "leaves" else []:
+            refused("differ in step 4: they were given different batches", act)
+        print(f"passed {RANK}", flush=True)
+        return
+    try:
+        dist.train_step(*batch(5, 12))
+        dist.state_dict()
+        dist.save(path)
+        print(f"passed {RANK}", flush=True)
+    except motley.UserError as error:
+        refused(str(error), dist.state_dict)
+        print(f"differs {RANK} {error}", flush=True)
+    except motley.PeerLost as error:
+        print(f"lost {RANK} {error}", flush=True)
 
 
 def no_room():

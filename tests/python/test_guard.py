@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import types
 import unittest
 import warnings
@@ -15,7 +16,7 @@ from torch import nn
 
 import motley
 import support
-from motley import _agreement, _eager, _guard, _motley
+from motley import _eager, _guard, _motley
 
 WORKER = os.path.join(support.HERE, "guard_worker.py")
 ONE = """name: one
@@ -486,24 +487,6 @@ class Cost(unittest.TestCase):
             other = tensor + 1
             self.assertEqual(_motley.checksum([tensor], 0, 3) != _motley.checksum([other], 0, 3), tensor.numel() > 0)
 
-    def test_digests(self):
-        x, y = batch()
-        large = torch.rand(4096, 64)
-        base = _agreement.digest(3, 0, [x, y, large], [], False)
-        self.assertEqual(base, _agreement.digest(3, 0, [x.clone(), y, large], [], False))
-        other = x.clone()
-        other[2, 1] += 1e-3
-        for different, words in (
-            (_agreement.digest(3, 0, [other, y, large], [], False), "different batches"),
-            (_agreement.digest(3, 0, [x, y, large.roll(1, 0)], [], False), "different batches"),
-            (_agreement.digest(3, 0, [x.double(), y, large], [], False), "different batches"),
-            (_agreement.digest(3, 0, [x, y, large], [("inputs.t", 0.5)], False), "different batches"),
-            (_agreement.digest(3, 1, [x, y, large], [], False), "changed on one"),
-            (_agreement.digest(4, 0, [x, y, large], [], False), "another step"),
-        ):
-            self.assertIn(words, _agreement.differs(base, different))
-        self.assertEqual(_agreement.differs(base, base), "")
-
 
 class Workers(unittest.TestCase):
     def test_planted_faults_and_changes(self):
@@ -513,23 +496,46 @@ class Workers(unittest.TestCase):
         for case in ("every_fault", "other_sizes", "other_lengths", "frozen_and_thawed", "asked_for", "no_room", "elsewhere"):
             self.assertIn(f"done {case}", said)
 
+    def said(self, *arguments):
+        """What each of three workers says, without torchrun, which would end the others by itself."""
+        port = str(support.free_port())
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", WORKER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env=dict(os.environ, RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1"))
+            for rank in range(3)
+        ]  # fmt: skip
+        said = [process.communicate(timeout=60) for process in processes]
+        return [out for out, _ in said], [error for _, error in said]
+
     def test_one_worker_differs(self):
-        """Without torchrun, which would end the others by itself."""
         for what, words in (("batch", "different batches"), ("row", "different batches"), ("flag", "changed on one of them"),
                             ("size", "different batches")):  # fmt: skip
             with self.subTest(what):
-                port = str(support.free_port())
-                processes = [
-                    subprocess.Popen(
-                        [sys.executable, "-W", "ignore", WORKER, "alone_differs", what], stdout=subprocess.PIPE, text=True,
-                        env=dict(os.environ, RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-                                 OMP_NUM_THREADS="1"))
-                    for rank in range(3)
-                ]  # fmt: skip
-                said = [process.communicate(timeout=60)[0] for process in processes]
+                said, _ = self.said("alone_differs", what)
                 self.assertRegex(said[1], f"differs 1 .distribute. rank 1 and rank 0 differ in step 1: .*{words}")
                 for rank in (0, 2):
                     self.assertRegex(said[rank], f"(lost|differs) {rank} ")
+
+    def test_batches_that_are_compared_later(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "saved")
+            for what in ("differs", "captured", "leaves", "ends", "verified", "equal"):
+                with self.subTest(what):
+                    said, errors = self.said("later", what, file)
+                    for rank in range(3):
+                        if what in ("differs", "captured"):
+                            self.assertRegex(said[rank], f"^(lost|differs) {rank} ", errors[rank])
+                        else:
+                            self.assertRegex(said[rank], f"^passed {rank}\n(done later\n)?$", errors[rank])
+                        at_end = re.findall(r"^motley: .distribute. rank \d and rank \d differ in step 4: they were given", errors[rank], re.M)
+                        self.assertEqual(len(at_end), what in ("leaves", "ends", "verified"), errors[rank])
+                    if what in ("differs", "captured"):
+                        words = r"differ in step 4: they were given different batches"
+                        self.assertRegex(said[1], f"differs 1 .distribute. rank 1 and rank 0 {words}")
+                        for text in said:
+                            self.assertEqual("differs" in text, words in text, text)
+                    self.assertEqual(os.path.exists(file), what == "equal")
 
 
 if __name__ == "__main__":
