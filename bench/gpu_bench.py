@@ -3,28 +3,36 @@
     ./dev gpu                     on a machine with CUDA devices, with the torch of MOTLEY_PYTHON (default: python3)
     ./dev gpu --stand-in          tiny models on the CPU, to try the script itself
 
-Wanted: capture on the device equal to capture on Meta tensors; losses of one device by a plan equal to plain PyTorch and at most 3%
-slower; steps within 8% of their prediction; the predicted peak of memory within 5% of what was allocated and never below; workers that
-share a device, and workers over NCCL where there are several devices, equal to one: data parallelism, ZeRO, a pipeline, planned
-reductions, NCCL inside of parts and gloo between them. Steps over NCCL are timed against PyTorch's DDP and FSDP2. The table goes to
-bench/results/.
+Wanted: every operator on the device what it is on the CPU, attention and random numbers too; steps that ask the device for nothing, and
+may be a CUDA graph; capture on the device equal to capture on Meta tensors; losses of one device by a plan equal to plain PyTorch and at
+most 3% slower; steps within 8% of their prediction; the predicted peak of memory within 5% of what was allocated and never below;
+workers that share a device, over gloo and over NCCL, and workers with devices of their own, equal to one: data parallelism, ZeRO, a
+pipeline, planned reductions, a batch in parts, NCCL inside of parts and gloo between them. Steps over NCCL are timed against PyTorch's
+DDP and FSDP2. The table goes to bench/results/.
+
+Where there is one device four workers share it, and NCCL is told that each is a machine of its own (NCCL_HOSTID), since it refuses two
+workers on one device otherwise: its messages then go through sockets, and times say nothing of links.
 """
 
 import argparse
 import copy
+import gc
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 
 import networks
 import study
 
 ROOT = study.ROOT
+CHECKS = ("operators", "steps", "discover", "models", "workers", "race")
 
 
 def parsed():
@@ -33,6 +41,8 @@ def parsed():
     parser.add_argument("--build", default="build-gpu")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out")
+    parser.add_argument("--details", help="a folder for tables of torch.profiler, one of each model")
+    parser.add_argument("--only", default="", help="checks, by the words " + ", ".join(CHECKS) + ", with commas between")
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # one of several, of this plan engine
     return parser.parse_args()
 
@@ -61,10 +71,24 @@ if TINY:
 warnings.simplefilter("ignore")
 
 
+def loss_of(logits, targets):
+    """Of a batch of images, or of sequences, whose tokens count one by one."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+class Logits(nn.Module):
+    """Logits [batch, tokens, vocabulary] of one of networks.py, which has the vocabulary in the middle."""
+
+    def __init__(self, *sizes):
+        super().__init__()
+        self.model = networks.GPT(*sizes)
+
+    def forward(self, tokens):
+        return self.model(tokens).transpose(1, 2)
+
+
 def gpt(layers, hidden, heads, vocabulary, length, batch):
-    return lambda: networks.GPT(layers, hidden, heads, vocabulary, length), lambda: tuple(
-        torch.randint(vocabulary, (batch, length)) for _ in range(2)
-    )
+    return lambda: Logits(layers, hidden, heads, vocabulary, length), lambda: tuple(torch.randint(vocabulary, (batch, length)) for _ in range(2))
 
 
 def resnet(width, counts, image, batch):
@@ -77,15 +101,15 @@ def llama(hidden, layers, heads, vocabulary, length, batch):
     config = LlamaConfig(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=layers,
                          num_attention_heads=heads, num_key_value_heads=max(1, heads // 4), use_cache=False)  # fmt: skip
 
-    class Logits(nn.Module):
+    class Llama(nn.Module):
         def __init__(self):
             super().__init__()
             self.model = LlamaForCausalLM(config)
 
         def forward(self, tokens):
-            return self.model(input_ids=tokens).logits.transpose(1, 2)
+            return self.model(input_ids=tokens).logits
 
-    return Logits, lambda: tuple(torch.randint(vocabulary, (batch, length)) for _ in range(2))
+    return Llama, lambda: tuple(torch.randint(vocabulary, (batch, length)) for _ in range(2))
 
 
 def mlp(width, depth, batch):
@@ -127,6 +151,13 @@ def timed(step, count):
     return statistics.median(took), losses
 
 
+def free():
+    """What nobody refers to any more, also in circles."""
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def peak(step, count):
     if DEVICE.type != "cuda":
         return timed(step, count) + (0,)
@@ -139,10 +170,80 @@ class Table:
     def __init__(self, bench):
         self.bench, self.missed = bench, 0
 
+    def tried(self, what, model, check, *arguments):
+        """A check that adds rows; one row if it fails."""
+        begun = time.monotonic()
+        try:
+            check(self, *arguments)
+        except Exception as error:
+            traceback.print_exc()
+            self.row(what, model, f"{type(error).__name__}: {' '.join(str(error).split())[:160]}", "no error", False)
+        print(f"    {what} {model}: {time.monotonic() - begun:.0f} s", flush=True)
+
     def row(self, what, model, value, wanted, good, of_time=False):
         self.bench.rows.append({"what": what, "model": model, "value": value, "wanted": wanted, "good": good})
         self.bench.say(f"{'  ' if good else 'X '}{what:44} {model:12} {value:>28}   wanted {wanted}")
         self.missed += not good and not (of_time and TINY)  # of tiny models on a busy CPU times say nothing
+
+
+def check_device(table):
+    """What has nothing to do with a model."""
+    import gpu_device as of
+
+    count, wrong = of.operators_on(DEVICE)
+    table.row("operators as on the CPU", "", f"{count - len(wrong)} of {count}", "all", not wrong)
+    for op, why in wrong.items():
+        print(f"    {op}: {why}")
+
+
+def check_attention(table):
+    import gpu_device as of
+
+    worst, where = of.attention_on(DEVICE)
+    table.row("attention against double precision", "", f"{worst:.2f} of its type's", "1", worst <= 1)
+    print(f"    worst: {where}")
+
+
+def check_random(table):
+    import gpu_device as of
+
+    off = of.random_on(DEVICE)
+    table.row("random numbers as on the CPU", "", f"{off:.1e} off", "1e-9", off <= 1e-9)
+
+
+def check_drawing(table):
+    import gpu_device as of
+
+    mine, theirs = of.drawing_on(DEVICE)
+    table.row("dropout of 2^22 elements, both passes", "", f"{mine * 1e6:.0f} us, torch's {theirs * 1e6:.0f}", "3 times", mine <= 3 * theirs)
+
+
+def check_waiting(table):
+    import gpu_device as of
+
+    for name, how in (("gpt", {}), ("gpt in bf16", {"precision": "bf16"})):
+        found = of.waits_on(*gpt(2, 128, 4, 512, 64, 8), DEVICE, **how)
+        table.row("a step asks the device for nothing", name, found[0][:60] if found else "nothing", "nothing", not found)
+        for line in found:
+            print(f"    {line}", flush=True)
+
+
+def check_graph(table):
+    import gpu_device as of
+
+    off = of.graph_on(*gpt(2, 128, 4, 512, 64, 8), DEVICE)
+    table.row("steps replayed as a CUDA graph", "gpt", f"{off:.1e} off", "1e-4", off <= 1e-4)
+
+
+def discover(table, file):
+    command = [sys.executable, "-m", "motley.discover", "-o", file, "--device", DEVICE.type]
+    begun = time.monotonic()
+    subprocess.run(command, check=True, env=dict(os.environ, PYTHONPATH=str(ROOT / args.build / "python")))
+    table.row("discovery of one device", "", f"{time.monotonic() - begun:.0f} s", "60 s", time.monotonic() - begun < 60)
+    print(pathlib.Path(file).read_text())
+    if args.details:
+        pathlib.Path(args.details).mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, args.details), shutil.copy(file.replace(".yaml", ".profile"), args.details)
 
 
 def check_capture(table, name, build, draw, folder):
@@ -153,43 +254,99 @@ def check_capture(table, name, build, draw, folder):
             model = build()
         batch = [x.to(device) for x in draw()]
         path = os.path.join(folder, f"{name}.graph")
-        motley.save(motley.capture(model, tuple(batch), F.cross_entropy), path)
+        motley.save(motley.capture(model, tuple(batch), loss_of), path)
         texts.append(pathlib.Path(path).read_bytes())
     table.row(f"capture on {DEVICE.type} is that on meta", name, "equal" if texts[0] == texts[1] else "differs", "equal", texts[0] == texts[1])
 
 
-def check_training(table, name, build, draw, cluster, precision, compare):
+def details(label, steps, plan):
+    """Where the time of a step goes, by a plan and in plain PyTorch."""
+    from torch.profiler import ProfilerActivity, profile
+
+    text = f"{plan}\n"
+    for who, step in steps.items():
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as told:
+            step()
+            wait()
+        table = told.key_averages().table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=60)
+        text += f"\n{who}\n" + "\n".join(" ".join(line.split()) for line in table.splitlines()) + "\n"
+    pathlib.Path(args.details).mkdir(parents=True, exist_ok=True)
+    (pathlib.Path(args.details) / f"{label.replace(' ', '-')}.txt").write_text(text)
+
+
+def build_there(build, draw):
+    """A model made on the device, and a batch."""
     torch.manual_seed(0)
-    model, batch = build().to(DEVICE), tuple(x.to(DEVICE) for x in draw())
-    plain = copy.deepcopy(model)
+    with DEVICE:
+        model = build()
+    return model, tuple(x.to(DEVICE) for x in draw())
+
+
+def eager(build, draw, precision):
+    """A step of plain PyTorch."""
+    plain, batch = build_there(build, draw)
     theirs = torch.optim.AdamW(plain.parameters(), 1e-4)
 
-    def eager():
+    def step():
         theirs.zero_grad()
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16"):
-            loss = F.cross_entropy(plain(batch[0]), batch[1])
+            loss = loss_of(plain(batch[0]), batch[1])
         loss.backward()
         theirs.step()
         return loss.detach()
 
-    label = f"{name} {precision}"
-    expected = timed(eager, args.steps) if compare else None
-    del plain, theirs
+    return step
+
+
+def planned(build, draw, cluster, precision):
+    model, batch = build_there(build, draw)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-    dist = motley.distribute(model, batch, F.cross_entropy, cluster, optimizer, verify=False, device=DEVICE.type,
-                             engine="spmd", **({"precision": "bf16"} if precision == "bf16" else {}))  # fmt: skip
-    seconds, losses, allocated = peak(lambda: dist.train_step(*batch), args.steps)
+    dist = motley.distribute(model, batch, loss_of, cluster, optimizer, verify=False, device=DEVICE.type, engine="spmd",
+                             **({"precision": "bf16"} if precision == "bf16" else {}))  # fmt: skip
+    return dist, lambda: dist.train_step(*batch)
+
+
+def check_losses(table, label, build, draw, cluster, precision):
+    """Without TF32, whose errors are those of bf16."""
+    losses = []
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for step in (eager(build, draw, precision), planned(build, draw, cluster, precision)[1]):
+            losses.append(timed(step, 5)[1])
+    worst = max(abs(a - b) / abs(b) for a, b in zip(*losses))
+    limit = 2e-2 if precision == "bf16" else 1e-3
+    table.row("losses of one device by a plan", label, f"{worst:.1e} off", f"{limit:g}", worst <= limit)
+
+
+def check_training(table, name, build, draw, cluster, precision, compare):
+    label, expected = f"{name} {precision}", None
     if compare:
-        worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected[1]))
-        limit = 2e-2 if precision == "bf16" else 1e-3
-        table.row("losses of one device by a plan", label, f"{worst:.1e} off", f"{limit:g}", worst <= limit)
-        table.row("step by a plan against plain PyTorch", label, f"{seconds / expected[0] - 1:+.1%}", "+3%", seconds <= 1.03 * expected[0], True)
+        check_losses(table, label, build, draw, cluster, precision)
+        free()
+        theirs = eager(build, draw, precision)
+        expected = timed(theirs, args.steps)[0]
+        if not args.details:
+            del theirs
+    free()
+    before = torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0
+    dist, step = planned(build, draw, cluster, precision)
+    seconds, _, allocated = peak(step, args.steps)
+    if compare:
+        table.row("step by a plan against plain PyTorch", label, f"{seconds / expected - 1:+.1%} of {expected * 1e3:.1f} ms", "+3%",
+                  seconds <= 1.03 * expected, True)  # fmt: skip
     predicted = dist.plan.predicted_step_s
     table.row("predicted step against the measured one", label, f"{predicted / seconds - 1:+.1%} of {seconds * 1e3:.1f} ms", "8%",
               abs(predicted / seconds - 1) <= 0.08, True)  # fmt: skip
+    if args.details and DEVICE.type == "cuda":
+        details(label, {"plan": step} | ({"plain": theirs} if compare else {}), dist.plan)
     if allocated:
-        ratio = dist.plan.peak_memory_bytes[0] / allocated
-        table.row("predicted peak of memory", label, f"{ratio - 1:+.1%} of {allocated / 2**30:.2f} GiB", "0 to 5%", 1 <= ratio <= 1.05)
+        held = allocated - before
+        ratio = dist.plan.peak_memory_bytes[0] / held
+        table.row("predicted peak of memory", label, f"{ratio - 1:+.1%} of {held / 2**30:.2f} GiB", "0 to 5%", 1 <= ratio <= 1.05)
+
+
+def shared():
+    """Whether several workers share one device."""
+    return DEVICE.type == "cuda" and torch.cuda.device_count() == 1
 
 
 def launched(count, worker, backend):
@@ -198,9 +355,15 @@ def launched(count, worker, backend):
     command = [sys.executable, "-m", launcher, f"--nproc_per_node={count}", "--master_port", str(free_port()), __file__,
                "--build", args.build, "--steps", str(args.steps), "--worker", f"{worker}:{backend}"] + ["--stand-in"] * TINY  # fmt: skip
     environment = dict(os.environ, PYTHONPATH=str(ROOT / args.build / "python"), OMP_NUM_THREADS="1")
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    if shared():
+        environment |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
+    except subprocess.TimeoutExpired as error:
+        print(f"    {worker} over {backend}: no end after 180 s\n{(error.stderr or b'')[-1500:]}", file=sys.stderr)
+        return {}
     if run.returncode != 0:
-        print(run.stderr.strip()[-1500:], file=sys.stderr)
+        print(run.stderr.strip()[-2500:], file=sys.stderr)
         return {}
     return {line.split()[1]: float(line.split()[2]) for line in run.stdout.splitlines() if line.startswith("SAID ")}
 
@@ -260,6 +423,8 @@ def equal(engine, backend):
             "second", lambda store, rank, size, timeout: torch.distributed.ProcessGroupGloo(store, rank, size, timeout), devices=["cpu"]
         )
     strategy = {"strategy": engine} if engine in ("dp-ev", "zero") else {"engine": "spmd" if wide else engine}
+    if engine == "parts":
+        strategy = {"duplex": 2, "all_devices": True}
     if wide or engine == "spmd":
         strategy["all_devices"] = True
     dist = motley.distribute(model, batch, F.cross_entropy, cluster_of(int(os.environ["WORLD_SIZE"]), engine),
@@ -288,14 +453,14 @@ def raced(who, backend):
         model = build().to(DEVICE)
         here = f"name: here\nlink: {{bandwidth: 100 GB/s, latency: 10 us}}\ndevices: [{{type: A100-80GB, count: {size}}}]\n"
         how = {"engine": "auto", "time_limit": 60.0} if engine == "auto" else {"strategy": engine}
-        dist = motley.distribute(model, batch, F.cross_entropy, here, torch.optim.AdamW(model.parameters(), 1e-4), verify=False,
+        dist = motley.distribute(model, batch, loss_of, here, torch.optim.AdamW(model.parameters(), 1e-4), verify=False,
                                  device=DEVICE.type, backend=None if TINY else backend, **how)  # fmt: skip
 
         def step():
             return dist.train_step(*batch)
     else:
         if DEVICE.type == "cuda":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.distributed.init_process_group(backend)
         model = build().to(DEVICE)
         if who == "ddp":
@@ -306,7 +471,7 @@ def raced(who, backend):
 
             mesh = init_device_mesh(DEVICE.type, (size,))
             for part in model.modules():
-                if type(part).__name__ == "Block":
+                if type(part).__name__ == "TransformerEncoderLayer":
                     fully_shard(part, mesh=mesh)
             fully_shard(model, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
@@ -314,7 +479,7 @@ def raced(who, backend):
 
         def step():
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(mine[0]), mine[1])
+            loss = loss_of(model(mine[0]), mine[1])
             loss.backward()
             optimizer.step()
             return loss.item()
@@ -326,6 +491,8 @@ def raced(who, backend):
 
 def work():
     """A worker."""
+    if shared():
+        os.environ["NCCL_HOSTID"] = f"worker {os.environ['RANK']}"
     who, backend = args.worker.split(":")
     raced(who, backend) if who in ("ddp", "fsdp2") or who.startswith("race-") else equal(who, backend)
 
@@ -335,30 +502,36 @@ def main():
     table = Table(bench)
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "a stand-in on the CPU"
     bench.say(f"{name}, torch {torch.__version__}, Python {sys.version.split()[0]}")
+    asked = [word for word in args.only.split(",") if word] or CHECKS
+    of_device = {"operators": [("operators", check_device), ("attention", check_attention), ("random numbers", check_random)],
+                 "steps": [("dropout", check_drawing), ("waiting", check_waiting), ("CUDA graph", check_graph)]}  # fmt: skip
+    for word, checks in of_device.items():
+        for what, check in checks:
+            if word in asked and not TINY:
+                table.tried(what, "", check)
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "here.yaml")
-        command = [sys.executable, "-m", "motley.discover", "-o", file, "--device", DEVICE.type]
-        begun = time.monotonic()
-        subprocess.run(command, check=True, env=dict(os.environ, PYTHONPATH=str(ROOT / args.build / "python")))
-        table.row("discovery of one device", "", f"{time.monotonic() - begun:.0f} s", "60 s", time.monotonic() - begun < 60)
-        here = motley.cluster(file, profile=file.replace(".yaml", ".profile"))
-        for number, (model, build, draw) in enumerate(models()):
-            check_capture(table, model, build, draw, folder)
-            for precision in ("fp32", "bf16") if number < 3 else ("fp32",):
-                check_training(table, model, build, draw, here, precision, number < 3)
-        for engine in ("spmd", "pipeline"):
+        if "discover" in asked or "models" in asked:
+            table.tried("discovery", "", discover, file)
+        if "models" in asked:
+            here = motley.cluster(file, profile=file.replace(".yaml", ".profile"))
+            for number, (model, build, draw) in enumerate(models()):
+                table.tried("capture", model, check_capture, model, build, draw, folder)
+                for precision in ("fp32", "bf16") if number < 3 else ("fp32",):
+                    free()
+                    table.tried("training", f"{model} {precision}", check_training, model, build, draw, here, precision, number < 3)
+    count = torch.cuda.device_count() if DEVICE.type == "cuda" else 4
+    backend = "nccl" if DEVICE.type == "cuda" else "gloo"
+    several = 4 if shared() else min(count, 8)
+    if "workers" in asked:
+        for engine in ("spmd", "pipeline", "parts"):
             check_workers(table, 2, engine, "gloo")
-        count = torch.cuda.device_count() if DEVICE.type == "cuda" else 4
-        backend = "nccl" if DEVICE.type == "cuda" else "gloo"
-        if count > 1:
-            for engine in ("dp-ev", "zero", "pipeline"):
-                check_workers(table, min(count, 8), engine, backend)
-            race(table, 2 if TINY else min(count, 8), backend)
-        if count > 3:
-            for engine in ("reductions", "mixed"):
-                check_workers(table, min(count, 8) // 2 * 2, engine, backend)
-        if not TINY and count < 4:
-            bench.say("one device: NCCL was not tried" if count == 1 else "fewer than four devices: planned reductions and mixed fabrics were not tried")
+        for engine in ("dp-ev", "zero", "pipeline", "parts") + (("reductions", "mixed") if several > 3 else ()):
+            check_workers(table, several // 2 * 2, engine, backend)
+    if "race" in asked:
+        race(table, 2 if TINY or shared() else several, backend)
+    if shared():
+        bench.say("one device, which all workers shared")
     bench.say(f"{table.missed} of {len(bench.rows)} not as wanted")
     bench.write(None)
     sys.exit(1 if table.missed else 0)

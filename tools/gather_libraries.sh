@@ -15,6 +15,7 @@ for package in $packages; do
   dpkg-query -L "$package" | while read -r file; do
     [ -f "$file" ] || [ -L "$file" ] || continue
     case $file in
+      *.a) continue ;;  # the shared ones are linked
       /usr/include/*|/usr/lib/*|/usr/share/cmake/*|/usr/share/pkgconfig/*) to=$folder/${file#/usr/} ;;
       *) continue ;;
     esac
