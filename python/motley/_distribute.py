@@ -180,12 +180,9 @@ class Distributed(Following, Saving):
     # ---- training -------------------------------------------------------------------------------------------------
 
     @inside
-    def __call__(self, inputs, *targets):
-        """Training: the loss of the batch. eval(): the model's output, or with targets its loss."""
-        if len(targets) > 1:
-            raise UserError(
-                f"[distribute] a step takes (inputs, targets), not {1 + len(targets)} arguments; put several in one tuple"
-            )
+    def __call__(self, *batch, **named):
+        """Training: the loss of the batch. eval(): the model's output, or with targets its loss. dist(**batch) is dist(batch)."""
+        inputs, *targets = self._batch(batch, named)
         if not self.training:
             return self._evaluate(inputs, *targets)
         if self._group.device.startswith("cuda") and torch.cuda.is_current_stream_capturing() and self._run.draws:
@@ -236,9 +233,20 @@ class Distributed(Following, Saving):
         self.zero_grad()
         self._worker.after(True)
 
-    def train_step(self, inputs, *targets):
+    @staticmethod
+    def _batch(batch, named):
+        """(inputs, targets), or inputs alone, of a step's arguments."""
+        if named and batch:
+            raise UserError("[distribute] a step takes its batch by position or by name, not both; give dist(inputs, targets) or dist(**batch)")
+        if named:
+            return (named,)
+        if len(batch) not in (1, 2):
+            raise UserError(f"[distribute] a step takes (inputs, targets), not {len(batch)} arguments; put several in one tuple")
+        return batch
+
+    def train_step(self, *batch, **named):
         """Forward pass, backward pass and optimizer; the loss as a number."""
-        loss = self(inputs, *targets)
+        loss = self(*batch, **named)
         self.backward()
         self.step()
         return loss.item()

@@ -273,5 +273,35 @@ class Features(support.InDoublePrecision):
         self.assertEqual(motley.plan(graph, "hap-a100-p100", engine="pipeline").engine, "pipeline")
 
 
+class Calls(unittest.TestCase):
+    def test_batches_by_name(self):
+        """As transformers' models are called: dist(**batch)."""
+
+        class Named(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(6, 3)
+
+            def forward(self, inputs, labels):
+                return F.cross_entropy(self.linear(inputs), labels)
+
+        torch.manual_seed(0)
+        batch = {"inputs": torch.randn(8, 6), "labels": torch.randint(3, (8,))}
+        losses = []
+        for call in (lambda dist: dist(batch), lambda dist: dist(**batch)):
+            torch.manual_seed(1)
+            model = Named()
+            dist = motley.distribute(model, batch, None, support.ONE, torch.optim.SGD(model.parameters(), lr=0.1))
+            losses.append([])
+            for _ in range(2):
+                losses[-1].append(call(dist).item())
+                dist.backward()
+                dist.step()
+        self.assertEqual(*losses)
+        self.assertLess(dist.train_step(**batch), losses[1][-1])
+        with self.assertRaisesRegex(motley.UserError, "by position or by name, not both"):
+            dist(batch["inputs"], labels=batch["labels"])
+
+
 if __name__ == "__main__":
     unittest.main()
