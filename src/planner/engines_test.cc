@@ -186,6 +186,28 @@ TEST(Engines, EndInTime) {
   EXPECT_GT(nothing, 0);
 }
 
+// Where time runs out while one part is searched after two, parts and program belong together.
+TEST(Engines, EndInTimeBetweenParts) {
+  const auto graph_of = [](int64_t samples) { return layers(5, samples); };
+  const Cluster cluster = machines(16e9);
+  int two = 0, one = 0;
+  for (double work = 1; work < 1e7; work *= 1.25) {
+    PlanOptions request;
+    request.model = "toy";
+    request.batch = 32;
+    request.engine = "duplex";
+    request.threads = 1;
+    request.limits.deadline = Deadline(Deadline::Limits{.work = static_cast<int64_t>(work)});
+    for (const Candidate& c : plan(graph_of, cluster, request).candidates) {
+      ASSERT_NE(c.plan->duplex, nullptr);
+      EXPECT_THAT(check(*c.plan), IsEmpty());
+      EXPECT_NEAR(simulate(*c.plan).step, c.simulated_s, 1e-9 * c.simulated_s);
+      ++(c.plan->duplex->parts() == 2 ? two : one);
+    }
+  }
+  EXPECT_GT(two, 0);
+}
+
 // However much work there may be: the same twice, no plan and that time ran out, or sound ones;
 // with enough, what is found without a limit.
 TEST(Planner, EndsAfterSoMuchWork) {

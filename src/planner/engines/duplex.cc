@@ -123,10 +123,19 @@ class DuplexSearch {
     std::unique_ptr<Plan> two = std::move(plan_);
     const Program program = best_program_;
     const Seconds step = best_;
-    search(1);
-    if (best_ < step) return;
-    plan_ = std::move(two);
-    best_program_ = program;
+    // Also where time runs out meanwhile, program and parts belong together.
+    const auto keep_the_better = [&] {
+      if (best_ < step) return;
+      plan_ = std::move(two);
+      best_program_ = program;
+    };
+    try {
+      search(1);
+    } catch (...) {
+      keep_the_better();
+      throw;
+    }
+    keep_the_better();
   }
 
   void search(int parts) {
