@@ -45,8 +45,9 @@ PLANS = {
 }
 TWICE = {"twice": ["--strategy", "zero", "--redundancy", "1"]}  # with --twice, alone
 POINTS = {"rendezvous": 1, "step": STEPS, "collective": 150, "boundary": STEPS, "checkpoint": STEPS}
-KINDS = ["worker"] * 5 + ["replanning", "network", "network", "disk", "launcher"]
-COLUMNS = ["seed", "kind", "plan", "workers", "faults", "options", "wrong", "losses_of_workers", "beyond_detection_s", "planning_s", "steps_again"]
+RETURN, RETURNS = 0.5, 30  # seconds until a lost device is tried again; steps of such runs
+KINDS = ["worker"] * 5 + ["replanning", "network", "network", "disk", "launcher", "return", "return"]
+COLUMNS = ["seed", "kind", "plan", "workers", "faults", "options", "wrong", "losses_of_workers", "returns", "beyond_detection_s", "planning_s", "steps_again"]
 
 
 def inside(words):
@@ -70,7 +71,9 @@ class Case:
         self.faults, self.losses, self.waits, self.options = [], 0, [], []  # waits: seconds to notice, of each loss
         self.disk = ""  # checkpoint or memory
         self.checkpoint = self.kind in ("disk", "launcher") or rng.random() < 0.5
-        {"worker": self.of_workers, "replanning": self.of_planning, "network": self.of_network, "disk": self.of_disk}.get(self.kind, lambda: None)()
+        self.steps = RETURNS if self.kind == "return" else STEPS
+        kinds = {"worker": self.of_workers, "replanning": self.of_planning, "network": self.of_network, "disk": self.of_disk, "return": self.of_return}
+        kinds.get(self.kind, lambda: None)()
 
     def lose(self, action, point, count, attempt):
         """A worker at a point of an attempt. Where the plan leaves it out, nothing happens."""
@@ -105,6 +108,13 @@ class Case:
         points = [p for p in self.points if action == "cut" or p != "rendezvous"]
         for _ in range(self.rng.choice([1, 1, 2]) if action == "cut" else 1):
             self.lose(action, *self.some_point(0, points), 0)
+
+    def of_return(self):
+        """Lost devices come back; some are lost once more. Emulated, so that steps are long enough for that."""
+        self.options.append("--emulate")
+        for number in range(self.rng.choice([1, 1, 2])):
+            action = self.rng.choice(["kill", "kill", "stop"])
+            self.lose(action, *(self.some_point(0) if number == 0 else (self.rng.choice(["rendezvous", "step"]), 1)), 2 * number)
 
     def of_disk(self):
         """Full for a while; a worker is lost meanwhile, or nobody."""
@@ -147,19 +157,26 @@ class Run:
         return code
 
     def steps(self):
-        """[(when, step)] that it told of, and behind which of them it went on without a worker: [(when, position, seconds of planning)]"""
-        steps, losses = [], []
+        """[(when, step)] that it told of; behind which of them it went on without a worker: [(when, position, seconds of planning)]; [seconds of planning] of returns"""
+        steps, losses, returns = [], [], []
         for when, line in self.lines:
             if line.startswith("step "):
                 steps.append((when, int(line.split()[1])))
             elif "; going on without device" in line:
-                number, unit = line.split(" in ")[-1].split()[:2]
-                losses.append((when, len(steps), float(number) * {"s": 1, "ms": 1e-3, "us": 1e-6}.get(unit, 60)))
-        return steps, losses
+                losses.append((when, len(steps), planning_of(line)))
+            elif "going on with device" in line:
+                returns.append(planning_of(line))
+        return steps, losses, returns
 
     def losses(self):
         self.out.seek(0)
         return [(s["step"], s["loss"]) for s in json.loads(self.out.read())["steps"]]
+
+
+def planning_of(line):
+    """Seconds that a line ends with."""
+    number, unit = line.split(" in ")[-1].split()[:2]
+    return float(number) * {"s": 1, "ms": 1e-3, "us": 1e-6}.get(unit, 60)
 
 
 class Faults:
@@ -240,19 +257,20 @@ class Faults:
 
     def command(self, case, saved, steps):
         words = [self.motley, "run", self.plan(case), "--steps", str(steps), "--elastic", "--hang-timeout", str(HANG), "--json", *case.options]
+        words += ["--return-after", str(RETURN)] if case.kind == "return" else []
         return words + (["--checkpoint", saved, "--checkpoint-every", str(EVERY)] if case.checkpoint else [])
 
     def of_faults(self, case, saved, normal, row):
         more = {"MOTLEY_FAULTS": case.text()}
         if case.disk:
             more["MOTLEY_FAULT_DISK"] = saved if case.disk == "checkpoint" else "/dev/shm"
-        run = Run(self.command(case, saved, STEPS), self.environment(**more))
+        run = Run(self.command(case, saved, case.steps), self.environment(**more))
         code = run.wait(120)
         if code is None:
             return "it hung"
         if code != 0:
             return f"code {code}: {run.lines[-1][1] if run.lines else ''}"
-        steps, losses = run.steps()
+        steps, losses, returns = run.steps()
         beyond = []
         for number, (when, position, _) in enumerate(losses):
             began = steps[position - 1][0] if position else normal
@@ -265,9 +283,11 @@ class Faults:
             beyond.append(ends[0] - began - (case.waits[min(number, len(case.waits) - 1)] if case.waits else 0))
         again = len(steps) - len({step for _, step in steps})
         if beyond:
-            row.update(beyond_detection_s=f"{max(0.0, *beyond):.2f}", planning_s=f"{max(p for *_, p in losses):.3f}")
-        row["steps_again"] = again
-        wrong = self.wrong(run.losses(), range(STEPS))
+            row.update(beyond_detection_s=f"{max(0.0, *beyond):.2f}", planning_s=f"{max([p for *_, p in losses] + returns):.3f}")
+        row.update(steps_again=again, returns=len(returns))
+        wrong = self.wrong(run.losses(), range(case.steps))
+        if not wrong and case.kind == "return" and losses and not returns:
+            wrong = "nobody came back"
         if not wrong and len(losses) > case.losses:
             wrong = f"{len(losses)} workers were lost"
         if not wrong and self.twice and len(losses) == 1 and not case.disk and again > 1:

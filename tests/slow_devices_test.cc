@@ -68,6 +68,15 @@ TEST(SlowDevices, NamesNobodyForNoise) {
   }
 }
 
+TEST(SlowDevices, ATypeThatThePlanHasWrongIsNobodysFault) {
+  SlowDevices watch({1, 1, 1, 1});
+  for (int s = 0; s < 40; ++s) EXPECT_TRUE(watch.step({0.67, 0.67, 1.33, 1.33}).empty());
+  int named = 0;
+  for (int s = 0; s < 20; ++s)
+    named += static_cast<int>(watch.step({0.67, 0.67, 2.66, 1.33}).size());
+  EXPECT_EQ(named, 1);  // it became slower
+}
+
 TEST(SlowDevices, NamesItOnceAndAgainAfterItWasWell) {
   SlowDevices watch({1, 1, 1});
   int named = 0;

@@ -1,15 +1,17 @@
 #include "cli/elastic.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -89,8 +91,50 @@ Ended end_of(const LaunchOptions& launch, bool others) {
   }
 }
 
+// Devices whose workers were lost, and when each is tried again: `wait` later, twice as long each
+// time that it is lost once more. A wait of 0: never.
+class Away {
+ public:
+  explicit Away(Seconds wait) : wait_(wait) {}
+  void lost(int device) {
+    const double times = std::exp2(times_lost_[device]++);
+    if (wait_ > 0)
+      back_at_[device] =
+          Clock::now() +
+          std::chrono::milliseconds(std::llround(std::min(1e3 * wait_ * times, kLongestWaitMs)));
+  }
+  // Those whose time has come.
+  std::vector<int> due() const {
+    std::vector<int> devices;
+    for (const auto& [device, when] : back_at_)
+      if (when <= Clock::now()) devices.push_back(device);
+    return devices;
+  }
+  void is_back(int device) { back_at_.erase(device); }
+
+ private:
+  static constexpr double kLongestWaitMs = 86400e3;
+  Seconds wait_;
+  std::map<int, int> times_lost_;
+  std::map<int, Clock::time_point> back_at_;
+};
+
 std::string since(Clock::time_point begun) {
   return format_seconds(std::chrono::duration<double>(Clock::now() - begun).count());
+}
+
+// What a device left in the attempts of `history` ([attempt] devices of its workers): gone with it.
+void remove_pieces_of(int device, const std::vector<std::vector<int>>& history,
+                      const std::string& folder) {
+  for (size_t a = 0; a < history.size(); ++a)
+    for (size_t r = 0; r < history[a].size(); ++r)
+      if (history[a][r] == device) remove_recent(folder, static_cast<int>(a), static_cast<int>(r));
+}
+
+bool made_a_step(const std::string& folder, int attempt) {
+  const std::vector<RecentStep> steps = recent_steps(folder, attempt + 1);
+  return std::any_of(steps.begin(), steps.end(),
+                     [&](const RecentStep& step) { return step.attempt == attempt; });
 }
 
 }  // namespace
@@ -110,11 +154,18 @@ void launch_elastic(const RunOptions& options, const Plan& plan, const LaunchOpt
   std::iota(devices.begin(), devices.end(), 0);
   std::vector<int> used = devices;        // by the plan, in the order of its workers
   std::vector<std::vector<int>> history;  // [attempt] used
+  Away away(options.return_after_s);
+  std::vector<int> returning;
+  int attempt = 0;
+  bool slower = false;  // than the cluster of `plan` says: its file is not to be used any more
   RunOptions own = options;
   LaunchOptions launch = first;
   launch.environment[kFolderVariable] = folder.path();
-  if (options.replan == "auto") launch.leave = [&] { return replanning.worth_it(); };
-  for (int attempt = 0;; ++attempt) {
+  launch.leave = [&] {
+    returning = made_a_step(folder.path(), attempt) ? away.due() : std::vector<int>();
+    return !returning.empty() || (options.replan == "auto" && replanning.worth_it());
+  };
+  for (;; ++attempt) {
     launch.environment[kAttemptVariable] = std::to_string(attempt);
     launch.arguments = own.arguments();
     launch.workers = static_cast<int>(used.size());
@@ -127,11 +178,26 @@ void launch_elastic(const RunOptions& options, const Plan& plan, const LaunchOpt
     const auto begun = Clock::now();
     history.push_back(used);
     replanning.stop();
-    if (options.replan == "auto" && !notes_of(folder.path(), attempt).empty())
+    if (options.replan == "auto" && !notes_of(folder.path(), attempt).empty()) {
+      slower = true;
       planner = std::make_unique<PartPlanner>(plan, replanning.cluster(),
                                               fmt::format("{}/{}", plans.path(), attempt + 1));
+    }
     PartPlanner::Found found;
-    if (ended.left) {
+    if (ended.left && !returning.empty()) {
+      for (int device : returning) {
+        away.is_back(device);
+        devices.push_back(device);
+      }
+      std::sort(devices.begin(), devices.end());
+      const bool whole = !slower && static_cast<int>(devices.size()) == plan.cluster.size();
+      found = whole ? PartPlanner::Found{options.plan, devices, plan.predicted_step_s}
+                    : planner->get(devices);
+      std::fprintf(stderr,
+                   "[run] going on with device %s again: planned for %zu of %zu devices in %s\n",
+                   fmt::format("{}", fmt::join(returning, ", ")).c_str(), found.devices.size(),
+                   devices.size(), since(begun).c_str());
+    } else if (ended.left) {
       const Replanning::Result& better = replanning.result();
       found = better.plan;
       std::fprintf(stderr,
@@ -143,10 +209,8 @@ void launch_elastic(const RunOptions& options, const Plan& plan, const LaunchOpt
                    format_seconds(better.planning_s).c_str());
     } else {
       const int device = used.at(static_cast<size_t>(ended.lost));
-      for (size_t a = 0; a < history.size(); ++a)
-        for (size_t r = 0; r < history[a].size(); ++r)
-          if (history[a][r] == device)
-            remove_recent(folder.path(), static_cast<int>(a), static_cast<int>(r));
+      remove_pieces_of(device, history, folder.path());
+      away.lost(device);
       std::erase(devices, device);
       found = planner->get(devices);
       std::fprintf(stderr,
@@ -156,7 +220,7 @@ void launch_elastic(const RunOptions& options, const Plan& plan, const LaunchOpt
                    since(begun).c_str());
     }
     own.plan = found.file;
-    own.profile.clear();  // what it says is in the plan's cluster
+    own.profile = found.file == options.plan ? options.profile : "";  // others' cluster has it
     used = found.devices;
   }
 }

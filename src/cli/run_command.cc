@@ -205,6 +205,8 @@ void run_command(const RunOptions& options) {
   check_device(options);
   if (options.replan == "auto" && !options.elastic)
     throw user_error("run", "--replan auto starts workers again; give --elastic too");
+  if (options.return_after_s > 0 && !options.elastic)
+    throw user_error("run", "--return-after is for workers that are lost; give --elastic too");
   if (const auto where = rendezvous_from_environment()) {
     run_worker([&] { work(options, *where); });
     return;
@@ -294,6 +296,12 @@ void add_worker_options(CLI::App* command, RunOptions* options) {
           "--elastic", options->elastic,
           "When a worker is lost, plan for the devices that are left and go on from the last "
           "step, with the same losses")
+      ->group(group);
+  command
+      ->add_option("--return-after", options->return_after_s,
+                   "With --elastic, try a lost device again after so many seconds, twice as many "
+                   "each time that it is lost once more; default: never")
+      ->check(CLI::Range(0.1, 86400.0))
       ->group(group);
   command
       ->add_option(

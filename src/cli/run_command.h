@@ -26,6 +26,7 @@ struct RunOptions {
   int threads = 1;              // of each local worker
   bool json = false;
   bool elastic = false;           // goes on without workers that are lost (elastic.h)
+  double return_after_s = 0;      // until a lost device is tried again; 0: never
   std::string replan = "advise";  // or auto: goes on by another plan when a device is slow
   double hang_s = 0;              // how long a worker may say nothing; 0: as store.h has it
 

@@ -86,7 +86,7 @@ class LocalWorker {
       };
       options.after = [this](bool compute, const void* instruction) {
         if (padding_) padding_->after(compute, instruction);
-        clock_.after(compute);
+        clock_.after(compute, padding_.has_value());
       };
       slow_.emplace(*plan_, among_->rank());
     }

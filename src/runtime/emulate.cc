@@ -17,6 +17,7 @@
 #include "capture/capture.h"
 #include "comm/launch.h"
 #include "core/error.h"
+#include "core/fault.h"
 #include "cost/cost.h"
 #include "graph/canonical.h"
 #include "runtime/eager.h"
@@ -62,7 +63,7 @@ void Padding::account(const void* work) {
     if (worked > 0) known->second = known->second > 0 ? std::min(known->second, worked) : worked;
     worked = known->second;
   }
-  owed_ = std::max(-kMaxDebt, owed_ + worked / speed_ - (wall_ - wall));
+  owed_ = std::max(-kMaxDebt, owed_ + worked * fault_slowness() / speed_ - (wall_ - wall));
 }
 
 void Padding::sleep() {

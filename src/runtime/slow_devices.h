@@ -4,7 +4,7 @@
 //
 // Every device measures how long it computes in a step, without waiting. The share of that in what the plan says, divided by the
 // same of the others, is what counts: a batch that takes all of them longer, or predictions that are off alike, name nobody. A
-// device is named when for 13 steps it is a third above what it was in its first steps, or above the plan, where the plan is
+// device is named when for 13 steps it is a third above what it was in its first steps, or half above the plan, where the plan is
 // right about the others. What lasts for a step or two is noise, and so are steps of a few milliseconds.
 #pragma once
 
@@ -54,10 +54,11 @@ class SlowDevices {
 class ComputeClock {
  public:
   void before() { began_ = std::chrono::steady_clock::now(); }
-  void after(bool compute) {
+  // `padded`: a Padding makes it as slow as a fault says (MOTLEY_FAULTS), and not this.
+  void after(bool compute, bool padded) {
     if (!compute) return;
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - began_;
-    if (const double slowness = fault_slowness(); slowness > 1) {
+    if (const double slowness = fault_slowness(); slowness > 1 && !padded) {
       std::this_thread::sleep_for(took * (slowness - 1));
       took *= slowness;
     }

@@ -74,7 +74,7 @@ struct Trainer::Impl {
       };
       execution.after = [this](bool compute, const void* instruction) {
         if (padding) padding->after(compute, instruction);
-        clock.after(compute);
+        clock.after(compute, padding.has_value());
       };
     }
     const auto rank = static_cast<size_t>(group.rank());
