@@ -13,7 +13,7 @@ import weakref
 
 import torch
 
-from . import _backend, _elastic, _gradients, _motley, _optim, _scaler, _torch
+from . import _backend, _elastic, _gradients, _launched, _motley, _optim, _scaler, _torch
 from ._agree import agreed_plan, replanner, send_text
 from ._agreement import same_batch
 from ._errors import PeerLost, UserError, flag, warn, whole_number
@@ -85,7 +85,7 @@ def group(device="auto", backend=None, said="", elastic_on=None):
         outside = torch.distributed.is_available() and torch.distributed.is_initialized() and not _backend.begun
         native, launch = _motley.Group(outside, device == "cuda", _backend.make_groups, []), None
         if elastic_on is not None:
-            launch = _elastic.Launch(native, elastic_on)
+            launch = _launched.Launch(native, elastic_on)
             if launch.order != sorted(launch.order):
                 native = _motley.Group(outside, device == "cuda", _backend.make_groups, launch.order)
         if device == "cuda":

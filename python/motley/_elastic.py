@@ -15,29 +15,22 @@ is lost, leaves both the state before the step and the one after it. So there is
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from multiprocessing import util
 
 import torch
 
-from . import _motley, _pieces_files, _second
+from . import _motley, _pieces_files, _second, _shards
 from ._agreement import same_batch
-from ._errors import NoPlanError, UserError, warn, whole_number
+from ._errors import UserError, warn, whole_number
 from ._pieces import plain
 from ._pieces_files import decoded, encoded
-from ._plan import Plan
-from ._plan import plan as make_plan
 from ._replanning import Replanning
 
-_PLAN_S = 1.0  # that a plan for what is left may take
 _GRACE_S = 2.0  # from a launcher's wish that this worker ends until what it waits for is cut off
 _folders, _keepers = set(), 0  # of checkpoints, and how many models, in this process
 
@@ -92,172 +85,6 @@ def asked(elastic, cluster, optimizer, redundancy=0):
     return elastic
 
 
-def for_devices(options, count):
-    """The options of plan() for so many devices: one alone keeps nothing twice."""
-    return {**options, "redundancy": 0} if count < 2 else dict(options)
-
-
-# ---- the launch ------------------------------------------------------------------------------------------------------
-
-
-def _process(pid):
-    """What the system says of a process, its state first; [] if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return []
-
-
-def _started(pid):
-    """When a process began, in the system's ticks; '' if there is none."""
-    return "".join(_process(pid)[19:20])
-
-
-def _folder(launcher):
-    """(where folders of this machine's memory are, how their names begin, the one that stays while a launcher lives)"""
-    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
-    prefix = f"motley-elastic-{os.getuid()}-"
-    return parent, prefix, os.path.join(parent, f"{prefix}{launcher}-{_started(launcher)}")
-
-
-def remove_folder(launcher):
-    """At the end of a launcher."""
-    shutil.rmtree(_folder(launcher)[2], ignore_errors=True)
-
-
-def _folder_of_launcher():
-    """This worker's; those of launchers that have ended are removed."""
-    launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-    parent, prefix, path = _folder(launcher)
-    for name in os.listdir(parent):
-        parts = name[len(prefix) :].split("-")
-        if name.startswith(prefix) and len(parts) == 2 and _started(parts[0]) != parts[1]:
-            shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    if os.stat(path).st_uid != os.getuid() or os.path.islink(path):
-        raise UserError(f"[elastic] {path} is another's; remove it")
-    return path
-
-
-class Launch:
-    """Which device each worker is, in this attempt of a launch. Made by all workers together.
-
-    A worker keeps the device that it was at first, by its launcher and its place there; a new one takes one that nobody has.
-    """
-
-    def __init__(self, native, cluster):
-        devices = len(cluster)
-        self.local = os.environ.get("LOCAL_RANK", "0")
-        self.folder = _folder_of_launcher()
-        self.note = os.path.join(self.folder, f"worker-{self.local}.json")
-        mine = {"device": -1, "attempt": -1}
-        with contextlib.suppress(OSError, ValueError):
-            with open(self.note, encoding="ascii") as file:
-                mine = json.load(file)
-        mine.update(machine=f"{socket.gethostname()} {self.folder}", pid=os.getpid())
-        rows = [json.loads(text) for text in native.gather_texts(json.dumps(mine))]
-        self.attempt = 1 + max(row["attempt"] for row in rows)
-        taken = [row["device"] for row in rows if row["device"] >= 0]
-        if len(rows) > devices:
-            raise UserError(
-                f"[distribute] the cluster has {devices} devices, but {len(rows)} workers were started; start {devices} at most"
-            )
-        if len(set(taken)) < len(taken) or max(taken, default=0) >= devices:
-            raise UserError("[elastic] two workers say that they are the same device; start the launchers again")
-        free = [device for device in range(devices) if device not in taken]
-        is_now = [row["device"] if row["device"] >= 0 else free.pop(0) for row in rows]
-        self.mine = is_now[native.rank]
-        self.order = sorted(range(len(rows)), key=lambda rank: is_now[rank])  # launcher's ranks in the order of their devices
-        self.devices = sorted(is_now)
-        self.machines = [rows[rank]["machine"] for rank in self.order]  # [device that is there]
-        self.beside = [row["pid"] for row in rows if row["machine"] == mine["machine"]]  # processes of this machine
-        self.run = native.gather_texts(secrets.token_hex(3))[0]
-        self._write_down()
-        self.graph, self.options = None, {}  # of rank 0's plan() for the first step
-        self.whole, self.cluster = cluster, cluster if len(rows) == devices else cluster.part(self.devices)
-
-    def _write_down(self):
-        """What this worker is, for the one that is started in its place."""
-        with open(self.note + ".part", "w", encoding="ascii") as file:
-            json.dump({"device": self.mine, "attempt": self.attempt}, file)
-        os.replace(self.note + ".part", self.note)
-
-    def end_stopped(self):
-        """Ends workers of this machine that are stopped: the launcher would wait half a minute for each."""
-        for pid in self.beside:
-            if _process(pid)[:1] == ["T"]:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-
-    # ---- plans -------------------------------------------------------------------------------------------------------
-
-    def _plan_file(self, devices):
-        return os.path.join(self.folder, f"plan-{'-'.join(map(str, devices))}.json")
-
-    def search(self, graph, cluster, **options):
-        """As plan(), but within a second where workers were lost before; or a plan that was made for that."""
-        self.graph, self.options = graph, options
-        if self.attempt == 0:
-            return make_plan(graph, cluster, **options)
-        options = for_devices(options, len(self.devices))
-        try:
-            with open(self._plan_file(self.devices) + ".devices", encoding="ascii") as file:
-                devices = json.load(file)
-            made = Plan(_motley.load_plan(self._plan_file(self.devices)), devices=devices, made_for=(cluster.name, len(cluster)))
-            if made.redundancy == options.get("redundancy", 0) and made.optimizer == options["optimizer"] and made.graph().text_without_model() == graph.text_without_model():
-                return made
-        except (OSError, ValueError, UserError):  # there is none
-            pass
-        return self.search_again(graph, cluster)
-
-    def search_again(self, graph, cluster):
-        """A plan within a second if there is one so fast."""
-        options = for_devices(self.options, len(cluster))
-        limit = options.pop("time_limit", None)
-        for seconds in (_PLAN_S, 10 * _PLAN_S, limit):
-            try:
-                return make_plan(graph, cluster, time_limit=min(seconds, limit or seconds) if seconds else None, **options)
-            except NoPlanError:
-                if seconds != limit:
-                    continue
-                if not options.get("redundancy"):
-                    raise
-                warn("[elastic] what is left has no room for state kept twice; goes on without")
-                self.options = {**self.options, "redundancy": 0}
-                return self.search_again(graph, cluster)
-
-    def keep(self, plan):
-        """Of the devices that are there, where it is not known yet."""
-        file = self._plan_file(self.devices)
-        with contextlib.suppress(OSError):
-            with open(file + ".devices", "w", encoding="ascii") as said:
-                json.dump(plan.devices, said)
-            plan.save(file)
-
-    def prepare(self):
-        """Makes plans for the loss of any one machine, by a process that gets a core when nobody else wants it."""
-        left = [[d for d, of in zip(self.devices, self.machines) if of != machine] for machine in dict.fromkeys(self.machines)]
-        left = [devices for devices in left if devices and not os.path.exists(self._plan_file(devices))]
-        if not left:
-            return
-        try:
-            graph = os.path.join(self.folder, "graph.json")
-            self.graph.save(graph, None)
-            job = {"graph": graph, "cluster": self.whole.text(), "options": self.options, "limit": _PLAN_S,
-                   "parts": [[devices, self._plan_file(devices)] for devices in left]}  # fmt: skip
-            job = json.dumps(job).encode()
-        except (OSError, TypeError, UserError):  # then they are made when they are needed
-            return
-        process = subprocess.Popen([sys.executable, "-m", "motley._prepare", str(os.getpid())], stdin=subprocess.PIPE,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-        util.Finalize(None, process.kill, exitpriority=60)
-        threading.Thread(target=process.communicate, args=(job,), daemon=True).start()
-
-
-# ---- while training --------------------------------------------------------------------------------------------------
-
-
 class Keeper:
     """One worker's part: what it leaves, when, and what it goes on from."""
 
@@ -275,6 +102,8 @@ class Keeper:
         _motley.set_fault_rank(dist._group.rank, launch.attempt)
         self.replanning = Replanning(dist) if asked.replan == "auto" else None
         self.second = None  # of another worker's state; see _second.py
+        self.gone, self.wrote, self.all_wrote = threading.Event(), threading.Event(), threading.Event()  # this worker ends; files of a checkpoint
+        self.shards = None  # what of checkpoints stays while the plan does
         self._boundary()
         self._watch()
 
@@ -322,6 +151,7 @@ class Keeper:
 
     def lost(self):
         """Another worker is gone, or this one fails: its pieces stay for those that are started next."""
+        self.gone.set()
         self.launch.end_stopped()
         with self.lock:
             if not self.busy:
@@ -347,12 +177,31 @@ class Keeper:
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         return encoded(groups), [encoded(one.state_dict()) for one in self.asked.beside]
 
-    def _state(self, copied):
-        """(rows, tensors, numbers) of all that this worker holds; `copied`: tensors of their own."""
+    def _written_here(self):
+        """Names whose pieces this worker writes into checkpoints: one of those that hold the same does. Collective."""
+        dist, rows, holders = self.dist, [], {}  # holders: of a piece, ranks
+        for table in dist._held.parts.values():
+            rows += [[name, [*part[:5], *part[6:]]] for name, part in table.items()]
+        rows += [[name, None] for name in dist._held.nobodys]
+        for rank, text in enumerate(dist._group.native.gather_texts(json.dumps(rows))):
+            for name, part in json.loads(text):
+                holders.setdefault((name, None if part is None else tuple(part)), []).append(rank)
+        elements, mine = [0] * dist._group.size, set()
+        for (name, part), ranks in sorted(holders.items(), key=str):
+            rank = min(ranks, key=lambda r: elements[r])
+            elements[rank] += 1 if part is None else part[6]
+            if rank == dist._group.rank:
+                mine.add(name)
+        return mine
+
+    def _state(self, copied, names=None):
+        """(rows, tensors, numbers) of all that this worker holds; `copied`: tensors of their own; `names`: of these parameters and buffers."""
         dist, rows, tensors, numbers = self.dist, [], [], []
         held = dist._held
 
         def add(kind, name, part, tensor):
+            if names is not None and name not in names:
+                return
             tensor = tensor.detach().to("cpu", copy=copied).contiguous()
             rows.append([kind, name, None if part is None else list(part), str(tensor.dtype).split(".")[1], list(tensor.shape)])
             tensors.append(tensor)
@@ -367,7 +216,7 @@ class Keeper:
             for key, value in values.items():
                 if isinstance(value, torch.Tensor) and value.dim() > 0:
                     add("state " + key, name, None if part is None or value.numel() != part[7] else part, plain(value))
-                else:
+                elif names is None or name in names:
                     numbers.append([name, key, encoded(value)])
         if self.second is not None and not copied:  # a checkpoint has all workers' own
             for row in self.second.rows():
@@ -392,24 +241,57 @@ class Keeper:
 
     def _checkpoint(self):
         """Begins to write a checkpoint of the step that is over; waits for the one before."""
-        self.wait()
+        if self.writing is not None:
+            self.wrote.wait()
         same_batch(self.dist._group.peers, self.dist._held)
-        rows, tensors, numbers = self._state(copied=True)
+        self.all_wrote.set()
+        self.wait()
+        self.wrote.clear(), self.all_wrote.clear()
+        if self.shards is None or self.shards[0] is not self.dist._run:  # the same on all workers
+            self.shards = self.dist._run, self._written_here(), _shards.layout(self.dist)
+        _, names, layout = self.shards
+        rows, tensors, numbers = self._state(True, names)
         said = self._said(numbers)
         folder, every, keep, updates = self.asked.folder, self.asked.every, self.asked.keep, self.updates
+        index = _shards.Index(layout, decoded(said["groups"]), said["steps"]) if layout else None
+
+        def cut_up(row, tensor):
+            return _shards.cut_up(tensor, row[4] if row[2] is None else layout.shapes[row[1]], row[2])
 
         def write():
             try:
                 _motley.fault_point("checkpoint")
-                _pieces_files.write(folder, said, rows, tensors)
+                at = _pieces_files.write(folder, said, rows, tensors, cut_up if layout else None)
                 # The one before is complete on all workers: they would not have come here.
                 if self.launch.local == "0":
                     self._thin_out(folder, updates - every * keep)
+                self.wrote.set()
+                if self.dist._group.rank == 0:
+                    self._complete(at, index)
             except Exception as error:
                 self.failed = f"[elastic] a checkpoint cannot be written to {folder}: {str(error).splitlines()[0]}; training goes on without"
+            finally:
+                self.wrote.set()
 
         self.writing = threading.Thread(target=write)
         self.writing.start()
+
+    def _complete(self, at, index):
+        """Waits for the other workers' files of a checkpoint, and writes its index; on rank 0, beside training."""
+        size, until = self.dist._group.size, time.monotonic() + max(self.asked.hang_seconds, 5)
+        while True:
+            last = self.all_wrote.is_set() or time.monotonic() > until
+            entries = _pieces_files.of_step(at)
+            if len(entries) == size:
+                break
+            if self.gone.wait(0.05):
+                return
+            if last:
+                raise OSError(f"{len(entries)} of {size} workers' files are there; give a folder that all machines see")
+        if index is not None:
+            source = _pieces_files.Source(entries)
+            numbers = {key: decoded(value) for key, value in source.numbers().items()}
+            index.write(at, source.entries, numbers, _pieces_files.synced)
 
     def _thin_out(self, folder, least):
         old = {}
@@ -460,6 +342,7 @@ class Keeper:
         threading.Thread(target=wait, daemon=True).start()
 
     def _end(self):
+        self.gone.set()
         with self.lock:
             if not self.busy:
                 self._leave()

@@ -1,13 +1,14 @@
 """What workers leave for others to go on with: each its own pieces, of one step, in two files of a folder.
 
-    FOLDER/step-12-3fa9c1/rank-1.pt      tensors, in order
-    FOLDER/step-12-3fa9c1/rank-1.json    whose pieces they are, of which step, and a checksum; written last
+    FOLDER/step-12-3fa9c1/rank-1.pt      tensors one behind the other, each as torch.save has it
+    FOLDER/step-12-3fa9c1/rank-1.json    whose pieces they are, where, of which step, and a checksum; written last
 
 Whoever goes on reads what is there of a step on all machines. Pieces of any plan make whole tensors, which any other plan divides
-again. A file that is torn, truncated or another's is as if it were not there, and is said in one line.
+again. Checkpoints have an index for torch.distributed.checkpoint besides (_shards.py). A file that is torn, truncated or another's is as if it were not there, and is said in one line.
 """
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from . import _torch
 from ._errors import UserError, warn
 from ._state import place
 
-FORM = "motley pieces 1"
+FORM = "motley pieces 2"
 _STEP = re.compile(r"step-(\d{1,18})-([0-9a-f]{6})$")
 _RANK = re.compile(r"rank-(\d{1,9})\.json$")
 _MOST_OF_JSON = 1 << 28  # bytes
@@ -80,6 +81,11 @@ def _check(said):
             raise ValueError(key)
     if not re.fullmatch("[0-9a-f]{6}", said["run"]):
         raise ValueError("run")
+    if len(said["items"]) != len(said["rows"]):
+        raise ValueError("items")
+    for at, length in (item for items in said["items"] for item in items):
+        if not (isinstance(at, int) and isinstance(length, int) and 0 <= at <= at + length <= said["bytes"]):
+            raise ValueError("items")
     for kind, name, part, type_name, shape in said["rows"]:
         if not (isinstance(kind, str) and isinstance(name, str) and isinstance(getattr(torch, type_name), torch.dtype)):
             raise ValueError("rows")
@@ -92,7 +98,7 @@ def _check(said):
                 raise ValueError("part")
 
 
-def _synced(path, write):
+def synced(path, write):
     """Writes a file beside its place, so that it is there whole or not at all."""
     beside = path + ".part"
     try:
@@ -100,60 +106,87 @@ def _synced(path, write):
             write(file)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             os.remove(beside)
         raise
     os.replace(beside, path)
 
 
-def write(folder, said, rows, tensors):
-    """Leaves a worker's pieces in a folder. said: steps, updates, run, rank, ready, numbers, and what goes with them."""
+def write(folder, said, rows, tensors, cut_up=None):
+    """Leaves a worker's pieces in a folder. said: steps, updates, run, rank, ready, numbers, and what goes with them.
+
+    cut_up: the tensors that a row's is written as, given the row and the tensor.
+    """
     at = os.path.join(folder, f"step-{said['steps']}-{said['run']}")
     os.makedirs(at, mode=0o700, exist_ok=True)
     name = os.path.join(at, f"rank-{said['rank']}")
-    check = 0
+    check, items = 0, []
     for tensor in tensors:
         check = zlib.crc32(_torch.bytes_of(tensor), check)
-    _synced(name + ".pt", lambda file: _torch.save(list(tensors), file))
-    said = {"form": FORM, **said, "rows": rows, "bytes": os.path.getsize(name + ".pt"), "check": check}
-    _synced(name + ".json", lambda file: file.write(json.dumps(said).encode()))
+
+    def write_all(file):
+        for row, tensor in zip(rows, tensors):
+            items.append([])
+            for one in (tensor,) if cut_up is None else cut_up(row, tensor):
+                at = file.tell()
+                _torch.save(one, file)
+                items[-1].append([at, file.tell() - at])
+
+    synced(name + ".pt", write_all)
+    said = {"form": FORM, **said, "rows": rows, "items": items, "bytes": os.path.getsize(name + ".pt"), "check": check}
+    synced(name + ".json", lambda file: file.write(json.dumps(said).encode()))
     with contextlib.suppress(OSError):  # the names too
         handle = os.open(at, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
+    return at
+
+
+def of_step(folder):
+    """[Entry] of a step; what cannot be read is left out, with a warning."""
+    entries = []
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if not _RANK.fullmatch(name):
+            continue
+        try:
+            if os.path.getsize(path) > _MOST_OF_JSON:
+                raise ValueError("its size")
+            with open(path, encoding="utf-8") as file:
+                said = json.load(file)
+            _check(said)
+            if os.path.getsize(path[:-5] + ".pt") != said["bytes"]:
+                raise ValueError("truncated")
+            entries.append(Entry(path[:-5] + ".pt", said))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            warn(f"[elastic] {path} is torn or not a worker's pieces; it is left out")
+    return entries
 
 
 def found(folder):
-    """[Entry] of all steps in a folder; what cannot be read is left out, with a warning."""
-    entries = []
+    """[Entry] of all steps in a folder."""
+    entries, steps = [], []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for step in sorted(os.listdir(folder)):
-            if not _STEP.fullmatch(step):
-                continue
-            for name in sorted(os.listdir(os.path.join(folder, step))):
-                path = os.path.join(folder, step, name)
-                if not _RANK.fullmatch(name):
-                    continue
-                try:
-                    if os.path.getsize(path) > _MOST_OF_JSON:
-                        raise ValueError("its size")
-                    with open(path, encoding="utf-8") as file:
-                        said = json.load(file)
-                    _check(said)
-                    if os.path.getsize(path[:-5] + ".pt") != said["bytes"]:
-                        raise ValueError("truncated")
-                    entries.append(Entry(path[:-5] + ".pt", said))
-                except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    warn(f"[elastic] {path} is torn or not a worker's pieces; it is left out")
+        steps = sorted(filter(_STEP.fullmatch, os.listdir(folder)))
+    for step in steps:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile
+            entries += of_step(os.path.join(folder, step))
     return entries
 
 
 def tensors_of(entry):
     """The tensors of an entry, or None where the file is not what its .json says."""
     try:
-        tensors = _torch.load(entry.where)
-        check = 0
+        tensors, check = [], 0
+        with open(entry.where, "rb") as file:
+            for (*_, type_name, shape), items in zip(entry.rows, entry.said["items"]):
+                found = []
+                for at, length in items:
+                    file.seek(at)
+                    found.append(_torch.load(io.BytesIO(file.read(length))))
+                flat = [one.reshape(-1) for one in found]
+                tensors.append((flat[0] if len(flat) == 1 else torch.cat(flat or [torch.empty(0, dtype=getattr(torch, type_name))])).reshape(shape))
         for (_, _, part, type_name, shape), tensor in zip(entry.rows, tensors):
             if list(tensor.shape) != shape or tensor.dtype != getattr(torch, type_name) or (part is not None and tensor.numel() != part[7]):
                 return None

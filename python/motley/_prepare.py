@@ -14,7 +14,7 @@ def main():
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     from . import _motley
     from ._errors import UserError
-    from ._elastic import for_devices
+    from ._launched import for_devices
     from ._plan import load, plan
 
     job = json.load(sys.stdin)

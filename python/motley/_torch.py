@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import inspect
 import math
+import os
 import pickle
 
 import torch
@@ -228,11 +229,12 @@ def save(value, file):
 
 
 def load(path):
-    """torch.load of tensors and plain values, onto the CPU."""
+    """torch.load of tensors and plain values, onto the CPU; of a path, or of bytes in memory."""
     if VERSION >= (2, 0):
         return torch.load(path, map_location="cpu", weights_only=True)
     # torch.load of 1.13 ignores its pickle_module.
-    with open(path, "rb") as file, torch.serialization._open_zipfile_reader(file) as reader:
+    opened = open(path, "rb") if isinstance(path, (str, os.PathLike)) else contextlib.nullcontext(path)
+    with opened as file, torch.serialization._open_zipfile_reader(file) as reader:
         return torch.serialization._load(reader, "cpu", _Plain)
 
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 
 from . import _torch
-from ._elastic import remove_folder
+from ._launched import remove_folder
 
 _PR_SET_PDEATHSIG = 1
 

@@ -131,6 +131,18 @@ void remove_pieces_of(int device, const std::vector<std::vector<int>>& history,
       if (history[a][r] == device) remove_recent(folder, static_cast<int>(a), static_cast<int>(r));
 }
 
+// What is left of `devices` by the loss of any one of `used`.
+std::vector<std::vector<int>> without_one(const std::vector<int>& devices,
+                                          const std::vector<int>& used) {
+  std::vector<std::vector<int>> sets;
+  for (int lost : used) {
+    sets.push_back(devices);
+    std::erase(sets.back(), lost);
+  }
+  std::erase(sets, std::vector<int>());
+  return sets;
+}
+
 bool made_a_step(const std::string& folder, int attempt) {
   const std::vector<RecentStep> steps = recent_steps(folder, attempt + 1);
   return std::any_of(steps.begin(), steps.end(),
@@ -172,7 +184,7 @@ void launch_elastic(const RunOptions& options, const Plan& plan, const LaunchOpt
     launch.places = used;
     set_fault_rank(-1, attempt);
     replanning.follow({folder.path(), attempt, own.plan, devices, used, options.steps});
-    planner->prepare(devices, used);
+    planner->prepare(without_one(devices, used));
     const Ended ended = end_of(launch, devices.size() > 1);
     if (!ended.left && ended.lost < 0) return;
     const auto begun = Clock::now();

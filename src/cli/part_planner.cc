@@ -51,17 +51,14 @@ PartPlanner::PartPlanner(const Plan& plan, Cluster cluster, std::string folder)
   fs::create_directories(folder_);
 }
 
-void PartPlanner::prepare(const std::vector<int>& devices, const std::vector<int>& used) {
+void PartPlanner::prepare(std::vector<std::vector<int>> sets) {
   stop();
   stopping_ = false;
-  if (devices.size() < 2) return;
-  thread_ = std::thread([this, devices, used] {
-    for (int lost : used) {
-      std::vector<int> left = devices;
-      std::erase(left, lost);
+  thread_ = std::thread([this, sets = std::move(sets)] {
+    for (const std::vector<int>& devices : sets) {
       if (stopping_) return;
       try {
-        if (!found(left)) plan_for(left, kPlanSeconds, /*idle=*/true, twice(left));
+        if (!found(devices)) plan_for(devices, kPlanSeconds, /*idle=*/true, twice(devices));
       } catch (const std::exception&) {
         return;  // such as a full disk; they are made when they are needed
       }

@@ -28,9 +28,8 @@ class PartPlanner {
     Seconds step_s = 0;        // predicted
   };
 
-  // Plans for the loss of any one of `used`, of `devices`, in the background, when nobody else wants
-  // the cores.
-  void prepare(const std::vector<int>& devices, const std::vector<int>& used);
+  // Plans for each of these sets of devices, in the background, when nobody else wants the cores.
+  void prepare(std::vector<std::vector<int>> sets);
   // Throws std::runtime_error if there is none.
   Found get(const std::vector<int>& devices);
   // The same without what goes on in the background; another thread may stop() it.

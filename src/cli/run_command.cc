@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/elastic.h"
+#include "cli/elastic_worker.h"
 #include "cli/replanning.h"
 #include "cluster/profile.h"
 #include "comm/launch.h"
@@ -63,7 +64,7 @@ class Progress {
   }
   void tell(int64_t step, const SlowDevice& device) const {
     const auto attempt = attempt_of_worker();
-    if (!attempt) return;
+    if (!attempt) return;  // its launcher does not plan again
     const size_t before = recent_losses(attempt->folder, attempt->number, step).size();
     leave_note(attempt->folder, attempt->number,
                {step, static_cast<int64_t>(before) + made_, device.device, device.factor,
@@ -76,11 +77,10 @@ class Progress {
   int64_t made_ = 0;
 };
 
-void work(const RunOptions& options, const Rendezvous& where) {
+// A worker's part, from where the workers of the plan meet to the end.
+void train_at(const Rendezvous& where, const Plan& plan, const RunOptions& options,
+              const std::optional<Attempt>& attempt) {
   Progress progress;
-  const Plan plan = sound_plan(options, where.size);
-  set_fault_rank(where.rank, attempt_of_worker() ? attempt_of_worker()->number : 0);
-  fault_point("rendezvous");
   const bool talks = where.rank == 0;
   set_threads(options.threads);
   graph_of_model(plan);
@@ -90,7 +90,7 @@ void work(const RunOptions& options, const Rendezvous& where) {
   training.learning_rate = options.learning_rate;
   training.clip = options.clip;
   training.overlap = options.overlap != "off";
-  if (const auto attempt = attempt_of_worker()) {
+  if (attempt) {
     training.recent = attempt->folder;
     training.attempt = attempt->number;
   }
@@ -176,6 +176,23 @@ void work(const RunOptions& options, const Rendezvous& where) {
   finish_output();
 }
 
+void work(const RunOptions& options, const Rendezvous& where) {
+  if (!options.elastic) {
+    const Plan plan = sound_plan(options, where.size);
+    const std::optional<Attempt> attempt = attempt_of_worker();
+    set_fault_rank(where.rank, attempt ? attempt->number : 0);
+    fault_point("rendezvous");
+    train_at(where, plan, options, attempt);
+    return;
+  }
+  const Plan whole = sound_plan(options, 0);
+  ElasticWorker worker(whole, where);
+  worker.prepare();
+  if (worker.works())
+    train_at(worker.place(), worker.plan(), options, Attempt{worker.folder(), worker.attempt()});
+  worker.finish();
+}
+
 }  // namespace
 
 std::vector<std::string> RunOptions::arguments() const {
@@ -208,6 +225,13 @@ void run_command(const RunOptions& options) {
   if (options.return_after_s > 0 && !options.elastic)
     throw user_error("run", "--return-after is for workers that are lost; give --elastic too");
   if (const auto where = rendezvous_from_environment()) {
+    if (options.replan == "auto" || options.return_after_s > 0)
+      throw user_error("run",
+                       "--replan auto and --return-after are for workers that motley run starts; "
+                       "leave them out under {}",
+                       "another launcher");
+    if (options.hang_s > 0)
+      setenv("MOTLEY_HANG_SECONDS", fmt::format("{}", options.hang_s).c_str(), 1);
     run_worker([&] { work(options, *where); });
     return;
   }

@@ -42,6 +42,16 @@ std::string of_step(const std::string& folder, int64_t attempt, int64_t step) {
   return fmt::format("{}/step-{}", of_attempt(folder, attempt), step);
 }
 
+// Names of the files of pieces that are whole, in order.
+std::vector<std::string> pieces_in(const std::string& folder) {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (entry.path().extension() == ".pt") files.push_back(entry.path().filename().string());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
 }  // namespace
 
 Recent::Recent(std::string folder, int attempt, int rank)
@@ -108,12 +118,15 @@ void Recent::leave(CheckpointOf of, std::vector<HeldPiece> pieces, const StepLos
   });
 }
 
+std::string begin_file(const std::string& folder) { return folder + "/begin"; }
+
 std::vector<RecentStep> recent_steps(const std::string& folder, int attempt) {
   std::vector<RecentStep> steps;
   for (int64_t a : numbers_in(folder, "attempt-"))
     if (a < attempt)
       for (int64_t step : numbers_in(of_attempt(folder, a), "step-"))
-        steps.push_back({static_cast<int>(a), step});
+        if (!pieces_in(of_step(folder, a, step)).empty())
+          steps.push_back({static_cast<int>(a), step});
   std::sort(steps.begin(), steps.end(), [](const RecentStep& a, const RecentStep& b) {
     return std::pair{a.step, a.attempt} > std::pair{b.step, b.attempt};
   });
@@ -125,14 +138,9 @@ void read_recent(const std::string& folder, const RecentStep& from, Assembly* as
   CheckpointOf of;
   of.step = from.step;
   of.run = from.attempt;
-  std::error_code error;
-  std::vector<std::string> files;
-  for (const auto& entry : fs::directory_iterator(path, error))
-    if (entry.path().extension() == ".pt") files.push_back(entry.path().string());
-  std::sort(files.begin(), files.end());
-  for (const std::string& file : files) {
+  for (const std::string& file : pieces_in(path)) {
     try {
-      read_pieces(file, of, assembly);
+      read_pieces(path + "/" + file, of, assembly);
     } catch (const std::exception&) {
       continue;  // half of it may be there: it is as good as the rest
     }
@@ -153,6 +161,21 @@ std::vector<StepLoss> recent_losses(const std::string& folder, int attempt, int6
   std::vector<StepLoss> list;
   for (const auto& [_, loss] : all) list.push_back(loss);
   return list;
+}
+
+std::vector<std::string> recent_files(const std::string& folder, int attempt) {
+  std::vector<std::string> names;
+  std::error_code error;
+  if (attempt > 0 && fs::exists(begin_file(folder), error)) names.emplace_back("begin");
+  for (int64_t a : numbers_in(folder, "attempt-")) {
+    if (a >= attempt) continue;
+    for (int64_t rank : numbers_in(of_attempt(folder, a), "losses-"))
+      names.push_back(fmt::format("attempt-{}/losses-{}", a, rank));
+    for (int64_t step : numbers_in(of_attempt(folder, a), "step-"))
+      for (const std::string& file : pieces_in(of_step(folder, a, step)))
+        names.push_back(fmt::format("attempt-{}/step-{}/{}", a, step, file));
+  }
+  return names;
 }
 
 void remove_recent(const std::string& folder, int attempt, int rank) {

@@ -3,6 +3,7 @@
 //
 //   FOLDER/attempt-0/step-12/rank-1.pt    pieces that this worker holds after 12 steps
 //   FOLDER/attempt-0/losses-1             "12 0.693 ..." a line for each step, as rank 1 saw it
+//   FOLDER/begin                          "0" the step at which the first attempt began
 //
 // The two newest steps of a worker stay: workers are at most one step apart, so that one of them is
 // there of all. What a lost device held is gone with its machine, unless another worker has it too;
@@ -61,6 +62,10 @@ std::vector<RecentStep> recent_steps(const std::string& folder, int attempt);
 void read_recent(const std::string& folder, const RecentStep& from, Assembly* assembly);
 // Of steps before `step`, from all workers of attempts before `attempt`, in order.
 std::vector<StepLoss> recent_losses(const std::string& folder, int attempt, int64_t step);
+// What the first attempt leaves for those after it: at which step it began.
+std::string begin_file(const std::string& folder);
+// Files of attempts before `attempt`, as names in the folder: pieces, losses, and at which step the first began.
+std::vector<std::string> recent_files(const std::string& folder, int attempt);
 // The files of a device that is lost.
 void remove_recent(const std::string& folder, int attempt, int rank);
 

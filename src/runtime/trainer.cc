@@ -533,7 +533,7 @@ namespace {
 // The first step of a run; `next` of its first attempt, which says so to later ones.
 int64_t begin_of_run(const TrainOptions& options, int64_t next) {
   if (options.recent.empty()) return next;
-  const std::string file = options.recent + "/begin";
+  const std::string file = begin_file(options.recent);
   if (options.attempt > 0) {
     int64_t begun = 0;
     if (std::ifstream(file) >> begun) return begun;

@@ -42,6 +42,11 @@ def clamp(parameters, said):
 
 def plain(said):
     """(losses, state) of plain training."""
+    return trained(said)[:2]
+
+
+def trained(said):
+    """(losses, state, the optimizer's state) of plain training."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     model = made(said)
@@ -52,4 +57,4 @@ def plain(said):
         scheduler.step()
         clamp(model.parameters(), said)
     torch.set_default_dtype(torch.float32)
-    return losses, model.state_dict()
+    return losses, model.state_dict(), optimizer.state_dict()

@@ -2,6 +2,7 @@
 
 import glob
 import json
+import math
 import multiprocessing
 import os
 import pathlib
@@ -18,7 +19,7 @@ import torch
 
 import elastic_model
 import support
-from motley import _pieces_files
+from motley import _formats, _pieces_files, _shards, _state, _torch
 
 WORKER = os.path.join(support.HERE, "elastic_worker.py")
 # A fork has none of the threads of a pool that was used before it, and torch 2 waits for them for ever.
@@ -181,6 +182,114 @@ class Elastic(Case):
         self.assertEqual(self.left(), [], "what was left in memory")
 
 
+@unittest.skipIf(_torch.VERSION < (2, 3), "this torch has no reader for checkpoints of one process")
+class Shards(Case):
+    def test_checkpoints_are_those_of_torch(self):
+        """torch.distributed.checkpoint reads what workers wrote, whatever the plan, each piece once."""
+        plans = [{}, {"options": {"strategy": "zero"}}, {"engine": "pipeline", "model": "deep"}, {"engine": "grid", "model": "deep"}]
+        for said in plans:
+            with self.subTest(said):
+                self.setUp()
+                self.said.update(steps=7, seconds=0, **said)
+                self.finish([self.start(3, "1:1")])
+                (saved,) = glob.glob(os.path.join(self.folder, "saved", "step-6-*"))
+                got = _formats.read(saved, "dcp")
+                self.said["steps"] = 6
+                _, state, optimizer = elastic_model.trained(self.said)
+                support.same(got["model"], dict(state))
+                self.assertEqual(got["steps"], 6)
+                names = got["optimizer"]["param_groups"][0]["params"]
+                support.same_optimizer(_formats.by_index(got["optimizer"], names), optimizer)
+                rows = [row for entry in _pieces_files.of_step(saved) for row in entry.rows if row[1] in state]
+                wanted = sum({t.data_ptr(): t.numel() for t in state.values()}.values())
+                wanted += sum(t.numel() for values in optimizer["state"].values() for t in values.values() if t.dim() > 0)
+                self.assertEqual(sum(math.prod(row[4]) for row in rows), wanted, rows)
+
+
+PROGRAM = os.path.join(os.environ.get("MOTLEY_BINARY_DIR", "."), "motley")
+SLOW = """name: three
+link: {bandwidth: 1 Gbps, latency: 50 us}
+devices: [{type: a, count: 2}, {type: b, count: 1}]
+device_types:
+  - {name: a, like: cpu-core, flops: 400 MFLOPS, memory: 2 GiB, memory_bandwidth: 600 MB/s, overhead: 2 us, speed: 0.2}
+  - {name: b, like: cpu-core, flops: 200 MFLOPS, memory: 1 GiB, memory_bandwidth: 300 MB/s, overhead: 2 us, speed: 0.1}
+"""
+
+
+class Program(Case):
+    """`motley run --elastic` as what torchrun starts."""
+
+    def setUp(self):
+        super().setUp()
+        self.said["steps"] = 150 if "machine" in self.id() else 30  # so that there is time for them to come and go
+        cluster, graph, self.plan = (os.path.join(self.folder, name) for name in ("c.yaml", "gpt.json", "plan.json"))
+        with open(cluster, "w") as file:
+            file.write(SLOW)
+        self.call("capture", "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=256", "--batch", "12", "--dtype", "f64", "-o", graph)
+        self.call("plan", graph, "--cluster", cluster, "--batch", "12", "--strategy", "zero", "-o", self.plan)
+        alone = os.path.join(self.folder, "alone.json")
+        with open(cluster, "w") as file:
+            file.write(SLOW.replace("count: 2}, {type: b, count: 1", "count: 1"))
+        self.call("plan", graph, "--cluster", cluster, "--batch", "12", "-o", alone)
+        self.wanted = [step["loss"] for step in json.loads(self.call("run", alone, "--steps", str(self.said["steps"]), "--json"))["steps"]]
+
+    def call(self, *words):
+        run = subprocess.run([PROGRAM, *words], capture_output=True, text=True, env=support.environment())
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return run.stdout
+
+    def start(self, workers=1, nodes="1:3", faults="", more=("--emulate",)):
+        """A launcher, as one machine has it."""
+        command = [sys.executable, "-m", "motley.launch", "--nnodes", nodes, "--nproc_per_node", str(workers), "--max_restarts", "4",
+                   "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{self.port}", "--rdzv_id", "test",
+                   "--rdzv_conf", f"last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=3,is_host={not self.launchers}", "--monitor_interval", "0.2",
+                   "--no_python", PROGRAM, "run", self.plan, "--elastic", "--hang-timeout", "4", "--json", "--steps", str(self.said["steps"]), *more]  # fmt: skip
+        number = len(self.launchers)
+        with open(os.path.join(self.folder, f"log-{number}"), "w") as log, open(os.path.join(self.folder, f"out-{number}"), "w") as out:
+            environment = {**support.environment(), "MOTLEY_FAULTS": faults}
+            self.launchers.append(subprocess.Popen(command, env=environment, stdout=out, stderr=log))
+        return self.launchers[-1]
+
+    def told(self):
+        """Numbers of the steps that were told of."""
+        return [int(line.split()[1]) for line in self.log().splitlines() if line.startswith("step ")]
+
+    def finish(self, launchers):
+        try:
+            codes = [launcher.wait(120) for launcher in launchers]
+        except subprocess.TimeoutExpired:
+            self.fail(f"a launcher does not end: {self.log()}")
+        self.assertEqual(codes, [0] * len(codes), self.log())
+        (said,) = filter(None, (pathlib.Path(file).read_text() for file in glob.glob(os.path.join(self.folder, "out-*"))))
+        steps = json.loads(said)["steps"]
+        self.assertEqual([step["step"] for step in steps], list(range(self.said["steps"])))
+        for step, wanted in zip(steps, self.wanted):
+            self.assertLess(abs(step["loss"] - wanted), 1e-9 * wanted, step)
+        self.assertEqual(self.left(), [], "what was left in memory")
+
+    def test_a_worker_of_the_program_is_killed(self):
+        self.finish([self.start(3, "1:1", "kill:step:1:3@0;kill:collective:0:30@1", more=())])
+        self.assertIn("going on with 3 of 3 devices", self.log())
+        self.assertLessEqual(len(self.told()), self.said["steps"] + 2, self.log())
+
+    def test_a_machine_of_the_program_is_lost_and_another_comes(self):
+        first, second, third = self.start(), self.start(), self.start()
+        self.wait_for(lambda: 3 in self.told())
+        second.kill()
+        second.wait()
+        self.wait_for(lambda: "going on with 2 of 3 devices" in self.log())
+        count = len(self.told())
+        self.wait_for(lambda: len(self.told()) > count + 2)
+        fourth = self.start()
+        self.finish([first, third, fourth])
+        self.assertIn("going on with 3 of 3 devices", self.log())
+
+    def test_more_workers_than_devices(self):
+        launcher = self.start(4, "1:1")
+        self.assertNotEqual(launcher.wait(120), 0)
+        self.assertIn("the plan has 3 devices, but 4 workers were started", self.log())
+
+
 class Timed(Case):
     """Whose outcome depends on how long something takes."""
 
@@ -253,6 +362,31 @@ class Files(unittest.TestCase):
             self.assertGreaterEqual(there, max(first - 1, min(done)))
             first = there + 1
         self.assertGreater(first, 3)
+
+    def test_rectangles(self):
+        """Of random pieces of random tensors: put where they say, they are the piece."""
+        rng = random.Random(7)
+        for _ in range(3000):
+            shape = [rng.randint(1, 5) for _ in range(rng.randint(0, 4))]
+            cut = rng.randrange(len(shape)) if shape else 0
+            outer, size, inner = math.prod(shape[:cut]), shape[cut] if shape else 1, math.prod(shape[cut + 1 :])
+            if rng.random() < 0.3:  # cut as a tensor of another shape
+                outer = rng.choice([n for n in (1, 2, 3, 4, 6) if math.prod(shape) % n == 0])
+                size, inner = math.prod(shape) // outer, 1
+            begin = rng.randint(0, size)
+            length = rng.randint(0, size - begin)
+            first = rng.randint(0, outer * length * inner)
+            count = rng.choice([outer * length * inner - first, rng.randint(0, outer * length * inner - first)])
+            part = (outer, size, inner, begin, length, 0, first, count)
+            piece = 1 + torch.arange(count)
+            wanted, got = torch.zeros(math.prod(shape), dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+            _state.place(wanted, part, piece)
+            found = _shards.rectangles(shape, part)
+            self.assertLessEqual(len(found), outer * max(1, 2 * len(shape)))
+            for (offsets, sizes), one in zip(found, _shards.cut_up(piece, shape, part)):
+                self.assertEqual(list(one.shape), sizes)
+                got[tuple(slice(o, o + s) for o, s in zip(offsets, sizes))] += one
+            self.assertTrue(torch.equal(got.reshape(-1), wanted), (shape, part))
 
     def test_full_disk(self):
         for rank in range(2):
