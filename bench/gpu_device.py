@@ -21,23 +21,6 @@ def _moved(argument, device):
     return argument.tensor.to(device) if isinstance(argument, operators.Operand) else argument
 
 
-def _called(op, arguments):
-    """Results of a call, on the CPU; None where an operator has none."""
-    import operators
-
-    call, positional, named = operators.function(op), [], {}
-    for argument, value in zip(call._schema.arguments, arguments):
-        if argument.name == "output_mask" or argument.name.endswith("_mask") and isinstance(value, list):
-            value = [bool(v) for v in value]
-        if argument.kwarg_only:
-            named[argument.name] = value
-        else:
-            positional.append(value)
-    results = call(*positional, **named)
-    results = list(results) if isinstance(results, (tuple, list)) else [results]
-    return [r.cpu() if isinstance(r, torch.Tensor) else None for r in results]
-
-
 # Which of several equal elements is meant, and which of several writers to one place is last, a device may choose.
 _CHOICES = {
     "aten::sort", "aten::sort.stable", "aten::topk", "aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim", "aten::median.dim",
@@ -64,12 +47,12 @@ def operators_on(device, seeds=2):
             if arguments is None:
                 continue
             try:
-                results = [_called(op, [_moved(a, where) for a in arguments]) for where in ("cpu", device)]
+                results = [operators.called(op, [_moved(a, where) for a in arguments]) for where in ("cpu", device)]
                 limit = 1e-6 if op in _SINGLE else 1e-9
                 for k, (mine, there) in enumerate(zip(*results)):
                     chosen = op in _CHOICES and (k > 0 or "arg" in op or "scatter" in op)
                     if mine is not None and mine.numel() > 0 and not chosen:  # the CPU leaves what nobody reads empty
-                        torch.testing.assert_close(there, mine, rtol=limit, atol=limit, equal_nan=True)
+                        torch.testing.assert_close(there.cpu(), mine, rtol=limit, atol=limit, equal_nan=True)
             except Exception as error:
                 wrong[op] = " ".join(str(error).split())[:200]
     return tried, wrong

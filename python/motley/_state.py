@@ -33,6 +33,7 @@ from ._pieces import plain
 _ROW = 128  # bytes of a worker's "address port token"
 _PATIENCE = 60  # seconds until a worker that waits to end says so
 _HELLO = 5  # seconds for the token of a connection
+_MOST_OF_QUESTION = 1 << 24  # bytes; of answers, which others of the run send, 1 << 28
 _STRANGERS = 32  # connections at once that have not given it
 
 
@@ -315,7 +316,7 @@ class Peers:
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection):
-        with connection, contextlib.suppress(OSError, ValueError, KeyError, struct.error):
+        with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 hello = _receive_header(connection, 1024, time.monotonic() + _HELLO)
@@ -324,7 +325,7 @@ class Peers:
             if not isinstance(hello, dict) or not secrets.compare_digest(str(hello["token"]).encode(), self.token.encode()):
                 return
             while True:
-                question = _receive_header(connection)
+                question = _receive_header(connection, _MOST_OF_QUESTION)
                 if question["ask"] == "leave":
                     self._answer_leave(connection, question)
                 elif question["ask"] == "pass":

@@ -483,6 +483,21 @@ def function(op):
 _TYPES = {torch.float64: "f64", torch.float32: "f32", torch.int64: "i64", torch.bool: "b8"}
 
 
+def called(op, arguments):
+    """Results of a call; None where an operator has none."""
+    positional, named = [], {}
+    for argument, value in zip(function(op)._schema.arguments, arguments):
+        if argument.name == "output_mask" or argument.name.endswith("_mask") and isinstance(value, list):
+            value = [bool(v) for v in value]
+        if argument.kwarg_only:
+            named[argument.name] = value
+        else:
+            positional.append(value)
+    results = function(op)(*positional, **named)
+    results = list(results) if isinstance(results, (tuple, list)) else [results]
+    return [r if isinstance(r, torch.Tensor) else None for r in results]
+
+
 class Call:
     """A graph of one call whose results are updates of buffers, and its feeds."""
 
@@ -543,7 +558,7 @@ class Call:
             return argument.tensor if isinstance(argument, Operand) else argument
 
         call = ", ".join(text(argument) for argument in self.arguments)
-        results = self.result_shapes([tensors(argument) for argument in self.arguments])
+        results = called(self.op, [tensors(argument) for argument in self.arguments])
         outputs, specs, updates, self.buffers = [], [], [], {}
         n = len(lines)
         for k, result in enumerate(results):
@@ -564,20 +579,6 @@ class Call:
         lines.append(f"%{n + 1} = aten::sum(%{n}, none) : f64[]")
         lines += [f"loss %{n + 1}"] + [f'update "{name}" %{at}' for name, at, _ in updates]
         self.text = "model call\n" + "\n".join(lines) + "\n"
-
-    def result_shapes(self, arguments):
-        schema = [a for a in function(self.op)._schema.arguments]
-        positional, named = [], {}
-        for argument, value in zip(schema, arguments):
-            if argument.name == "output_mask" or argument.name.endswith("_mask") and isinstance(value, list):
-                value = [bool(v) for v in value]
-            if argument.kwarg_only:
-                named[argument.name] = value
-            else:
-                positional.append(value)
-        results = function(self.op)(*positional, **named)
-        results = list(results) if isinstance(results, (tuple, list)) else [results]
-        return [r if isinstance(r, torch.Tensor) else None for r in results]
 
     def worst(self, devices, programs, seed):
         return soundness_module.worst_error(self.text, {}, self.buffers, self.inputs, devices, programs, seed)
