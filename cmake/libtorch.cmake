@@ -71,6 +71,9 @@ else()
   find_path(TORCH_API_INCLUDE torch/nn/module.h REQUIRED PATH_SUFFIXES torch/csrc/api/include)
   target_include_directories(motley_libtorch SYSTEM INTERFACE ${TORCH_API_INCLUDE})
   target_link_libraries(motley_libtorch INTERFACE ${TORCH_LIBRARY} ${TORCH_CPU_LIBRARY} ${C10_LIBRARY})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL Clang)  # in C++20 clang reads torch 1.13's headers with this one first
+    target_compile_options(motley_libtorch INTERFACE "SHELL:-include ATen/core/ivalue.h")
+  endif()
 endif()
 
 # Most of the time of a file that includes libtorch went to its headers. They are precompiled once, for the modules and tests that

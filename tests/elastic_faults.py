@@ -23,7 +23,7 @@ STEPS, REFERENCE = 10, 40  # of a run; of one device
 EVERY = 3  # steps from one checkpoint to the next
 HANG = 2.0  # seconds of --hang-timeout
 CUT = 5.0  # until a worker is known to be cut off: at least 3, and 2 for others to say so too
-PLANS_ANEW = 6.0  # until a process that plans is taken to hang
+PLANS_ANEW = 2.8  # until a process that plans is taken to hang
 TOLERANCE = 1e-9  # of losses
 CLUSTER = """name: {name}
 link: {{bandwidth: 400 Mbps, latency: 100 us}}
@@ -44,6 +44,7 @@ PLANS = {
     "zero": ["--strategy", "zero"],
 }
 TWICE = {"twice": ["--strategy", "zero", "--redundancy", "1"]}  # with --twice, alone
+LOSES = tuple(f"MOTLEY_FAULTS: {action} " for action in ("kill", "stop", "cut", "part"))  # lines of those who are lost
 POINTS = {"rendezvous": 1, "step": STEPS, "collective": 150, "boundary": STEPS, "checkpoint": STEPS}
 RETURN, RETURNS = 0.5, 30  # seconds until a lost device is tried again; steps of such runs
 KINDS = ["worker"] * 5 + ["replanning", "network", "network", "disk", "launcher", "return", "return"]
@@ -157,13 +158,17 @@ class Run:
         return code
 
     def steps(self):
-        """[(when, step)] that it told of; behind which of them it went on without a worker: [(when, position, seconds of planning)]; [seconds of planning] of returns"""
-        steps, losses, returns = [], [], []
+        """[(when, step)] that it told of; behind which of them it went on without a worker: [(when, position, seconds of planning, when it was lost or
+        nothing)]; [seconds of planning] of returns"""
+        steps, losses, returns, lost = [], [], [], None
         for when, line in self.lines:
             if line.startswith("step "):
                 steps.append((when, int(line.split()[1])))
             elif "; going on without device" in line:
-                losses.append((when, len(steps), planning_of(line)))
+                losses.append((when, len(steps), planning_of(line), lost))
+                lost = None
+            elif line.startswith(LOSES):
+                lost = when
             elif "going on with device" in line:
                 returns.append(planning_of(line))
         return steps, losses, returns
@@ -272,18 +277,16 @@ class Faults:
             return f"code {code}: {run.lines[-1][1] if run.lines else ''}"
         steps, losses, returns = run.steps()
         beyond = []
-        for number, (when, position, _) in enumerate(losses):
-            began = steps[position - 1][0] if position else normal
-            # A worker behind another in the same attempt is lost when the next begins: then none has been made since.
-            if number and losses[number - 1][1] == position:
-                began = losses[number - 1][0]
+        for number, (when, position, _, lost) in enumerate(losses):
+            # A worker behind another in the same attempt is lost when the next begins.
+            began = lost or (losses[number - 1][0] if number else normal)
             ends = [at for at, _ in steps[position:]] or [when]
             if number + 1 < len(losses) and losses[number + 1][1] == position:
-                ends = [losses[number + 1][0]]
+                ends = [losses[number + 1][3] or losses[number + 1][0]]  # until the next one is lost nothing is late
             beyond.append(ends[0] - began - (case.waits[min(number, len(case.waits) - 1)] if case.waits else 0))
         again = len(steps) - len({step for _, step in steps})
         if beyond:
-            row.update(beyond_detection_s=f"{max(0.0, *beyond):.2f}", planning_s=f"{max([p for *_, p in losses] + returns):.3f}")
+            row.update(beyond_detection_s=f"{max(0.0, *beyond):.2f}", planning_s=f"{max([p for *_, p, _ in losses] + returns):.3f}")
         row.update(steps_again=again, returns=len(returns))
         wrong = self.wrong(run.losses(), range(case.steps))
         if not wrong and case.kind == "return" and losses and not returns:

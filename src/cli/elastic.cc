@@ -131,15 +131,20 @@ void remove_pieces_of(int device, const std::vector<std::vector<int>>& history,
       if (history[a][r] == device) remove_recent(folder, static_cast<int>(a), static_cast<int>(r));
 }
 
-// What is left of `devices` by the loss of any one of `used`.
-std::vector<std::vector<int>> without_one(const std::vector<int>& devices,
-                                          const std::vector<int>& used) {
+// What is left of `devices` by the loss of any one of `used`, or of all of a group.
+std::vector<std::vector<int>> after_losses(const Cluster& cluster, const std::vector<int>& devices,
+                                           const std::vector<int>& used) {
   std::vector<std::vector<int>> sets;
-  for (int lost : used) {
-    sets.push_back(devices);
-    std::erase(sets.back(), lost);
-  }
-  std::erase(sets, std::vector<int>());
+  const auto lose = [&](int first, int count) {
+    std::vector<int> left = devices;
+    std::erase_if(left, [&](int d) { return d >= first && d < first + count; });
+    if (!left.empty() && left.size() < devices.size() &&
+        std::find(sets.begin(), sets.end(), left) == sets.end())
+      sets.push_back(left);
+  };
+  for (int device : used) lose(device, 1);
+  for (const Group& group : cluster.groups)
+    if (group.children.empty()) lose(group.first_device, group.device_count);
   return sets;
 }
 
@@ -184,7 +189,7 @@ void launch_elastic(const RunOptions& options, const Plan& plan, const LaunchOpt
     launch.places = used;
     set_fault_rank(-1, attempt);
     replanning.follow({folder.path(), attempt, own.plan, devices, used, options.steps});
-    planner->prepare(without_one(devices, used));
+    planner->prepare(after_losses(plan.cluster, devices, used));
     const Ended ended = end_of(launch, devices.size() > 1);
     if (!ended.left && ended.lost < 0) return;
     const auto begun = Clock::now();

@@ -29,7 +29,7 @@ namespace {
 
 constexpr double kPlanSeconds = 0.8;  // with its start and end, a second
 // Beyond its time until a process that plans is taken to hang.
-constexpr std::chrono::seconds kPlanPatience{5};
+constexpr std::chrono::seconds kPlanPatience{2};
 constexpr int kTries = 5;  // of planning for the same devices, where whoever does it is killed
 
 // Until it has ended, or hangs and is killed.

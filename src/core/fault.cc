@@ -127,6 +127,8 @@ void fill_disk() {
 }
 
 void suffer(const Fault& fault) {
+  // For whoever measures how long it takes to go on.
+  std::fprintf(stderr, "MOTLEY_FAULTS: %s at %s\n", fault.action.c_str(), fault.point.c_str());
   if (fault.action == "kill") std::raise(SIGKILL);
   if (fault.action == "stop") std::raise(SIGSTOP);
   if (fault.action == "slow") slowness = 2;

@@ -115,6 +115,20 @@ TEST(MicroBatch, ATermOfParametersIsShared) {
   EXPECT_THAT(text, Not(HasSubstr(", 0.25) : f32[6,4]")));
 }
 
+// What is made for each sample, of parameters or of nothing: as often as a micro-batch has samples.
+TEST(MicroBatch, WhatIsRepeatedForEachSampleIsOfSamples) {
+  for (const std::string own : {"%30 = aten::select.int(%1, 0, 0) : f32[4]\n",
+                                "%30 = aten::full([4], 2.0, f32, none, none, none) : f32[4]\n"}) {
+    const std::string repeated = own + R"(%31 = aten::repeat(%30, [12]) : f32[48]
+%32 = aten::view(%2, [48]) : f32[48]
+%33 = aten::mul.Tensor(%31, %32) : f32[48]
+%34 = aten::sum(%33, none) : f32[]
+)";
+    const std::string text = to_text(part(graph(step(repeated, kOnes), "%34"), 3).graph);
+    EXPECT_THAT(text, HasSubstr(", [4]) : f32[16]")) << text;
+  }
+}
+
 TEST(MicroBatch, WhatMixesSamplesIsNamed) {
   // Samples against samples.
   const std::string pairs = R"(%3 = aten::t(%2) : f32[4,12]

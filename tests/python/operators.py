@@ -313,6 +313,8 @@ _ARGUMENTS = {
     "clamp_min": _with(0.0),
     "clamp_min.Tensor": _pair,
     "constant_pad_nd": lambda n: [n.x(6, 4), [1, 2], float(n.integers(2, 1))],
+    "col2im": lambda n: [n.small(4, 24, 9), [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]] if n.chance(0.7, 1) else [n.small(24, 9), [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]],
+    "im2col": lambda n: [n.x(4, 6, 4, 4), [2, 2], [1, 1], [0, 0], [1, 1]] if n.chance(0.7, 1) else [n.x(6, 4, 4), [3, 1], [1, 1], [1, 0], [1, 1]],
     "convolution": lambda n: _conv(n, False, bool(n.chance(0.3, 1)), 2 if n.chance(0.2, 1) else 1),
     "convolution_backward": lambda n: _conv(n, True, bool(n.chance(0.3, 1)), 2 if n.chance(0.2, 1) else 1),
     "copy": _pair,
@@ -347,6 +349,7 @@ _ARGUMENTS = {
     "huber_loss": _flat(_loss(), 0.5),
     "huber_loss_backward": _flat(_loss(True), 0.5),
     "index.Tensor": _index,
+    "index_add": lambda n: [n.x(6, 4), 1, n.i(4, 5), n.x(6, 5), 1] if n.chance(0.5, 1) else [n.x(6, 4), 0, n.i(6, 9), n.x(9, 4), 2],
     "index_put": _index_put,
     "index_select": lambda n: [n.x(6, 4), 0, n.i(6, 5)],
     "leaky_relu": _with(0.25),
@@ -402,7 +405,7 @@ _ARGUMENTS = {
     "randn": lambda n: [[6, 4]],
     "remainder.Scalar": _with(0.75),
     "remainder.Tensor": lambda n: [n.x(6, 4), n.nonzero(6, 4)],
-    "repeat": _with([2, 1, 3]),
+    "repeat": lambda n: [n.x(6, 4), [[2, 1, 3], [3, 1], [1, 4], [1, 1, 1], [2, 2, 2]][n.chance(0.5, 1) + 2 * n.chance(0.5, 1) + n.chance(0.3, 1)]],
     "reshape": _with([3, 8]),
     "roll": _with([1], [0]),
     "rows_mm": lambda n: [n.small(6, 4), n.small(5, 4, 3), Operand(n.integers(7, 6, low=-1))],
@@ -460,6 +463,63 @@ _ARGUMENTS = {
     "xlogy.Tensor": lambda n: [n.x(6, 4), n.positive(6, 4)],
     "zeros": lambda n: [[6, 4], f64],
 }
+
+
+def _of_places(places):
+    """Operators whose last dimensions are places: pools, padding and resizing of one to three of them; small numbers, for sums differ in order."""
+    small, large = [5, 4, 4][:places], [8, 6, 6][:places]
+
+    def grown(n, change, *lead):
+        return n.small(*lead, *[size + change for size in small])
+
+    table, sides = {}, [1, 2] * places
+    for kind in ("reflection", "replication"):
+        table[f"{kind}_pad{places}d"] = lambda n: [grown(n, 0, 4, 6), sides]
+        table[f"{kind}_pad{places}d_backward"] = lambda n: [grown(n, 3, 4, 6), grown(n, 0, 4, 6), sides]
+    modes = {1: ["linear1d", "nearest1d", "exact1d"], 2: ["bicubic2d", "bicubic2d_aa", "bilinear2d_aa", "exact2d"], 3: ["nearest3d", "trilinear3d", "exact3d"]}
+    for mode in modes[places]:
+        name = f"_upsample_nearest_{mode}" if "exact" in mode else f"{'_' if mode.endswith('_aa') else ''}upsample_{mode}"
+        extra = [] if "nearest" in mode or "exact" in mode else [False]
+        scales = [None] * places
+        table[name] = lambda n, extra=extra, scales=scales: [grown(n, 0, 4, 6), large, *extra, *scales]
+        table[name + "_backward"] = lambda n, extra=extra, scales=scales: [n.small(4, 6, *large), large, [4, 6, *small], *extra, *scales]
+    if places == 3:
+        table["avg_pool3d"] = lambda n: [n.small(4, 6, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None]
+        table["avg_pool3d_backward"] = lambda n: [n.small(4, 6, 2, 2, 2), n.small(4, 6, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None]
+        table["_adaptive_avg_pool3d"] = lambda n: [n.small(4, 6, 4, 4, 4), [2, 2, 2]]
+        table["_adaptive_avg_pool3d_backward"] = lambda n: [n.small(4, 6, 2, 2, 2), n.small(4, 6, 4, 4, 4)]
+        table["max_pool3d_with_indices"] = lambda n: [n.x(4, 6, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False]
+        table["adaptive_max_pool3d"] = lambda n: [n.x(4, 6, 4, 4, 4), [2, 2, 2]]
+    if places == 2:
+        table["adaptive_max_pool2d"] = lambda n: [n.x(4, 6, 4, 4), [2, 2]]
+    return table
+
+
+def _largest(n, places, back):
+    """The backward pass of a pool that finds the largest: indices are those of a forward pass."""
+    x = n.x(4, 6, *[4] * places)
+    tensor = x.tensor if isinstance(x, Operand) else x
+    _, indices = getattr(torch.nn.functional, f"max_pool{places}d")(tensor, 2, return_indices=True)
+    return [n.small(4, 6, *[2] * places), x, *back, Operand(indices)]
+
+
+def _sampled(n, backward):
+    x, grid = n.small(4, 6, 5, 5), n.small(4, 3, 3, 2)
+    grid = Operand((grid.tensor if isinstance(grid, Operand) else grid).clamp(-4, 4) / 4)
+    return [n.small(4, 6, 3, 3), x, grid, 0, 0, False, [1, 1]] if backward else [x, grid, 0, 0, False]
+
+
+for _places in (1, 2, 3):
+    _ARGUMENTS.update(_of_places(_places))
+_ARGUMENTS.update({
+    "max_pool3d_with_indices_backward": lambda n: _largest(n, 3, [[2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False]),
+    "adaptive_max_pool2d_backward": lambda n: _largest(n, 2, []),
+    "adaptive_max_pool3d_backward": lambda n: _largest(n, 3, []),
+    "grid_sampler_2d": lambda n: _sampled(n, False),
+    "grid_sampler_2d_backward": lambda n: _sampled(n, True),
+    "unfold": _with(1, 2, 1),
+    "unfold_backward": lambda n: [n.small(6, 3, 2), [6, 4], 1, 2, 1],
+})
 for _name in "lt le gt ge eq ne".split():
     _ARGUMENTS[f"{_name}.Scalar"] = _with(0.5)
     _ARGUMENTS[f"{_name}.Tensor"] = _pair

@@ -77,15 +77,73 @@ double backward_flops(const Graph& graph, const Node& node) {
   return products * macs(operand_spec(graph, node, 0), operand_spec(graph, node, 2));
 }
 
-// Pooling: sample and channel are shared by every tensor.
+// 3 of "aten::avg_pool3d_backward".
+int places_of(const std::string& op) {
+  for (size_t at = 1; at < op.size(); ++at)
+    if (op[at] == 'd' && op[at - 1] >= '1' && op[at - 1] <= '3') return op[at - 1] - '0';
+  return 0;
+}
+
+// Pooling, padding with what is there and resizing: sample and channel, which are the dimensions
+// but the last n of "...nd", are shared by every tensor.
 Signature pool(const Graph& graph, const Node& node) {
   Builder b(graph, node);
-  for (int d = 0; d + 2 < static_cast<int>(b.in(0).size()); ++d) {
+  const int places = places_of(node.op);
+  for (int d = 0; d + places < static_cast<int>(b.in(0).size()); ++d) {
     int l = b.label(b.in(0)[d]);
     for (int i = 0; i < b.operands(); ++i) b.operand(i, d, {l});
     for (int r = 0; r < b.results(); ++r) b.result(r, d, {l});
   }
-  if (node.op != "aten::max_pool2d_with_indices") b.linear({0});
+  const bool finds_largest = b.results() > 1;
+  if (!finds_largest) b.linear({0});
+  return b.take();
+}
+
+// grid_sampler_2d(x[n c h w], grid[n i j 2]) -> [n c i j]; its backward pass (dy, x, grid, ...) -> dx, dgrid, which is a sum over
+// channels.
+Signature grid_sampler(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  b.linear({0});
+  const bool backward = b.operands() == 3;
+  const int n = b.label(b.in(0)[0]),
+            c = b.label(b.in(0)[1], backward ? LabelKind::reduction : LabelKind::parallel);
+  for (int i = 0; i < b.operands(); ++i) {
+    b.operand(i, 0, {n});
+    if (i + 1 < b.operands()) b.operand(i, 1, {c});
+  }
+  for (int r = 0; r < b.results(); ++r) {
+    if (!b.has_result(r)) continue;
+    b.result(r, 0, {n});
+    if (r == 0) b.result(r, 1, {c});
+  }
+  return b.take();
+}
+
+// im2col(x[n? c h w], kernel, ...) -> [n? (c k) places], and its transpose col2im.
+Signature columns(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const bool folds = node.op == "aten::col2im";
+  const CheckedShape image = folds ? b.out(0) : b.in(0), &rows = folds ? b.in(0) : b.out(0);
+  b.linear({0});
+  const int channel = static_cast<int>(image.size()) - 3;
+  if (channel < 0 || rows.size() + 1 != image.size()) return b.take();
+  const int64_t channels = image[static_cast<size_t>(channel)];
+  if (channels == 0 || rows[static_cast<size_t>(channel)] % channels != 0) return b.take();
+  const auto put = [&](bool of_rows, int d, std::vector<int> labels) {
+    if (of_rows == folds)
+      b.operand_list(0, d, std::move(labels));
+    else
+      b.result_list(0, d, std::move(labels));
+  };
+  if (channel == 1) {
+    const int sample = b.label(image[0]);
+    put(false, 0, {sample}), put(true, 0, {sample});
+  }
+  const int c = b.label(channels);
+  const int64_t places = rows[static_cast<size_t>(channel)] / channels;  // of the kernel
+  put(false, channel, {c});
+  put(true, channel,
+      places == 1 ? std::vector<int>{c} : std::vector<int>{c, b.label(places, LabelKind::blocked)});
   return b.take();
 }
 
@@ -107,24 +165,69 @@ OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
 }  // namespace
 
 const std::vector<OpDef>& convolution_ops() {
-  static const std::vector<OpDef> table = {
-      def("aten::_adaptive_avg_pool2d", pool),
-      def("aten::_adaptive_avg_pool2d_backward", pool),
-      def("aten::avg_pool2d", pool),
-      def("aten::avg_pool2d_backward", pool),
-      def("aten::convolution", convolution, convolution_flops),
-      def("aten::convolution_backward", convolution_backward, backward_flops, localize_backward),
-      def("aten::max_pool2d_with_indices", pool),
-      def("aten::max_pool2d_with_indices_backward", pool),
-      def("aten::upsample_bilinear2d", pool),
-      def("aten::upsample_bilinear2d.vec", pool),
-      def("aten::upsample_bilinear2d_backward", pool, nullptr, localize_upsample_backward),
-      def("aten::upsample_bilinear2d_backward.vec", pool, nullptr, localize_upsample_backward),
-      def("aten::upsample_nearest2d", pool),
-      def("aten::upsample_nearest2d.vec", pool),
-      def("aten::upsample_nearest2d_backward", pool, nullptr, localize_upsample_backward),
-      def("aten::upsample_nearest2d_backward.vec", pool, nullptr, localize_upsample_backward),
-  };
+  static const std::vector<OpDef> table = [] {
+    std::vector<OpDef> ops = {
+        def("aten::col2im", columns),
+        def("aten::convolution", convolution, convolution_flops),
+        def("aten::convolution_backward", convolution_backward, backward_flops, localize_backward),
+        def("aten::grid_sampler_2d", grid_sampler),
+        def("aten::grid_sampler_2d_backward", grid_sampler),
+        def("aten::im2col", columns),
+    };
+    for (const char* name : {"aten::_adaptive_avg_pool2d",
+                             "aten::_adaptive_avg_pool2d_backward",
+                             "aten::_adaptive_avg_pool3d",
+                             "aten::_adaptive_avg_pool3d_backward",
+                             "aten::adaptive_max_pool2d",
+                             "aten::adaptive_max_pool2d_backward",
+                             "aten::adaptive_max_pool3d",
+                             "aten::adaptive_max_pool3d_backward",
+                             "aten::avg_pool2d",
+                             "aten::avg_pool2d_backward",
+                             "aten::avg_pool3d",
+                             "aten::avg_pool3d_backward",
+                             "aten::max_pool2d_with_indices",
+                             "aten::max_pool2d_with_indices_backward",
+                             "aten::max_pool3d_with_indices",
+                             "aten::max_pool3d_with_indices_backward",
+                             "aten::reflection_pad1d",
+                             "aten::reflection_pad1d_backward",
+                             "aten::reflection_pad2d",
+                             "aten::reflection_pad2d_backward",
+                             "aten::reflection_pad3d",
+                             "aten::reflection_pad3d_backward",
+                             "aten::replication_pad1d",
+                             "aten::replication_pad1d_backward",
+                             "aten::replication_pad2d",
+                             "aten::replication_pad2d_backward",
+                             "aten::replication_pad3d",
+                             "aten::replication_pad3d_backward",
+                             "aten::_upsample_bicubic2d_aa",
+                             "aten::_upsample_bilinear2d_aa",
+                             "aten::_upsample_nearest_exact1d",
+                             "aten::_upsample_nearest_exact2d",
+                             "aten::_upsample_nearest_exact3d",
+                             "aten::upsample_bicubic2d",
+                             "aten::upsample_bilinear2d",
+                             "aten::upsample_bilinear2d.vec",
+                             "aten::upsample_linear1d",
+                             "aten::upsample_nearest1d",
+                             "aten::upsample_nearest2d",
+                             "aten::upsample_nearest2d.vec",
+                             "aten::upsample_nearest3d",
+                             "aten::upsample_trilinear3d"})
+      ops.push_back(def(name, pool));
+    for (const char* name :
+         {"aten::_upsample_bicubic2d_aa_backward", "aten::_upsample_bilinear2d_aa_backward",
+          "aten::_upsample_nearest_exact1d_backward", "aten::_upsample_nearest_exact2d_backward",
+          "aten::_upsample_nearest_exact3d_backward", "aten::upsample_bicubic2d_backward",
+          "aten::upsample_bilinear2d_backward", "aten::upsample_bilinear2d_backward.vec",
+          "aten::upsample_linear1d_backward", "aten::upsample_nearest1d_backward",
+          "aten::upsample_nearest2d_backward", "aten::upsample_nearest2d_backward.vec",
+          "aten::upsample_nearest3d_backward", "aten::upsample_trilinear3d_backward"})
+      ops.push_back(def(name, pool, nullptr, localize_upsample_backward));
+    return ops;
+  }();
   return table;
 }
 

@@ -227,6 +227,25 @@ Signature scatter(const Graph& graph, const Node& node) {
   return b.take();
 }
 
+// index_add(x, dim, index, y, alpha): the other dimensions; positions may be cut, each device adding its own to a partial x.
+Signature index_add(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const size_t rank = b.in(0).size();
+  if (b.in(2).size() != rank || b.in(1).size() != 1) return b.take();
+  const size_t dim = wrap_dim(int_arg(node, 1), rank);
+  for (size_t d = 0; d < rank; ++d) {
+    const int at = static_cast<int>(d);
+    const bool adds = d == dim;
+    const int l = b.label(b.in(2)[d], adds ? LabelKind::reduction : LabelKind::parallel);
+    b.operand(2, at, {l});
+    b.operand(adds ? 1 : 0, adds ? 0 : at, {l});
+    if (!adds) b.result(0, at, {l});
+  }
+  b.linear({0, 2});
+  b.added(0);
+  return b.take();
+}
+
 OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
           std::vector<ExtraRule> (*extra)(const Graph&, const Node&) = nullptr) {
   OpDef op{name};
@@ -243,6 +262,7 @@ const std::vector<OpDef>& index_ops() {
       def("aten::embedding_dense_backward", embedding_backward, embedding_backward_extra),
       def("aten::gather", gather),
       def("aten::index.Tensor", index),
+      def("aten::index_add", index_add),
       def("aten::index_put", index_put),
       def("aten::index_select", index_select),
       def("aten::scatter.src", scatter),

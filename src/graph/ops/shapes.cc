@@ -150,13 +150,14 @@ std::vector<TensorSpec> shape_index_select(const Graph& graph, const Node& node)
 }
 
 // (self, kernel_size, stride, padding, dilation, ceil_mode) -> output, indices
-std::vector<TensorSpec> shape_max_pool2d_with_indices(const Graph& graph, const Node& node) {
+std::vector<TensorSpec> shape_max_pool(const Graph& graph, const Node& node) {
   TensorSpec out = operand(graph, node, 0);
+  const size_t places = node.op == "aten::max_pool3d_with_indices" ? 3 : 2;
   const bool ceil = std::get<bool>(node.args[5]);
   const std::vector<int64_t>& strides =
       integers(node, 2).empty() ? integers(node, 1) : integers(node, 2);
-  for (size_t d = 0; d < 2; d++) {
-    int64_t& size = out.shape[out.shape.size() - 2 + d];
+  for (size_t d = 0; d < places; d++) {
+    int64_t& size = out.shape[out.shape.size() - places + d];
     const int64_t stride = per_dim(strides, d), padding = per_dim(integers(node, 3), d);
     const int64_t span = size + 2 * padding -
                          per_dim(integers(node, 4), d) * (per_dim(integers(node, 1), d) - 1) - 1;
@@ -175,8 +176,13 @@ std::vector<TensorSpec> shape_adaptive_avg_pool2d(const Graph& graph, const Node
   return {out};
 }
 
+// (grad, input_sizes, ...)
+std::vector<TensorSpec> shape_unfold_backward(const Graph& graph, const Node& node) {
+  return {{operand(graph, node, 0).dtype, integers(node, 1)}};
+}
+
 ShapeFunction find_shape(const std::string& op) {
-  static constexpr std::array<std::pair<const char*, ShapeFunction>, 22> table = {{
+  static constexpr std::array<std::pair<const char*, ShapeFunction>, 27> table = {{
       {"aten::_adaptive_avg_pool2d", shape_adaptive_avg_pool2d},
       {"aten::_adaptive_avg_pool2d_backward", shape_like_second},
       {"aten::_ctc_loss_backward", shape_like_second},
@@ -189,8 +195,10 @@ ShapeFunction find_shape(const std::string& op) {
       {"aten::index_select", shape_index_select},
       {"aten::masked_fill.Scalar", shape_broadcast},
       {"aten::masked_fill.Tensor", shape_broadcast},
-      {"aten::max_pool2d_with_indices", shape_max_pool2d_with_indices},
+      {"aten::max_pool2d_with_indices", shape_max_pool},
       {"aten::max_pool2d_with_indices_backward", shape_like_second},
+      {"aten::max_pool3d_with_indices", shape_max_pool},
+      {"aten::max_pool3d_with_indices_backward", shape_like_second},
       {"aten::mse_loss_backward", shape_like_second},
       {"aten::native_batch_norm", shape_native_batch_norm},
       {"aten::native_batch_norm_backward", shape_native_batch_norm_backward},
@@ -198,7 +206,10 @@ ShapeFunction find_shape(const std::string& op) {
       {"aten::native_group_norm_backward", shape_native_group_norm_backward},
       {"aten::native_layer_norm", shape_native_layer_norm},
       {"aten::native_layer_norm_backward", shape_native_layer_norm_backward},
+      {"aten::reflection_pad2d_backward", shape_like_second},
       {"aten::relu", shape_like_first},
+      {"aten::replication_pad2d_backward", shape_like_second},
+      {"aten::unfold_backward", shape_unfold_backward},
   }};
   for (const auto& [name, function] : table)
     if (op == name) return function;

@@ -271,6 +271,23 @@ void localize_split(const LocalCall& call, std::vector<Arg>* args) {
   }
 }
 
+// unfold(x, dim, size, step), whose windows come as a last dimension, and
+// unfold_backward(dy, input_sizes, dim, size, step): the other dimensions.
+Signature unfold(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  b.linear({0});
+  const bool backward = node.op == "aten::unfold_backward";
+  const size_t rank = (backward ? b.out(0) : b.in(0)).size(),
+               dim = wrap_dim(int_arg(node, backward ? 2 : 1), rank);
+  for (size_t d = 0; d < rank; ++d) {
+    if (d == dim) continue;
+    const int l = b.label(b.in(0)[d]);
+    b.operand(0, static_cast<int>(d), {l});
+    b.result(0, static_cast<int>(d), {l});
+  }
+  return b.take();
+}
+
 Signature unbind(const Graph& graph, const Node& node) {
   Builder b(graph, node);
   b.linear({0});
@@ -333,7 +350,7 @@ Signature scatter_view(const Graph& graph, const Node& node) {
   return b.take();
 }
 
-// repeat(x, times): dimensions that occur once, and those that a single element fills.
+// repeat(x, times): a dimension of the result is how often it occurs, and within that the operand's.
 Signature repeat(const Graph& graph, const Node& node) {
   Builder b(graph, node);
   b.linear({0});
@@ -343,10 +360,14 @@ Signature repeat(const Graph& graph, const Node& node) {
   if (static_cast<int>(times.size()) != rank) return b.take();
   for (int d = 0; d < rank; ++d) {
     const int64_t size = d < added ? 1 : b.in(0)[static_cast<size_t>(d - added)];
-    if (times[static_cast<size_t>(d)] != 1 && size != 1) continue;
-    int l = b.label(b.out(0)[static_cast<size_t>(d)]);
-    if (d >= added && size != 1) b.operand(0, d - added, {l});
-    b.result(0, d, {l});
+    std::vector<int> labels;
+    if (const int64_t often = times[static_cast<size_t>(d)]; often > 1)
+      labels.push_back(b.label(often));
+    if (size > 1) {
+      labels.push_back(b.label(size));
+      b.operand(0, d - added, {labels.back()});
+    }
+    b.result_list(0, d, labels);
   }
   return b.take();
 }
@@ -356,7 +377,7 @@ void localize_repeat(const LocalCall& call, std::vector<Arg>* args) {
   const Shape& in = call.operand_shapes[0];
   const size_t added = times.size() - in.size();
   for (size_t d = 0; d < times.size(); ++d)
-    if (d < added || in[d - added] == 1) times[d] = call.result_shapes[0][d];
+    times[d] = call.result_shapes[0][d] / (d < added ? 1 : std::max<int64_t>(1, in[d - added]));
   args->at(1) = times;
 }
 
@@ -454,6 +475,8 @@ const std::vector<OpDef>& view_ops() {
       copy("aten::tril", triangle),
       copy("aten::triu", triangle),
       alias("aten::unbind.int", unbind),
+      alias("aten::unfold", unfold),
+      copy("aten::unfold_backward", unfold, 1),
       copy("aten::unsafe_split.Tensor", split, -1, localize_split),
       copy("aten::unsafe_split_with_sizes", split, -1, localize_split),
       alias("aten::unsqueeze", unsqueeze),
