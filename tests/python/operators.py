@@ -9,6 +9,7 @@ import math
 
 import torch
 
+import operators_of_places
 from motley import _motley
 
 try:
@@ -265,6 +266,7 @@ def _attention(n, backward=False):
 
 
 _ARGUMENTS = {
+    **operators_of_places.arguments(Operand),
     "_grouped_mm": None,  # takes no double precision, and runs whole
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda n: _attention(n, True),
@@ -463,63 +465,6 @@ _ARGUMENTS = {
     "xlogy.Tensor": lambda n: [n.x(6, 4), n.positive(6, 4)],
     "zeros": lambda n: [[6, 4], f64],
 }
-
-
-def _of_places(places):
-    """Operators whose last dimensions are places: pools, padding and resizing of one to three of them; small numbers, for sums differ in order."""
-    small, large = [5, 4, 4][:places], [8, 6, 6][:places]
-
-    def grown(n, change, *lead):
-        return n.small(*lead, *[size + change for size in small])
-
-    table, sides = {}, [1, 2] * places
-    for kind in ("reflection", "replication"):
-        table[f"{kind}_pad{places}d"] = lambda n: [grown(n, 0, 4, 6), sides]
-        table[f"{kind}_pad{places}d_backward"] = lambda n: [grown(n, 3, 4, 6), grown(n, 0, 4, 6), sides]
-    modes = {1: ["linear1d", "nearest1d", "exact1d"], 2: ["bicubic2d", "bicubic2d_aa", "bilinear2d_aa", "exact2d"], 3: ["nearest3d", "trilinear3d", "exact3d"]}
-    for mode in modes[places]:
-        name = f"_upsample_nearest_{mode}" if "exact" in mode else f"{'_' if mode.endswith('_aa') else ''}upsample_{mode}"
-        extra = [] if "nearest" in mode or "exact" in mode else [False]
-        scales = [None] * places
-        table[name] = lambda n, extra=extra, scales=scales: [grown(n, 0, 4, 6), large, *extra, *scales]
-        table[name + "_backward"] = lambda n, extra=extra, scales=scales: [n.small(4, 6, *large), large, [4, 6, *small], *extra, *scales]
-    if places == 3:
-        table["avg_pool3d"] = lambda n: [n.small(4, 6, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None]
-        table["avg_pool3d_backward"] = lambda n: [n.small(4, 6, 2, 2, 2), n.small(4, 6, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None]
-        table["_adaptive_avg_pool3d"] = lambda n: [n.small(4, 6, 4, 4, 4), [2, 2, 2]]
-        table["_adaptive_avg_pool3d_backward"] = lambda n: [n.small(4, 6, 2, 2, 2), n.small(4, 6, 4, 4, 4)]
-        table["max_pool3d_with_indices"] = lambda n: [n.x(4, 6, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False]
-        table["adaptive_max_pool3d"] = lambda n: [n.x(4, 6, 4, 4, 4), [2, 2, 2]]
-    if places == 2:
-        table["adaptive_max_pool2d"] = lambda n: [n.x(4, 6, 4, 4), [2, 2]]
-    return table
-
-
-def _largest(n, places, back):
-    """The backward pass of a pool that finds the largest: indices are those of a forward pass."""
-    x = n.x(4, 6, *[4] * places)
-    tensor = x.tensor if isinstance(x, Operand) else x
-    _, indices = getattr(torch.nn.functional, f"max_pool{places}d")(tensor, 2, return_indices=True)
-    return [n.small(4, 6, *[2] * places), x, *back, Operand(indices)]
-
-
-def _sampled(n, backward):
-    x, grid = n.small(4, 6, 5, 5), n.small(4, 3, 3, 2)
-    grid = Operand((grid.tensor if isinstance(grid, Operand) else grid).clamp(-4, 4) / 4)
-    return [n.small(4, 6, 3, 3), x, grid, 0, 0, False, [1, 1]] if backward else [x, grid, 0, 0, False]
-
-
-for _places in (1, 2, 3):
-    _ARGUMENTS.update(_of_places(_places))
-_ARGUMENTS.update({
-    "max_pool3d_with_indices_backward": lambda n: _largest(n, 3, [[2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False]),
-    "adaptive_max_pool2d_backward": lambda n: _largest(n, 2, []),
-    "adaptive_max_pool3d_backward": lambda n: _largest(n, 3, []),
-    "grid_sampler_2d": lambda n: _sampled(n, False),
-    "grid_sampler_2d_backward": lambda n: _sampled(n, True),
-    "unfold": _with(1, 2, 1),
-    "unfold_backward": lambda n: [n.small(6, 3, 2), [6, 4], 1, 2, 1],
-})
 for _name in "lt le gt ge eq ne".split():
     _ARGUMENTS[f"{_name}.Scalar"] = _with(0.5)
     _ARGUMENTS[f"{_name}.Tensor"] = _pair
@@ -554,8 +499,7 @@ def called(op, arguments):
         else:
             positional.append(value)
     results = function(op)(*positional, **named)
-    results = list(results) if isinstance(results, (tuple, list)) else [results]
-    return [r if isinstance(r, torch.Tensor) else None for r in results]
+    return [r if isinstance(r, torch.Tensor) else None for r in (results if isinstance(results, (tuple, list)) else [results])]
 
 
 class Call:
