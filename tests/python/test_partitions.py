@@ -3,6 +3,7 @@
 Each machine is a network namespace of its own, with a launcher in it; cables are pulled (ip link set down) and put back.
 """
 
+import glob
 import json
 import os
 import shutil
@@ -78,9 +79,11 @@ class Partitions(test_elastic.Case):
         ip("link", "set", f"port{number}", state)
 
     def end(self, launcher):
-        """A machine that is switched off."""
+        """A machine that is switched off, and its memory with it."""
         os.killpg(launcher.pid, signal.SIGKILL)
         launcher.wait()
+        for folder in glob.glob(f"/dev/shm/motley-elastic-{os.getuid()}-{launcher.pid}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def test_a_machine_is_cut_off(self):
         first, second, third = self.machine(), self.machine(), self.machine()
