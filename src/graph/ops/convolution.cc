@@ -201,31 +201,22 @@ const std::vector<OpDef>& convolution_ops() {
                              "aten::replication_pad2d",
                              "aten::replication_pad2d_backward",
                              "aten::replication_pad3d",
-                             "aten::replication_pad3d_backward",
-                             "aten::_upsample_bicubic2d_aa",
-                             "aten::_upsample_bilinear2d_aa",
-                             "aten::_upsample_nearest_exact1d",
-                             "aten::_upsample_nearest_exact2d",
-                             "aten::_upsample_nearest_exact3d",
-                             "aten::upsample_bicubic2d",
-                             "aten::upsample_bilinear2d",
-                             "aten::upsample_bilinear2d.vec",
-                             "aten::upsample_linear1d",
-                             "aten::upsample_nearest1d",
-                             "aten::upsample_nearest2d",
-                             "aten::upsample_nearest2d.vec",
-                             "aten::upsample_nearest3d",
-                             "aten::upsample_trilinear3d"})
+                             "aten::replication_pad3d_backward"})
       ops.push_back(def(name, pool));
-    for (const char* name :
-         {"aten::_upsample_bicubic2d_aa_backward", "aten::_upsample_bilinear2d_aa_backward",
-          "aten::_upsample_nearest_exact1d_backward", "aten::_upsample_nearest_exact2d_backward",
-          "aten::_upsample_nearest_exact3d_backward", "aten::upsample_bicubic2d_backward",
-          "aten::upsample_bilinear2d_backward", "aten::upsample_bilinear2d_backward.vec",
-          "aten::upsample_linear1d_backward", "aten::upsample_nearest1d_backward",
-          "aten::upsample_nearest2d_backward", "aten::upsample_nearest2d_backward.vec",
-          "aten::upsample_nearest3d_backward", "aten::upsample_trilinear3d_backward"})
-      ops.push_back(def(name, pool, nullptr, localize_upsample_backward));
+      // torch 1.13 has the overload "vec" (of factors) in what it captures, for forward and backward.
+#define RESIZING(NAME)                                                           \
+  def("aten::" NAME, pool), def("aten::" NAME ".vec", pool),                     \
+      def("aten::" NAME "_backward", pool, nullptr, localize_upsample_backward), \
+      def("aten::" NAME "_backward.vec", pool, nullptr, localize_upsample_backward)
+    for (const OpDef& op :
+         {RESIZING("_upsample_bicubic2d_aa"), RESIZING("_upsample_bilinear2d_aa"),
+          RESIZING("_upsample_nearest_exact1d"), RESIZING("_upsample_nearest_exact2d"),
+          RESIZING("_upsample_nearest_exact3d"), RESIZING("upsample_bicubic2d"),
+          RESIZING("upsample_bilinear2d"), RESIZING("upsample_linear1d"),
+          RESIZING("upsample_nearest1d"), RESIZING("upsample_nearest2d"),
+          RESIZING("upsample_nearest3d"), RESIZING("upsample_trilinear3d")})
+      ops.push_back(op);
+#undef RESIZING
     return ops;
   }();
   return table;

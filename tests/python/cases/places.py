@@ -35,7 +35,8 @@ def windows_that_overlap():
         mixed = m.mix(windows.transpose(1, 2)).transpose(1, 2)
         return m.head(F.fold(mixed, (4, 4), 3, padding=1).flatten(1))
 
-    model = Of(forward, mix=nn.Linear(27, 27), head=nn.Linear(48, 6))
+    head = nn.Sequential(nn.Linear(48, 160), nn.ReLU(), nn.Linear(160, 6))
+    model = Of(forward, mix=nn.Linear(27, 27), head=head)
     return model, F.cross_entropy, lambda g: (torch.randn(12, 3, 4, 4, generator=g), torch.randint(6, (12,), generator=g))
 
 
@@ -68,6 +69,7 @@ def volumes_and_borders():
         x = F.grid_sample(x, grid, align_corners=False)
         return m.head(x.unfold(2, 2, 1).mean(2).flatten(1))
 
-    model = Of(forward, first=nn.Conv3d(2, 4, 3, padding=1), head=nn.Linear(24, 6))
+    head = nn.Sequential(nn.Linear(24, 160), nn.ReLU(), nn.Linear(160, 6))
+    model = Of(forward, first=nn.Conv3d(2, 4, 3, padding=1), head=head)
     model.places = nn.Parameter(torch.randn(3, 3, 2))
     return model, F.cross_entropy, lambda g: (torch.randn(12, 2, 2, 2, 2, generator=g), torch.randint(6, (12,), generator=g))
