@@ -36,13 +36,14 @@ def fuzz(name, most):
     corpus.mkdir(parents=True, exist_ok=True)
     found.mkdir(exist_ok=True)
     given = [path for path in (ROOT / "tests" / "corpus" / name,) if path.exists()]
-    command = [BUILD / "libfuzzer", f"--format={name}", f"-max_total_time={SLICE}", f"-runs={most}", "-timeout=60", "-rss_limit_mb=3000", "-print_final_stats=1",
+    command = [BUILD / "libfuzzer", f"--format={name}", f"-max_total_time={SLICE}", f"-runs={most}", "-entropic=0", "-timeout=60", "-rss_limit_mb=3000", "-print_final_stats=1",
                f"-artifact_prefix={found}/{name}-", corpus, *given]  # fmt: skip
     run = subprocess.run(command, capture_output=True, text=True, errors="replace")
     stats = dict(re.findall(r"stat::(\w+): *(\d+)", run.stderr))
     done = re.search(r"Done (\d+) runs in (\d+) second", run.stderr)
     inputs = int(stats.get("number_of_executed_units", 0))
-    problem = "" if run.returncode == 0 else run.stderr[-3000:]
+    said = "\n".join(line for line in run.stderr.splitlines() if line.startswith((name + ":", "==")))
+    problem = "" if run.returncode == 0 else f"{said[:1000]}\n{run.stderr[-3000:]}"
     return inputs, float(done.group(2)) if done else SLICE, problem
 
 

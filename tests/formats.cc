@@ -33,6 +33,7 @@ namespace motley {
 namespace {
 
 constexpr const char* kName = "mutant";
+constexpr milliseconds kPatience{30000};  // fuzzing at the lowest priority waits for a processor
 
 void read_cluster(const std::string& text) {
   const Cluster cluster = parse_cluster(text, kName);
@@ -129,15 +130,16 @@ void read_pieces_of(const std::string& bytes) {
 void send_to_store(const std::string& bytes, bool known) {
   static const std::string token = random_token();
   static StoreServer server("127.0.0.1", 0, token, true);
-  const auto until = Clock::now() + milliseconds(2000);
+  const auto until = Clock::now() + kPatience;
   std::optional<Line> worker;
   Socket stranger;
   if (known) {
-    worker.emplace("127.0.0.1", server.port(), token, milliseconds(2000));
+    worker.emplace("127.0.0.1", server.port(), token, kPatience);
   } else {
     const Addresses found("127.0.0.1", server.port(), 0);
     stranger = Socket(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    MOTLEY_CHECK(connect(stranger.fd(), found.list->ai_addr, found.list->ai_addrlen) == 0);
+    MOTLEY_CHECK(connect(stranger.fd(), found.list->ai_addr, found.list->ai_addrlen) == 0,
+                 "errno {}", errno);
   }
   const int fd = known ? worker->fd() : stranger.fd();
   for (size_t at = 0; at < bytes.size();) {
@@ -153,7 +155,7 @@ void send_to_store(const std::string& bytes, bool known) {
     n = recv(fd, buffer, sizeof buffer, 0);
   }
   // Another worker is served as before.
-  const auto store = connect_store("127.0.0.1", server.port(), token, milliseconds(2000));
+  const auto store = connect_store("127.0.0.1", server.port(), token, kPatience);
   store->set("key", std::vector<uint8_t>{1});
   MOTLEY_CHECK(store->get("key") == std::vector<uint8_t>{1});
 }

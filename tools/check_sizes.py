@@ -20,7 +20,7 @@ FILES = {
     "src/net/net_test.cc": 625,
     "tests/pipeline_test.cc": 995,
     "tests/python/cases/blocks.py": 685,
-    "tests/python/functions.py": 842,
+    "tests/python/functions.py": 848,
     "tests/python/test_api.py": 607,
     "tests/runtime_test.cc": 866,
 }

@@ -7,6 +7,7 @@ import torch
 
 from ._complex import COMPLEX_OF, REAL_OF, Complex, Memory, away, both, from_outside, refusal, said, split
 from ._errors import UserError
+from ._fourier import TRANSFORMS
 
 
 def _made(re, im):
@@ -470,6 +471,7 @@ def _as(kind, *names):
 
 
 FUNCTIONS = {
+    **TRANSFORMS,
     **_as(_abs, "__abs__", "abs", "absolute"),
     **_as(_add, "__add__", "__radd__", "add"),
     **_as(_angle, "angle"),
@@ -547,4 +549,4 @@ IN_PLACE = {
     "__iadd__": _add, "__imul__": _mul, "__isub__": _sub, "__itruediv__": _div, "add_": _add, "conj_physical_": _conj_physical, "div_": _div,
     "masked_fill_": _masked_fill, "mul_": _mul, "neg_": _neg, "sub_": _sub,
 }  # fmt: skip
-MAKERS = frozenset(("cdouble", "cfloat", "chalf", "complex", "polar", "view_as_complex"))  # of real tensors
+MAKERS = frozenset((*TRANSFORMS, "cdouble", "cfloat", "chalf", "complex", "polar", "view_as_complex"))  # of real tensors

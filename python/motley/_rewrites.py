@@ -16,6 +16,7 @@ from . import _motley, _torch
 from ._errors import UserError
 from ._pairs import is_fixed
 from ._watch import is_users_module, is_users_scope
+from ._windows import as_strided
 
 _cross_entropy, _one_hot, _rrelu = F.cross_entropy, F.one_hot, F.rrelu
 _repeat_interleave = torch.repeat_interleave
@@ -265,6 +266,7 @@ def _replacements():
         (F, "gaussian_nll_loss", gaussian_nll_loss),
         (F, "rrelu", rrelu),
         (torch, "repeat_interleave", repeat_interleave),
+        (torch, "as_strided", as_strided),
         (torch, "tensor", _from_numbers(torch.tensor)),
         (torch, "as_tensor", _from_numbers(torch.as_tensor)),
         (torch, "asarray", _from_numbers(torch.asarray)),
@@ -272,6 +274,7 @@ def _replacements():
         (torch, "default_generator", own),
         (torch.random, "default_generator", own),
         (torch.Tensor, "repeat_interleave", repeat_interleave),
+        (torch.Tensor, "as_strided", as_strided),
         (torch.Tensor, "new_tensor", new_tensor),
         (torch.Tensor, "data_ptr", _no_address),
         (torch.Tensor, "tolist", _no_numbers),

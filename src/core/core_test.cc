@@ -145,7 +145,10 @@ TEST(Printable, ControlCharactersAreShown) {
             "\\xc2\\x9b31m");  // CSI as one character
   EXPECT_EQ(printable("\xe2\x80\xae"
                       "abc"),
-            "\\xe2\\x80\\xaeabc");                 // text from right to left
+            "\\xe2\\x80\\xaeabc");  // text from right to left
+  const std::string cut = one_line("first" + std::string(100000, '\n') + "last");
+  EXPECT_LT(cut.size(), 9000u);  // four characters for each line end
+  EXPECT_EQ(cut.substr(0, 9) + cut.substr(cut.size() - 4), "first\\x0alast");
   EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");  // not UTF-8
   EXPECT_TRUE(is_printable("V100 x 2"));
   EXPECT_FALSE(is_printable("a\tb"));

@@ -28,7 +28,8 @@ class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-// What others wrote into a message, without line ends and control characters.
+// What others wrote into a message, without line ends and control characters, and cut to some 2,000
+// characters.
 std::string one_line(const std::string& message);
 
 // Builds a UserError: throw user_error("plan", "step {} names op {}", i, name).

@@ -7,6 +7,7 @@
 #include "comm/subgroup.h"
 #include "comm/texts.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "measure/calibrate.h"
 #include "measure/device_clock.h"
 
@@ -19,21 +20,25 @@ Json to_json(const Facts& f) {
 }
 
 Facts parse_facts(const std::string& text, const std::string& name) {
+  const Json json = parse_json(text, name);
+  const Fields fields(json, "discover", name);
+  const auto amount = [&](const char* field) {
+    const double value = fields.number(field);
+    if (value < 0) throw fields.bad(field, "is negative");
+    return value;
+  };
   Facts f;
-  try {
-    const Json json = parse_json(text, name);
-    f.host = json.at("host").get<std::string>();
-    f.machine = json.at("machine").get<std::string>();
-    f.kind = json.at("kind").get<std::string>();
-    f.memory = json.at("memory").get<double>();
-    f.taken = json.at("taken").get<double>();
-    f.gpu = json.at("gpu").get<int>();
-    f.speed = json.at("speed").get<double>();
-    f.topo = json.at("topo").get<std::string>();
-    f.query = json.at("query").get<std::string>();
-  } catch (const Json::exception& e) {
-    throw user_error("discover", "{}: {}", name, e.what());
-  }
+  f.host = fields.text("host");
+  f.machine = fields.text("machine");
+  f.kind = fields.text("kind");
+  f.memory = amount("memory");
+  f.taken = amount("taken");
+  const int64_t gpu = fields.integer("gpu");
+  if (gpu < -1 || gpu >= kMaxDevices) throw fields.bad("gpu", "is not the number of a device");
+  f.gpu = static_cast<int>(gpu);
+  f.speed = amount("speed");
+  f.topo = fields.text("topo");
+  f.query = fields.text("query");
   return f;
 }
 

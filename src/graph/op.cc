@@ -11,9 +11,9 @@ namespace motley {
 const std::vector<const OpDef*>& all_ops() {
   static const std::vector<const OpDef*> ops = [] {
     std::vector<const OpDef*> list;
-    for (auto family : {ops::attention_ops, ops::convolution_ops, ops::elementwise_ops,
-                        ops::factory_ops, ops::index_ops, ops::loss_ops, ops::matmul_ops,
-                        ops::normalization_ops, ops::reduction_ops, ops::view_ops})
+    for (auto family : {ops::attention_ops, ops::batched_ops, ops::convolution_ops,
+                        ops::elementwise_ops, ops::factory_ops, ops::index_ops, ops::loss_ops,
+                        ops::matmul_ops, ops::normalization_ops, ops::reduction_ops, ops::view_ops})
       for (const OpDef& op : family()) list.push_back(&op);
     std::sort(list.begin(), list.end(),
               [](auto a, auto b) { return std::string_view(a->name) < b->name; });

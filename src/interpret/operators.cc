@@ -21,8 +21,15 @@ std::tuple<at::Tensor, at::Tensor> ctc_loss(const at::Tensor& log_probs, const a
                                             bool zero_infinity) {
   auto [loss, alpha] =
       at::_ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity);
+  // Behind a sample's end it is what the memory was.
+  const double impossible = -std::numeric_limits<double>::infinity();
+  const auto steps = at::arange(alpha.size(1), input_lengths.options()).view({1, -1, 1});
+  const auto states = at::arange(alpha.size(2), input_lengths.options()).view({1, 1, -1});
+  const auto behind = steps.ge(input_lengths.view({-1, 1, 1}))
+                          .logical_or(states.gt(2 * target_lengths.view({-1, 1, 1})));
   const int64_t missing = ctc_width(targets.sizes().vec()) - alpha.size(2);
-  return {loss, at::constant_pad_nd(alpha, {0, missing}, -std::numeric_limits<double>::infinity())};
+  return {loss, at::constant_pad_nd(alpha.masked_fill(behind.to(alpha.device()), impossible),
+                                    {0, missing}, impossible)};
 }
 
 // Rows by the matrix that their id names.

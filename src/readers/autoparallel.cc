@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "cluster/cluster.h"
 #include "core/error.h"
 #include "core/printable.h"
 #include "readers/text.h"
@@ -11,7 +12,7 @@ namespace motley::readers {
 namespace {
 
 constexpr size_t kMostNodes = 1'000'000, kMostDims = 8;
-constexpr int64_t kMostDevices = 1 << 17, kLargest = int64_t{1} << 40;
+constexpr int64_t kLargest = int64_t{1} << 40;
 
 UserError bad(const std::string& where, const std::string& what, const std::string& fix) {
   return user_error("import", "{} {}; give {}", where, what, fix);
@@ -58,12 +59,12 @@ std::vector<int> mesh_of(const Json& json, const std::string& name) {
   std::vector<int> sizes;
   int64_t devices = 1;
   for (size_t d = 0; d < shape.size(); ++d) {
-    const int64_t size = whole_of(shape[d], 1, kMostDevices, fmt::format("{}.shape[{}]", where, d));
+    const int64_t size = whole_of(shape[d], 1, kMaxDevices, fmt::format("{}.shape[{}]", where, d));
     sizes.push_back(static_cast<int>(size));
     devices *= size;
-    if (devices > kMostDevices)
+    if (devices > kMaxDevices)
       throw bad(where + ".shape", "is " + shown(shape),
-                fmt::format("{} devices at most", kMostDevices));
+                fmt::format("{} devices at most", kMaxDevices));
   }
   return sizes;
 }
@@ -124,7 +125,7 @@ class PlacementText {
     } else if (next("_S(")) {
       node->placement.push_back(cut(','));
       next(" ");
-      strided = number(')', 1, kMostDevices, "a strided shard is of pieces", "_S(d, pieces)") > 1;
+      strided = number(')', 1, kMaxDevices, "a strided shard is of pieces", "_S(d, pieces)") > 1;
     } else if (next("S(")) {
       node->placement.push_back(cut(')'));
       if (next("["))

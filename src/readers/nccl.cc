@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "cluster/cluster.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "readers/text.h"
@@ -27,7 +28,7 @@ std::optional<Collective> collective_in(std::string name) {
 
 namespace {
 
-constexpr size_t kMostRows = 100000, kMostRanks = 1 << 17;
+constexpr size_t kMostRows = 100000;
 
 void finish(NcclRun* run, const std::string& name) {
   if (run->points.empty())
@@ -74,7 +75,8 @@ NcclRun from_text(const std::string& text, const std::string& name) {
         rank.host = *(on + 1);
         const size_t bracket = line.find(']');
         if (bracket != std::string::npos) rank.device = trimmed(line.substr(bracket + 1));
-        if (run.all.size() >= kMostRanks) throw bad("too many ranks", "a smaller run");
+        if (run.all.size() >= static_cast<size_t>(kMaxDevices))
+          throw bad("too many ranks", "a smaller run");
         run.all.push_back(std::move(rank));
       }
       continue;
@@ -138,7 +140,8 @@ NcclRun from_json(const std::string& text, const std::string& name) {
            {std::pair("hostname", &rank.host), {"device_info", &rank.device}})
         if (device.is_object() && device.contains(field) && device[field].is_string())
           *into = trimmed(device[field].get<std::string>());
-      if (run.all.size() >= kMostRanks) throw bad("devices has too many entries", "a smaller run");
+      if (run.all.size() >= static_cast<size_t>(kMaxDevices))
+        throw bad("devices has too many entries", "a smaller run");
       run.all.push_back(std::move(rank));
     }
   size_t row = 0;

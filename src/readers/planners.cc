@@ -6,6 +6,7 @@
 #include <regex>
 #include <utility>
 
+#include "cluster/cluster.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "readers/text.h"
@@ -16,14 +17,13 @@ namespace {
 
 constexpr double kMiB = 1024. * 1024, kGB = 1e9;
 constexpr size_t kMostPoints = 100000;
-constexpr int kMostRanks = 1 << 17;
 
 int number(const std::string& digits, const std::string& name) {
   int64_t value = 0;
-  if (!whole(digits, &value) || value < 1 || value > kMostRanks)
+  if (!whole(digits, &value) || value < 1 || value > kMaxDevices)
     throw cluster_error(name,
                         fmt::format("says {}, which is no number of devices", digits.substr(0, 20)),
-                        fmt::format("numbers from 1 to {}", kMostRanks));
+                        fmt::format("numbers from 1 to {}", kMaxDevices));
   return static_cast<int>(value);
 }
 
@@ -47,8 +47,8 @@ std::optional<std::pair<int, int>> machines_in(const std::string& name) {
 
 std::pair<int, int> machines_of(const std::string& name) {
   if (const auto found = machines_in(name)) {
-    if (static_cast<int64_t>(found->first) * found->second <= kMostRanks) return *found;
-    throw cluster_error(name, "is of too many devices", fmt::format("{} at most", kMostRanks));
+    if (static_cast<int64_t>(found->first) * found->second <= kMaxDevices) return *found;
+    throw cluster_error(name, "is of too many devices", fmt::format("{} at most", kMaxDevices));
   }
   throw cluster_error(name, "does not say of which machines it is",
                       "a name such as sp_time_2nodes_8gpus_per_node.json, as Galvatron writes it");

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "cluster/cluster.h"
 #include "core/error.h"
 
 namespace motley::readers {
@@ -77,7 +78,7 @@ bool real(const std::string& text, double* value) {
 
 namespace {
 
-constexpr size_t kMostNames = 1 << 17, kLongest = 200;
+constexpr size_t kLongest = 200;
 
 // "[0-5,007]" from a bracket on, put behind every prefix.
 void expand(const std::string& ranges, std::vector<std::string>* prefixes,
@@ -91,12 +92,12 @@ void expand(const std::string& ranges, std::vector<std::string>* prefixes,
     if (!whole(first, &a) || !whole(last, &b) || b < a || first.size() > 12)
       throw user_error("cluster", "{} has the range '{}'; give such as 0-5", where,
                        range.substr(0, 40));
-    if (b - a >= static_cast<int64_t>(kMostNames) || numbers.size() > kMostNames)
-      throw user_error("cluster", "{} names more than {} machines", where, kMostNames);
+    if (b - a >= kMaxDevices || numbers.size() > static_cast<size_t>(kMaxDevices))
+      throw user_error("cluster", "{} names more than {} machines", where, kMaxDevices);
     for (int64_t n = a; n <= b; ++n) numbers.push_back(fmt::format("{:0{}}", n, first.size()));
   }
-  if (numbers.size() * prefixes->size() > kMostNames)
-    throw user_error("cluster", "{} names more than {} machines", where, kMostNames);
+  if (numbers.size() * prefixes->size() > static_cast<size_t>(kMaxDevices))
+    throw user_error("cluster", "{} names more than {} machines", where, kMaxDevices);
   std::vector<std::string> all;
   for (const std::string& prefix : *prefixes)
     for (const std::string& number : numbers) all.push_back(prefix + number);
@@ -111,8 +112,8 @@ std::vector<std::string> hostlist(const std::string& text, const std::string& wh
     for (std::string& name : current)
       if (!name.empty()) names.push_back(std::move(name));
     current = {""};
-    if (names.size() > kMostNames)
-      throw user_error("cluster", "{} names more than {} machines", where, kMostNames);
+    if (names.size() > static_cast<size_t>(kMaxDevices))
+      throw user_error("cluster", "{} names more than {} machines", where, kMaxDevices);
   };
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == ',') {

@@ -161,6 +161,12 @@ w.requires_grad_() * 1
 w.frexp()[0]
 torch.polar(w, x).real
 torch.complex(w, x).abs()
+w.as_strided((5, 2, 4), (4, 4, 1)) * 2
+w.as_strided((2, 3, 4), (8, 4, 1)).transpose(1, 2)
+(w * 1).t().as_strided((4, 2, 3), (1, 8, 4))
+(w * 1).view(2, 3, 4).as_strided((5, 2, 4), (4, 4, 1))
+torch.as_strided(w * p, (3, 1, 2), (8, 24, 2))
+(w * 1).as_strided((4, 4), (5, 1))
 torch.fft.rfft(w).abs()
 torch.fft.fft2(w).real
 torch.view_as_complex(w.reshape(6, 2, 2)).real

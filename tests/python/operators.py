@@ -9,6 +9,7 @@ import math
 
 import torch
 
+import operators_of_batches
 import operators_of_places
 from motley import _motley
 
@@ -91,10 +92,6 @@ def _pair(n):
 
 def _small_pair(*others):
     return lambda n: [n.small(6, 4), n.small(6, 4), *others]
-
-
-def _bools(n):
-    return [n.b(6, 4), n.b(6, 4)]
 
 
 def _gradient(forward=None, *others):
@@ -266,6 +263,7 @@ def _attention(n, backward=False):
 
 
 _ARGUMENTS = {
+    **operators_of_batches.arguments(Operand),
     **operators_of_places.arguments(Operand),
     "_grouped_mm": None,  # takes no double precision, and runs whole
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
@@ -295,7 +293,6 @@ _ARGUMENTS = {
     "argmax": lambda n: [n.x(6, 4), 1, False],
     "argmin": lambda n: [n.x(6, 4), 0, True],
     "asin": lambda n: [n.unit(6, 4)],
-    "atan2": _pair,
     "avg_pool2d": lambda n: [n.small(4, 6, 4, 4), [2, 2], [2, 2], [0, 0], False, True, None],
     "avg_pool2d_backward": lambda n: [n.small(4, 6, 2, 2), n.small(4, 6, 4, 4), [2, 2], [2, 2], [0, 0], False, True, None],
     "baddbmm": lambda n: [n.x(3, 6, 4), n.small(3, 6, 5), n.small(3, 5, 4)],
@@ -304,9 +301,7 @@ _ARGUMENTS = {
     # Not at 0 and 1, where libtorch divides by 1e-12, so that nothing is exact.
     "binary_cross_entropy_backward": _flat(_loss(True, inputs="inner", targets="unit", extra=[lambda n: None])),
     "binary_cross_entropy_with_logits": _flat(_loss(targets="unit", extra=[lambda n: n.positive(4), lambda n: None])),
-    "bitwise_and.Tensor": _bools,
     "bitwise_not": lambda n: [n.b(6, 4)],
-    "bitwise_or.Tensor": _bools,
     "bmm": lambda n: [n.small(3, 6, 5), n.small(3, 5, 4)],
     "cat": lambda n: [([n.x(0)] if n.chance(0.3, 1) else []) + ([n.x(6, 4), n.x(6, 4)] if n.chance(0.5, 1) else [n.x(6, 4), n.x(3, 4)]), 0],
     "clamp": _with(-0.5, 0.5),
@@ -359,9 +354,6 @@ _ARGUMENTS = {
     "lerp.Scalar": lambda n: [n.x(6, 4), n.x(6, 4), 0.25],
     "linalg_vector_norm": lambda n: [n.x(6, 4), [2.0, INF, 1.0, 0.0][int(n.integers(4, 1))], [1], False, None],
     "log_sigmoid_backward": _log_sigmoid_backward,
-    "logical_and": _bools,
-    "logical_or": _bools,
-    "logical_xor": _bools,
     "logit": lambda n: [n.unit(6, 4), None],
     "masked_fill.Scalar": lambda n: [n.x(6, 4), n.b(4), [0.0, -INF][int(n.integers(2, 1))]],
     "masked_fill.Tensor": lambda n: [n.x(6, 4), n.b(6, 4), n.x()],
@@ -429,6 +421,8 @@ _ARGUMENTS = {
     "slice_scatter": lambda n: [n.x(6, 4), n.x(2, 4), 0, 2, 4, 1],
     "smooth_l1_loss": _flat(_loss(), 0.5),
     "smooth_l1_loss_backward": _flat(_loss(True), 0.5),
+    "soft_margin_loss": _flat(_loss()),
+    "soft_margin_loss_backward": _flat(_loss(True)),
     "softplus": _with(1.0, 20.0),
     "softplus_backward": lambda n: [n.x(6, 4), n.small(6, 4), 1.0, 20.0],
     "sort": lambda n: [n.x(6, 4), int(n.integers(2, 1)), bool(n.chance(0.5, 1))],
@@ -468,8 +462,6 @@ _ARGUMENTS = {
 for _name in "lt le gt ge eq ne".split():
     _ARGUMENTS[f"{_name}.Scalar"] = _with(0.5)
     _ARGUMENTS[f"{_name}.Tensor"] = _pair
-for _name in ("maximum", "minimum"):
-    _ARGUMENTS[_name] = _pair
 
 
 def arguments_of(op, numbers):
@@ -485,7 +477,7 @@ def function(op):
     return getattr(getattr(getattr(torch.ops, space), name), overload or "default")
 
 
-_TYPES = {torch.float64: "f64", torch.float32: "f32", torch.int64: "i64", torch.bool: "b8"}
+_TYPES = {torch.float64: "f64", torch.float32: "f32", torch.int64: "i64", torch.int32: "i32", torch.bool: "b8"}
 
 
 def called(op, arguments):

@@ -21,6 +21,8 @@ def _of_places(places):
         scales = [None] * places
         table[name] = lambda n, extra=extra, scales=scales: [grown(n, 0, 4, 6), large, *extra, *scales]
         table[name + "_backward"] = lambda n, extra=extra, scales=scales: [n.small(4, 6, *large), large, [4, 6, *small], *extra, *scales]
+        table[name + ".vec"] = lambda n, extra=extra: [grown(n, 0, 4, 6), large, *extra, None]
+        table[name + "_backward.vec"] = lambda n, extra=extra: [n.small(4, 6, *large), large, [4, 6, *small], *extra, None]
     if places == 3:
         table["avg_pool3d"] = lambda n: [n.small(4, 6, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None]
         table["avg_pool3d_backward"] = lambda n: [n.small(4, 6, 2, 2, 2), n.small(4, 6, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None]

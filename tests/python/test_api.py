@@ -186,7 +186,7 @@ def draws(module, y):
 
 
 def complex_numbers(module, y):
-    return torch.fft.rfft(y).abs()
+    return torch.linalg.eigvals(y.T @ y).abs()
 
 
 def changes(module, y):
@@ -241,7 +241,7 @@ class Messages(unittest.TestCase):
         self.check(draws, "torch.multinomial", "aten::multinomial draws random numbers", "pass them as an input")
 
     def test_complex_numbers(self):
-        self.check(complex_numbers, "torch.fft.rfft(y)", "ComplexFloat", "real numbers")
+        self.check(complex_numbers, "torch.linalg.eigvals(y.T @ y)", "ComplexFloat", "real numbers")
 
     def test_a_parameter_that_the_step_changes(self):
         self.check(changes, "module.layer.weight.mul_(0.9)", "changes parameter layer.weight", "between steps")

@@ -103,11 +103,28 @@ torch.view_as_real(HELD["one"][0] * z) * HELD["one"][0].shape[-1]
 torch.view_as_real(torch.utils.checkpoint.checkpoint(lambda a: a * a.conj(), z, use_reentrant=False))
 torch.view_as_real(torch.utils.checkpoint.checkpoint(lambda a: a * a.conj(), z, use_reentrant=True))
 torch.view_as_real(z) * (torch.promote_types(z.dtype, w.dtype) == z.dtype)
+torch.fft.fft(z).real + torch.fft.fft(w).imag[:, :2]
+torch.view_as_real(torch.fft.fft(z, dim=0, norm="ortho") * torch.fft.ifft(u, 9, dim=0, norm="forward")[:6])
+torch.view_as_real(torch.fft.fft(torch.cat([w.flatten(), p.flatten(), x.flatten()] * 3).to(z.dtype) * z.flatten()[5]))
+torch.fft.ifft(torch.cat([w.flatten(), p.flatten()] * 2), 71).abs()
+torch.fft.rfft(w).abs() + torch.fft.rfft(p, 7, dim=0, norm="forward").imag.sum()
+torch.fft.irfft(z, dim=0) + torch.fft.irfft(u, 7, dim=0).sum() + torch.fft.irfft(z * u, 5, dim=1, norm="ortho").sum()
+torch.fft.irfft(torch.fft.rfft(w, dim=0) * 2, 6, dim=0)
+torch.fft.irfft(torch.fft.rfft(torch.cat([w.flatten(), p.flatten()] * 3)))
+torch.view_as_real(torch.fft.fft2(w) * torch.fft.ifft2(p, norm="ortho"))
+torch.view_as_real(torch.fft.fftn(w[:, :, None] * x[:, None], dim=(1, 2)) + torch.fft.ifftn(z[..., None], s=(4, 4), dim=(1, 2)))
+torch.fft.irfft2(torch.fft.rfft2(w) * (2 + 1j), s=(6, 4))
+torch.fft.irfftn(torch.fft.rfftn(w[:, :, None] * x[:, None], dim=(1, 2)) * 1j, s=(4, 4), dim=(1, 2))
+torch.view_as_real(torch.fft.fftshift(torch.fft.fft(w, dim=0), dim=0) * torch.fft.ifftshift(z, dim=(0, 1))[:, :1])
+torch.fft.fftshift(w, 1)
+torch.stft(w.flatten()[None].repeat(2, 1), 8, 4, window=p.flatten()[:8], return_complex=True).abs()
+torch.view_as_real(torch.stft(w.flatten(), 10, 3, 8, center=False, normalized=True, onesided=False, return_complex=True))
 """
 REFUSED = {
     "(z * torch.from_numpy(OUTSIDE.numpy())[:6]).real": "reads a number",
-    "torch.fft.fft(z).real": "fft",
-    "torch.fft.rfft(w).abs()": "real numbers",
+    "torch.fft.hfft(z)": "fft",
+    "torch.fft.rfft(z).abs()": "fft_rfft of complex numbers",
+    "torch.istft(z, 10)": "istft",
     "torch.linalg.norm(z)": "norm",
     "w * (1 if z else 2)": "reads a number",
     "w * z[0, 0].item().real": "reads a number",

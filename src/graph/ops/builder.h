@@ -90,6 +90,7 @@ int pointwise_loss_reduction(const std::string& op);
 
 // Families; each lists its entries by name.
 const std::vector<OpDef>& attention_ops();
+const std::vector<OpDef>& batched_ops();
 const std::vector<OpDef>& elementwise_ops();
 const std::vector<OpDef>& matmul_ops();
 const std::vector<OpDef>& view_ops();

@@ -38,6 +38,8 @@ const std::vector<OpDef>& factory_ops() {
       def("aten::eye", replicated),
       def("aten::eye.m", replicated),
       def("aten::full", uniform, 0),
+      def("aten::linspace", replicated),
+      def("aten::logspace", replicated),
       def("aten::new_empty", uniform, 1),
       def("aten::new_full", uniform, 1),
       def("aten::new_ones", uniform, 1),
@@ -48,6 +50,8 @@ const std::vector<OpDef>& factory_ops() {
       random("aten::randint.low", 2),
       random("aten::randn", 0),
       def("aten::scalar_tensor", replicated),
+      def("aten::tril_indices", replicated),
+      def("aten::triu_indices", replicated),
       def("aten::zeros", uniform, 0),
   };
   return table;

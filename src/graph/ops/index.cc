@@ -222,7 +222,7 @@ Signature scatter(const Graph& graph, const Node& node) {
       b.result(0, at, {l});
     }
   }
-  if (tensor) b.linear({0, 2});
+  if (adds || node.op == "aten::scatter.src") b.linear({0, 2});
   if (adds) b.added(0);
   return b.take();
 }
@@ -246,6 +246,25 @@ Signature index_add(const Graph& graph, const Node& node) {
   return b.take();
 }
 
+// index_copy(x, dim, index, y), index_fill(x, dim, index, y), index_reduce(x, dim, index, y, how):
+// the other dimensions; y may be a number.
+Signature index_write(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const size_t rank = b.in(0).size();
+  const int y = b.operands() == 3 && b.in(2).size() == rank ? 2 : -1;
+  if (b.operands() == 3 && y < 0 && !b.in(2).empty()) return b.take();
+  const size_t dim = rank == 0 ? 0 : static_cast<size_t>(wrap_dim(int_arg(node, 1), rank));
+  for (size_t d = 0; d < rank; ++d) {
+    if (d == dim) continue;
+    const int l = b.label(b.in(0)[d]), at = static_cast<int>(d);
+    b.operand(0, at, {l});
+    b.operand(y, at, {l});
+    b.result(0, at, {l});
+  }
+  if (node.op == "aten::index_copy") b.linear({0, 2});
+  return b.take();
+}
+
 OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
           std::vector<ExtraRule> (*extra)(const Graph&, const Node&) = nullptr) {
   OpDef op{name};
@@ -263,11 +282,17 @@ const std::vector<OpDef>& index_ops() {
       def("aten::gather", gather),
       def("aten::index.Tensor", index),
       def("aten::index_add", index_add),
+      def("aten::index_copy", index_write),
+      def("aten::index_fill.int_Scalar", index_write),
+      def("aten::index_fill.int_Tensor", index_write),
       def("aten::index_put", index_put),
+      def("aten::index_reduce", index_write),
       def("aten::index_select", index_select),
       def("aten::scatter.src", scatter),
       def("aten::scatter.value", scatter),
+      def("aten::scatter.value_reduce", scatter),
       def("aten::scatter_add", scatter),
+      def("aten::scatter_reduce.two", scatter),
   };
   return table;
 }

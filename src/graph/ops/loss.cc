@@ -116,6 +116,8 @@ int pointwise_loss_reduction(const std::string& op) {
       {"aten::mse_loss_backward", 3},
       {"aten::smooth_l1_loss", 2},
       {"aten::smooth_l1_loss_backward", 3},
+      {"aten::soft_margin_loss", 2},
+      {"aten::soft_margin_loss_backward", 3},
   };
   for (const auto& [name, position] : positions)
     if (op == name) return position;
@@ -137,6 +139,8 @@ const std::vector<OpDef>& loss_ops() {
       def("aten::nll_loss_forward", nll, nll_extra),
       def("aten::smooth_l1_loss", pointwise_loss),
       shaped(def("aten::smooth_l1_loss_backward", pointwise_loss_backward), shape_like_second),
+      def("aten::soft_margin_loss", pointwise_loss),
+      shaped(def("aten::soft_margin_loss_backward", pointwise_loss_backward), shape_like_second),
   };
   return table;
 }

@@ -58,6 +58,18 @@ Signature one_dim(const Graph& graph, const Node& node) {
   return reduce(graph, node, reduced, bool_arg(node, 2), LabelKind::blocked);
 }
 
+// kthvalue(x, k, dim, keepdim)
+Signature kth(const Graph& graph, const Node& node) {
+  return reduce(graph, node, reduced_dims({int_arg(node, 2, -1)}, rank_of(graph, node)),
+                bool_arg(node, 3), LabelKind::blocked);
+}
+
+// var(x, dims, correction, keepdim)
+Signature spread(const Graph& graph, const Node& node) {
+  return reduce(graph, node, reduced_dims(ints_arg(node, 1), rank_of(graph, node)),
+                bool_arg(node, 3), LabelKind::blocked);
+}
+
 // norm(x, p, dims, keepdim)
 Signature norm(const Graph& graph, const Node& node) {
   return reduce(graph, node, reduced_dims(ints_arg(node, 2), rank_of(graph, node)),
@@ -80,6 +92,7 @@ Signature along(const Graph& graph, const Node& node, size_t arg, bool linear) {
   if (linear) b.linear({0});
   return b.take();
 }
+Signature scan(const Graph& graph, const Node& node) { return along(graph, node, 1, false); }
 Signature cumsum(const Graph& graph, const Node& node) { return along(graph, node, 1, true); }
 Signature flip(const Graph& graph, const Node& node) {
   Builder b(graph, node);
@@ -93,7 +106,6 @@ Signature flip(const Graph& graph, const Node& node) {
   return b.take();
 }
 Signature topk(const Graph& graph, const Node& node) { return along(graph, node, 2, false); }
-Signature sort(const Graph& graph, const Node& node) { return along(graph, node, 1, false); }
 
 OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&)) {
   OpDef op{name};
@@ -105,29 +117,51 @@ OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&)) {
 
 const std::vector<OpDef>& reduction_ops() {
   static const std::vector<OpDef> table = {
+      def("aten::all", everything),
+      def("aten::all.dim", one_dim),
       def("aten::amax", whole_dims),
       def("aten::amin", whole_dims),
+      def("aten::aminmax", one_dim),
+      def("aten::any", everything),
+      def("aten::any.dim", one_dim),
       def("aten::argmax", one_dim),
       def("aten::argmin", one_dim),
+      def("aten::count_nonzero.dim_IntList", whole_dims),
+      def("aten::cummax", scan),
+      def("aten::cummin", scan),
+      def("aten::cumprod", scan),
       def("aten::cumsum", cumsum),
+      def("aten::dist", everything),
       def("aten::flip", flip),
+      def("aten::kthvalue", kth),
       def("aten::linalg_vector_norm", norm),
+      def("aten::logcumsumexp", scan),
+      def("aten::logsumexp", whole_dims),
       def("aten::max", everything),
       def("aten::max.dim", one_dim),
       def("aten::mean", everything),
       def("aten::mean.dim", whole_dims),
+      def("aten::median", everything),
+      def("aten::median.dim", one_dim),
       def("aten::min", everything),
       def("aten::min.dim", one_dim),
+      def("aten::mode", one_dim),
+      def("aten::nanmedian", everything),
+      def("aten::nanmedian.dim", one_dim),
+      def("aten::nansum", whole_dims),
       def("aten::norm.ScalarOpt_dim", norm),
-      def("aten::sort", sort),
+      def("aten::prod", everything),
+      def("aten::prod.dim_int", one_dim),
+      def("aten::sort", scan),
+      def("aten::sort.stable", topk),
+      def("aten::std.correction", spread),
+      def("aten::std_mean.correction", spread),
       def("aten::sum", sum),
       def("aten::sum.dim_IntList", sum_dims),
       def("aten::topk", topk),
-      def("aten::var.correction",
-          [](const Graph& g, const Node& n) {
-            return reduce(g, n, reduced_dims(ints_arg(n, 1), rank_of(g, n)), bool_arg(n, 3),
-                          LabelKind::blocked);
-          }),
+      def("aten::trace", everything),
+      def("aten::var.correction", spread),
+      def("aten::var_mean.correction", spread),
   };
   return table;
 }
