@@ -100,6 +100,7 @@ def _of_matrices(Operand):
         "linalg_cross": lambda n: [n.small(6, 3), n.small(6, 3), 1],
         "linalg_inv_ex": matrix(),
         "linalg_lu_factor_ex": matrix(),
+        "linalg_lu_solve": lambda n: [*map(Operand, torch.linalg.lu_factor(_matrices(Operand, n).tensor)), n.small(6, 3, 2)],
         "linalg_matrix_exp": lambda n: [Operand(n.small(6, 3, 3).tensor / 8)],
         "linalg_pinv.atol_rtol_tensor": matrix(),
         "linalg_qr": matrix(),
@@ -127,6 +128,8 @@ def arguments(Operand):
     for which in ("left", "right"):
         table[f"bitwise_{which}_shift.Tensor"] = _bits(None)
         table[f"bitwise_{which}_shift.Tensor_Scalar"] = _bits(2)
+        table[f"__{which[0]}shift__.Tensor"] = _bits(None)
+        table[f"__{which[0]}shift__.Scalar"] = _bits(2)
     for places in (2, 3):
         table[f"fractional_max_pool{places}d"] = lambda n, places=places: _fractional(Operand, n, places)
         table[f"fractional_max_pool{places}d_backward"] = lambda n, places=places: _fractional(Operand, n, places, True)

@@ -9,12 +9,15 @@ namespace motley::ops {
 namespace {
 
 // All tensors begin with the batch, which is what the first operand has before its last `own`
-// dimensions. Operands of other ranks, or that broadcast, are left whole.
+// dimensions. Where operands have other ranks, or broadcast, nothing is cut; pivots have one
+// dimension less.
 Signature batch(const Graph& graph, const Node& node, size_t own) {
   Builder b(graph, node);
   const CheckedShape first = b.in(0);
-  for (int i = 1; i < b.operands(); ++i)
-    if (b.in(i).size() != first.size()) return b.take();
+  for (int i = 1; i < b.operands(); ++i) {
+    const bool pivots = operand_spec(graph, node, static_cast<size_t>(i)).dtype == DType::i32;
+    if (b.in(i).size() + (pivots ? 1 : 0) != first.size()) return b.take();
+  }
   for (size_t d = 0; d + own < first.size(); ++d) {
     bool shared = true;
     for (int i = 1; i < b.operands(); ++i) shared = shared && b.in(i)[d] == first[d];
@@ -318,6 +321,7 @@ const std::vector<OpDef>& batched_ops() {
       def("aten::linalg_cross", cross),
       def("aten::linalg_inv_ex", matrices, cube),
       def("aten::linalg_lu_factor_ex", matrices, cube),
+      def("aten::linalg_lu_solve", matrices, cube),
       def("aten::linalg_matrix_exp", matrices, ten_cubes),
       def("aten::linalg_pinv.atol_rtol_tensor", matrices, ten_cubes),
       def("aten::linalg_qr", matrices, ten_cubes),

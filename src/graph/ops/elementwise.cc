@@ -126,6 +126,10 @@ OpDef random(const char* name) {
 
 const std::vector<OpDef>& elementwise_ops() {
   static const std::vector<OpDef> table = {
+      def("aten::__lshift__.Scalar", plain),
+      def("aten::__lshift__.Tensor", plain),
+      def("aten::__rshift__.Scalar", plain),
+      def("aten::__rshift__.Tensor", plain),
       def("aten::_to_copy", conversion),
       def("aten::abs", plain),
       def("aten::acos", plain),

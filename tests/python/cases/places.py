@@ -73,3 +73,49 @@ def volumes_and_borders():
     model = Of(forward, first=nn.Conv3d(2, 4, 3, padding=1), head=head)
     model.places = nn.Parameter(torch.randn(3, 3, 2))
     return model, F.cross_entropy, lambda g: (torch.randn(12, 2, 2, 2, 2, generator=g), torch.randint(6, (12,), generator=g))
+
+
+@case()
+def places_mixed_by_fourier():
+    """FNet; and a filter by frequency."""
+
+    def forward(m, x):
+        x = m.norm(x + torch.fft.fftn(x, dim=(1, 2)).real)
+        frequencies = torch.fft.rfft(m.deep(x), dim=1, norm="ortho") * m.filter
+        return m.head((x + torch.fft.irfft(frequencies, x.shape[1], dim=1, norm="ortho")).mean(1))
+
+    model = Of(forward, norm=nn.LayerNorm(6), deep=nn.Linear(6, 6), head=nn.Linear(6, 6))
+    model.filter = nn.Parameter(torch.randn(4, 1))
+    return model, F.cross_entropy, lambda g: (torch.randn(12, 7, 6, generator=g), torch.randint(6, (12,), generator=g))
+
+
+@case()
+def windows_of_memory():
+    """Longformer: keys in windows that overlap."""
+
+    def forward(m, x):
+        samples, length, width = x.shape
+        q, k = m.q(x).view(samples, length // 4, 4, width), m.k(x)
+        windows = F.pad(k, (0, 0, 2, 2))
+        s, l, h = windows.stride()
+        windows = windows.as_strided((samples, length // 4, 8, width), (s, 4 * l, l, h))
+        mixed = torch.einsum("bcid,bcjd->bcij", q, windows).softmax(-1) @ windows
+        return m.head(mixed.flatten(1, 2).mean(1))
+
+    model = Of(forward, q=nn.Linear(6, 6), k=nn.Linear(6, 6), head=nn.Linear(6, 6))
+    return model, F.cross_entropy, lambda g: (torch.randn(12, 8, 6, generator=g), torch.randint(6, (12,), generator=g))
+
+
+@case()
+def matrices_of_samples():
+    """Solved, decomposed and measured for each sample."""
+
+    def forward(m, x):
+        square = x.mT @ m.mix(x) + 8 * torch.eye(6)
+        solved = torch.linalg.solve(square, m.side(x).mT)
+        near = torch.cdist(x, m.side(x))
+        features = torch.cat([solved.mean(2), near.mean(2), torch.linalg.slogdet(square)[1][:, None], torch.linalg.inv(square).diagonal(dim1=1, dim2=2)], 1)
+        return m.head(features)
+
+    model = Of(forward, mix=nn.Linear(6, 6), side=nn.Linear(6, 6), head=nn.Linear(6 + 5 + 1 + 6, 6))
+    return model, F.cross_entropy, lambda g: (torch.randn(12, 5, 6, generator=g), torch.randint(6, (12,), generator=g))
