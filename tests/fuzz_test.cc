@@ -1,5 +1,5 @@
 // Mutated files and command lines end in a result or in one line. A larger run is `./dev bench
-// fuzz`.
+// hostile`.
 #include "fuzz.h"
 
 #include <gtest/gtest.h>

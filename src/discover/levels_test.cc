@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cluster/cluster.h"
+#include "core/error.h"
 #include "core/rng.h"
 #include "discover/discover.h"
 
@@ -155,6 +156,18 @@ TEST(Discover, AFileSaysWhatWasMeasured) {
     };
     same(found, 0);
   }
+}
+
+TEST(Discover, RefusesFactsThatNoWorkerHas) {
+  Json facts = to_json(cpu("a"));
+  EXPECT_EQ(to_json(parse_facts(facts.dump(), "facts")), facts);
+  for (const char* field : {"gpu", "memory", "speed", "taken"})
+    for (const double wrong : {-1e20, 1e300, -2.5}) {
+      if (wrong > 0 && std::string(field) != "gpu") continue;
+      Json changed = facts;
+      changed[field] = wrong;
+      EXPECT_THROW(parse_facts(changed.dump(), "facts"), UserError) << field << " " << wrong;
+    }
 }
 
 TEST(Discover, NamesAThrottledDevice) {

@@ -41,15 +41,16 @@ struct Rule {
   const char* strategy;  // what programs are restricted to (program_plan.h); Megatron's: tensors
   bool pieces;           // parameters are gathered in every pass
   bool fastest;          // on the devices of the fastest type alone
+  int early;             // the larger, the sooner it is planned: searches of FSDP take long
 };
-const Rule kRules[] = {{"ddp", "dp-ev", false, false},
-                       {"ddp-by-speed", "dp-cp", false, false},
-                       {"ddp-fastest", "dp-ev", false, true},
-                       {"fsdp", "zero", true, false},
-                       {"fsdp-by-speed", "zero-cp", true, false},
-                       {"fsdp-fastest", "zero", true, true},
-                       {"megatron", "tensor-parallel", false, false},
-                       {"megatron-fastest", "tensor-parallel", false, true}};
+const Rule kRules[] = {{"ddp", "dp-ev", false, false, 1},
+                       {"ddp-by-speed", "dp-cp", false, false, 1},
+                       {"ddp-fastest", "dp-ev", false, true, 2},
+                       {"fsdp", "zero", true, false, 0},
+                       {"fsdp-by-speed", "zero-cp", true, false, 0},
+                       {"fsdp-fastest", "zero", true, true, 1},
+                       {"megatron", "tensor-parallel", false, false, 2},
+                       {"megatron-fastest", "tensor-parallel", false, true, 3}};
 
 std::vector<int> fastest_of(const Cluster& cluster) {
   FlopsPerSecond most = 0;
@@ -339,7 +340,13 @@ EngineResult plan_opponents(const PlanOptions& options, const Cluster& cluster,
   const Cluster fast = part_of(cluster, fastest);
   std::vector<Found> found(rules.size());
   solver::OrderMemo orders;
-  parallel_for(static_cast<int>(rules.size()), options.threads, [&](int i) {
+  // Those that are usually fastest come first, should time run out.
+  std::vector<size_t> order(rules.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return rules[a]->early > rules[b]->early; });
+  parallel_for(static_cast<int>(rules.size()), options.threads, [&](int n) {
+    const size_t i = order[static_cast<size_t>(n)];
     const Rule& rule = *rules[i];
     found[i] = Opponent(options, rule.fastest ? fast : cluster, step, rule, &orders).run();
   });

@@ -1,4 +1,4 @@
-// Mutated files and command lines: ./dev bench fuzz [of each kind] [seed] [kind ...]. Each is taken
+// Mutated files and command lines: ./dev bench hostile [of each kind] [seed] [kind ...]. Each is taken
 // or refused with one line, in seconds and without gigabytes. Ends with 1 if any is not; the folder
 // MOTLEY_FUZZ_KEEP then gets the files.
 #include <unistd.h>
