@@ -101,7 +101,8 @@ def loss_of(output, loss_fn, targets, has_targets):
         output = output.loss
     if not isinstance(output, torch.Tensor):
         raise UserError(
-            f"[capture] the model returns {type(output).__name__} and there is no loss_fn; give loss_fn(output, targets)"
+            f"[capture] the model returns {type(output).__name__} and there is no loss_fn; give loss_fn(output, targets), "
+            "or to motley.wrap loss_of(model, inputs)"
         )
     return output
 

@@ -43,12 +43,29 @@ class Outputs(dict):
             raise AttributeError(error.args[0]) from None
 
 
-class Wrapped(torch.nn.Module):
-    """The model of `wrap`; `module` is the model, `dist` what trains it from the first step on."""
+class _WithLoss(torch.nn.Module):
+    """A model whose loss is made outside of it: loss_of(model, inputs)."""
 
-    def __init__(self, module, optimizer, options):
+    def __init__(self, module, loss_of):
         super().__init__()
-        self.module, self.dist = module, None
+        self.module, self._loss_of = module, loss_of
+
+    def forward(self, **inputs):
+        return {"loss": self._loss_of(self.module, inputs)}
+
+
+_PREFIX = "module."  # of names in its state
+
+
+class Wrapped(torch.nn.Module):
+    """The model of `wrap`; `module` is the model, `dist` what trains it from the first step on.
+
+    loss_of(model, inputs), which may be set until the first step, makes the loss in the place of the model.
+    """
+
+    def __init__(self, module, optimizer, options, loss_of=None):
+        super().__init__()
+        self.module, self.dist, self.loss_of = module, None, loss_of
         self._optimizer, self._options = optimizer, options
         self._signature = inspect.signature(module.forward)
         self._takes_more = any(p.kind is p.VAR_POSITIONAL for p in self._signature.parameters.values())
@@ -56,6 +73,8 @@ class Wrapped(torch.nn.Module):
     def _inputs(self, args, kwargs):
         if not args:
             return kwargs
+        if self.loss_of is not None:
+            return {**self._signature.bind_partial(*args).arguments, **kwargs}
         if self._takes_more and not kwargs:
             return args
         bound = self._signature.bind(*args, **kwargs)
@@ -70,7 +89,10 @@ class Wrapped(torch.nn.Module):
             return self.module(*args, **kwargs)
         inputs = self._inputs(args, kwargs)
         if self.dist is None:
-            self.dist = distribute(self.module, (inputs,), None, optimizer=self._optimizer, **self._options)
+            module = self.module
+            if self.loss_of is not None:
+                module = type(type(module).__name__, (_WithLoss,), {})(module, self.loss_of)
+            self.dist = distribute(module, (inputs,), None, optimizer=self._optimizer, **self._options)
         loss = self.dist(inputs)
         at = self.dist._held.count
 
@@ -81,6 +103,8 @@ class Wrapped(torch.nn.Module):
 
     def _others(self, inputs, at):
         """The model's outputs of a step that was made, without gradients; its buffers stay as they are."""
+        if self.loss_of is not None:
+            return {}
         if self.dist._held.count != at:
             raise UserError("[distribute] outputs of a step that is over; read them before the optimizer's step")
         if self.dist._run.graph.random_nodes:
@@ -109,16 +133,23 @@ class Wrapped(torch.nn.Module):
 
     def state_dict(self, *args, **kwargs):
         """Of the model, under its own names, whole and trained."""
-        return self.module.state_dict(*args, **kwargs) if self.dist is None else self.dist.state_dict()
+        if self.dist is None:
+            return self.module.state_dict(*args, **kwargs)
+        state = self.dist.state_dict()
+        if self.loss_of is not None:
+            state = {name.removeprefix(_PREFIX): value for name, value in state.items()}
+        return state
 
     def load_state_dict(self, state, strict=True):
         """Takes a state of the model; every worker passes the same."""
         if self.dist is None:
             return self.module.load_state_dict(state, strict)
+        if self.loss_of is not None:
+            state = {_PREFIX + name: value for name, value in state.items()}
         return self.dist.load_state_dict(state, strict)
 
 
-def wrap(model, optimizer="adamw", cluster=None, *, plan=None, **options):
+def wrap(model, optimizer="adamw", cluster=None, *, plan=None, loss_of=None, **options):
     """A model to be called in a training loop as one in DistributedDataParallel is: it trains by a plan.
 
         model = motley.wrap(model, optimizer, "cluster.yaml")
@@ -127,6 +158,7 @@ def wrap(model, optimizer="adamw", cluster=None, *, plan=None, **options):
             loss.backward()
             optimizer.step(); optimizer.zero_grad()
 
+    Where the model does not return its loss, loss_of(model, inputs) makes it of the batch: what is passed to the wrapped model by name.
     The first training step plans, with its batch as the example. The other outputs of the model, such as logits, can be read before the
     optimizer's step. In eval() it is the plain model. options as for distribute().
     """
@@ -134,4 +166,4 @@ def wrap(model, optimizer="adamw", cluster=None, *, plan=None, **options):
         raise UserError("[distribute] give either a cluster or a plan")
     if options.get("elastic"):
         raise UserError("[distribute] elastic needs a loop that asks dist.steps where it is; use motley.distribute")
-    return Wrapped(model, optimizer, {"cluster": cluster, "plan": plan, **options})
+    return Wrapped(model, optimizer, {"cluster": cluster, "plan": plan, **options}, loss_of)

@@ -9,12 +9,15 @@ workers, as ever; its rows go to the devices as the plan says.
 
 import contextlib
 
+import torch
 import transformers
 from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
 from ._errors import UserError
 from ._wrapped import Wrapped, wrap
+
+_ITEMS = "num_items_in_batch"
 
 
 @contextlib.contextmanager
@@ -48,6 +51,32 @@ class Trainer(transformers.Trainer):
             return model
         return wrap(model, self.optimizer, **self._planned)
 
+    def _makes_loss(self):
+        """Whether the loss is made outside of the model."""
+        own = type(self).compute_loss is not transformers.Trainer.compute_loss
+        return own or self.label_smoother is not None or getattr(self, "compute_loss_func", None) is not None
+
+    def training_step(self, model, *arguments, **options):
+        """With whatever compute_loss makes of the model's outputs as a part of the plan."""
+        if not isinstance(model, Wrapped) or not self._makes_loss():
+            return super().training_step(model, *arguments, **options)
+        compute_loss = self.compute_loss
+
+        def loss_of(module, inputs):
+            return compute_loss(module, {name: value for name, value in inputs.items() if name != _ITEMS}, **{_ITEMS: inputs.get(_ITEMS)})
+
+        def planned(model, inputs, return_outputs=False, num_items_in_batch=None):
+            if num_items_in_batch is not None:
+                inputs = {**inputs, _ITEMS: torch.as_tensor(num_items_in_batch)}
+            return model(**inputs)["loss"]
+
+        model.loss_of = loss_of
+        self.compute_loss = planned
+        try:
+            return super().training_step(model, *arguments, **options)
+        finally:
+            del self.compute_loss
+
     def get_train_dataloader(self):
         """Whole batches, the same on every worker."""
         if self.train_dataset is None:
@@ -69,6 +98,6 @@ class Trainer(transformers.Trainer):
     def _save(self, output_dir=None, state_dict=None):
         wrapped = self.model_wrapped
         if state_dict is None and isinstance(wrapped, Wrapped) and wrapped.dist is not None:
-            state_dict = wrapped.dist.state_dict()
+            state_dict = wrapped.state_dict()
         with _as_they_were(self.model):
             super()._save(output_dir, state_dict)

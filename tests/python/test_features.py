@@ -302,6 +302,24 @@ class Calls(unittest.TestCase):
         with self.assertRaisesRegex(motley.UserError, "by position or by name, not both"):
             dist(batch["inputs"], labels=batch["labels"])
 
+    def test_losses_from_outside_of_a_wrapped_model(self):
+        model, plain = nn.Linear(6, 3), nn.Linear(6, 3)
+        plain.load_state_dict(model.state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = support.batches_of(lambda g: (torch.randn(8, 6, generator=g), torch.randint(3, (8,), generator=g)), 4)
+        expected = support.plain_training(plain, F.cross_entropy, batches, torch.optim.SGD(plain.parameters(), lr=0.1))
+        wrapped = motley.wrap(model, optimizer, support.ONE, loss_of=lambda model, batch: F.cross_entropy(model(batch["input"]), batch["labels"]))
+        for n, ((x, y), wanted) in enumerate(zip(batches, expected)):
+            outputs = wrapped(x, labels=y) if n % 2 else wrapped(input=x, labels=y)
+            outputs.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            self.assertAlmostEqual(outputs.loss.item(), wanted, places=5)
+        self.assertEqual(sorted(wrapped.state_dict()), ["bias", "weight"])
+        wrapped.load_state_dict(plain.state_dict())
+        torch.testing.assert_close(wrapped.state_dict()["weight"], plain.weight.detach())
+        torch.testing.assert_close(wrapped.eval()(batches[0][0]), plain(batches[0][0]))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -69,6 +69,36 @@ class HuggingFace(unittest.TestCase):
             self.run_text(text, workers, three)
             self.same(load_file(os.path.join(three, "model", "model.safetensors")), wanted)
 
+    def test_losses_that_a_trainer_makes(self):
+        """compute_loss of a subclass, with smooth labels, terms of its own and a second pass before each step."""
+        from safetensors.torch import load_file
+
+        changes = (
+            ("learning_rate=1e-2", "learning_rate=1e-1, optim='sgd', label_smoothing_factor=0.1, gradient_accumulation_steps=2"),
+            ("save_steps=3", "save_strategy='no'"),
+            ("max_steps=6", "max_steps=3"),
+            ("trainer = Trainer(", """class Own(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, output = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        loss = loss + 1e-3 * sum(p.square().sum() for p in model.parameters()) + 1e-2 * output.logits.logsumexp(-1).square().mean()
+        return (loss, output) if return_outputs else loss
+
+
+trainer = Own("""),
+        )  # fmt: skip
+        plain = text_of(
+            "06_trainer.py", *changes,
+            ("from motley.huggingface import Trainer  # from transformers import Trainer", "from transformers import Trainer"),
+            (', cluster=f"{HERE}/three.yaml"', ""),
+            ("per_device_train_batch_size=4", "per_device_train_batch_size=12"),
+        )
+        one, three = os.path.join(self.folder, "one"), os.path.join(self.folder, "three")
+        said = [self.run_text(text, workers, out) for text, workers, out in ((plain, 1, one), (text_of("06_trainer.py", *changes), 3, three))]
+        state = [load_file(os.path.join(folder, "model", "model.safetensors")) for folder in (three, one)]
+        self.same(*state)
+        evaluated = [float(words.split("evaluated ")[1].split()[0]) for words in said]
+        self.assertAlmostEqual(*evaluated, places=5)
+
     def test_loop(self):
         """The loss, the other outputs and the state of the model are those of the plain loop."""
         sgd = ("torch.optim.AdamW(model.parameters(), lr=1e-2)", "torch.optim.SGD(model.parameters(), lr=1e-1)")
