@@ -7,7 +7,7 @@ import operator
 
 import torch
 
-from ._complex import away
+from . import _motley
 
 _as_strided = torch.Tensor.as_strided
 
@@ -77,20 +77,13 @@ def _along(tensor, taken, size):
     return tensor
 
 
-def _is_same(shape, strides, taken, size, stride):
-    """Whether both read the same memory."""
-    memory = torch.arange(sum((n - 1) * s for n, s in zip(shape, strides)) + 1)
-    if sum((n - 1) * s for n, s in zip(size, stride)) >= memory.numel():
-        return False
-    return torch.equal(_along(_as_strided(memory, shape, strides), taken, size), _as_strided(memory, size, stride))
-
-
 def as_strided(self, size, stride, storage_offset=None):
-    if storage_offset in (None, self.storage_offset()):
+    """Of the model, not of what operators are made of."""
+    if _motley.between_operators() and storage_offset in (None, self.storage_offset()):
         size, stride = ([operator.index(n) for n in numbers] for numbers in (size, stride))  # some are tensors
         forms = [(tuple(self.shape), self.stride())]
         for shape, strides in forms + [_merged(*forms[0])]:
             taken = _plan(shape, strides, size, stride)
-            if taken is not None and away(_is_same, shape, strides, taken, size, stride):
+            if taken is not None:
                 return _along(self.view(shape), taken, size)
     return _as_strided(self, size, stride, storage_offset)
