@@ -156,7 +156,7 @@ Bytes least_state(const Graph& graph, const Parameter& p, const PlanOptions& opt
 
 // Of what is left of the time: for those of the last round that there is; for one that other engines
 // kept from beginning until its part was over.
-constexpr double kLastRound = 0.9, kLate = 0.2;
+constexpr double kLastRound = 0.9, kLate = 0.1;
 
 // Where cores are few the others wait for the first engine of the table, which has a plan soon: for
 // its first plan, or its end.
