@@ -31,8 +31,7 @@ said there).
 
 "Whole" are operators that motley has no rule for: every device computes all of them. The gain is over the fastest of what one would
 run otherwise ([opponents](plan.md)): DDP, FSDP and Megatron's degrees, on all devices or the fastest group alone, with the best of
-their knobs, as far as these were found in the same time (of the largest models only some were: Mixtral's and Swin's are not the best
-there are), in PyTorch's or Megatron's own runtime. It is below 1 where a model has batch normalisation: Megatron's replicas normalise
+their knobs, as far as these were found in the same time (of the largest models only some were), in PyTorch's or Megatron's own runtime. It is below 1 where a model has batch normalisation: Megatron's replicas normalise
 their own samples, which is not the step of one device, and is left to those who ask for it (`--engine grid`).
 
 | model | of | parameters | batch | operators | captured | whole | planned | step | gain | over |
