@@ -12,7 +12,7 @@
 #include "formats.h"
 #include "mutate_text.h"
 
-// Twice as many inputs a second: short stacks of allocations, and what is freed is kept for less long.
+// For more inputs a second: short stacks of allocations, and what is freed is kept for less long.
 extern "C" const char* __asan_default_options() {
   return "detect_stack_use_after_return=0:malloc_context_size=3:quarantine_size_mb=16";
 }
