@@ -15,6 +15,7 @@ workers on one device otherwise: its messages then go through sockets, and times
 """
 
 import argparse
+import collections
 import copy
 import gc
 import os
@@ -228,6 +229,16 @@ def check_waiting(table):
             print(f"    {line}", flush=True)
 
 
+def check_guard(table):
+    """The first steps of a plan are compared with the plain model, as where nobody says otherwise."""
+    for name, how in (("gpt", {}), ("gpt in bf16", {"precision": "bf16"})):
+        build, draw = gpt(2, 128, 4, 512, 64, 8)
+        model, batch = build_there(build, draw)
+        dist = motley.distribute(model, batch, loss_of, cluster_of(1, "spmd"), torch.optim.AdamW(model.parameters(), 1e-3), device=DEVICE.type, **how)
+        losses = [float(dist.train_step(*batch)) for _ in range(4)]
+        table.row("first steps compared with the plain model", name, f"{losses[0]:.3f} to {losses[-1]:.3f}", "no error", losses[-1] < losses[0])
+
+
 def check_graph(table):
     import gpu_device as of
 
@@ -259,11 +270,36 @@ def check_capture(table, name, build, draw, folder):
     table.row(f"capture on {DEVICE.type} is that on meta", name, "equal" if texts[0] == texts[1] else "differs", "equal", texts[0] == texts[1])
 
 
+def held_at_peak(step):
+    """What a step holds when most is held, in lines: bytes of a block, how many there are of it."""
+    torch.cuda.memory._record_memory_history(max_entries=200000, context=None)
+    before = torch.cuda.memory_allocated()
+    step()
+    wait()
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    live, held, most, at = {}, 0, 0, 0
+    for i, event in enumerate(trace):
+        sign = {"alloc": 1, "free_completed": -1}.get(event["action"], 0)
+        held += sign * event["size"]
+        if held > most:
+            most, at = held, i
+    for event in trace[: at + 1]:
+        if event["action"] == "alloc":
+            live[event["addr"]] = event["size"]
+        elif event["action"] == "free_completed":
+            live.pop(event["addr"], None)
+    lines = [f"before {before}, at most {most} more, of it"]
+    for size, count in sorted(collections.Counter(live.values()).items(), key=lambda x: -x[0] * x[1])[:25]:
+        lines.append(f"  {count} x {size} = {count * size}")
+    return "\n".join(lines)
+
+
 def details(label, steps, plan):
     """Where the time of a step goes, by a plan and in plain PyTorch."""
     from torch.profiler import ProfilerActivity, profile
 
-    text = f"{plan}\n"
+    text = f"{plan}\n{held_at_peak(steps['plan'])}\n"
     for who, step in steps.items():
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as told:
             step()
@@ -504,7 +540,7 @@ def main():
     bench.say(f"{name}, torch {torch.__version__}, Python {sys.version.split()[0]}")
     asked = [word for word in args.only.split(",") if word] or CHECKS
     of_device = {"operators": [("operators", check_device), ("attention", check_attention), ("random numbers", check_random)],
-                 "steps": [("dropout", check_drawing), ("waiting", check_waiting), ("CUDA graph", check_graph)]}  # fmt: skip
+                 "steps": [("dropout", check_drawing), ("waiting", check_waiting), ("comparison", check_guard), ("CUDA graph", check_graph)]}  # fmt: skip
     for word, checks in of_device.items():
         for what, check in checks:
             if word in asked and not TINY:

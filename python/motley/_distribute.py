@@ -317,7 +317,7 @@ class Distributed(Following, Saving):
             if dist._wholes is not None:
                 dist._wholes.gather()
             with contextlib.nullcontext() if dist._keeper is None else dist._keeper.update():
-                with dist._group.peers.change(dist._held), _torch.without_subclasses():
+                with dist._group.peers.change(dist._held), _torch.without_subclasses(), _optim.fused(dist.optimizer):
                     former()
                     if dist._wholes is not None:
                         dist._wholes.scatter()

@@ -7,6 +7,7 @@ on every worker. Which of the two an optimizer is, is found by trying it on smal
 The user's optimizer itself is given the pieces, so whatever else holds it (a scheduler, a training loop) stays right.
 """
 
+import contextlib
 import copy
 import inspect
 import math
@@ -408,6 +409,34 @@ def exchange(optimizer, mapping, cut):
             f"[distribute] {type(optimizer).__name__} holds parameters where they cannot be exchanged for pieces; keep them in "
             "param_groups, lists and dicts"
         )
+
+
+FUSED_ON = {"cuda"}  # types of devices
+
+
+def _may_be_fused(group):
+    """Whether torch has a fused step for a group, and the user left the choice to it."""
+    if group.get("fused", True) is not None or group.get("foreach") is not None or group.get("capturable") or group.get("differentiable"):
+        return False
+    return isinstance(group["lr"], (int, float)) and all(p.device.type in FUSED_ON and p.is_floating_point() for p in group["params"])
+
+
+@contextlib.contextmanager
+def fused(optimizer):
+    """Steps of torch's own optimizers are one kernel there for all parameters, which needs no memory of its own (foreach has copies)."""
+    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+    groups = [group for group in optimizer.param_groups if known and _may_be_fused(group)]
+    for group in groups:
+        group["fused"] = True
+        for p in group["params"]:
+            held = optimizer.state.get(p, {})
+            if "step" in held and held["step"].device != p.device:
+                held["step"] = held["step"].to(p.device, torch.float32)
+    try:
+        yield
+    finally:
+        for group in groups:
+            group["fused"] = None
 
 
 def override(optimizer, **methods):

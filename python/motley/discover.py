@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from . import _backend, _motley
+from . import _backend, _motley, _optim
 from ._distribute import group
 from ._errors import UserError
 
@@ -86,7 +86,12 @@ def _facts(workers):
 def _optimizer_step(kind, parameters):
     """A step of the optimizer with which Python trains there: torch's makes a few calls for all parameters."""
     made = torch.optim.SGD(parameters, 1e-3, momentum=0.9) if kind == "sgd" else torch.optim.AdamW(parameters, 1e-3)
-    return made.step
+
+    def step():
+        with _optim.fused(made):
+            made.step()
+
+    return step
 
 
 def main():

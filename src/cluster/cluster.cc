@@ -9,6 +9,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "cluster/part.h"
 #include "cluster/tariff.h"
@@ -222,19 +223,19 @@ class Reader {
       if (!list[i].IsMap() || !list[i]["op"])
         throw error(field, "has no op", "give {op: aten::mm, overhead: ..., flops: ...}");
       allow(list[i], field,
-            {"op", "overhead", "flops", "memory_bandwidth", "cached", "uncached_bandwidth"});
+            {"op", "overhead", "flops", "memory_bandwidth", "cached", "uncached_bandwidth",
+             "launch"});
       OpRate rate;
       rate.op = name(list[i]["op"], join(field, "op"));
-      if (const YAML::Node x = list[i]["overhead"])
-        rate.overhead = quantity(x, "time", join(field, "overhead"));
-      if (const YAML::Node x = list[i]["flops"])
-        rate.flops = positive(x, "flops", join(field, "flops"));
-      if (const YAML::Node x = list[i]["memory_bandwidth"])
-        rate.memory_bandwidth = positive(x, "bandwidth", join(field, "memory_bandwidth"));
-      if (const YAML::Node x = list[i]["cached"])
-        rate.cached = quantity(x, "bytes", join(field, "cached"));
-      if (const YAML::Node x = list[i]["uncached_bandwidth"])
-        rate.uncached_bandwidth = positive(x, "bandwidth", join(field, "uncached_bandwidth"));
+      for (const auto& [key, kind, value] : {std::tuple{"overhead", "time", &rate.overhead},
+                                             {"cached", "bytes", &rate.cached},
+                                             {"launch", "time", &rate.launch}})
+        if (const YAML::Node x = list[i][key]) *value = quantity(x, kind, join(field, key));
+      for (const auto& [key, kind, value] :
+           {std::tuple{"flops", "flops", &rate.flops},
+            {"memory_bandwidth", "bandwidth", &rate.memory_bandwidth},
+            {"uncached_bandwidth", "bandwidth", &rate.uncached_bandwidth}})
+        if (const YAML::Node x = list[i][key]) *value = positive(x, kind, join(field, key));
       type->ops.push_back(rate);
     }
   }

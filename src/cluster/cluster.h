@@ -49,6 +49,9 @@ struct OpRate {
   BytesPerSecond memory_bandwidth = 0;    // 0: not limited by memory
   Bytes cached = 0;                       // bytes of a call beyond these move at ...
   BytesPerSecond uncached_bandwidth = 0;  // ... (optimizers); 0: there is no such limit
+  // Of the machine that launches calls ahead of the device, which takes the time above for each; 0:
+  // the device launches them itself, and the overhead holds it.
+  Seconds launch = 0;
   friend bool operator==(const OpRate&, const OpRate&) = default;
 };
 

@@ -260,8 +260,8 @@ std::string look_of(const Cluster& cluster) {
     add(type.ops.size());
     for (const OpRate& op : type.ops) {
       text(op.op);
-      for (const double number :
-           {op.overhead, op.flops, op.memory_bandwidth, op.cached, op.uncached_bandwidth})
+      for (const double number : {op.overhead, op.flops, op.memory_bandwidth, op.cached,
+                                  op.uncached_bandwidth, op.launch})
         add(number);
     }
   }
@@ -301,6 +301,7 @@ Cluster with_slower(const Cluster& cluster, int device, double factor) {
   for (OpRate& op : type.ops) {
     for (double* rate : {&op.flops, &op.memory_bandwidth, &op.uncached_bandwidth}) *rate /= factor;
     op.overhead *= factor;
+    op.launch *= factor;
   }
   const int old = cluster.devices[static_cast<size_t>(device)].type;
   const bool last = std::count_if(cluster.devices.begin(), cluster.devices.end(),

@@ -122,6 +122,7 @@ Json to_json(const Profile& profile) {
                      {"memory_bandwidth", op.rate.memory_bandwidth},
                      {"cached", op.rate.cached},
                      {"uncached_bandwidth", op.rate.uncached_bandwidth},
+                     {"launch", op.rate.launch},
                      {"fit", to_json(op.fit)}});
     devices.push_back({{"type", d.type},
                        {"flops", d.flops},
@@ -175,7 +176,7 @@ Profile parse_profile(const std::string& text, const std::string& name) {
     each(device, "ops", [&](const Fields& op) {
       d.ops.push_back({{op.text("op"), not_negative(op, "overhead"), not_negative(op, "flops"),
                         not_negative(op, "memory_bandwidth"), optional(op, "cached"),
-                        optional(op, "uncached_bandwidth")},
+                        optional(op, "uncached_bandwidth"), optional(op, "launch")},
                        fit_of(op)});
     });
     profile.devices.push_back(std::move(d));

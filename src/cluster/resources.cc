@@ -91,6 +91,7 @@ void slow_down(DeviceType* type, double factor) {
   type->overhead *= factor;
   for (OpRate& rate : type->ops) {
     rate.overhead *= factor;
+    rate.launch *= factor;
     rate.flops /= factor;
     rate.memory_bandwidth /= factor;
     rate.uncached_bandwidth /= factor;

@@ -106,6 +106,7 @@ std::string to_yaml(const Cluster& cluster) {
         put("memory_bandwidth", rate.memory_bandwidth);
         put("cached", rate.cached);
         put("uncached_bandwidth", rate.uncached_bandwidth);
+        put("launch", rate.launch);
         out << YAML::EndMap;
       }
       out << YAML::EndSeq;

@@ -71,6 +71,7 @@ CostModel::CostModel(const Cluster& cluster, const std::vector<ReductionProgram>
   for (const DeviceType& type : cluster_.types) {
     Rates& rates = rates_.emplace_back();
     for (const OpRate& rate : type.ops) {
+      rates.launches = rates.launches || rate.launch > 0;
       if (rate.op == "motley::adamw")
         rates.adamw = &rate;
       else if (rate.op == "motley::sgd")
@@ -164,6 +165,19 @@ Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer, Seconds* l
   }
   if (linear != nullptr) *linear = all + reduction;
   return all + beyond + reduction;
+}
+
+Seconds CostModel::launch(int type, const Work& work) const {
+  if (work.free) return 0;
+  const auto measured = rates_[type].ops.find(work.op);
+  if (measured != rates_[type].ops.end()) return measured->second->launch;
+  // As long as a small call took alone.
+  return rates_[type].launches ? cluster_.types[type].overhead : 0;
+}
+
+Seconds CostModel::launch_of_update(int type, Optimizer optimizer) const {
+  const OpRate* rate = optimizer == Optimizer::sgd ? rates_[type].sgd : rates_[type].adamw;
+  return rate != nullptr ? rate->launch : 0;
 }
 
 Seconds CostModel::per_step(int type, const Graph& graph) const {

@@ -109,6 +109,11 @@ class CostModel {
   Seconds collective(Collective kind, Bytes bytes,
                      const CollectiveModel::ShareProfile& shares) const;
   Seconds latency() const { return net_.latency_of_ring(); }
+  // Seconds for which the machine of a device launches a call, or the update of one parameter, ahead
+  // of the device; 0 where the price of the call holds it.
+  Seconds launch(int type, const Work& work) const;
+  bool launches(int type) const { return rates_[type].launches; }
+  Seconds launch_of_update(int type, Optimizer optimizer) const;
   // What every step takes beyond its operators, collectives and updates on a device type: every
   // device makes the whole batch and keeps its piece.
   Seconds per_step(int type, const Graph& graph) const;
@@ -119,6 +124,7 @@ class CostModel {
   struct Rates {
     std::unordered_map<const OpDef*, const OpRate*> ops, half_ops;
     const OpRate *adamw = nullptr, *sgd = nullptr, *step = nullptr;
+    bool launches = false;  // some are launched ahead of the device
   };
 
   Cluster cluster_;
@@ -245,6 +251,13 @@ struct PhaseSeconds {
 };
 PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const CostModel& model,
                            const Fractions& fractions, Optimizer optimizer);
+
+// Seconds for which the slowest machine launches the calls of the steps [begin, end), or of a whole
+// iteration, ahead of its devices: they take no less. 0 where devices launch calls themselves.
+Seconds launch_seconds(const Theory& theory, const Program& program, const CostModel& model,
+                       int begin, int end);
+Seconds launch_seconds(const Theory& theory, const Program& program, const CostModel& model,
+                       Optimizer optimizer);
 
 // Gives every collective of a program its faster form under these shares.
 void choose_forms(const Theory& theory, Program* program, const CostModel& model,

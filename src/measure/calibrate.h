@@ -17,9 +17,10 @@
 //
 // On an emulated device (emulate.h) a call takes the least of its CPU times / speed, and the device
 // is padded while it is measured, so that all share the machine as they do in training. On other
-// CPUs it takes the median of wall times. On CUDA models are larger, so that they keep the device
-// busy, and a call takes the median of the times from the end of the call before it to its own end:
-// as in training, where the CPU runs ahead.
+// CPUs it takes the median of wall times. On CUDA models are larger, and the device is given work
+// first, so that the machine launches calls ahead of it as in training: a call takes the median of
+// the times from the end of the call before it to its own end. How long the machine takes to launch
+// each (OpRate::launch) is measured on tiny models, for which the device waits.
 //
 // Stages. The layers of a model, cut as the pipeline engine cuts it, run forward and backward by
 // themselves on every device, and neighbouring layers on sub-meshes of several devices, which run

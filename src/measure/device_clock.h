@@ -8,6 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <ctime>
 #include <optional>
 #include <utility>
@@ -94,6 +95,31 @@ class StreamTimes {
 
   at::Device device_;
   std::vector<c10::Event> events_;
+};
+
+// Keeps a device busy while calls are launched, so that these follow one another as they do in
+// training, where the machine runs ahead.
+class HeadStart {
+ public:
+  explicit HeadStart(at::Device device) {
+    constexpr int64_t kSize = 4096;
+    matrix_ = at::ones({kSize, kSize}, at::TensorOptions(device));
+    result_ = at::empty_like(matrix_);
+    at::mm_out(result_, matrix_, matrix_);
+    DeviceClock watch(0, device);
+    const Seconds before = watch.now();
+    for (int i = 0; i < 4; ++i) at::mm_out(result_, matrix_, matrix_);
+    seconds_ = std::max((watch.now() - before) / 4, kShortest);
+  }
+  void give(Seconds seconds) {
+    constexpr double kMost = 500;  // products
+    for (double n = std::min(kMost, std::ceil(seconds / seconds_)); n > 0; --n)
+      at::mm_out(result_, matrix_, matrix_);
+  }
+
+ private:
+  at::Tensor matrix_, result_;
+  Seconds seconds_;  // of a product
 };
 
 // Seconds of one call, over about `budget` seconds and at least twice. A device with streams is

@@ -3,6 +3,7 @@
 #include <torch/optim/sgd.h>
 
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "capture/capture.h"
@@ -72,80 +73,6 @@ std::vector<std::pair<std::string, int64_t>> reference_steps(bool quick, at::Dev
           {"vit:layers=1,hidden=192,heads=4,image=32,patch=8,classes=10", 8}};
 }
 
-ProfiledDevice measure_classes(double speed, at::Device device) {
-  at::NoGradGuard no_grad;
-  DeviceClock watch(speed, device);
-  ProfiledDevice result;
-  const Seconds budget = 0.12;
-  auto add = [&](const char* name, const char* dtype, const std::vector<Sample>& samples,
-                 bool by_bytes) {
-    ProfiledClass c;
-    c.name = name;
-    c.dtype = dtype;
-    const OpRate rate = fit(samples, &c.fit);
-    c.overhead = rate.overhead;
-    c.rate = by_bytes ? rate.memory_bandwidth : rate.flops;
-    for (size_t i = 0; i < samples.size(); ++i)
-      c.fit.points[i] = {by_bytes ? samples[i].bytes : samples[i].flops, samples[i].seconds};
-    result.classes.push_back(c);
-    return c;
-  };
-  const at::TensorOptions f32 = at::TensorOptions(device);
-  const at::Tensor tiny = at::ones({8}, f32);
-  const Seconds launch = seconds_per_call(watch, budget, [&] { at::add(tiny, tiny); });
-  result.overhead = launch;
-  add("launch", "f32", {{8, 96, launch}}, false);
-  // Whatever is as large as models on such a device have it.
-  const int64_t larger = device.is_cpu() ? 1 : 16;
-  struct Type {
-    const char* name;
-    at::ScalarType type;
-    int64_t largest;
-  };
-  for (const Type& t : {Type{"f32", at::kFloat, 512 * larger}, Type{"f64", at::kDouble, 256},
-                        Type{"bf16", at::kBFloat16, device.is_cpu() ? 128 : 8192}}) {
-    std::vector<Sample> products, elementwise;
-    for (int64_t n = 32; n <= t.largest; n *= 2) {
-      const at::Tensor a = at::ones({n, n}, f32.dtype(t.type));
-      const double cube = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
-      products.push_back({2 * cube, 0, seconds_per_call(watch, budget, [&] { at::mm(a, a); })});
-    }
-    // On a device with a cache of tens of megabytes numbers are to be many more than that.
-    const int64_t least = device.is_cpu() ? 1 << 10 : 1 << 18;
-    for (int64_t n = least; n <= least << (device.is_cpu() ? 10 : 9); n *= 8) {
-      const at::Tensor a = at::ones({n}, f32.dtype(t.type));
-      elementwise.push_back({0, 3. * static_cast<double>(a.nbytes()),
-                             seconds_per_call(watch, budget, [&] { at::add(a, a); })});
-    }
-    const ProfiledClass matmul = add("matmul", t.name, products, false);
-    const ProfiledClass memory = add("elementwise", t.name, elementwise, true);
-    // A fit may find no slope; the largest call is then what tells.
-    const auto sustained = [](double fitted, double reached) {
-      return fitted < reached || fitted > 1.5 * reached ? reached : fitted;
-    };
-    const Flops fastest = products.back().flops / products.back().seconds;
-    const Bytes widest = elementwise.back().bytes / elementwise.back().seconds;
-    if (t.type == at::kFloat) {
-      result.flops = result.half_flops =
-          device.is_cpu() && matmul.rate > 0 ? matmul.rate : sustained(matmul.rate, fastest);
-      result.memory_bandwidth =
-          device.is_cpu() && memory.rate > 0 ? memory.rate : sustained(memory.rate, widest);
-    }
-    if (t.type == at::kBFloat16 && matmul.rate > 0)
-      result.half_flops = device.is_cpu() ? matmul.rate : sustained(matmul.rate, fastest);
-  }
-  std::vector<Sample> convolutions;
-  for (int64_t c : {8, 16, 32, 64}) {
-    c *= std::min<int64_t>(larger, 4);
-    const int64_t n = 4 * larger;
-    const at::Tensor x = at::ones({n, c, 16, 16}, f32), w = at::ones({c, c, 3, 3}, f32);
-    convolutions.push_back({2. * 16 * 16 * 9 * static_cast<double>(n * c * c), 0,
-                            seconds_per_call(watch, budget, [&] { at::conv2d(x, w, {}, 1, 1); })});
-  }
-  add("convolution", "f32", convolutions, false);
-  return result;
-}
-
 namespace {
 
 // A step of a model on one device and the times of its calls.
@@ -154,7 +81,7 @@ struct MeasuredStep {
   std::unique_ptr<Theory> theory;
   Program program;
   std::vector<Work> work;                    // [node]
-  std::vector<std::vector<double>> seconds;  // [node]
+  std::vector<std::vector<double>> seconds;  // [node] of what is timed
 };
 
 // Attention as models of torch 2 have it, forward and backward; empty where libtorch has no such
@@ -179,8 +106,8 @@ std::string attention_step(int64_t batch, int64_t heads, int64_t tokens, int64_t
 class StepRunner {
  public:
   StepRunner(const std::string& model, int64_t batch, bool half, DeviceClock& watch,
-             Communicator& self, at::Device device)
-      : StepRunner(canonicalize(capture(model, batch).graph), half, watch, self, device) {
+             HeadStart* ahead, Communicator& self, at::Device device)
+      : StepRunner(canonicalize(capture(model, batch).graph), half, watch, ahead, self, device) {
     const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0);
     const TensorMap parameters = parameters_of(*module), buffers = buffers_of(*module);
     const TensorMap inputs = random_inputs(*module, batch, 1);
@@ -189,31 +116,46 @@ class StepRunner {
     for (const Input& i : step_.graph.inputs) set(i.value, inputs.at(i.name));
   }
   // A graph of inputs alone, which are drawn.
-  StepRunner(const std::string& text, DeviceClock& watch, Communicator& self, at::Device device)
-      : StepRunner(parse_graph(text, "attention"), false, watch, self, device) {
+  StepRunner(const std::string& text, DeviceClock& watch, HeadStart* ahead, Communicator& self,
+             at::Device device)
+      : StepRunner(parse_graph(text, "attention"), false, watch, ahead, self, device) {
     for (const Input& i : step_.graph.inputs) {
       const TensorSpec& spec = step_.graph.spec(i.value);
       set(i.value, at::randn(spec.shape, at::kFloat).to(to_torch(spec.dtype)));
     }
   }
 
-  void run(bool keep) {
-    keep_ = keep;
+  // Seconds of a step, of whose calls `timed` says what is noted: nothing; how long each takes; or,
+  // on a device with a stream, how long the machine takes to launch each, or the device for all.
+  enum class Timed { nothing, calls, launches, all };
+  Seconds run(Timed timed) {
+    const auto moment = [this] { return watch_.has_stream() ? watch_.now() : wall_clock(); };
+    timed_ = timed;
+    const Seconds begun = moment();
     watch_.begin();
-    if (stream_) stream_->mark();
+    const bool marks = stream_ && (timed == Timed::calls || timed == Timed::all);
+    if (marks && ahead_ != nullptr) ahead_->give(kAhead * launched_);
+    if (marks) stream_->mark();
     executor_->step(number_++);
+    if (timed == Timed::all && stream_) stream_->mark();
     watch_.rest();
-    if (!stream_) return;
+    if (!marks) {
+      launched_ = wall_clock() - begun;
+      return moment() - begun;
+    }
     const std::vector<double> times = stream_->between();
-    for (size_t i = 0; keep && i < times.size(); ++i)
-      if (marked_[i] >= 0) step_.seconds[marked_[i]].push_back(times[i]);
+    if (timed == Timed::calls)
+      for (size_t i = 0; i < times.size(); ++i)
+        if (marked_[i] >= 0) step_.seconds[marked_[i]].push_back(times[i]);
     marked_.clear();
+    return std::accumulate(times.begin(), times.end(), 0.);
   }
   const MeasuredStep& measured() const { return step_; }
 
  private:
-  StepRunner(Graph graph, bool half, DeviceClock& watch, Communicator& self, at::Device device)
-      : watch_(watch), shares_(std::vector<double>{1.0}), device_(device) {
+  StepRunner(Graph graph, bool half, DeviceClock& watch, HeadStart* ahead, Communicator& self,
+             at::Device device)
+      : watch_(watch), ahead_(ahead), shares_(std::vector<double>{1.0}), device_(device) {
     step_.graph = std::move(graph);
     if (half) step_.graph = with_precision(step_.graph, DType::bf16);
     step_.theory = std::make_unique<Theory>(step_.graph);
@@ -227,17 +169,22 @@ class StepRunner {
     ExecutorOptions options;
     options.device = device;
     options.before = [this](bool) {
-      if (!stream_) begun_ = watch_.now();
+      if (timed_ == Timed::launches)
+        begun_ = wall_clock();
+      else if (timed_ == Timed::calls && !stream_)
+        begun_ = watch_.now();
       node_ = -1;
     };
     options.observe = [this](ValueId v, Placement, const at::Tensor&) {
       node_ = step_.graph.value(v).producer.index;
     };
     options.after = [this](bool, const void* instruction) {
-      if (stream_)
+      if (timed_ == Timed::calls && stream_)
         stream_->mark(), marked_.push_back(node_);
-      else if (node_ >= 0 && keep_)
+      else if (node_ >= 0 && timed_ == Timed::calls)
         step_.seconds[node_].push_back(watch_.now() - begun_);
+      else if (node_ >= 0 && timed_ == Timed::launches)
+        step_.seconds[node_].push_back(wall_clock() - begun_);
       watch_.worked(instruction);
     };
     executor_ = std::make_unique<Executor>(*step_.theory, step_.program, shares_, self, options);
@@ -246,16 +193,19 @@ class StepRunner {
     executor_->set(value, whole.detach().to(at::TensorOptions(device_), false, true));
   }
 
+  static constexpr double kAhead = 3;  // times as long as launches took without marks
+
   DeviceClock& watch_;
+  HeadStart* ahead_;  // nullptr: none is needed
   Shares shares_;
   at::Device device_;
   MeasuredStep step_;
   std::unique_ptr<Executor> executor_;
   std::optional<StreamTimes> stream_;
   std::vector<int> marked_;  // [mark but the first] after which node
-  Seconds begun_ = 0;
+  Seconds begun_ = 0, launched_ = 0;
   int node_ = -1;
-  bool keep_ = false;
+  Timed timed_ = Timed::nothing;
   int64_t number_ = 0;
 };
 
@@ -281,29 +231,112 @@ void replace_noise(const std::vector<Sample>& samples, const ProfiledDevice& dev
   rate->memory_bandwidth = device.memory_bandwidth;
 }
 
+using MeasuredSteps = std::vector<std::pair<std::vector<Work>, Seconds>>;  // calls, and all
+
+// By what factor steps take longer than their calls one by one, of those that count: the others have
+// rates, too. Nothing where no call has a price.
+template <typename Counts, typename Price>
+std::optional<double> longer_than_calls(const MeasuredSteps& steps,
+                                        const std::map<std::string, OpRate>& rates, Counts counts,
+                                        Price price) {
+  Seconds measured = 0, priced = 0, others = 0;
+  for (const auto& [work, seconds] : steps) {
+    measured += seconds;
+    for (const Work& w : work) {
+      if (w.op == nullptr || w.free) continue;
+      const auto rate = rates.find(std::string(w.op->name) + std::string(w.half ? kHalfRate : ""));
+      if (rate != rates.end()) (counts(w) ? priced : others) += price(rate->second, w);
+    }
+  }
+  if (priced <= 0) return std::nullopt;
+  return std::max(0.5, (measured - others) / priced);
+}
+
+// Attention as the measured steps have it: forward and backward, one beside the other.
+std::vector<std::string> attention_steps(bool small, bool half) {
+  const int64_t larger = small ? 1 : 8;
+  std::vector<std::string> steps;
+  for (const auto& [heads, tokens, dim, causal] :
+       {std::tuple{int64_t{4}, 64 * larger, int64_t{32}, false},
+        {4, 64 * larger, 64, true},
+        {8, 128 * larger, 64, false},
+        {4, 128 * larger, 128, true}})
+    if (std::string text = attention_step(larger, heads, tokens, dim, causal, half); !text.empty())
+      steps.push_back(std::move(text));
+  return steps;
+}
+
+// How long the machine takes to launch each operator, on models so small that the device waits.
+void measure_launches(const CalibrateOptions& options, bool half, Communicator& self,
+                      std::map<std::string, OpRate>* rates) {
+  constexpr int kRuns = 5;
+  const auto counts = [half](const Work& w) {
+    return w.op != nullptr && !w.free && w.half == half;
+  };
+  using Timed = StepRunner::Timed;
+  std::map<std::string, std::vector<double>> samples;
+  MeasuredSteps whole;
+  DeviceClock own(options.speed, options.device);
+  const auto measure = [&](StepRunner& runner) {
+    runner.run(Timed::nothing);
+    std::vector<double> walls;
+    for (int i = 0; i < kRuns; ++i) {
+      walls.push_back(runner.run(Timed::nothing));
+      runner.run(Timed::launches);
+    }
+    const MeasuredStep& step = runner.measured();
+    for (size_t n = 0; n < step.seconds.size(); ++n)
+      if (!step.seconds[n].empty() && counts(step.work[n]))
+        samples[step.work[n].op->name].push_back(own.typical(step.seconds[n]));
+    return std::pair{step.work, own.typical(walls)};
+  };
+  for (const auto& [model, batch] : reference_steps(true, at::kCPU)) {
+    StepRunner runner(model, batch, half, own, nullptr, self, options.device);
+    whole.push_back(measure(runner));
+  }
+  for (const std::string& text : attention_steps(true, half)) {
+    StepRunner runner(text, own, nullptr, self, options.device);
+    measure(runner);  // its calls: there are too few for what a step takes
+  }
+  const auto name_of = [half](const std::string& op) {
+    return half ? op + std::string(kHalfRate) : op;
+  };
+  for (const auto& [op, times] : samples)
+    if (const auto rate = rates->find(name_of(op)); rate != rates->end())
+      rate->second.launch = median(times);
+  const double longer = longer_than_calls(whole, *rates, counts, [](const OpRate& r, const Work&) {
+                          return r.launch;
+                        }).value_or(1);
+  for (const auto& [op, times] : samples)
+    if (const auto rate = rates->find(name_of(op)); rate != rates->end())
+      rate->second.launch *= longer;
+}
+
 // Of a step in bf16 those of its operators count that have a value in 16 bits.
 void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* result) {
   run_thread_group(1, [&](Communicator& self) {
     const auto counts = [half](const Work& w) {
       return w.op != nullptr && !w.free && w.half == half;
     };
+    using Timed = StepRunner::Timed;
     std::map<std::string, std::vector<Sample>> samples;
-    std::vector<std::pair<std::vector<Work>, Seconds>> whole;  // of every step: calls and time
+    MeasuredSteps whole;
+    std::optional<HeadStart> ahead;
+    if (options.device.is_cuda()) ahead.emplace(options.device);
     const auto steps =
         options.steps.empty() ? reference_steps(options.quick, options.device) : options.steps;
     auto measure = [&](StepRunner& runner, const DeviceClock& own) {
       const Seconds start = wall_clock();
-      runner.run(false);
-      std::vector<double> walls;
+      for (int i = 0; i < (own.has_stream() ? 2 : 1); ++i) runner.run(Timed::nothing);
+      std::vector<double> times;
       for (int i = 0; i < 2 || (i < 5 && wall_clock() - start <
                                              options.budget / static_cast<double>(steps.size()));
            ++i) {
-        const Seconds begun = own.has_stream() ? own.now() : wall_clock();
-        runner.run(true);
-        walls.push_back((own.has_stream() ? own.now() : wall_clock()) - begun);
+        const Seconds seconds = runner.run(Timed::calls);
+        times.push_back(own.has_stream() ? runner.run(Timed::all) : seconds);
       }
       const MeasuredStep& step = runner.measured();
-      whole.emplace_back(step.work, own.typical(walls));
+      whole.emplace_back(step.work, own.typical(times));
       for (size_t n = 0; n < step.seconds.size(); ++n)
         if (!step.seconds[n].empty() && counts(step.work[n]))
           samples[step.work[n].op->name].push_back(
@@ -313,19 +346,12 @@ void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* res
     for (const auto& [model, batch] : steps) {
       // Padding goes by the CPU clock of the thread.
       DeviceClock own(options.speed, options.device);
-      StepRunner runner(model, batch, half, own, self, options.device);
+      StepRunner runner(model, batch, half, own, ahead ? &*ahead : nullptr, self, options.device);
       measure(runner, own);
     }
-    const int64_t larger = options.device.is_cpu() ? 1 : 8;
-    for (const auto& [heads, tokens, dim, causal] :
-         {std::tuple{int64_t{4}, 64 * larger, int64_t{32}, false},
-          {4, 64 * larger, 64, true},
-          {8, 128 * larger, 64, false},
-          {4, 128 * larger, 128, true}}) {
-      const std::string text = attention_step(larger, heads, tokens, dim, causal, half);
-      if (text.empty()) break;
+    for (const std::string& text : attention_steps(options.device.is_cpu(), half)) {
       DeviceClock own(options.speed, options.device);
-      StepRunner runner(text, own, self, options.device);
+      StepRunner runner(text, own, ahead ? &*ahead : nullptr, self, options.device);
       measure(runner, own);
     }
     std::map<std::string, OpRate> rates;
@@ -339,29 +365,20 @@ void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* res
       rates[op.rate.op] = op.rate;
       found.push_back(std::move(op));
     }
-    // Steps take longer than their calls, one by one: waking up, going from call to call.
     for (const ProfiledOp& op : result->ops) rates.emplace(op.rate.op, op.rate);
-    Seconds measured = 0, priced = 0,
-            in_32_bits = 0;  // in a step in bf16 by the rates known before
-    for (const auto& [work, seconds] : whole) {
-      measured += seconds;
-      for (const Work& w : work) {
-        if (w.op == nullptr || w.free) continue;
-        const auto rate =
-            rates.find(std::string(w.op->name) + std::string(w.half ? kHalfRate : ""));
-        if (rate == rates.end()) continue;
-        const OpRate& r = rate->second;
-        (counts(w) ? priced : in_32_bits) +=
-            r.overhead + (r.flops > 0 ? w.flops / r.flops : 0) +
-            (r.memory_bandwidth > 0 ? (w.cut_bytes + w.whole_bytes) / r.memory_bandwidth : 0);
-      }
-    }
-    if (priced <= 0) return;
-    const double longer = std::max(0.5, (measured - in_32_bits) / priced);
+    if (options.device.is_cuda()) measure_launches(options, half, self, &rates);
+    // Steps take longer than their calls, one by one: waking up, going from call to call.
+    const std::optional<double> longer =
+        longer_than_calls(whole, rates, counts, [](const OpRate& r, const Work& w) {
+          return r.overhead + (r.flops > 0 ? w.flops / r.flops : 0) +
+                 (r.memory_bandwidth > 0 ? (w.cut_bytes + w.whole_bytes) / r.memory_bandwidth : 0);
+        });
+    if (!longer) return;
     for (ProfiledOp& op : found) {
-      op.rate.overhead *= longer;
-      op.rate.flops /= longer;
-      op.rate.memory_bandwidth /= longer;
+      op.rate.overhead *= *longer;
+      op.rate.flops /= *longer;
+      op.rate.memory_bandwidth /= *longer;
+      op.rate.launch = rates.at(op.rate.op).launch;
       result->ops.push_back(std::move(op));
     }
   });
@@ -372,7 +389,11 @@ void measure_optimizer(Communicator& group, DeviceClock& watch, const CalibrateO
                        const char* name, Optimizer kind, const Settings& settings,
                        ProfiledDevice* result) {
   const int repeats = options.quick ? 5 : 8, unused = options.quick ? 2 : 3;
+  const bool stream = watch.has_stream() && StreamTimes::known();
+  std::optional<HeadStart> ahead;
+  if (stream) ahead.emplace(options.device);
   std::vector<Sample> samples;
+  Seconds launch = 0;
   struct Size {
     int count;
     int64_t numel;
@@ -395,24 +416,36 @@ void measure_optimizer(Communicator& group, DeviceClock& watch, const CalibrateO
     if (options.optimizer) step = options.optimizer(kind, parameters);
     // All devices at the same time, as at the end of a step: they may share memory. It is slow
     // until all of it, state and temporaries, has been used a few times.
-    std::vector<double> times;
+    std::vector<double> times, launches;
     for (int i = 0; i < repeats; ++i) {
       watch.rest();
       group.barrier();
       watch.begin();
       const Seconds before = watch.now();
       step();
+      const Seconds launched = wall_clock() - before;
       if (i >= unused) times.push_back(watch.now() - before);
       watch.worked();
+      if (!stream || i < unused) continue;
+      StreamTimes marks(options.device);
+      ahead->give(2 * launched);
+      marks.mark();
+      step();
+      marks.mark();
+      times.back() = marks.between()[0];
+      launches.push_back(launched);
     }
     watch.rest();
     const Seconds all = watch.typical(times);
+    // Of many small ones, which are more than what a step of any takes.
+    if (launch == 0 && !launches.empty()) launch = median(launches) / size.count;
     samples.push_back(
         {0, 4. * static_cast<double>(size.numel) * (3 + 2 * state_factor(kind)), all / size.count});
   }
   ProfiledOp op;
   op.rate = fit_with_cache(samples, &op.fit);
   op.rate.op = name;
+  op.rate.launch = launch;
   result->ops.push_back(op);
 }
 
@@ -436,13 +469,16 @@ void measure_step(const CalibrateOptions& options, ProfiledDevice* result) {
     plan.batch = batch;
     plan.cluster = flat_cluster({type}, {1}, {LinkKind::switched, 1, 0});
     plan.ratios = {{1.}};
+    // Few launches: Python's optimizers make few, which are measured.
+    if (!options.device.is_cpu()) plan.optimizer = Optimizer::sgd;
     plan.set_graph(canonicalize(capture(model, batch).graph));
     plan.program = alone(*plan.theory);
     const CostModel cost(plan.cluster);
     const Shares shares(plan.ratios);
     const Fractions fractions(plan.cluster, shares);
     const Seconds priced =
-        cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step;
+        std::max(cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step,
+                 launch_seconds(*plan.theory, plan.program, cost, plan.optimizer));
     Bytes inputs = 0;
     for (const Input& input : plan.graph->inputs)
       inputs += static_cast<Bytes>(plan.graph->spec(input.value).bytes());

@@ -359,10 +359,15 @@ std::string describe(const Plan& plan) {
   ProgramCost cost = cost_of(theory, plan.program, model, fractions, plan.optimizer);
   const Seconds hidden = plan.duplex ? std::max(0.0, cost.step - plan.predicted_step_s)
                                      : hidden_seconds(theory, plan.program, model, fractions);
-  out += fmt::format("  predicted   {} a step: {} of communication",
-                     format_seconds(plan.duplex && plan.predicted_step_s > 0 ? plan.predicted_step_s
-                                                                             : cost.step - hidden),
+  const Seconds launches = launch_seconds(theory, plan.program, model, plan.optimizer),
+                step = plan.duplex && plan.predicted_step_s > 0
+                           ? plan.predicted_step_s
+                           : std::max(cost.step - hidden, launches);
+  out += fmt::format("  predicted   {} a step: {} of communication", format_seconds(step),
                      format_seconds(cost.comm));
+  if (launches > 0)
+    out += fmt::format(", {} to launch its calls{}", format_seconds(launches),
+                       launches >= step ? ", for which the devices wait" : "");
   if (hidden > 1e-9 * cost.step)
     out += fmt::format(", {} of it during {}", format_seconds(hidden),
                        plan.duplex ? "computation" : "the backward pass");

@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "cluster/resources.h"
 #include "core/error.h"
 #include "core/rng.h"
 #include "cost/storage.h"
@@ -288,6 +289,33 @@ TEST(Cost, OfDataParallelismByHand) {
   EXPECT_NEAR(cost.step, std::max(first[0], first[1]) + all_reduce + std::max(second[0], second[1]),
               1e-12);
   EXPECT_EQ(cost.stages.size(), 2u);
+}
+
+// Two products whose rate is known, the rest as long as a small call takes: the sum of the slower type's.
+TEST(Cost, OfLaunchesByHand) {
+  Plan plan = sample();
+  const auto launches = [&] {
+    return launch_seconds(*plan.theory, plan.program, CostModel(plan.cluster), Optimizer::sgd);
+  };
+  EXPECT_EQ(launches(), 0);
+  int calls = 0, products = 0;
+  for (const Step& step : plan.program.steps) {
+    if (!step.is_compute() ||
+        work_of(*plan.theory, step.node, plan.theory->triples(step.node)[step.triple]).free)
+      continue;
+    ++calls;
+    products += plan.graph->node(step.node).op == "aten::mm";
+  }
+  ASSERT_EQ(products, 2);
+  DeviceType& type = plan.cluster.types[1];
+  OpRate product{"aten::mm"}, update{"motley::sgd"}, step{"motley::step"};
+  product.launch = 3e-3, update.launch = 1e-3, step.overhead = 5e-4;
+  type.ops = {product, update, step};
+  EXPECT_NEAR(launches(), products * 3e-3 + (calls - products) * type.overhead + 1e-3 + 5e-4,
+              1e-12);
+  slow_down(&type, 2);
+  EXPECT_NEAR(launches(), 2 * (products * 3e-3 + 1e-3 + 5e-4) + (calls - products) * type.overhead,
+              1e-12);
 }
 
 // Peak memory by hand: w, its gradient and momentum; activations by liveness.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster/part.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/rng.h"
@@ -111,6 +112,48 @@ TEST(Engines, PlansDoNotDependOnThreads) {
       }
     }
   }
+}
+
+// No step takes less than the machine takes to launch its calls, as planned and as simulated.
+TEST(Engines, StepsWaitForLaunches) {
+  Cluster cluster = machines(16e9);
+  for (DeviceType& type : cluster.types)
+    for (const char* op : {"aten::mm", "aten::relu", "aten::t"}) {
+      OpRate rate{op};
+      rate.flops = type.flops, rate.memory_bandwidth = type.memory_bandwidth, rate.launch = 1e-2;
+      type.ops.push_back(rate);
+    }
+  PlanOptions request;
+  request.model = "toy";
+  request.batch = 64;
+  const auto graph_of = [](int64_t samples) { return layers(8, samples); };
+  int pipelines = 0;
+  const PlanReport report = plan(graph_of, cluster, request);
+  const EngineResult pipeline = plan_pipeline(request, cluster, graph_of);
+  for (const auto* candidates : {&report.candidates, &pipeline.candidates})
+    for (const Candidate& candidate : *candidates) {
+      const Plan& plan = *candidate.plan;
+      EXPECT_NEAR(simulate(plan).step, plan.predicted_step_s, 1e-9 * plan.predicted_step_s);
+      if (!plan.pipeline) {
+        const Seconds launches =
+            launch_seconds(plan.running(), plan.program, CostModel(plan.cluster), plan.optimizer);
+        EXPECT_GT(launches, 8 * 1e-2);
+        EXPECT_GE(plan.predicted_step_s, launches);
+        continue;
+      }
+      ++pipelines;
+      for (const ReplicaPlan& replica : plan.pipeline->replicas)
+        for (size_t s = 0; s < replica.stages.size(); ++s) {
+          const StagePlan& stage = replica.stages[s];
+          const CostModel model(part_of(plan.cluster, stage.devices));
+          const Seconds launches =
+              launch_seconds(plan.pipeline->theory(static_cast<int>(s)), stage.program, model, 0,
+                             static_cast<int>(stage.program.steps.size()));
+          EXPECT_GT(launches, 0);
+          EXPECT_GE(plan.predicted_step_s, replica.micro_batches * launches * (1 - 1e-9));
+        }
+    }
+  EXPECT_GT(pipelines, 0);
 }
 
 // Sizes of micro-batches are tried by what those before them took: on devices of one type that

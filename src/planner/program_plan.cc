@@ -28,7 +28,9 @@ Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& reques
   plan.ratios = s.ratios;
   plan.set_graph(std::move(graph));
   plan.program = s.program;
-  plan.predicted_step_s = s.step();
+  const CostModel model(cluster);
+  plan.predicted_step_s =
+      std::max(s.step(), launch_seconds(*plan.theory, plan.program, model, plan.optimizer));
   plan.lower_bound_s = s.lower_bound;
   for (int d = 0; d < cluster.size(); ++d)
     plan.peak_memory_bytes.push_back(s.cost.memory.peak[cluster.devices[d].type]);

@@ -263,6 +263,7 @@ class Simulator {
   PassTime pass(const Stage& stage, size_t r, int s,
                 const std::vector<std::pair<int, int>>& parts) {
     PassTime result;
+    Seconds launches = 0;
     const int ranks = stage.site->part.size();
     std::vector<Seconds> now(ranks, 0);
     result.work.resize(ranks);
@@ -282,9 +283,11 @@ class Simulator {
         result.work[d].comm += done[like[d]].comm;
         result.work[d].idle += done[like[d]].idle;
       }
+      launches += launch_seconds(pipeline_.theory(s), planned(r, s).program, *stage.site->model,
+                                 begin, end);
     }
     for (int d = 0; d < ranks; ++d) result.work[d].used = now[d];
-    result.seconds = *std::max_element(now.begin(), now.end());
+    result.seconds = std::max(launches, *std::max_element(now.begin(), now.end()));
     return result;
   }
 

@@ -102,6 +102,12 @@ Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline)
     sim.overlap = std::max(0.0, hidden / comm);
     for (DeviceTime& t : sim.devices) t.exposed_comm -= hidden;
   }
+  // Devices wait where their machine launches calls more slowly than they take them.
+  const Seconds late = launch_seconds(theory, plan.program, model, plan.optimizer) - sim.step;
+  if (late > 0) {
+    sim.step += late;
+    for (DeviceTime& t : sim.devices) t.idle += late;
+  }
   sim.load_balance = busiest > 0 ? total / devices / busiest : 1;
   return sim;
 }

@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler
 import motley
 import optimizers
 import support
+from motley import _optim
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
@@ -86,6 +87,30 @@ def of_torch():
     ):  # fmt: skip
         dist = trains_alike(lambda model, make=make: make(model.parameters()), 7 if make(Net().parameters()).__class__ is O.RAdam else 3)
         assert dist._wholes is None, dist.optimizer
+
+
+def fused():
+    """As on CUDA, where torch is left the choice: steps in one kernel, of which users' settings and state say nothing."""
+    if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 5):
+        return  # it has none on the CPU
+    calls, step = [], torch._fused_adamw_
+    torch._fused_adamw_ = lambda *args, **named: calls.append(1) or step(*args, **named)
+    _optim.FUSED_ON.add("cpu")
+    try:
+        for make in (
+            lambda p: torch.optim.AdamW(p, 1e-2), lambda p: torch.optim.Adam(p, 1e-2, amsgrad=True, weight_decay=0.1),
+            lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+        ):  # fmt: skip
+            dist = trains_alike(lambda model, make=make: make(model.parameters()), 4)
+            assert all(group["fused"] is None for group in dist.optimizer.param_groups)
+        assert len(calls) == 4, len(calls)
+        del calls[:]
+        trains_alike(lambda model: torch.optim.AdamW(model.parameters(), 1e-2, foreach=False), 2)
+        trains_alike(lambda model: torch.optim.AdamW(model.parameters(), torch.tensor(1e-2), foreach=False), 2)
+        assert not calls
+    finally:
+        _optim.FUSED_ON.remove("cpu")
+        torch._fused_adamw_ = step
 
 
 def written():
@@ -482,7 +507,7 @@ def precision():
         Net().bfloat16(), (data(1)[0][0].bfloat16(), data(1)[0][1]), F.cross_entropy, support.CLUSTER, "sgd", precision="bf16"))
 
 
-cases = [of_torch, written, not_possible, more_states, groups, schedulers, stays_live, having_stepped, checkpoints, in_place, norms, own_steps,
+cases = [of_torch, fused, written, not_possible, more_states, groups, schedulers, stays_live, having_stepped, checkpoints, in_place, norms, own_steps,
          scaler, precision]  # fmt: skip
 for case in cases:
     if len(sys.argv) > 2 and case.__name__ not in sys.argv[2:]:

@@ -28,7 +28,7 @@ class Optimizers(unittest.TestCase):
         self.assertEqual([line.split()[1] for line in output.splitlines() if line.startswith("done")], list(cases))
 
     def test_optimizers(self):
-        self.run_cases("of_torch", "written", "not_possible", "more_states", "groups")
+        self.run_cases("of_torch", "fused", "written", "not_possible", "more_states", "groups")
 
     def test_the_users_optimizer(self):
         self.run_cases("schedulers", "stays_live", "having_stepped", "checkpoints")
