@@ -66,7 +66,7 @@ TEST(Memory, ProgramsHoldNoMoreThanPlanned) {
     strategies.emplace_back();  // the search's own
     for (const std::string& strategy : strategies)
       for (const Optimizer optimizer : {Optimizer::sgd, Optimizer::adamw}) {
-        if (optimizer == Optimizer::sgd && strategy.starts_with("dp-")) continue;
+        if (optimizer == Optimizer::sgd && !strategy.empty() && strategy != "zero") continue;
         const Plan plan = spmd_plan(graph, model, 16, strategy, optimizer);
         const std::string what = fmt::format(
             "{} {} {}", model, strategy.empty() ? "search" : strategy, to_string(optimizer));
