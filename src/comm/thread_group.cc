@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
@@ -8,7 +9,8 @@
 #include <map>
 #include <mutex>
 #include <thread>
-#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "core/error.h"
@@ -19,10 +21,11 @@ namespace {
 
 struct Aborted {};
 
-// A barrier that can be broken: when one thread fails, the others leave with Aborted.
+// A barrier and mailboxes that can be broken: when one thread fails, the others leave with Aborted.
+// Threads are woken one by one, or all by one call: they meet millions of times in tests.
 class Meeting {
  public:
-  explicit Meeting(int size) : size_(size), posts_(size) {}
+  explicit Meeting(int size) : size_(size), posts_(size), boxes_(size) {}
 
   // Everybody posts a list of tensors, then sees everybody's.
   const std::vector<std::vector<at::Tensor>>& post(int rank, std::vector<at::Tensor> tensors) {
@@ -36,46 +39,58 @@ class Meeting {
     posts_[rank].clear();
   }
   void wait() {
-    std::unique_lock lock(mutex_);
+    const int round =
+        round_;  // before it is seen that nobody aborted: who aborts goes on to the next
     if (aborted_) throw Aborted();
-    int round = round_;
     if (++arrived_ == size_) {
       arrived_ = 0;
       ++round_;
-      changed_.notify_all();
+      round_.notify_all();
       return;
     }
-    changed_.wait(lock, [&] { return round_ != round || aborted_; });
-    if (round_ == round) throw Aborted();
+    round_.wait(round);
+    if (aborted_) throw Aborted();
   }
   void put(int from, int to, int tag, at::Tensor tensor) {
-    std::lock_guard lock(mutex_);
-    mail_[{from, to, tag}].push_back(std::move(tensor));
-    changed_.notify_all();
+    Mailbox& box = boxes_[to];
+    {
+      std::lock_guard lock(box.mutex);
+      box.mail[{from, tag}].push_back(std::move(tensor));
+    }
+    box.changed.notify_all();
   }
   at::Tensor take(int from, int to, int tag) {
-    std::unique_lock lock(mutex_);
-    std::deque<at::Tensor>& box = mail_[{from, to, tag}];
-    changed_.wait(lock, [&] { return !box.empty() || aborted_; });
-    if (box.empty()) throw Aborted();
-    at::Tensor tensor = std::move(box.front());
-    box.pop_front();
+    Mailbox& box = boxes_[to];
+    std::unique_lock lock(box.mutex);
+    std::deque<at::Tensor>& mail = box.mail[{from, tag}];
+    box.changed.wait(lock, [&] { return !mail.empty() || aborted_; });
+    if (mail.empty()) throw Aborted();
+    at::Tensor tensor = std::move(mail.front());
+    mail.pop_front();
     return tensor;
   }
   void abort() {
-    std::lock_guard lock(mutex_);
     aborted_ = true;
-    changed_.notify_all();
+    ++round_;
+    round_.notify_all();
+    for (Mailbox& box : boxes_) {
+      { std::lock_guard lock(box.mutex); }  // who waits has seen it, or is woken
+      box.changed.notify_all();
+    }
   }
 
  private:
+  struct Mailbox {  // of one rank
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::map<std::pair<int, int>, std::deque<at::Tensor>> mail;  // by (from, tag)
+  };
+
   const int size_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int arrived_ = 0, round_ = 0;
-  bool aborted_ = false;
+  std::atomic<int> arrived_ = 0, round_ = 0;
+  std::atomic<bool> aborted_ = false;
   std::vector<std::vector<at::Tensor>> posts_;
-  std::map<std::tuple<int, int, int>, std::deque<at::Tensor>> mail_;  // by (from, to, tag)
+  std::vector<Mailbox> boxes_;
 };
 
 class Sent final : public Message {
