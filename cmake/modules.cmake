@@ -72,5 +72,6 @@ function(motley_test name)
     target_precompile_headers(${name} REUSE_FROM motley_precompiled_tests)
   endif()
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${ARG_SERIAL})
+  # Threads of workers, and tests beside one another, have the cores: OpenBLAS would have more threads wait for them in a loop.
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${ARG_SERIAL} ENVIRONMENT "OPENBLAS_NUM_THREADS=1")
 endfunction()

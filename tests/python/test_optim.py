@@ -21,14 +21,21 @@ class Narrowed(torch.nn.Module):
         return x.float()
 
 
-class Optimizers(unittest.TestCase):
+class Cases(unittest.TestCase):
     def run_cases(self, *cases):
         with tempfile.TemporaryDirectory() as folder:
             output = support.launch(3, WORKER, folder, *cases)
         self.assertEqual([line.split()[1] for line in output.splitlines() if line.startswith("done")], list(cases))
 
+
+class Fused(Cases):
+    def test_steps_in_one_kernel(self):
+        self.run_cases("fused")
+
+
+class Optimizers(Cases):
     def test_optimizers(self):
-        self.run_cases("of_torch", "fused", "written", "not_possible", "more_states", "groups")
+        self.run_cases("of_torch", "written", "not_possible", "more_states", "groups")
 
     def test_the_users_optimizer(self):
         self.run_cases("schedulers", "stays_live", "having_stepped", "checkpoints")
