@@ -21,11 +21,16 @@ class Discover(unittest.TestCase):
     def test_links_and_devices_are_those_of_the_file(self):
         for seed in (3, 4):
             text, truth = random_clusters.random_cluster(seed)
-            with tempfile.TemporaryDirectory() as folder:
-                report, _ = random_clusters.discovered(MOTLEY, sys.executable, text, folder, "--no-profile")
-            for what, error in random_clusters.errors(truth, report, report["flops"]):
-                # Wider than what is measured alone (bench/discover_bench.py): other tests may run.
-                self.assertLess(abs(error), 0.25, f"seed {seed}: {what}")
+            # Wider than what is measured alone (bench/discover_bench.py), and once more where
+            # something else held the machine: a mistake is there both times.
+            for attempt in ("first", "second"):
+                with tempfile.TemporaryDirectory() as folder:
+                    report, _ = random_clusters.discovered(MOTLEY, sys.executable, text, folder, "--no-profile")
+                errors = random_clusters.errors(truth, report, report["flops"])
+                wrong = [f"{what} {error:+.0%}" for what, error in errors if abs(error) >= 0.25]
+                if not wrong:
+                    break
+            self.assertEqual(wrong, [], f"seed {seed}, {attempt} attempt")
 
     def test_a_plan_is_made_with_the_files(self):
         text, _ = random_clusters.random_cluster(1)
