@@ -129,7 +129,7 @@ class Mutants : public ::testing::TestWithParam<const char*> {
 // the target's rules as they are known here, and means the same. Of each one number of every file is
 // changed, of the first ones every number, by several amounts.
 TEST_P(Mutants, WrongNumbersAreRefusedByField) {
-  constexpr int kThorough = 20;
+  constexpr int kThorough = 8;
   const int outlines = accepted_.empty() ? 200 : 1000;
   RandomPlans random(GetParam());
   for (int i = 0; i < outlines; ++i) {
