@@ -1,6 +1,5 @@
 #include "cli/advise_command.h"
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -106,58 +105,54 @@ void run(const Args& args) {
 
 }  // namespace
 
-void add_advise_command(CLI::App& app) {
+void add_advise_command(Command app) {
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand(
+  Command command = app.add_subcommand(
       "advise", "Say whether a model fits, how fast, and what changes would give");
-  command->add_option("model", args->model, "Model, as of motley plan")->required();
-  command->add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
-      ->required();
+  command.add_option("model", args->model, "Model, as of motley plan").required();
+  command.add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
+      .required();
+  command.add_option("--batch", args->batch, "Global batch, in samples; default: 8 for each device")
+      .check(in_range(int64_t{1}, int64_t{1} << 24));
   command
-      ->add_option("--batch", args->batch, "Global batch, in samples; default: 8 for each device")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+      .add_option("--what-if", args->edits,
+                  "Another cluster: 'add 8 H100-80GB', 'drop v100', 'replace v100 with A100-40GB', "
+                  "'cross-link 100 Gbps', 'link NAME 600 GB/s', 'memory v100 32 GiB', 'speed v100 "
+                  "1.5'; several joined by ';'. May be given again and again")
+      .take_all();
   command
-      ->add_option(
-          "--what-if", args->edits,
-          "Another cluster: 'add 8 H100-80GB', 'drop v100', 'replace v100 with A100-40GB', "
-          "'cross-link 100 Gbps', 'link NAME 600 GB/s', 'memory v100 32 GiB', 'speed v100 "
-          "1.5'; several joined by ';'. May be given again and again")
-      ->expected(1)
-      ->take_all();
+      .add_option("--objective", args->objective,
+                  "What is best: seconds (default), money or energy of a step")
+      .check(one_of({"seconds", "money", "energy"}));
+  command.add_option("--deadline", args->deadline,
+                     "Also look for the cheapest devices that take no longer, such as 200 ms for a "
+                     "step, or with --steps 3 days for all");
+  command.add_option("--steps", args->steps, "Steps of the deadline; default: 1")
+      .check(in_range(int64_t{1}, int64_t{1} << 40));
+  command.add_flag("--no-groups", args->no_groups,
+                   "Do not look at what each group of devices is worth");
+  command.add_option("--optimizer", args->optimizer, "adamw (default), amsgrad or sgd")
+      .check(one_of({"adamw", "amsgrad", "sgd"}));
+  command.add_option("--precision", args->precision, "fp32 (default), bf16 or fp16")
+      .check(one_of({"fp32", "bf16", "fp16"}));
+  command.add_option("--profile", args->profile, "Measured profile, from motley calibrate");
   command
-      ->add_option("--objective", args->objective,
-                   "What is best: seconds (default), money or energy of a step")
-      ->check(CLI::IsMember({"seconds", "money", "energy"}));
-  command->add_option(
-      "--deadline", args->deadline,
-      "Also look for the cheapest devices that take no longer, such as 200 ms for a "
-      "step, or with --steps 3 days for all");
-  command->add_option("--steps", args->steps, "Steps of the deadline; default: 1")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  command->add_flag("--no-groups", args->no_groups,
-                    "Do not look at what each group of devices is worth");
-  command->add_option("--optimizer", args->optimizer, "adamw (default), amsgrad or sgd")
-      ->check(CLI::IsMember({"adamw", "amsgrad", "sgd"}));
-  command->add_option("--precision", args->precision, "fp32 (default), bf16 or fp16")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  command->add_option("--profile", args->profile, "Measured profile, from motley calibrate");
-  command
-      ->add_option("--time-limit", args->time_limit,
-                   "Seconds for all plans together; default: 60. Start comes on top")
-      ->check(positive_number());
-  command->add_option("--seed", args->seed, "Seed of the searches; default: 0")
-      ->check(whole_number());
-  command->add_option("--threads", args->threads, "Threads that plan; default: one per core")
-      ->check(CLI::Range(1, 1024));
-  command->add_option("-o,--output", args->output, "File for the plan on the cluster as it is");
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->footer(
+      .add_option("--time-limit", args->time_limit,
+                  "Seconds for all plans together; default: 60. Start comes on top")
+      .check(positive_number());
+  command.add_option("--seed", args->seed, "Seed of the searches; default: 0")
+      .check(whole_number());
+  command.add_option("--threads", args->threads, "Threads that plan; default: one per core")
+      .check(in_range(1, 1024));
+  command.add_option("-o,--output", args->output, "File for the plan on the cluster as it is");
+  command.add_flag("--json", args->json, "Print one JSON object");
+  command.footer(
       "Examples:\n"
       "  motley advise gpt --cluster hapt-64 --what-if 'add 8 H100-80GB' --what-if 'cross-link 100 "
       "Gbps'\n"
       "  motley advise bert --cluster my.yaml --batch 256 --objective money --deadline '2 days' "
       "--steps 100000");
-  command->callback([args] { run(*args); });
+  command.callback([args] { run(*args); });
 }
 
 }  // namespace motley

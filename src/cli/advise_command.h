@@ -1,12 +1,10 @@
 // `motley advise`: does a model fit a cluster, how fast, and what would changes of the cluster give.
 #pragma once
 
-namespace CLI {
-class App;
-}
-
 namespace motley {
 
-void add_advise_command(CLI::App& app);
+class Command;
+
+void add_advise_command(Command app);
 
 }  // namespace motley

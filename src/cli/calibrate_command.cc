@@ -1,6 +1,5 @@
 #include "cli/calibrate_command.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -222,74 +221,73 @@ void calibrate_command(CalibrateArgs args) {
   launch_workers(launch);
 }
 
-void add_measured_options(CLI::App* command, CalibrateArgs* args) {
+void add_measured_options(Command command, CalibrateArgs* args) {
   const std::string group = "What is measured";
   command
-      ->add_option("--model", args->models,
-                   "Model whose operators are measured; may be given again; default: small ones "
-                   "of the zoo")
-      ->group(group);
+      .add_option("--model", args->models,
+                  "Model whose operators are measured; may be given again; default: small ones "
+                  "of the zoo")
+      .group(group);
   command
-      ->add_option("--batch", args->batch,
-                   "Batch of --model on each device; a quarter of it is measured too; default: 8")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->group(group);
+      .add_option("--batch", args->batch,
+                  "Batch of --model on each device; a quarter of it is measured too; default: 8")
+      .check(in_range(int64_t{1}, int64_t{1} << 20))
+      .group(group);
   command
-      ->add_option(
-          "--precision", args->precision,
-          "bf16: operators in 16 bits too, for plans with --precision; default: fp32 alone")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
-      ->group(group);
+      .add_option("--precision", args->precision,
+                  "bf16: operators in 16 bits too, for plans with --precision; default: fp32 alone")
+      .check(one_of({"fp32", "bf16"}))
+      .group(group);
   command
-      ->add_flag("--stages", args->stages,
-                 "Also measure the layers that pipelines of --model are made of, one by one on "
-                 "every device and together on sub-meshes")
-      ->group(group);
+      .add_flag("--stages", args->stages,
+                "Also measure the layers that pipelines of --model are made of, one by one on "
+                "every device and together on sub-meshes")
+      .group(group);
   command
-      ->add_option("--micro-batch", args->micro_batches,
-                   "With --stages: samples of a micro-batch; may be given again; default: --batch")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->group(group);
+      .add_option("--micro-batch", args->micro_batches,
+                  "With --stages: samples of a micro-batch; may be given again; default: --batch")
+      .check(in_range(int64_t{1}, int64_t{1} << 20))
+      .group(group);
   command
-      ->add_option("--layers", args->layers,
-                   "With --stages: number of pieces that the model is cut into, as for motley plan")
-      ->check(CLI::Range(1, 2000))
-      ->group(group);
+      .add_option("--layers", args->layers,
+                  "With --stages: number of pieces that the model is cut into, as for motley plan")
+      .check(in_range(1, 2000))
+      .group(group);
 }
 
-void add_worker_options(CLI::App* command, CalibrateArgs* args) {
+void add_worker_options(Command command, CalibrateArgs* args) {
   const std::string group = "Workers";
   command
-      ->add_option("--device", args->device,
-                   "cpu: the CPU over gloo, as auto (default); cuda: not yet")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->group(group);
-  command->add_flag("--emulate", args->emulate, "Emulate the cluster on this machine")
-      ->group(group);
+      .add_option("--device", args->device,
+                  "cpu: the CPU over gloo, as auto (default); cuda: not yet")
+      .check(one_of({"auto", "cpu", "cuda"}))
+      .group(group);
+  command.add_flag("--emulate", args->emulate, "Emulate the cluster on this machine").group(group);
   command
-      ->add_option("--scale", args->scale,
-                   "Measure the cluster scaled down to at most so many workers of this machine")
-      ->check(CLI::Range(1, kMaxLocalWorkers))
-      ->group(group);
+      .add_option("--scale", args->scale,
+                  "Measure the cluster scaled down to at most so many workers of this machine")
+      .check(in_range(1, kMaxLocalWorkers))
+      .group(group);
 }
 
 }  // namespace
 
-void add_calibrate_command(CLI::App& app) {
+void add_calibrate_command(Command app) {
   auto args = std::make_shared<CalibrateArgs>();
-  auto* command = app.add_subcommand("calibrate", "Measure devices and links and write a profile");
-  command->add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
-      ->required();
-  command->add_option("-o,--output", args->output, "Profile to write")->required();
-  command->add_flag("--json", args->json, "Print one JSON object");
+  Command command =
+      app.add_subcommand("calibrate", "Measure devices and links and write a profile");
+  command.add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
+      .required();
+  command.add_option("-o,--output", args->output, "Profile to write").required();
+  command.add_flag("--json", args->json, "Print one JSON object");
   add_measured_options(command, args.get());
   add_worker_options(command, args.get());
-  command->footer(
+  command.footer(
       "Examples:\n"
       "  motley calibrate --cluster local-mixed-4 --emulate -o local.profile\n"
       "  motley calibrate --cluster my.yaml --model bert --batch 32 -o my.profile\n"
       "  motley calibrate --cluster my.yaml --stages --model bert --micro-batch 8 -o my.profile");
-  command->callback([args] { calibrate_command(*args); });
+  command.callback([args] { calibrate_command(*args); });
 }
 
 }  // namespace motley

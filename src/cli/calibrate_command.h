@@ -1,12 +1,10 @@
 // Measures devices and links and writes a profile.
 #pragma once
 
-namespace CLI {
-class App;
-}
-
 namespace motley {
 
-void add_calibrate_command(CLI::App& app);
+class Command;
+
+void add_calibrate_command(Command app);
 
 }  // namespace motley

@@ -1,6 +1,5 @@
 #include "cli/capture_command.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "capture/source.h"
@@ -12,29 +11,29 @@
 
 namespace motley {
 
-void add_capture_command(CLI::App& app) {
+void add_capture_command(Command app) {
   struct Args {
     std::string model, output, dtype = "f32";
     int64_t batch = 8;
     bool json = false;
   };
   auto args = std::make_shared<Args>();
-  auto* command =
+  Command command =
       app.add_subcommand("capture", "Write the training step of a model as a graph file");
-  command->add_option("model", args->model, "Model of the zoo: name or name:key=value,...")
-      ->required();
-  command->add_option("-o,--output", args->output, "Graph file to write")->required();
-  command->add_option("--batch", args->batch, "Global batch, in samples; default: 8")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  command.add_option("model", args->model, "Model of the zoo: name or name:key=value,...")
+      .required();
+  command.add_option("-o,--output", args->output, "Graph file to write").required();
+  command.add_option("--batch", args->batch, "Global batch, in samples; default: 8")
+      .check(in_range(int64_t{1}, int64_t{1} << 24));
   command
-      ->add_option("--dtype", args->dtype,
-                   "Type of the parameters: f32 (default) or f64, for losses without rounding")
-      ->check(CLI::IsMember({"f32", "f64"}));
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->footer(
+      .add_option("--dtype", args->dtype,
+                  "Type of the parameters: f32 (default) or f64, for losses without rounding")
+      .check(one_of({"f32", "f64"}));
+  command.add_flag("--json", args->json, "Print one JSON object");
+  command.footer(
       "Example:\n"
       "  motley capture gpt:layers=4,hidden=512 --batch 32 -o gpt.graph");
-  command->callback([args] {
+  command.callback([args] {
     require_writable("--output", args->output);
     const DType dtype = args->dtype == "f64" ? DType::f64 : DType::f32;
     GraphSource source = load_graph(args->model, args->batch, dtype);

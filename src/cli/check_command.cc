@@ -1,6 +1,5 @@
 #include "cli/check_command.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "cli/commands.h"
@@ -12,24 +11,24 @@
 
 namespace motley {
 
-void add_check_command(CLI::App& app) {
+void add_check_command(Command app) {
   struct Args {
     std::string plan, memory = "on";
     bool json = false;
   };
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand(
+  Command command = app.add_subcommand(
       "check", "Check that a plan computes what one device would, and fits into memory");
-  command->add_option("plan", args->plan, "Plan file")->required();
+  command.add_option("plan", args->plan, "Plan file").required();
   command
-      ->add_option("--memory-limit", args->memory,
-                   "Whether device memory is checked too: on (default) or off")
-      ->check(CLI::IsMember({"on", "off"}));
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->footer(
+      .add_option("--memory-limit", args->memory,
+                  "Whether device memory is checked too: on (default) or off")
+      .check(one_of({"on", "off"}));
+  command.add_flag("--json", args->json, "Print one JSON object");
+  command.footer(
       "Example:\n"
       "  motley check plan.json");
-  command->callback([args] {
+  command.callback([args] {
 #ifndef MOTLEY_WITH_TORCH
     if (has_torch()) become_torch();  // to derive the graph again
 #endif

@@ -1,6 +1,5 @@
 #include "cli/cluster_command.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "cli/commands.h"
@@ -93,40 +92,40 @@ void run(const Args& args) {
 
 }  // namespace
 
-void add_cluster_command(CLI::App& app) {
+void add_cluster_command(Command app) {
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand("cluster", "Write a cluster file from what other tools print");
-  command->add_option("--from-topo", args->topo, "Output of nvidia-smi topo -m, of one machine");
-  command->add_option("--from-query", args->query,
-                      "Output of nvidia-smi --query-gpu=name,memory.total --format=csv, likewise");
+  Command command =
+      app.add_subcommand("cluster", "Write a cluster file from what other tools print");
+  command.add_option("--from-topo", args->topo, "Output of nvidia-smi topo -m, of one machine");
+  command.add_option("--from-query", args->query,
+                     "Output of nvidia-smi --query-gpu=name,memory.total --format=csv, likewise");
   command
-      ->add_option("--from-nccl", args->nccl,
-                   "Output of an nccl-tests program, as text or -J JSON, or what Galvatron "
-                   "(allreduce_bandwidth_*.json, p2p_bandwidth_*.json, sp_time_*.json) or nnScaler "
-                   "(intra_*.json) "
-                   "measured; may be "
-                   "given again, of other collectives and levels")
-      ->expected(1)
-      ->take_all();
-  command->add_option("--from-slurm", args->topology, "Slurm's topology.conf or topology.yaml");
-  command->add_option("--from-nodes", args->nodes, "Output of scontrol show node");
-  command->add_option("--from-hostfile", args->hostfile, "Hostfile: HOST slots=8 [type=A100]");
-  command->add_option("--from-layers", args->layers,
-                      "Times of layers that Galvatron measured (computation_profiling_*.json), of "
-                      "--model; devices of one type");
-  command->add_option("--model", args->model, "The model whose layers these are");
-  command->add_option("--from-overlap", args->overlap,
-                      "What Galvatron measured of computation beside communication "
-                      "(overlap_coefficient.json); devices of one type");
-  command->add_option("--name", args->name, "Name of the cluster; default: cluster");
-  command->add_option("-o,--output", args->output,
-                      "Cluster file to write; default: standard output");
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->footer(
+      .add_option("--from-nccl", args->nccl,
+                  "Output of an nccl-tests program, as text or -J JSON, or what Galvatron "
+                  "(allreduce_bandwidth_*.json, p2p_bandwidth_*.json, sp_time_*.json) or nnScaler "
+                  "(intra_*.json) "
+                  "measured; may be "
+                  "given again, of other collectives and levels")
+      .take_all();
+  command.add_option("--from-slurm", args->topology, "Slurm's topology.conf or topology.yaml");
+  command.add_option("--from-nodes", args->nodes, "Output of scontrol show node");
+  command.add_option("--from-hostfile", args->hostfile, "Hostfile: HOST slots=8 [type=A100]");
+  command.add_option("--from-layers", args->layers,
+                     "Times of layers that Galvatron measured (computation_profiling_*.json), of "
+                     "--model; devices of one type");
+  command.add_option("--model", args->model, "The model whose layers these are");
+  command.add_option("--from-overlap", args->overlap,
+                     "What Galvatron measured of computation beside communication "
+                     "(overlap_coefficient.json); devices of one type");
+  command.add_option("--name", args->name, "Name of the cluster; default: cluster");
+  command.add_option("-o,--output", args->output,
+                     "Cluster file to write; default: standard output");
+  command.add_flag("--json", args->json, "Print one JSON object");
+  command.footer(
       "Example:\n"
       "  nvidia-smi topo -m > topo.txt; mpirun ... all_reduce_perf -b 8 -e 1G -f 2 > nccl.txt\n"
       "  motley cluster --from-topo topo.txt --from-nccl nccl.txt -o my.yaml");
-  command->callback([args] { run(*args); });
+  command.callback([args] { run(*args); });
 }
 
 }  // namespace motley

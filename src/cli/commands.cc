@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -40,7 +39,7 @@ char** arguments = nullptr;
 
 }  // namespace
 
-void add_commands(CLI::App& app) {
+void add_commands(Command app) {
   add_advise_command(app);
   add_check_command(app);
   add_cluster_command(app);
@@ -62,7 +61,7 @@ void add_commands(CLI::App& app) {
   add_verify_command(app);
 #else
   auto elsewhere = [&](const char* name, const char* summary) {
-    CLI::App* command = app.add_subcommand(name, summary)->prefix_command();
+    CLI::App* command = app.app().add_subcommand(name, summary)->prefix_command();
     command->set_help_flag("");
     command->callback([] { become_torch(); });
   };
@@ -74,7 +73,7 @@ void add_commands(CLI::App& app) {
   elsewhere("verify", "Run one step by a plan and one on a single device, and compare them");
 #endif
   const auto group = [&](const char* title, std::initializer_list<const char*> names) {
-    for (const char* name : names) app.get_subcommand(name)->group(title);
+    for (const char* name : names) app.app().get_subcommand(name)->group(title);
   };
   group("Plan", {"models", "capture", "plan", "check", "explain", "advise", "simulate", "report",
                  "export", "import"});
@@ -93,24 +92,6 @@ void add_commands(CLI::App& app) {
 void print_json(const Json& json) {
   std::printf("%s\n",
               json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace).c_str());
-}
-
-std::function<std::string(const std::string&)> positive_number() {
-  return [](const std::string& text) -> std::string {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    if (end == text.c_str() || *end != 0 || !std::isfinite(value) || !(value > 0))
-      return "is '" + text + "'; give a number greater than 0";
-    return "";
-  };
-}
-
-std::function<std::string(const std::string&)> whole_number() {
-  return [](const std::string& text) -> std::string {
-    const bool digits = !text.empty() && text.size() < 20 &&
-                        text.find_first_not_of("0123456789") == std::string::npos;
-    return digits ? "" : "is '" + text + "'; give a whole number from 0 on";
-  };
 }
 
 void remember_arguments(char** argv) { arguments = argv; }

@@ -2,16 +2,12 @@
 // add_commands.
 #pragma once
 
-#include <functional>
 #include <stdexcept>
 #include <string>
 
+#include "cli/command_line.h"
 #include "core/file.h"
 #include "core/terminal.h"
-
-namespace CLI {
-class App;
-}
 
 namespace motley {
 
@@ -21,15 +17,10 @@ class NoPlan : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-void add_commands(CLI::App& app);
+void add_commands(Command app);
 
 // Prints exactly one JSON object on standard output.
 void print_json(const Json& json);
-
-// A check of options for CLI11: a finite number above zero, which CLI::PositiveNumber is not (nan).
-std::function<std::string(const std::string&)> positive_number();
-// The same for a whole number from 0 on, such as a seed.
-std::function<std::string(const std::string&)> whole_number();
 
 // Remembers the command line of this process for become_torch().
 void remember_arguments(char** argv);

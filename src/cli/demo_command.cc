@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -251,20 +250,20 @@ class Demo {
 
 }  // namespace
 
-void add_demo_command(CLI::App& app) {
+void add_demo_command(Command app) {
   auto options = std::make_shared<DemoOptions>();
-  auto* command = app.add_subcommand(
+  Command command = app.add_subcommand(
       "demo", "Plan and train a small GPT on four emulated workers of unequal speed");
-  command->add_option("--cluster", options->cluster,
-                      "Cluster to emulate on this machine; default: local-mixed-4");
-  command->add_option("--model", options->model, "Language model of the zoo; default: a small gpt");
-  command->add_option("--batch", options->batch, "Global batch, in samples; default: 48")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  command->add_option("--steps", options->steps, "Steps of the planned run; default: 30")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  command->add_flag("--measure", options->measure, "For the demo's own workers")->group("");
-  command->add_flag("--json", options->json, "Print one JSON object");
-  command->callback([options] {
+  command.add_option("--cluster", options->cluster,
+                     "Cluster to emulate on this machine; default: local-mixed-4");
+  command.add_option("--model", options->model, "Language model of the zoo; default: a small gpt");
+  command.add_option("--batch", options->batch, "Global batch, in samples; default: 48")
+      .check(in_range(int64_t{1}, int64_t{1} << 20));
+  command.add_option("--steps", options->steps, "Steps of the planned run; default: 30")
+      .check(in_range(int64_t{1}, int64_t{1} << 20));
+  command.add_flag("--measure", options->measure, "For the demo's own workers").group("");
+  command.add_flag("--json", options->json, "Print one JSON object");
+  command.callback([options] {
     if (options->measure)
       run_worker([&] { measure_as_worker(*options); });
     else

@@ -5,12 +5,10 @@
 // device, which shows the same losses.
 #pragma once
 
-namespace CLI {
-class App;
-}
-
 namespace motley {
 
-void add_demo_command(CLI::App& app);
+class Command;
+
+void add_demo_command(Command app);
 
 }  // namespace motley

@@ -1,7 +1,5 @@
 #include "cli/emulate_command.h"
 
-#include <CLI/CLI.hpp>
-
 #include "cli/commands.h"
 #include "cluster/profile.h"
 #include "comm/launch.h"
@@ -10,30 +8,30 @@
 
 namespace motley {
 
-void add_emulate_command(CLI::App& app) {
+void add_emulate_command(Command app) {
   struct Args {
     std::string cluster;
     int scale = 0;
     std::vector<std::string> command;
   };
   auto args = std::make_shared<Args>();
-  auto* command =
+  Command command =
       app.add_subcommand("emulate", "Run a program once for each device of an emulated cluster");
-  command->add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
-      ->required();
+  command.add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
+      .required();
   command
-      ->add_option("--scale", args->scale,
-                   "Emulate the cluster scaled down to at most so many workers of this machine")
-      ->check(CLI::Range(1, kMaxLocalWorkers));
+      .add_option("--scale", args->scale,
+                  "Emulate the cluster scaled down to at most so many workers of this machine")
+      .check(in_range(1, kMaxLocalWorkers));
   command
-      ->add_option("command", args->command,
-                   "Program and arguments, after --; it is given torchrun's variables and "
-                   "MOTLEY_SPEEDS, the shares of a core of all ranks")
-      ->required();
-  command->footer(
+      .add_option("command", args->command,
+                  "Program and arguments, after --; it is given torchrun's variables and "
+                  "MOTLEY_SPEEDS, the shares of a core of all ranks")
+      .required();
+  command.footer(
       "Example:\n"
       "  motley emulate --cluster local-mixed-4 -- python3 train.py");
-  command->callback([args] {
+  command.callback([args] {
     const Cluster cluster = load_cluster(args->cluster, args->scale, "");
     if (cluster.size() > kMaxLocalWorkers)
       throw user_error("emulate", "--cluster {}: has {} devices; give --scale {} or less",

@@ -1,12 +1,10 @@
 // Runs any command once per device of a cluster, inside its emulated network.
 #pragma once
 
-namespace CLI {
-class App;
-}
-
 namespace motley {
 
-void add_emulate_command(CLI::App& app);
+class Command;
+
+void add_emulate_command(Command app);
 
 }  // namespace motley

@@ -1,6 +1,5 @@
 #include "cli/explain_command.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "cli/commands.h"
@@ -10,34 +9,34 @@
 
 namespace motley {
 
-void add_explain_command(CLI::App& app) {
+void add_explain_command(Command app) {
   struct Args {
     std::string plan, profile;
     explain::Options options;
     bool json = false;
   };
   auto args = std::make_shared<Args>();
-  auto* command =
+  Command command =
       app.add_subcommand("explain", "Say what limits a plan's step, and what would help");
-  command->add_option("plan", args->plan, "Plan file")->required();
-  command->add_option("--profile", args->profile,
-                      "Measured profile of the plan's cluster; default: the numbers in the plan");
-  command->add_flag("--replan", args->options.replan,
-                    "Plan anew for 10% more of each resource, besides simulating the same plan");
+  command.add_option("plan", args->plan, "Plan file").required();
+  command.add_option("--profile", args->profile,
+                     "Measured profile of the plan's cluster; default: the numbers in the plan");
+  command.add_flag("--replan", args->options.replan,
+                   "Plan anew for 10% more of each resource, besides simulating the same plan");
   command
-      ->add_option(
+      .add_option(
           "--tensors", args->options.tensors,
           "Groups of tensors whose other placements are tried, the largest first; default: 8")
-      ->check(CLI::Range(0, 1000));
+      .check(in_range(0, 1000));
   command
-      ->add_option("--time-limit", args->options.seconds,
-                   "Seconds that other placements and replanning may take; default: 10")
-      ->check(positive_number());
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->footer(
+      .add_option("--time-limit", args->options.seconds,
+                  "Seconds that other placements and replanning may take; default: 10")
+      .check(positive_number());
+  command.add_flag("--json", args->json, "Print one JSON object");
+  command.footer(
       "Example:\n"
       "  motley explain plan.json --replan --time-limit 60");
-  command->callback([args] {
+  command.callback([args] {
     Plan plan = load_plan(args->plan);
     if (auto problems = check(plan, false); !problems.empty())
       throw user_error("explain", "{}: {}", args->plan, problems[0]);

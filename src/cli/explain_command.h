@@ -1,12 +1,10 @@
 // `motley explain`: what limits a plan's step, and what would help.
 #pragma once
 
-namespace CLI {
-class App;
-}
-
 namespace motley {
 
-void add_explain_command(CLI::App& app);
+class Command;
+
+void add_explain_command(Command app);
 
 }  // namespace motley

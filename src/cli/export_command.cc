@@ -1,6 +1,5 @@
 #include "cli/export_command.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "cli/commands.h"
@@ -108,27 +107,28 @@ void run(const Args& args) {
 
 }  // namespace
 
-void add_export_command(CLI::App& app) {
+void add_export_command(Command app) {
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand("export", "Write a plan as the files of a training framework");
-  command->add_option("plan", args->plan, "Plan file")->required();
-  command->add_option("--to", args->target, "Framework: " + planner::target_names())
-      ->required()
-      ->check(CLI::IsMember(names_of_targets()));
-  command->add_option("-o,--output", args->output, "Directory to write")->required();
-  command->add_flag("--force", args->force, "Replace a directory that is not empty");
-  command->add_flag("--nearest", args->nearest,
-                    "Where the framework cannot say the plan, export the fastest one that it can");
+  Command command =
+      app.add_subcommand("export", "Write a plan as the files of a training framework");
+  command.add_option("plan", args->plan, "Plan file").required();
+  command.add_option("--to", args->target, "Framework: " + planner::target_names())
+      .required()
+      .check(one_of(names_of_targets()));
+  command.add_option("-o,--output", args->output, "Directory to write").required();
+  command.add_flag("--force", args->force, "Replace a directory that is not empty");
+  command.add_flag("--nearest", args->nearest,
+                   "Where the framework cannot say the plan, export the fastest one that it can");
   command
-      ->add_option("--time-limit", args->time_limit,
-                   "Seconds to look for the nearest plan; default: 10")
-      ->check(positive_number());
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->footer(
+      .add_option("--time-limit", args->time_limit,
+                  "Seconds to look for the nearest plan; default: 10")
+      .check(positive_number());
+  command.add_flag("--json", args->json, "Print one JSON object");
+  command.footer(
       "Examples:\n"
       "  motley plan gpt --cluster amp-mixed --batch 64 --for megatron -o plan.json\n"
       "  motley export plan.json --to megatron -o run");
-  command->callback([args] { run(*args); });
+  command.callback([args] { run(*args); });
 }
 
 }  // namespace motley

@@ -1,12 +1,10 @@
 // `motley export`: plans as directories of training frameworks (export/export.h).
 #pragma once
 
-namespace CLI {
-class App;
-}
-
 namespace motley {
 
-void add_export_command(CLI::App& app);
+class Command;
+
+void add_export_command(Command app);
 
 }  // namespace motley

@@ -1,6 +1,5 @@
 #include "cli/import_command.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 
@@ -134,45 +133,44 @@ void import_file(const Args& args) {
 
 }  // namespace
 
-void add_import_command(CLI::App& app) {
+void add_import_command(Command app) {
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand(
+  Command command = app.add_subcommand(
       "import", "Read a directory that was exported, or another planner's plan, as a plan");
   command
-      ->add_option("path", args->path,
-                   "Directory, as motley export writes them, or a plan that autoparallel wrote "
-                   "(get_json() as a file)")
-      ->required();
-  command->add_option("--cluster", args->cluster,
-                      "Cluster file, or the name of a shipped cluster; default: the exported "
-                      "plan's");
-  command->add_option("-o,--output", args->output, "Plan file to write");
-  command->add_flag("--json", args->json, "Print one JSON object");
+      .add_option("path", args->path,
+                  "Directory, as motley export writes them, or a plan that autoparallel wrote "
+                  "(get_json() as a file)")
+      .required();
+  command.add_option("--cluster", args->cluster,
+                     "Cluster file, or the name of a shipped cluster; default: the exported "
+                     "plan's");
+  command.add_option("-o,--output", args->output, "Plan file to write");
+  command.add_flag("--json", args->json, "Print one JSON object");
   const std::string group = "Of a plan file";
   command
-      ->add_option(
-          "--model", args->model,
-          "The model that it is of: of the zoo, a graph file or a Hugging Face config.json")
-      ->group(group);
-  command->add_option("--batch", args->batch, "Global batch, in samples")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
-      ->group(group);
-  command->add_option("--optimizer", args->optimizer, "adamw (default), amsgrad or sgd")
-      ->check(CLI::IsMember({"adamw", "amsgrad", "sgd"}))
-      ->group(group);
-  command->add_option("--precision", args->precision, "fp32 (default), bf16 or fp16")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
-      ->group(group);
+      .add_option("--model", args->model,
+                  "The model that it is of: of the zoo, a graph file or a Hugging Face config.json")
+      .group(group);
+  command.add_option("--batch", args->batch, "Global batch, in samples")
+      .check(in_range(int64_t{1}, int64_t{1} << 24))
+      .group(group);
+  command.add_option("--optimizer", args->optimizer, "adamw (default), amsgrad or sgd")
+      .check(one_of({"adamw", "amsgrad", "sgd"}))
+      .group(group);
+  command.add_option("--precision", args->precision, "fp32 (default), bf16 or fp16")
+      .check(one_of({"fp32", "bf16", "fp16"}))
+      .group(group);
   command
-      ->add_option("--time-limit", args->time_limit,
-                   "Seconds to read it, and again to plan for comparison; default: 10")
-      ->check(positive_number())
-      ->group(group);
-  command->footer(
+      .add_option("--time-limit", args->time_limit,
+                  "Seconds to read it, and again to plan for comparison; default: 10")
+      .check(positive_number())
+      .group(group);
+  command.footer(
       "Examples:\n"
       "  motley import run -o plan.json\n"
       "  motley import sharding.json --model llama --cluster amp-v100x16 --batch 64");
-  command->callback([args] {
+  command.callback([args] {
     if (!args->output.empty()) require_writable("--output", args->output);
     std::error_code code;
     if (std::filesystem::is_regular_file(args->path, code))

@@ -2,12 +2,10 @@
 // planner wrote beside the best of ours (export/plan_files.h).
 #pragma once
 
-namespace CLI {
-class App;
-}
-
 namespace motley {
 
-void add_import_command(CLI::App& app);
+class Command;
+
+void add_import_command(Command app);
 
 }  // namespace motley

@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
   app.add_option("--log", level, "How much is logged: warn (default), info or debug")
       ->check(CLI::IsMember({"warn", "info", "debug"}));
   app.parse_complete_callback([&] { motley::init_log(level); });
-  motley::add_commands(app);
+  motley::add_commands(motley::Command(app));
   try {
     if (argc > 1 && argv[1][0] != '-') {
       bool known = false;

@@ -1,6 +1,5 @@
 #include "cli/models_command.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "cli/commands.h"
@@ -9,11 +8,11 @@
 
 namespace motley {
 
-void add_models_command(CLI::App& app) {
-  auto* command = app.add_subcommand("models", "List the models of the zoo and their parameters");
+void add_models_command(Command app) {
+  Command command = app.add_subcommand("models", "List the models of the zoo and their parameters");
   auto json = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "Print one JSON object");
-  command->callback([json] {
+  command.add_flag("--json", *json, "Print one JSON object");
+  command.callback([json] {
     Json models = Json::array();
     for (const ModelInfo& m : zoo()) {
       Json params = Json::array();

@@ -4,7 +4,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -39,147 +38,147 @@ struct Args {
   bool json = false, certify = false, no_comparison = false;
 };
 
-void add_question(CLI::App* command, Args* args) {
+void add_question(Command command, Args* args) {
   command
-      ->add_option("model", args->model,
-                   "Model of the zoo (name or name:key=value,...), a graph file, or a Hugging Face "
-                   "config.json")
-      ->required();
-  command->add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
-      ->required();
-  command->add_option("--batch", args->batch, "Global batch, in samples")
-      ->required()
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  command->add_option("-o,--output", args->output, "Plan file to write");
-  command->add_flag("--json", args->json, "Print one JSON object");
+      .add_option("model", args->model,
+                  "Model of the zoo (name or name:key=value,...), a graph file, or a Hugging Face "
+                  "config.json")
+      .required();
+  command.add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
+      .required();
+  command.add_option("--batch", args->batch, "Global batch, in samples")
+      .required()
+      .check(in_range(int64_t{1}, int64_t{1} << 24));
+  command.add_option("-o,--output", args->output, "Plan file to write");
+  command.add_flag("--json", args->json, "Print one JSON object");
 }
 
-void add_search_options(CLI::App* command, Args* args) {
+void add_search_options(Command command, Args* args) {
   const std::string group = "Search";
   command
-      ->add_option("--engine", args->engine, "Which engine plans; auto (default): the best of all")
-      ->check(CLI::IsMember(planner::engine_names()))
-      ->group(group);
+      .add_option("--engine", args->engine, "Which engine plans; auto (default): the best of all")
+      .check(one_of(planner::engine_names()))
+      .group(group);
   command
-      ->add_option(
+      .add_option(
           "--for", args->target,
           "Only plans that this training framework can say, so that motley export can write "
           "them; tells what that costs: " +
               planner::target_names())
-      ->group(group);
+      .group(group);
   command
-      ->add_flag("--no-comparison", args->no_comparison,
-                 "With --for: do not plan without its limits too, which takes as long again")
-      ->group(group);
+      .add_flag("--no-comparison", args->no_comparison,
+                "With --for: do not plan without its limits too, which takes as long again")
+      .group(group);
   command
-      ->add_option("--strategy", args->strategy,
-                   "Plan one of the usual strategies as it is, without a search")
-      ->check(CLI::IsMember(planner::strategies()))
-      ->group(group);
+      .add_option("--strategy", args->strategy,
+                  "Plan one of the usual strategies as it is, without a search")
+      .check(one_of(planner::strategies()))
+      .group(group);
   command
-      ->add_option("--fix", args->fix,
-                   "Choices that the grid keeps, such as pp=4,dp=4,tp=1,mbs=1,layers=6/6/6/6")
-      ->group(group);
+      .add_option("--fix", args->fix,
+                  "Choices that the grid keeps, such as pp=4,dp=4,tp=1,mbs=1,layers=6/6/6/6")
+      .group(group);
   command
-      ->add_option(
+      .add_option(
           "--virtual-devices", args->virtual_devices,
           "Machines as single devices with data parallelism inside. auto (default): tried too; "
           "machine, or a number of devices of each: nothing else is; off: never")
-      ->group(group);
+      .group(group);
   command
-      ->add_option(
+      .add_option(
           "--segments", args->segments,
           "Parts of the model with shares of their own: a number (default: 1), auto, or names "
           "of modules, such as features,classifier")
-      ->group(group);
+      .group(group);
   command
-      ->add_option("--duplex", args->duplex,
-                   "Parts of the batch that take turns, one communicating while another computes: "
-                   "auto (default): two where that is faster; a number; off")
-      ->group(group);
+      .add_option("--duplex", args->duplex,
+                  "Parts of the batch that take turns, one communicating while another computes: "
+                  "auto (default): two where that is faster; a number; off")
+      .group(group);
   command
-      ->add_option(
+      .add_option(
           "--micro-batch", args->micro_batch,
           "Samples of a micro-batch of pipelines and grids; default: those that are fastest")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
-      ->group(group);
+      .check(in_range(int64_t{1}, int64_t{1} << 24))
+      .group(group);
   command
-      ->add_option(
+      .add_option(
           "--layers", args->layers,
           "About how many pieces the pipeline engine cuts the model into; auto: finer until plans "
           "stop getting better; default: the finest, up to 160")
-      ->check(CLI::Range(1, 2000) | CLI::IsMember({"auto"}))
-      ->group(group);
+      .check(in_range_or(1, 2000, "auto"))
+      .group(group);
   command
-      ->add_option("--time-limit", args->time_limit,
-                   "Seconds from the start of the program, after which the best plan found is "
-                   "given; default: 5 for up to 64 devices and 20,000 operators, else 10, none "
-                   "with --work-limit. "
-                   "Ctrl-C ends it too")
-      ->check(positive_number())
-      ->group(group);
+      .add_option("--time-limit", args->time_limit,
+                  "Seconds from the start of the program, after which the best plan found is "
+                  "given; default: 5 for up to 64 devices and 20,000 operators, else 10, none "
+                  "with --work-limit. "
+                  "Ctrl-C ends it too")
+      .check(positive_number())
+      .group(group);
   command
-      ->add_option("--work-limit", args->work_limit,
-                   "How much planning may do, in states that are searched, about: the same plan on "
-                   "every machine, on one thread")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 60))
-      ->group(group);
+      .add_option("--work-limit", args->work_limit,
+                  "How much planning may do, in states that are searched, about: the same plan on "
+                  "every machine, on one thread")
+      .check(in_range(int64_t{1}, int64_t{1} << 60))
+      .group(group);
   command
-      ->add_flag("--certify", args->certify,
-                 "Look for lower bounds until they are close; default: for a tenth of the search")
-      ->group(group);
-  command->add_option("--seed", args->seed, "Seed of the search; default: 0")
-      ->check(whole_number())
-      ->group(group);
+      .add_flag("--certify", args->certify,
+                "Look for lower bounds until they are close; default: for a tenth of the search")
+      .group(group);
+  command.add_option("--seed", args->seed, "Seed of the search; default: 0")
+      .check(whole_number())
+      .group(group);
   command
-      ->add_option("--threads", args->threads,
-                   "Threads that plan layers and stages; default: one per core")
-      ->check(CLI::Range(1, 1024))
-      ->group(group);
+      .add_option("--threads", args->threads,
+                  "Threads that plan layers and stages; default: one per core")
+      .check(in_range(1, 1024))
+      .group(group);
 }
 
-void add_training_options(CLI::App* command, Args* args) {
+void add_training_options(Command command, Args* args) {
   const std::string group = "Training";
   command
-      ->add_option("--optimizer", args->optimizer,
-                   "How much state a parameter has: adamw (default), amsgrad or sgd")
-      ->check(CLI::IsMember({"adamw", "amsgrad", "sgd"}))
-      ->group(group);
+      .add_option("--optimizer", args->optimizer,
+                  "How much state a parameter has: adamw (default), amsgrad or sgd")
+      .check(one_of({"adamw", "amsgrad", "sgd"}))
+      .group(group);
   command
-      ->add_option(
+      .add_option(
           "--precision", args->precision,
           "Type to compute in: fp32 (default), bf16 or fp16; parameters and optimizer state "
           "stay in 32 bits")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
-      ->group(group);
+      .check(one_of({"fp32", "bf16", "fp16"}))
+      .group(group);
   command
-      ->add_option(
+      .add_option(
           "--recompute", args->recompute,
           "Whether activations are computed again where memory is short: auto (default) or off")
-      ->check(CLI::IsMember({"auto", "off"}))
-      ->group(group);
+      .check(one_of({"auto", "off"}))
+      .group(group);
   command
-      ->add_option("--redundancy", args->redundancy,
-                   "How many more devices keep what one device holds alone of parameters and "
-                   "optimizer state: 0 (default), or 1, so that a lost worker loses nothing; of "
-                   "plans of one program")
-      ->group(group);
+      .add_option("--redundancy", args->redundancy,
+                  "How many more devices keep what one device holds alone of parameters and "
+                  "optimizer state: 0 (default), or 1, so that a lost worker loses nothing; of "
+                  "plans of one program")
+      .group(group);
   command
-      ->add_option("--memory-limit", args->memory,
-                   "Whether device memory is a hard limit: on (default) or off")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->group(group);
+      .add_option("--memory-limit", args->memory,
+                  "Whether device memory is a hard limit: on (default) or off")
+      .check(one_of({"on", "off"}))
+      .group(group);
 }
 
-void add_cluster_options(CLI::App* command, Args* args) {
+void add_cluster_options(Command command, Args* args) {
   const std::string group = "Cluster";
-  command->add_option("--profile", args->profile, "Measured profile, from motley calibrate")
-      ->group(group);
+  command.add_option("--profile", args->profile, "Measured profile, from motley calibrate")
+      .group(group);
   command
-      ->add_option("--scale", args->scale,
-                   "Plan for the cluster scaled down to at most so many workers of this machine")
-      ->check(CLI::Range(1, 64))
-      ->group(group);
+      .add_option("--scale", args->scale,
+                  "Plan for the cluster scaled down to at most so many workers of this machine")
+      .check(in_range(1, 64))
+      .group(group);
 }
 
 planner::PlanOptions options_of(const Args& args) {
@@ -354,20 +353,20 @@ void run(const Args& args) {
 
 }  // namespace
 
-void add_plan_command(CLI::App& app) {
+void add_plan_command(Command app) {
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand("plan", "Find the fastest plan for a model on a cluster");
+  Command command = app.add_subcommand("plan", "Find the fastest plan for a model on a cluster");
   add_question(command, args.get());
   add_search_options(command, args.get());
   add_training_options(command, args.get());
   add_cluster_options(command, args.get());
-  command->footer(
+  command.footer(
       "Examples:\n"
       "  motley plan gpt:layers=4,hidden=512 --cluster local-mixed-4 --batch 32 -o plan.json\n"
       "  motley plan bert-moe --cluster hap-64 --batch 256 --engine spmd --json\n"
       "  motley plan gpt --cluster amp-mixed --batch 64 --fix pp=4,dp=4 --precision bf16\n"
       "  motley plan llama --cluster hap-64 --batch 256 --for megatron -o plan.json");
-  command->callback([args] { run(*args); });
+  command.callback([args] { run(*args); });
 }
 
 }  // namespace motley

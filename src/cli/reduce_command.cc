@@ -9,6 +9,7 @@
 #include <memory>
 #include <utility>
 
+#include "cli/command_line.h"
 #include "cluster/cluster.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -374,66 +375,65 @@ void reduce_command(const ReduceOptions& options) {
 
 namespace {
 
-void add_network_options(CLI::App* command, ReduceOptions* options) {
+void add_network_options(Command command, ReduceOptions* options) {
   const std::string group = "Network";
   command
-      ->add_option("--cluster", options->cluster,
-                   "Cluster file, or the name of a shipped cluster; default: assumed links")
-      ->group(group);
+      .add_option("--cluster", options->cluster,
+                  "Cluster file, or the name of a shipped cluster; default: assumed links")
+      .group(group);
   command
-      ->add_option("--hierarchy", options->hierarchy,
-                   "Levels, outermost first, such as node:4,gpu:16; default: those of the cluster")
-      ->group(group);
+      .add_option("--hierarchy", options->hierarchy,
+                  "Levels, outermost first, such as node:4,gpu:16; default: those of the cluster")
+      .group(group);
   command
-      ->add_option("--launch", options->launch,
-                   "Time that every collective takes before it moves data; default: 0 s")
-      ->group(group);
+      .add_option("--launch", options->launch,
+                  "Time that every collective takes before it moves data; default: 0 s")
+      .group(group);
   command
-      ->add_option(
+      .add_option(
           "--tree-share", options->tree_share,
           fmt::format("Share of a link that a tree can use; default: {}", net::kNcclTreeShare))
-      ->group(group);
+      .group(group);
 }
 
-void add_program_options(CLI::App* command, ReduceOptions* options) {
+void add_program_options(Command command, ReduceOptions* options) {
   const std::string group = "Reductions";
+  command.add_option("--bytes", options->bytes, "Size of the buffer of each device; default: 2 GiB")
+      .group(group);
   command
-      ->add_option("--bytes", options->bytes, "Size of the buffer of each device; default: 2 GiB")
-      ->group(group);
+      .add_option("--algo", options->algo,
+                  "Algorithm of a collective: ring (default), tree, hierarchical or direct")
+      .group(group);
   command
-      ->add_option("--algo", options->algo,
-                   "Algorithm of a collective: ring (default), tree, hierarchical or direct")
-      ->group(group);
-  command
-      ->add_option("--numbering", options->numbering,
-                   "Order of the devices of a group: level (default), that of the levels, or axis, "
-                   "that of the axes")
-      ->group(group);
-  command->add_option("--size-limit", options->size_limit, "Most steps of a program; default: 5")
-      ->group(group);
+      .add_option("--numbering", options->numbering,
+                  "Order of the devices of a group: level (default), that of the levels, or axis, "
+                  "that of the axes")
+      .group(group);
+  command.add_option("--size-limit", options->size_limit, "Most steps of a program; default: 5")
+      .group(group);
 }
 
 }  // namespace
 
-void add_reduce_command(CLI::App& app) {
+void add_reduce_command(Command app) {
   auto options = std::make_shared<ReduceOptions>();
-  CLI::App* command = app.add_subcommand(
+  Command command = app.add_subcommand(
       "reduce", "Place parallelism axes on a cluster and find the best reductions over them (P2)");
-  command->add_option("--axes", options->axes, "Sizes of the parallelism axes, such as 16,2,2")
-      ->required();
+  command.add_option("--axes", options->axes, "Sizes of the parallelism axes, such as 16,2,2")
+      .required();
   command
-      ->add_option("--reduce", options->reduce,
-                   "Axes to reduce over, such as 0,2, or with bytes of their own, 0,2:1GiB; given "
-                   "again, axes are placed for all of them jointly")
-      ->required();
-  command->add_flag("--json", options->json, "Print one JSON object");
+      .add_option("--reduce", options->reduce,
+                  "Axes to reduce over, such as 0,2, or with bytes of their own, 0,2:1GiB; given "
+                  "again, axes are placed for all of them jointly")
+      .required();
+  command.add_flag("--json", options->json, "Print one JSON object");
   add_network_options(command, options.get());
   add_program_options(command, options.get());
-  command->footer(
+  command.footer(
       "Examples:\n"
       "  motley reduce --hierarchy node:4,gpu:16 --axes 16,2,2 --reduce 0,2\n"
       "  motley reduce --cluster p2-a100-4 --axes 16,4 --reduce 0 --bytes 512MiB --algo tree");
-  command->callback([options] { reduce_command(*options); });
+  command.callback([options] { reduce_command(*options); });
 }
 
 }  // namespace motley

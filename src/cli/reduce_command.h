@@ -2,11 +2,12 @@
 // of each.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 namespace motley {
+
+class Command;
 
 struct ReduceOptions {
   std::string hierarchy;            // "node:4,gpu:16"; empty: the cluster's own
@@ -25,6 +26,6 @@ struct ReduceOptions {
 // Prints the result on standard output. Throws UserError.
 void reduce_command(const ReduceOptions& options);
 
-void add_reduce_command(CLI::App& app);
+void add_reduce_command(Command app);
 
 }  // namespace motley

@@ -1,6 +1,5 @@
 #include "cli/report_command.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "cli/commands.h"
@@ -64,29 +63,28 @@ void run(const Args& args) {
 
 }  // namespace
 
-void add_report_command(CLI::App& app) {
+void add_report_command(Command app) {
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand("report", "Write a plan as one page for a browser");
-  command->add_option("plan", args->plan, "Plan file")->required();
-  command->add_option("-o,--output", args->output, "Page to write")->required();
-  command->add_option("--profile", args->profile,
-                      "Measured profile of the plan's cluster; default: the numbers in the plan");
+  Command command = app.add_subcommand("report", "Write a plan as one page for a browser");
+  command.add_option("plan", args->plan, "Plan file").required();
+  command.add_option("-o,--output", args->output, "Page to write").required();
+  command.add_option("--profile", args->profile,
+                     "Measured profile of the plan's cluster; default: the numbers in the plan");
   command
-      ->add_option("--what-if", args->edits,
-                   "Another cluster, as of motley advise; default: twice the bandwidth between the "
-                   "outermost groups. May be given again and again")
-      ->expected(1)
-      ->take_all();
+      .add_option("--what-if", args->edits,
+                  "Another cluster, as of motley advise; default: twice the bandwidth between the "
+                  "outermost groups. May be given again and again")
+      .take_all();
   command
-      ->add_option("--time-limit", args->time_limit,
-                   "Seconds for other placements and for planning what-ifs; default: 10")
-      ->check(positive_number());
-  command->add_flag("--quick", args->quick, "Search for nothing: no what-ifs, no other placements");
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->footer(
+      .add_option("--time-limit", args->time_limit,
+                  "Seconds for other placements and for planning what-ifs; default: 10")
+      .check(positive_number());
+  command.add_flag("--quick", args->quick, "Search for nothing: no what-ifs, no other placements");
+  command.add_flag("--json", args->json, "Print one JSON object");
+  command.footer(
       "Example:\n"
       "  motley report plan.json -o plan.html --what-if 'add 8 H100-80GB'");
-  command->callback([args] { run(*args); });
+  command.callback([args] { run(*args); });
 }
 
 }  // namespace motley

@@ -1,6 +1,5 @@
 #include "cli/run_command.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -259,108 +258,107 @@ void run_command(const RunOptions& options) {
 
 namespace {
 
-void add_training_options(CLI::App* command, RunOptions* options) {
+void add_training_options(Command command, RunOptions* options) {
   const std::string group = "Training";
-  command->add_option("--steps", options->steps, "How many steps to train; default: 10")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
-      ->group(group);
+  command.add_option("--steps", options->steps, "How many steps to train; default: 10")
+      .check(in_range(int64_t{1}, int64_t{1} << 40))
+      .group(group);
   command
-      ->add_option("--data", options->data,
-                   "Text file or folder, for language models; default: license texts of the system")
-      ->group(group);
-  command->add_option("--lr", options->learning_rate, "Learning rate; default: 1e-3, of SGD 1e-2")
-      ->check(positive_number())
-      ->group(group);
-  command->add_option("--clip", options->clip, "Largest norm of the gradient; default: no clipping")
-      ->check(positive_number())
-      ->group(group);
+      .add_option("--data", options->data,
+                  "Text file or folder, for language models; default: license texts of the system")
+      .group(group);
+  command.add_option("--lr", options->learning_rate, "Learning rate; default: 1e-3, of SGD 1e-2")
+      .check(positive_number())
+      .group(group);
+  command.add_option("--clip", options->clip, "Largest norm of the gradient; default: no clipping")
+      .check(positive_number())
+      .group(group);
   command
-      ->add_option("--overlap", options->overlap,
-                   "Whether collectives travel while devices compute: on (default), or off, to see "
-                   "what it brings")
-      ->check(CLI::IsMember({"on", "off"}))
-      ->group(group);
-  command->add_option("--seed", options->seed, "Seed of parameters, data and dropout; default: 0")
-      ->check(whole_number())
-      ->group(group);
+      .add_option("--overlap", options->overlap,
+                  "Whether collectives travel while devices compute: on (default), or off, to see "
+                  "what it brings")
+      .check(one_of({"on", "off"}))
+      .group(group);
+  command.add_option("--seed", options->seed, "Seed of parameters, data and dropout; default: 0")
+      .check(whole_number())
+      .group(group);
   command
-      ->add_option("--checkpoint", options->checkpoint,
-                   "Folder to go on from, and to save to: at the end, on the way, and on SIGINT "
-                   "and SIGTERM")
-      ->group(group);
+      .add_option("--checkpoint", options->checkpoint,
+                  "Folder to go on from, and to save to: at the end, on the way, and on SIGINT "
+                  "and SIGTERM")
+      .group(group);
   command
-      ->add_option("--checkpoint-every", options->checkpoint_every,
-                   "Save after so many steps; default: every ten minutes")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
-      ->group(group);
+      .add_option("--checkpoint-every", options->checkpoint_every,
+                  "Save after so many steps; default: every ten minutes")
+      .check(in_range(int64_t{1}, int64_t{1} << 40))
+      .group(group);
   command
-      ->add_option("--checkpoint-keep", options->checkpoint_keep,
-                   "How many checkpoints stay in the folder; default: 3")
-      ->check(CLI::Range(1, 1 << 20))
-      ->group(group);
+      .add_option("--checkpoint-keep", options->checkpoint_keep,
+                  "How many checkpoints stay in the folder; default: 3")
+      .check(in_range(1, 1 << 20))
+      .group(group);
 }
 
-void add_worker_options(CLI::App* command, RunOptions* options) {
+void add_worker_options(Command command, RunOptions* options) {
   const std::string group = "Workers";
   command
-      ->add_option("--device", options->device,
-                   "cpu: the CPU over gloo, as auto (default); cuda: says how to start workers on "
-                   "CUDA devices")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->group(group);
-  command->add_option("--threads", options->threads, "Threads of each worker; default: 1")
-      ->check(CLI::Range(1, 1024))
-      ->group(group);
+      .add_option("--device", options->device,
+                  "cpu: the CPU over gloo, as auto (default); cuda: says how to start workers on "
+                  "CUDA devices")
+      .check(one_of({"auto", "cpu", "cuda"}))
+      .group(group);
+  command.add_option("--threads", options->threads, "Threads of each worker; default: 1")
+      .check(in_range(1, 1024))
+      .group(group);
   command
-      ->add_flag("--emulate", options->emulate,
-                 "Emulate the speeds and links of the plan's cluster on this machine")
-      ->group(group);
+      .add_flag("--emulate", options->emulate,
+                "Emulate the speeds and links of the plan's cluster on this machine")
+      .group(group);
   command
-      ->add_flag(
-          "--elastic", options->elastic,
-          "When a worker is lost, plan for the devices that are left and go on from the last "
-          "step, with the same losses")
-      ->group(group);
+      .add_flag("--elastic", options->elastic,
+                "When a worker is lost, plan for the devices that are left and go on from the last "
+                "step, with the same losses")
+      .group(group);
   command
-      ->add_option("--return-after", options->return_after_s,
-                   "With --elastic, try a lost device again after so many seconds, twice as many "
-                   "each time that it is lost once more; default: never")
-      ->check(CLI::Range(0.1, 86400.0))
-      ->group(group);
+      .add_option("--return-after", options->return_after_s,
+                  "With --elastic, try a lost device again after so many seconds, twice as many "
+                  "each time that it is lost once more; default: never")
+      .check(in_range(0.1, 86400.0))
+      .group(group);
   command
-      ->add_option(
+      .add_option(
           "--replan", options->replan,
           "When a device is slower than planned: advise (default) says so; auto, with --elastic, "
           "also goes on by a plan for its speed where that pays")
-      ->check(CLI::IsMember({"advise", "auto"}))
-      ->group(group);
+      .check(one_of({"advise", "auto"}))
+      .group(group);
   command
-      ->add_option("--hang-timeout", options->hang_s,
-                   "Seconds after which a worker that says nothing is lost; default: 30")
-      ->check(CLI::Range(0.1, 86400.0))
-      ->group(group);
+      .add_option("--hang-timeout", options->hang_s,
+                  "Seconds after which a worker that says nothing is lost; default: 30")
+      .check(in_range(0.1, 86400.0))
+      .group(group);
   command
-      ->add_option("--profile", options->profile,
-                   "Measured profile of the plan's cluster, for the prediction")
-      ->group(group);
+      .add_option("--profile", options->profile,
+                  "Measured profile of the plan's cluster, for the prediction")
+      .group(group);
 }
 
 }  // namespace
 
-void add_run_command(CLI::App& app) {
+void add_run_command(Command app) {
   auto options = std::make_shared<RunOptions>();
-  auto* command = app.add_subcommand("run", "Train by a plan");
-  command->add_option("plan", options->plan, "Plan file")->required();
-  command->add_flag("--json", options->json, "Print one JSON object");
+  Command command = app.add_subcommand("run", "Train by a plan");
+  command.add_option("plan", options->plan, "Plan file").required();
+  command.add_flag("--json", options->json, "Print one JSON object");
   add_training_options(command, options.get());
   add_worker_options(command, options.get());
-  command->footer(
+  command.footer(
       "Starts one worker for each device of the plan on this machine, or joins a launch of "
       "torchrun,\nSlurm or mpirun through the usual environment variables.\n\n"
       "Examples:\n"
       "  motley run plan.json --steps 100 --data corpus.txt --checkpoint saved\n"
       "  motley run local.json --emulate --profile local.profile");
-  command->callback([options] { run_command(*options); });
+  command.callback([options] { run_command(*options); });
 }
 
 }  // namespace motley

@@ -5,11 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
-class App;
-}
-
 namespace motley {
+
+class Command;
 
 struct RunOptions {
   std::string plan;  // file
@@ -39,6 +37,6 @@ struct RunOptions {
 // Throws UserError for what the user can fix.
 void run_command(const RunOptions& options);
 
-void add_run_command(CLI::App& app);
+void add_run_command(Command app);
 
 }  // namespace motley

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -88,35 +87,35 @@ void print(const Pipeline& pipeline, const ScheduleRun& run, int micro_batches, 
 
 }  // namespace
 
-void add_schedule_command(CLI::App& app) {
+void add_schedule_command(Command app) {
   struct Args {
     std::string stages, kind = "best";
     int64_t micro_batches = 0, width = 110;
     bool json = false;
   };
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand(
+  Command command = app.add_subcommand(
       "schedule", "Find a pipeline schedule for given times of stages and links, and draw it");
-  command->add_option("--stages", args->stages, "JSON file with the times of stages and links")
-      ->required();
-  command->add_option("--micro-batches", args->micro_batches, "How many micro-batches a step has")
-      ->required()
-      ->check(CLI::Range(int64_t{1}, int64_t{10'000'000}));
+  command.add_option("--stages", args->stages, "JSON file with the times of stages and links")
+      .required();
+  command.add_option("--micro-batches", args->micro_batches, "How many micro-batches a step has")
+      .required()
+      .check(in_range(int64_t{1}, int64_t{10'000'000}));
   std::vector<std::string> kinds = {"best"};
   for (const ScheduleDef& def : schedule_table()) kinds.push_back(def.name);
-  command->add_option("--kind", args->kind, "Which schedule; best (default): the fastest of all")
-      ->check(CLI::IsMember(kinds));
-  command->add_option("--width", args->width, "Width of the timeline in characters; default: 110")
-      ->check(CLI::Range(int64_t{20}, int64_t{10'000}));
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->footer(
+  command.add_option("--kind", args->kind, "Which schedule; best (default): the fastest of all")
+      .check(one_of(kinds));
+  command.add_option("--width", args->width, "Width of the timeline in characters; default: 110")
+      .check(in_range(int64_t{20}, int64_t{10'000}));
+  command.add_flag("--json", args->json, "Print one JSON object");
+  command.footer(
       "Example:\n"
       "  motley schedule --stages tests/data/stages.json --micro-batches 16 --kind 1f1b\n\n"
       "The file: {\"stages\": [{\"forward_s\": 1, \"backward_s\": 2}, ...], \"links\": "
       "[{\"forward_s\": "
       "0.2, \"backward_s\": 0.2}, ...]},\nwith one link fewer than stages. A stage may have "
       "\"weights_s\": what of backward_s gradients of weights take, which may then come later.");
-  command->callback([args] {
+  command.callback([args] {
     Pipeline pipeline = load_pipeline(args->stages);
     int64_t passes = args->micro_batches * pipeline.size();
     if (passes > kMaxPasses)

@@ -1,6 +1,5 @@
 #include "cli/simulate_command.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 
@@ -11,22 +10,22 @@
 
 namespace motley {
 
-void add_simulate_command(CLI::App& app) {
+void add_simulate_command(Command app) {
   struct Args {
     std::string plan, trace, profile;
     bool json = false;
   };
   auto args = std::make_shared<Args>();
-  auto* command = app.add_subcommand("simulate", "Simulate one step of a plan on every device");
-  command->add_option("plan", args->plan, "Plan file")->required();
-  command->add_option("--trace", args->trace, "Timeline to write, for ui.perfetto.dev");
-  command->add_option("--profile", args->profile,
-                      "Measured profile of the plan's cluster; default: the numbers in the plan");
-  command->add_flag("--json", args->json, "Print one JSON object");
-  command->footer(
+  Command command = app.add_subcommand("simulate", "Simulate one step of a plan on every device");
+  command.add_option("plan", args->plan, "Plan file").required();
+  command.add_option("--trace", args->trace, "Timeline to write, for ui.perfetto.dev");
+  command.add_option("--profile", args->profile,
+                     "Measured profile of the plan's cluster; default: the numbers in the plan");
+  command.add_flag("--json", args->json, "Print one JSON object");
+  command.footer(
       "Example:\n"
       "  motley simulate plan.json --trace trace.json");
-  command->callback([args] {
+  command.callback([args] {
     if (!args->trace.empty()) require_writable("--trace", args->trace);
     Plan plan = load_plan(args->plan);
     if (auto problems = check(plan, false); !problems.empty())

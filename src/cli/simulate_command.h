@@ -1,11 +1,9 @@
 #pragma once
 
-namespace CLI {
-class App;
-}
-
 namespace motley {
 
-void add_simulate_command(CLI::App& app);
+class Command;
+
+void add_simulate_command(Command app);
 
 }  // namespace motley

@@ -1,6 +1,5 @@
 #include "cli/verify_command.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <vector>
@@ -117,26 +116,26 @@ void verify(const VerifyOptions& options) {
 
 }  // namespace
 
-void add_verify_command(CLI::App& app) {
+void add_verify_command(Command app) {
   auto options = std::make_shared<VerifyOptions>();
-  auto* command = app.add_subcommand(
+  Command command = app.add_subcommand(
       "verify", "Run one step by a plan and one on a single device, and compare them");
-  command->add_option("plan", options->plan, "Plan file")->required();
+  command.add_option("plan", options->plan, "Plan file").required();
   command
-      ->add_option("--dtype", options->dtype,
-                   "Type to compute in: f64 (default), f32, or bf16 for plans in mixed precision")
-      ->check(CLI::IsMember({"f64", "f32", "bf16"}));
-  command->add_option("--seed", options->seed, "Seed of parameters and batch; default: 0")
-      ->check(whole_number());
-  command->add_flag("--emulate", options->emulate,
-                    "Start a worker for each device in the emulated network of the plan's cluster; "
-                    "without: threads of this process");
-  command->add_flag("--json", options->json, "Print one JSON object");
-  command->footer(
+      .add_option("--dtype", options->dtype,
+                  "Type to compute in: f64 (default), f32, or bf16 for plans in mixed precision")
+      .check(one_of({"f64", "f32", "bf16"}));
+  command.add_option("--seed", options->seed, "Seed of parameters and batch; default: 0")
+      .check(whole_number());
+  command.add_flag("--emulate", options->emulate,
+                   "Start a worker for each device in the emulated network of the plan's cluster; "
+                   "without: threads of this process");
+  command.add_flag("--json", options->json, "Print one JSON object");
+  command.footer(
       "Examples:\n"
       "  motley verify plan.json\n"
       "  motley verify plan.json --dtype f32 --emulate");
-  command->callback([options] { verify(*options); });
+  command.callback([options] { verify(*options); });
 }
 
 }  // namespace motley

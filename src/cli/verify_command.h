@@ -2,12 +2,10 @@
 // launch, against one device.
 #pragma once
 
-namespace CLI {
-class App;
-}
-
 namespace motley {
 
-void add_verify_command(CLI::App& app);
+class Command;
+
+void add_verify_command(Command app);
 
 }  // namespace motley
