@@ -77,6 +77,7 @@ Option Command::add_option(const std::string& name, Value& value, const std::str
 template Option Command::add_option(const std::string&, std::string&, const std::string&);
 template Option Command::add_option(const std::string&, std::vector<std::string>&,
                                     const std::string&);
+template Option Command::add_option(const std::string&, std::vector<int64_t>&, const std::string&);
 template Option Command::add_option(const std::string&, int&, const std::string&);
 template Option Command::add_option(const std::string&, int64_t&, const std::string&);
 template Option Command::add_option(const std::string&, uint64_t&, const std::string&);

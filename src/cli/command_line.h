@@ -44,7 +44,7 @@ class Command {
  public:
   explicit Command(CLI::App& app) : app_(&app) {}
   Command add_subcommand(const std::string& name, const std::string& summary);
-  // Of std::string, std::vector<std::string>, int, int64_t, uint64_t and double.
+  // Of std::string, int, int64_t, uint64_t, double, and vectors of std::string and int64_t.
   template <typename Value>
   Option add_option(const std::string& name, Value& value, const std::string& help);
   Option add_flag(const std::string& name, bool& value, const std::string& help);
