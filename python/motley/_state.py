@@ -29,6 +29,7 @@ from . import _motley, _torch
 from ._agreement import same_batch
 from ._errors import PeerLost, UserError
 from ._pieces import plain
+from ._threads import Threads
 
 _ROW = 128  # bytes of a worker's "address port token"
 _PATIENCE = 60  # seconds until a worker that waits to end says so
@@ -194,6 +195,7 @@ class Peers:
         for rank, cells in enumerate(table.cpu().tolist()):
             address, port, token = bytes(cells).rstrip(b"\0").decode().split()
             self.addresses[rank] = (_rank_0() if address == "-" else address, int(port), token)
+        self.threads = Threads(at_the_end=2 * (group.size - 1) + 4)  # one to and one from each other worker
         threading.Thread(target=self._listen, daemon=True).start()
         self._watch_errors()
         util.Finalize(None, self._leave, exitpriority=100)  # at the end of processes of multiprocessing too
@@ -313,7 +315,7 @@ class Peers:
             if not self.strangers.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            self.threads.run(self._answer, connection)
 
     def _answer(self, connection):
         with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
@@ -571,7 +573,7 @@ class Peers:
                     done.set()
 
         for rank in ranks:
-            threading.Thread(target=say, args=(rank,), daemon=True).start()
+            self.threads.run(say, rank)
         said = time.monotonic() + _PATIENCE
         while not done.wait(1):
             if self._lost():  # a hung worker ends no more, and the others end without it
