@@ -251,6 +251,28 @@ TEST(Engines, EndInTimeBetweenParts) {
   EXPECT_GT(two, 0);
 }
 
+// The first program is not searched for so long that no time is left to take it in parts.
+TEST(Engines, FindAProgramInPartsEarly) {
+  const auto graph_of = [](int64_t samples) { return layers(12, samples); };
+  const Cluster cluster = machines(16e9);
+  const auto least_work = [&](const char* engine, int duplex) {
+    for (double work = 1; work < 1e8; work *= 1.25) {
+      PlanOptions request;
+      request.model = "toy";
+      request.batch = 32;
+      request.engine = engine;
+      request.duplex = duplex;
+      request.threads = 1;
+      request.limits.deadline = Deadline(Deadline::Limits{.work = static_cast<int64_t>(work)});
+      const PlanReport report = plan(graph_of, cluster, request);
+      if (!report.candidates.empty()) return work;
+      EXPECT_TRUE(report.out_of_time) << report.reason;
+    }
+    return std::numeric_limits<double>::infinity();
+  };
+  EXPECT_LE(least_work("duplex", 2), 1.2 * least_work("spmd", -1));
+}
+
 // However much work there may be: the same twice, no plan and that time ran out, or sound ones;
 // with enough, what is found without a limit.
 TEST(Planner, EndsAfterSoMuchWork) {

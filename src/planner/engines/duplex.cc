@@ -33,6 +33,7 @@ constexpr int kSearches = 5;       // for one number of parts
 constexpr size_t kSmall = 60;      // nodes of problems that are polished
 constexpr size_t kPrograms = 6;    // of other engines that are tried as they are
 constexpr double kWorthIt = 0.98;  // of the step of another plan: less is not worth it
+constexpr double kFirst = 0.5;     // of the time, for the first program
 
 // Computation takes 2 w of its time, communication 2 (1 - w).
 Cluster weighed(const Cluster& cluster, double w) {
@@ -196,6 +197,7 @@ class DuplexSearch {
   bool attempt(const std::shared_ptr<const BatchStep>& part, const std::vector<int64_t>& samples,
                double w, const std::string& where, Seconds* compute, Seconds* comm) {
     Cluster prices = weighed(cluster_, w);
+    bool hurried = true;
     for (int again = 0; again < 3; ++again) {
       ProgramRequest request;
       request.model = options_.model;
@@ -208,11 +210,19 @@ class DuplexSearch {
       request.alternation.recompute = options_.recompute;
       request.alternation.ratios = options_.ratios;
       request.alternation.limits = options_.limits;
+      // What it has by then is divided, and a plan is there.
+      hurried = hurried && best_program_.steps.empty();
+      if (hurried) request.alternation.limits.deadline = options_.limits.deadline.part(kFirst);
       request.alternation.certify_work = 1e-9;
       ProgramPlanner planner(part, prices, request);
       ProgramResult found = planner.run();
       ++result_.planned;
       result_.states += found.states;
+      if (!found.feasible && hurried && found.reason == kNoTime) {
+        options_.limits.deadline.check();
+        hurried = false;
+        continue;
+      }
       if (!found.feasible) {
         if (best_program_.steps.empty()) result_.reason = found.reason;
         return false;
@@ -344,7 +354,7 @@ class DuplexSearch {
     }
     Bytes lacking = std::numeric_limits<Bytes>::infinity();
     for (const StageDivision& division : divisions) {
-      options_.limits.deadline.check();
+      if (!best_program_.steps.empty()) options_.limits.deadline.check();
       plan_->program = mirrored(duplex, part, program, division, where);
       const std::vector<Bytes> peak =
           memory_of(plan_->running(), plan_->program, fractions, model_.types(), options_.optimizer)
