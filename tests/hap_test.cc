@@ -42,6 +42,7 @@ planner::ProgramResult planned(const std::string& model, int64_t batch, const Cl
   request.batch = batch;
   request.baselines = false;
   request.alternation = options;
+  request.alternation.certify = false;
   request.alternation.recompute = false;  // where memory is short, parameters are cut instead
   return planner::plan_program(canonicalize(capture(model, batch).graph), cluster, request);
 }

@@ -70,7 +70,7 @@ Plan make(const std::string& model, int64_t batch, const Cluster& cluster,
   planner::ProgramRequest request;
   request.model = model;
   request.batch = batch;
-  request.baselines = false;
+  request.baselines = request.alternation.certify = false;
   request.alternation.optimizer = optimizer;
   request.alternation.restriction = restriction;
   request.alternation.ratios = planner::proportional_ratios(cluster);
@@ -591,7 +591,7 @@ TEST(TrainerTest, MixedPrecisionEqualsOneDevice) {
     planner::ProgramRequest request;
     request.model = model;
     request.batch = 12;
-    request.baselines = false;
+    request.baselines = request.alternation.certify = false;
     request.alternation.restriction = restriction;
     request.alternation.ratios = planner::proportional_ratios(cluster);
     planner::ProgramResult result = planner::plan_program(
@@ -640,7 +640,7 @@ TEST(TrainerTest, RecomputedBlocksEqualOneDevice) {
     planner::ProgramRequest request;
     request.model = model;
     request.batch = 12;
-    request.baselines = false;
+    request.baselines = request.alternation.certify = false;
     request.alternation.recompute = recompute;
     return planner::plan_program(canonicalize(capture(model, 12).graph), cluster, request);
   };

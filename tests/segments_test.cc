@@ -88,6 +88,7 @@ TEST(Segments, NeverWorseThanOne) {
       planner::ProgramRequest request;
       request.model = model;
       request.batch = batch;
+      request.alternation.certify = false;
       planner::ProgramResult one = planner::plan_program(graph, cluster, request);
       ASSERT_TRUE(one.feasible);
       const Seconds before = simulate(one.plan).step;

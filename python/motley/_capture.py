@@ -322,12 +322,12 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
         return captured(run, again=False) if hooked and again else (graph, changes)
 
     def traced():
-        before = sys.gettrace()
+        before = _motley.Tools()
         sys.settrace(watch.trace)
         try:
             return run()
         finally:
-            sys.settrace(before)
+            before.put_back_debugger()
 
     text = None
     try:

@@ -73,13 +73,13 @@ class Reads:
             attributes[id(module), name] = module
             return plain(module, name)
 
-        before = sys.getprofile()
+        before = _motley.Tools()
         torch.nn.Module.__getattribute__ = read
         sys.setprofile(self._call)
         try:
             yield
         finally:
-            sys.setprofile(before)
+            before.put_back_profiler()
             del torch.nn.Module.__getattribute__
 
 

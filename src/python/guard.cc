@@ -271,6 +271,25 @@ class Still {
   std::vector<std::pair<at::Tensor, int64_t>> tensors_;
 };
 
+// The profiler and the debugger of this thread. They may be C functions (cProfile's and
+// torch.profiler's are), which sys.setprofile() and sys.settrace() cannot put back.
+class Tools {
+ public:
+  Tools() {
+    const PyThreadState* thread = PyThreadState_Get();
+    profile_ = thread->c_profilefunc;
+    trace_ = thread->c_tracefunc;
+    profiler_ = py::reinterpret_borrow<py::object>(thread->c_profileobj);
+    debugger_ = py::reinterpret_borrow<py::object>(thread->c_traceobj);
+  }
+  void put_back_profiler() const { PyEval_SetProfile(profile_, profiler_.ptr()); }
+  void put_back_debugger() const { PyEval_SetTrace(trace_, debugger_.ptr()); }
+
+ private:
+  Py_tracefunc profile_, trace_;
+  py::object profiler_, debugger_;  // null: none
+};
+
 }  // namespace
 
 void bind_guard(py::module_& m) {
@@ -287,6 +306,10 @@ void bind_guard(py::module_& m) {
   py::class_<Still>(m, "Still")
       .def(py::init<py::list, py::list, py::list, py::object>())
       .def("holds", &Still::holds);
+  py::class_<Tools>(m, "Tools")
+      .def(py::init<>())
+      .def("put_back_profiler", &Tools::put_back_profiler)
+      .def("put_back_debugger", &Tools::put_back_debugger);
 }
 
 }  // namespace motley::python

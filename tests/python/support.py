@@ -1,5 +1,6 @@
 """What the tests of the Python package share."""
 
+import gc
 import glob
 import importlib.util
 import os
@@ -13,6 +14,8 @@ import unittest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+gc.freeze()  # what is imported stays: each of a thousand collections need not look at it
 
 for stream in (sys.stdout, sys.stderr):  # torchrun's workers do not buffer: a line in one piece, whatever the others write
     stream.reconfigure(line_buffering=True, write_through=False)
