@@ -38,7 +38,7 @@ def captured(step):
     repeated = []
     graph = capture_step(step, type(step.model).__name__, reads=reads, repeated=repeated)
     watch = Watch(step, reads, graph.outside)
-    watch.repeated = repeated
+    watch.repeated, watch.prepared = repeated, graph.prepared
     watch.of = hash(graph.text_without_model())
     return graph, watch
 

@@ -13,6 +13,7 @@ import warnings
 import torch
 
 from . import _motley, _rewrites, _torch
+from ._assertions import Assertions, users_frame
 from ._complex import Complex
 from ._errors import CaptureError, UserError, warn
 from ._hooks import Hooks
@@ -41,14 +42,11 @@ _REMEDIES = (
 
 def _place_in_user_code(traceback):
     """'file:line: source' of the innermost frame that is neither torch's nor motley's; '' if there is none."""
-    place = ""
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not os.path.abspath(file).startswith(_OWN) and not file.startswith("<frozen"):
-            source = linecache.getline(file, traceback.tb_lineno).strip()
-            place = f"{file}:{traceback.tb_lineno}: {source}"
-        traceback = traceback.tb_next
-    return place
+    place = users_frame(traceback)
+    if place is None:
+        return ""
+    file, line = place[0].co_filename, place[1]
+    return f"{file}:{line}: {linecache.getline(file, line).strip()}"
 
 
 def _place_of_backward(captured):
@@ -114,6 +112,12 @@ class _Watch:
                 return i
         return -1
 
+    def expect(self, slots, prepared):
+        """Changes of those that the step prepares; capture.h."""
+        for i, (slot, parameter) in enumerate(zip(slots, self.parameters)):
+            if slot.name in prepared:
+                self.before[i] = (parameter._version, _torch.storage_of(parameter))
+
     def happened(self):
         return self.changed() >= 0 or _random_states() != self.random
 
@@ -142,12 +146,14 @@ def _meta(tensor, parameter=False):
 
 @contextlib.contextmanager
 def _undisturbed():
-    """Without imports of torch, and without the garbage collector, which takes as long as a quarter of a capture and finds nothing."""
+    """Without imports of torch, without the garbage collector, which takes as long as a quarter of a capture and finds nothing, and
+    without what anomaly detection reads."""
     _torch.ready_to_capture()
     was = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), check_nan=False):
+            yield
     finally:
         if was:
             gc.enable()
@@ -279,7 +285,7 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
     buffers = [_meta(slot.tensor) for slot in step.buffers]
     leaves = [_meta(tensor) for tensor in whole]
 
-    watch, hooks = _Watch(parameters), Hooks(step, parameters)
+    watch, hooks, assertions = _Watch(parameters), Hooks(step, parameters), Assertions(reads)
     owners = named(step.parameters, [slot.tensor for slot in step.parameters])
     owners += named(step.buffers, [slot.tensor for slot in step.buffers]) + step.leaves
 
@@ -331,11 +337,13 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
 
     text = None
     try:
-        graph, changes = complex_numbers.tried(lambda: captured(run))
+        graph, changes = complex_numbers.tried(lambda: assertions.left_out(lambda: captured(run)))
     except Exception as error:
-        text = _explained(error, lambda: captured(run))
+        text = _explained(error, lambda: assertions.left_out(lambda: captured(run)))
         if text is None:
             raise
+    else:
+        watch.expect(step.parameters, {name for name, _, _ in graph.prepared})
     if watch.happened():
         at = watch.changed()
         what = (
@@ -347,7 +355,7 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
         parameters = [_meta(slot.tensor, parameter=True) for slot in step.parameters]
         watch = _Watch(parameters)
         with contextlib.suppress(Exception):
-            captured(traced)
+            assertions.left_out(lambda: captured(traced))
         text = f"[capture] {watch.place}{what}"
     if text is not None:
         raise CaptureError(text) from None
@@ -359,7 +367,7 @@ def capture_step(step, name, samples=None, reads=None, repeated=None):
     if repeated is not None and all(change.plain for change in changes):
         repeated += changes
     elif changes:
-        _check_next_steps(graph, changes, lambda: captured(run))
+        _check_next_steps(graph, changes, lambda: assertions.left_out(lambda: captured(run)))
         for change in changes:
             if change.plain:
                 warn(f"[capture] {change}; a graph does not repeat this, so make it a buffer if later steps depend on it")

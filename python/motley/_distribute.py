@@ -190,6 +190,8 @@ class Distributed(Following, Saving):
                 "[distribute] the model draws random numbers, which a CUDA graph would draw again at every replay; capture a model "
                 "without dropout, or train without a graph"
             )
+        if torch.is_anomaly_enabled():
+            warn("[distribute] torch.autograd.detect_anomaly() does not look into a distributed step; use it with the plain model")
         if self._keeper is not None:
             self._keeper.begins()
         try:

@@ -13,7 +13,7 @@ from ._agreement import Batches, capturing, differs, same_batch
 from ._errors import MismatchError, UserError, warn
 from ._guard import FIRST_STEPS, FURTHER_PLANS, Check, compare_slice, rows_with_room
 from ._mirror import inside
-from ._pieces import Piece
+from ._pieces import Piece, plain
 from ._runs import Run, Runs, Untouched, claims, flags_of
 
 
@@ -219,9 +219,19 @@ class Following:
 
     # ---- the step and its guard -----------------------------------------------------------------------------------
 
+    def _prepare(self):
+        """Does to pieces what the step does to parameters before it reads them (`weight.data.clamp_(-1, 1)`)."""
+        held = [self._held.pieces]
+        if self._keeper is not None and self._keeper.second is not None:
+            held.append(self._keeper.second.pieces)
+        for name, operator, arguments in self._run.watch.prepared:
+            for piece in (plain(pieces[name]).data for pieces in held if name in pieces):
+                piece.copy_(getattr(torch.ops.aten, operator.split("::")[1])(piece, *arguments))
+
     def _stepped(self, tensors):
         """(loss, gradients) of the taken plan, compared with the plain step in its first steps. Collective."""
         run, peers, held = self._run, self._group.peers, self._held
+        self._prepare()
         if run.unchecked > 0 and rows_with_room(self) < run.plan.batch:
             number = self._group.compared
             self._agreed()
@@ -269,7 +279,9 @@ class Following:
 
         Nothing is trained. Returns what differs, in words; '' if nothing does.
         """
-        return Check.alone(self, self._ready(inputs, targets))
+        tensors = self._ready(inputs, targets)
+        self._prepare()
+        return Check.alone(self, tensors)
 
     def _are_rows(self, tensors):
         """Whether these are this worker's rows of a DataSplitter."""

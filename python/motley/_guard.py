@@ -99,7 +99,8 @@ class Check:
         self.dist, self.run, self.number, self.group = dist, dist._run, dist._steps, dist._group
         self.tensors, self.state, worker = self._whole_batch(tensors), None, dist._run.worker
         self.buffers = {slot.name: worker.buffer(slot.name) for slot in dist._run.step.buffers if worker.holds("buffer", slot.name)}
-        if self.group.rank == 0 and not dist._fresh():
+        # Copies, also where the plain step would clamp the model's own.
+        if self.group.rank == 0 and (not dist._fresh() or self.run.watch.prepared):
             self.state = self._whole_state()
 
     def coarsest(self):
@@ -187,6 +188,9 @@ class Check:
         parameters, buffers = self.state or (None, None)
         tensors = [tensor.to(device) for tensor in self.tensors]
         outcome = self._plain_step(tensors, parameters, buffers, draws, parts, nudge)
+        if run.watch.prepared:
+            prepared = {name for name, _, _ in run.watch.prepared}
+            self.dist._untouched.accept([slot for slot in step.parameters if slot.name in prepared])
         return outcome, draws is None or draws.exact
 
     def _plain_step(self, *given):

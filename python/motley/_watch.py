@@ -7,6 +7,7 @@ them at every later step, by identity wherever that suffices and in one call, so
 
 import collections
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -49,6 +50,22 @@ def is_users_scope(scope):
 
 def is_users_module(module):
     return is_users_scope(getattr(module, "__dict__", {}))
+
+
+def functions_of(codes):
+    """The functions that have these codes."""
+
+    def found():
+        known = gc.get_referrers(*codes) if codes else ()
+        return [one for one in known if isinstance(one, types.FunctionType) and one.__code__ in codes]
+
+    functions = found()
+    if gc.get_freeze_count() and set(codes) - {function.__code__ for function in functions}:
+        gc.unfreeze()  # what is frozen is not found
+        functions = found()
+        gc.collect()
+        gc.freeze()
+    return functions
 
 
 class Reads:
@@ -144,8 +161,6 @@ class Watch:
 
     def _functions(self, reads):
         """Globals and variables of enclosing functions that the user's functions name."""
-        import gc
-
         codes = {code: scope for code, scope in reads.codes.items() if scope is not None}
         for code, scope in codes.items():
             for name in code.co_names:
@@ -168,9 +183,8 @@ class Watch:
         if any("environ" in code.co_names or "getenv" in code.co_names for code in codes):
             self._copies.append((os.environ._data, dict(os.environ._data), "the environment (os.environ)"))
         closed = [code for code in codes if code.co_freevars]
-        for function in gc.get_referrers(*closed) if closed else ():
-            if isinstance(function, types.FunctionType) and function.__code__ in codes:
-                self._function(function, function.__qualname__, 0)
+        for function in functions_of(closed):
+            self._function(function, function.__qualname__, 0)
 
     def _function(self, function, label, depth):
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):

@@ -144,6 +144,45 @@ void leave_out_detached(Graph* graph) {
   for (Buffer& b : graph->buffers) replace(b.update);
 }
 
+constexpr const char* kSameTwice[] = {"aten::clamp", "aten::clamp_min", "aten::clamp_max",
+                                      "aten::relu",  "aten::abs",       "aten::nan_to_num"};
+
+// Takes out of the graph what changes a parameter, now `changed`, before anything reads it. False:
+// it is read before, or is changed otherwise.
+bool take_out(Graph* graph, const Parameter& parameter, ValueId changed,
+              std::vector<Preparation>* prepared) {
+  std::vector<int> readers(graph->values.size(), 0);
+  for (const Node& node : graph->nodes)
+    for (ValueId v : graph->inputs_of(node)) ++readers[v.index];
+  std::vector<Preparation> found;
+  for (ValueId at = changed; at != parameter.value;) {
+    const NodeId producer = graph->values[at.index].producer;
+    const Node& node = graph->nodes[producer.index];
+    if (std::find(std::begin(kSameTwice), std::end(kSameTwice), node.op) == std::end(kSameTwice))
+      return false;
+    at = std::get<ValueId>(node.args[0]);
+    Preparation one{parameter.name, node.op, {node.args.begin() + 1, node.args.end()}};
+    for (const Arg& arg : one.args)
+      if (std::holds_alternative<ValueId>(arg)) return false;
+    if (readers[at.index] != 1) return false;
+    found.insert(found.begin(), std::move(one));
+  }
+  const auto replace = [&](ValueId& v) {
+    if (v == changed) v = parameter.value;
+  };
+  for (Node& node : graph->nodes)
+    for (Arg& arg : node.args) {
+      if (auto* v = std::get_if<ValueId>(&arg)) replace(*v);
+      if (auto* list = std::get_if<std::vector<ValueId>>(&arg))
+        for (ValueId& v : *list) replace(v);
+    }
+  replace(graph->loss);
+  for (Parameter& p : graph->parameters) replace(p.gradient);
+  for (Buffer& b : graph->buffers) replace(b.update);
+  prepared->insert(prepared->end(), found.begin(), found.end());
+  return true;
+}
+
 // Records a step under a Recording of `recorder`, which has recorded nothing yet.
 Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point start,
                     const LookAtParameters& look = {}) {
@@ -208,13 +247,6 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
     parameter.custom =
         !gradients[i].is_same(derivative) || custom.count(trained[i].unsafeGetTensorImpl()) > 0;
   }
-  for (size_t i = 0; i < parameters.size(); i++)
-    if (recorder.changed(parameters[i]))
-      throw user_error(
-          "capture",
-          "{}: the step changes parameter {} in place; change it between steps, or make "
-          "it a buffer",
-          name, names[i]);
   for (size_t i = 0; i < step.buffers.size(); i++)
     if (recorder.changed(step.buffers[i].second))
       graph.buffers[i].update = recorder.value_of(step.buffers[i].second, "the update");
@@ -226,6 +258,14 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
                        to_string(graph.spec(graph.buffers[i].value)));
     graph.buffers[i].update = value;
   }
+  for (size_t i = 0; i < parameters.size(); i++)
+    if (recorder.changed(parameters[i]) &&
+        !take_out(&graph, graph.parameters[i], recorder.value_of(parameters[i], "the change"),
+                  &recorder.result.prepared))
+      throw user_error("capture",
+                       "{}: the step changes parameter {} in place; change it between steps, or "
+                       "make it a buffer",
+                       name, names[i]);
   leave_out_detached(&graph);
   remove_dead(&graph);
   recorder.result.seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -286,7 +326,9 @@ Capture capture(const std::string& name, const std::function<std::shared_ptr<Tra
     step.inputs.push_back({input.name, inputs.back()});
   }
   step.loss = [&](std::vector<std::pair<size_t, at::Tensor>>*) { return module->loss(inputs); };
-  return record_step(recorder, step, start, look);
+  Capture captured = record_step(recorder, step, start, look);
+  MOTLEY_CHECK(captured.prepared.empty(), "nobody would do it");
+  return captured;
 }
 
 bool between_operators() { return current != nullptr && operators == 0; }

@@ -53,8 +53,19 @@ class TrainModule;
 // Operators of a graph of which the op table has no rule: every device computes all of them.
 std::vector<std::string> whole_ops(const Graph& graph);
 
+// What a step does to a parameter before it reads it: an operator that sees each element alone and
+// changes nothing when it is done twice, such as `weight.data.clamp_(-1, 1)`.
+struct Preparation {
+  std::string parameter;
+  std::string op;         // "aten::clamp"
+  std::vector<Arg> args;  // after the tensor: numbers, or nothing
+};
+
 struct Capture {
   Graph graph;
+  // Not in the graph, which is of the step after them: whoever runs it does them before every step,
+  // in this order.
+  std::vector<Preparation> prepared;
   std::vector<std::pair<std::string, std::string>>
       tied;  // another name of a parameter, and its name in the graph
   // Tensors from outside the step whose numbers became constants, as they were; held, and the same

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "capture/capture.h"
 #include "graph/graph.h"
 #include "plan/plan.h"
 
@@ -23,7 +24,8 @@ struct CapturedGraph {
   int64_t batch = 0;
   double seconds = 0;
   std::vector<std::string> unknown_ops;
-  std::vector<at::Tensor> outside;  // read as constants; capture.h
+  std::vector<at::Tensor> outside;    // read as constants; capture.h
+  std::vector<Preparation> prepared;  // of parameters, before every step
 };
 
 void bind_graph(py::module_& m);

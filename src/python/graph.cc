@@ -58,12 +58,33 @@ CapturedGraph capture_step(const std::string& name, Named parameters, Named buff
     graph.seconds = captured.seconds;
     graph.unknown_ops = whole_ops(graph.graph);
     graph.outside = std::move(captured.outside);
+    graph.prepared = std::move(captured.prepared);
   } catch (python_error& e) {  // of a backward pass written in Python
     e.restore();
     throw py::error_already_set();
   }
   graph.batch = batch;
   return graph;
+}
+
+// [(parameter, operator, arguments after the tensor)]
+py::list prepared(const CapturedGraph& captured) {
+  py::list all;
+  for (const Preparation& one : captured.prepared) {
+    py::list args;
+    for (const Arg& arg : one.args) {
+      if (const auto* number = std::get_if<double>(&arg))
+        args.append(*number);
+      else if (const auto* whole = std::get_if<int64_t>(&arg))
+        args.append(*whole);
+      else if (std::holds_alternative<std::monostate>(arg))
+        args.append(py::none());
+      else
+        throw InternalError("a preparation with another argument");
+    }
+    all.append(py::make_tuple(one.parameter, one.op, args));
+  }
+  return all;
 }
 
 py::dict spec_dict(const Graph& graph, ValueId value) {
@@ -188,6 +209,8 @@ void bind_graph(py::module_& m) {
                                  if (b.update.valid()) names.push_back(b.name);
                                return names;
                              })
+      .def_property_readonly("prepared", &prepared,
+                             "What the step does to parameters before it reads them.")
       .def_property_readonly("random_nodes", &random_nodes)
       .def_property_readonly("step_bytes", &step_bytes)
       .def_readonly("outside", &CapturedGraph::outside,

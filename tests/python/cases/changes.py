@@ -1,6 +1,7 @@
 """What a step reads beside its tensors and changes on the way, and what it keeps for the next: followed or refused."""
 
 import collections
+import gc
 import itertools
 import os
 import types
@@ -171,6 +172,70 @@ def number_in_a_closure():
         return m.head(torch.tanh(m.first(x))) * calls[0]
 
     return net(function)
+
+
+@case()
+def assertions_about_numbers():
+    def checked(x, bound):
+        assert (
+            x.abs().max().item() < bound
+        ), f"{x}"
+        return x
+
+    def forward(m, x):
+        assert not torch.isnan(x).any(), "a batch with NaN"
+        assert x.min() < x.max() and len(x) > 0
+        return m.head(torch.tanh(checked(m.first(x), 1e6)))
+
+    return net(forward)
+
+
+@case(train=changing(lambda model, i: model.grow(i)))
+def closure_that_the_garbage_collector_forgot():
+    scale = 1.0
+
+    class Scaled(Net):
+        def forward(self, x):
+            return super().forward(x) * scale
+
+        def grow(self, i):
+            nonlocal scale
+            scale = 1.0 / (1 + i)
+
+    model = Scaled()
+    gc.freeze()
+    return model, F.cross_entropy, labels
+
+
+@case()
+def parameters_that_are_clamped_first():
+    def forward(m, x):
+        m.first.weight.data.clamp_(-0.1, 0.1)
+        with torch.no_grad():
+            m.second.weight.clamp_(min=0)
+            m.head.bias.relu_().clamp_(max=0.2)
+        return m.head(torch.tanh(m.second(torch.tanh(m.first(x)))))
+
+    return net(forward)
+
+
+@case(refused=refused("changes parameter first.weight"))
+def parameter_that_shrinks_at_every_step():
+    def forward(m, x):
+        m.first.weight.data.mul_(0.9)
+        return m.head(torch.tanh(m.first(x)))
+
+    return net(forward)
+
+
+@case(refused=refused("changes parameter first.weight"))
+def parameter_that_is_clamped_after_it_is_read():
+    def forward(m, x):
+        y = m.first(x)
+        m.first.weight.data.clamp_(-0.1, 0.1)
+        return m.head(torch.tanh(y))
+
+    return net(forward)
 
 
 @case(refused=refused("another one each time"))

@@ -1,8 +1,9 @@
-"""Profilers and debuggers around motley.distribute() and motley.capture()."""
+"""What people look at a step with: profilers, debuggers, anomaly detection and assertions."""
 
 import cProfile
 import sys
 import unittest
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,46 @@ class Branches(nn.Linear):
     def forward(self, x):
         y = super().forward(x)
         return y if y.sum() > 0 else -y
+
+
+class Asserts(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        assert torch.isfinite(y).all(), "a number is too large"
+        return y
+
+
+class AssertsOfShapes(nn.Linear):
+    def forward(self, x):
+        assert x.shape[0] == 7
+        return super().forward(x)
+
+
+class Assertions(unittest.TestCase):
+    def test_about_numbers(self):
+        with self.assertWarnsRegex(UserWarning, r"looking.py:\d+: assert torch.isfinite\(y\).all\(\), .* left out of the graph"):
+            graph = motley.capture(Asserts(6, 3), batch(), F.cross_entropy)
+        self.assertNotIn("aten::isfinite", graph.ops)
+        with self.assertRaisesRegex(AssertionError, "too large"):
+            Asserts(6, 3)(torch.full((2, 6), float("inf")))  # made as before, and in the first steps
+        x, y = batch()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dist = motley.distribute(Asserts(6, 3), batch(), F.cross_entropy, support.ONE)
+        with self.assertRaisesRegex(AssertionError, "too large"):
+            dist(x / 0.0, y)
+
+    def test_about_shapes(self):
+        with self.assertRaises(AssertionError):
+            motley.capture(AssertsOfShapes(6, 3), batch(), F.cross_entropy)
+
+
+class Anomalies(unittest.TestCase):
+    def test_are_not_looked_for(self):
+        with torch.autograd.detect_anomaly():
+            dist = motley.distribute(model(), batch(), F.cross_entropy, support.ONE)
+            with self.assertWarnsRegex(UserWarning, "detect_anomaly"):
+                dist(*batch())
 
 
 def after_it():
