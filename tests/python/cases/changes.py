@@ -185,6 +185,18 @@ def assertions_about_numbers():
     def forward(m, x):
         assert not torch.isnan(x).any(), "a batch with NaN"
         assert x.min() < x.max() and len(x) > 0
+        if (
+            x.dim() != 2
+            or x.abs().sum() == 0
+        ):
+            raise ValueError("no batch")
+        if x.abs().max() > 1e30:
+            raise OverflowError("too large")
+        elif len(x) > 0:
+            torch._assert(torch.isfinite(x).all(), "not finite")
+            x = x * 2.0
+        else:
+            x = x * 3.0
         return m.head(torch.tanh(checked(m.first(x), 1e6)))
 
     return net(forward)
