@@ -46,6 +46,11 @@ if(MOTLEY_TESTS)
                              LIBS GTest::gtest GTest::gmock)
 endif()
 
+# Several files of a target are compiled as one: what they include, and the templates they share, are compiled once.
+function(motley_unite target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${MOTLEY_PRECOMPILES} UNITY_BUILD_BATCH_SIZE 6)
+endfunction()
+
 # With libtorch's headers; `plain` without.
 function(motley_precompiled target)
   if(MOTLEY_PRECOMPILES)
@@ -101,6 +106,7 @@ function(motley_module name)
   target_compile_options(motley_${name} PRIVATE ${MOTLEY_WARNINGS} ${MOTLEY_SHARED})
   target_include_directories(motley_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(motley_${name} PUBLIC ${modules} ${ARG_LIBS})
+  motley_unite(motley_${name})
   if(motley_libtorch IN_LIST ARG_LIBS)
     motley_precompiled(motley_${name})
   else()
@@ -132,5 +138,5 @@ function(motley_test name)
   endif()
   add_test(NAME ${name} COMMAND ${name})
   # Threads of workers, and tests beside one another, have the cores: OpenBLAS would have more threads wait for them in a loop.
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${ARG_SERIAL} ENVIRONMENT "OPENBLAS_NUM_THREADS=1")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${ARG_SERIAL} ENVIRONMENT "OPENBLAS_NUM_THREADS=1;OMP_NUM_THREADS=1")
 endfunction()

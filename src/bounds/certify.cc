@@ -1,11 +1,11 @@
 #include "bounds/certify.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <tuple>
 
 #include "bounds/cutting_planes.h"
+#include "core/infinity.h"
 #include "cost/overlap.h"
 
 namespace motley::bounds {
@@ -22,7 +22,6 @@ constexpr int kSolves = 16;        // of one class
 constexpr int kClasses = 300;      // times that a class is looked at closer
 constexpr int64_t kStates = 500;   // of one step of a search
 constexpr double kWorthDeciding = 2e-3;  // of a step: what the message of a gradient takes
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Weights of bounds by kind, node and type: what they are of whatever the stretches.
 using Mixture = std::map<std::tuple<OverlapBound::Kind, int64_t, int>, double>;

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
 
 #include "bounds/cutting_planes.h"
 #include "bounds/memory_problem.h"
+#include "core/infinity.h"
 #include "solver/folded.h"
 #include "solver/order.h"
 
@@ -19,14 +19,13 @@ using namespace spmd;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kTarget = 0.9 * kWideGap;  // gap at which a class of programs is left alone
-constexpr double kGain = 1e-3;  // of the step, that another search could gain for it to be made
-constexpr int kSolves = 12;     // of one class
-constexpr int kClasses = 60;
-constexpr int64_t kStates = 200;  // of one step of a search
-constexpr int kSweeps = 1000;     // operators that run twice or not take long to agree
-constexpr double kTight = 1e-6;   // of the bound, that they go on for
+constexpr double kGain = 1e-3;     // of the step, that another search could gain for it to be made
+constexpr int kMemorySolves = 12;  // of one class
+constexpr int kMemoryClasses = 60;
+constexpr int64_t kMemoryStates = 200;  // of one step of a search
+constexpr int kSweeps = 1000;           // operators that run twice or not take long to agree
+constexpr double kTight = 1e-6;         // of the bound, that they go on for
 
 // Multipliers are in units of a step per memory of a device, or per so many blocks.
 constexpr double kFirstMost = 1, kMost = 64;
@@ -81,7 +80,7 @@ class MemoryBoundSearch {
                     Restriction restriction, const Limits& limits,
                     const MemoryBoundRequest& request)
       : theory_(theory), model_(model), request_(request), limits_(limits) {
-    limits_.max_states = std::min(limits_.max_states, kStates);
+    limits_.max_states = std::min(limits_.max_states, kMemoryStates);
     limits_.sweeps = limits_.max_sweeps = kSweeps;
     limits_.tight = kTight;
     builder_.emplace(theory, model, optimizer, restriction);
@@ -102,7 +101,7 @@ class MemoryBoundSearch {
     if (!held_) return result_;
     unit_ = request_.step();
     const Seconds bound = branch_and_bound(
-        std::vector<Class>{{}}, kClasses,
+        std::vector<Class>{{}}, kMemoryClasses,
         [&](const Class& least) {
           return done(least) || (!found_.empty() && request_.enough(result_.effort));
         },
@@ -250,7 +249,7 @@ class MemoryBoundSearch {
     const PlaneRules rules{.step = request_.step,
                            .gap = kTarget,
                            .gain = kGain,
-                           .searches = kSolves,
+                           .searches = kMemorySolves,
                            .most_multiplier = kMost};
     raise_bound(
         rules, [&] { return found_.empty() || !request_.enough(result_.effort); },

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 #include <map>
 #include <utility>
 
 #include "bounds/rerun.h"
 #include "core/error.h"
+#include "core/infinity.h"
 #include "cost/storage.h"
 #include "graph/segment.h"
 
@@ -18,7 +18,6 @@ using namespace spmd;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMostPairForms = 9;  // of values that pairs of readers are looked for
 
 // Whether a value takes memory of its own, and not for the whole step.

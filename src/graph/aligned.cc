@@ -11,9 +11,9 @@ namespace motley {
 
 namespace {
 
-class Rewriter : Rewriting {
+class AlignedRewriter : Rewriting {
  public:
-  explicit Rewriter(const Graph& from) : Rewriting(from) {}
+  explicit AlignedRewriter(const Graph& from) : Rewriting(from) {}
 
   Graph run() {
     for (const Node& node : from_.nodes)
@@ -109,6 +109,6 @@ class Rewriter : Rewriting {
 
 }  // namespace
 
-Graph aligned(const Graph& graph) { return Rewriter(graph).run(); }
+Graph aligned(const Graph& graph) { return AlignedRewriter(graph).run(); }
 
 }  // namespace motley

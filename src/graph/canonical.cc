@@ -15,9 +15,9 @@ constexpr int64_t kNone = 0, kMean = 1, kSum = 2;  // at::Reduction
 // A mean of 16 bits is well within their range where the sum may not be.
 bool sums_in_32_bits(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
-class Rewriter : Rewriting {
+class CanonicalRewriter : Rewriting {
  public:
-  explicit Rewriter(const Graph& from) : Rewriting(from) {}
+  explicit CanonicalRewriter(const Graph& from) : Rewriting(from) {}
 
   Graph run() {
     for (const Node& node : from_.nodes) rewrite(node);
@@ -146,6 +146,6 @@ class Rewriter : Rewriting {
 
 }  // namespace
 
-Graph canonicalize(const Graph& graph) { return Rewriter(aligned(unsorted(graph))).run(); }
+Graph canonicalize(const Graph& graph) { return CanonicalRewriter(aligned(unsorted(graph))).run(); }
 
 }  // namespace motley

@@ -44,9 +44,10 @@ bool is_delicate(std::string_view op) {
          op.find("binary_cross_entropy") != std::string_view::npos;
 }
 
-class Rewriter : Rewriting {
+class PrecisionRewriter : Rewriting {
  public:
-  Rewriter(const Graph& from, DType type) : Rewriting(from), type_(type), low_(from.values.size()) {
+  PrecisionRewriter(const Graph& from, DType type)
+      : Rewriting(from), type_(type), low_(from.values.size()) {
     for (const Parameter& p : from.parameters)
       if (is_float(from.spec(p.value).dtype)) master_ = from.spec(p.value).dtype;
     for (const Parameter& p : from.parameters) {
@@ -130,7 +131,9 @@ class Rewriter : Rewriting {
 
 }  // namespace
 
-Graph with_precision(const Graph& graph, DType type) { return Rewriter(graph, type).run(); }
+Graph with_precision(const Graph& graph, DType type) {
+  return PrecisionRewriter(graph, type).run();
+}
 
 void check_precision(const Graph& graph, DType type) {
   std::optional<DType> own;

@@ -363,9 +363,9 @@ class Orders {
   bool any_ = false;
 };
 
-class Rewriter : Rewriting {
+class UnsortedRewriter : Rewriting {
  public:
-  explicit Rewriter(const Graph& from) : Rewriting(from) {}
+  explicit UnsortedRewriter(const Graph& from) : Rewriting(from) {}
 
   Graph run(const std::vector<Step>& steps) {
     for (size_t n = 0; n < from_.nodes.size(); ++n) rewrite(from_.nodes[n], steps[n]);
@@ -478,7 +478,7 @@ Graph unsorted(const Graph& graph) {
     if (seen)
       left.insert(*seen);
     else
-      return orders.any() ? Rewriter(graph).run(orders.steps()) : graph;
+      return orders.any() ? UnsortedRewriter(graph).run(orders.steps()) : graph;
   }
 }
 

@@ -102,7 +102,7 @@ Stack called(const char* name, Stack stack, Scale scale) {
 }
 
 // The kernels of libtorch, by their numbers in SDPBackend.
-enum Kernel : int64_t { kProducts = 0, kFlash = 1, kEfficient = 2, kCudnn = 3 };
+enum AttentionKernel : int64_t { kProducts = 0, kFlash = 1, kEfficient = 2, kCudnn = 3 };
 
 int64_t chosen(const Attention& a) {
   static const bool asks =

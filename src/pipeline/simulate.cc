@@ -97,14 +97,14 @@ Timeline simulate(const Pipeline& pipeline, const Schedule& schedule) {
 Schedule dispatch(std::string kind, const Pipeline& pipeline, const std::vector<int>& limits,
                   int micro_batches, const Choice& choice) {
   int stages = pipeline.size();
-  struct Stage {
+  struct Progress {
     int forward = 0, backward = 0;       // started
     int activations = 0, gradients = 0;  // arrived
     int finished = 0;                    // backward passes
     bool busy = false;
     Seconds link_forward = 0, link_backward = 0;
   };
-  std::vector<Stage> state(stages);
+  std::vector<Progress> state(stages);
   state[0].activations = micro_batches;
   Schedule schedule;
   schedule.kind = std::move(kind);
@@ -116,7 +116,7 @@ Schedule dispatch(std::string kind, const Pipeline& pipeline, const std::vector<
   Seconds now = 0;
   while (true) {
     for (int i : touched) {
-      Stage& s = state[i];
+      Progress& s = state[i];
       if (s.busy) continue;
       bool can_forward = s.forward < s.activations && s.forward - s.finished < limits[i];
       bool can_backward = s.backward < s.gradients;
@@ -135,7 +135,7 @@ Schedule dispatch(std::string kind, const Pipeline& pipeline, const std::vector<
       auto [time, i, what] = events.top();
       events.pop();
       touched.push_back(i);
-      Stage& s = state[i];
+      Progress& s = state[i];
       if (what == activation_in) ++s.activations;
       if (what == gradient_in) ++s.gradients;
       if (what == forward_end) {

@@ -17,7 +17,7 @@ namespace motley::readers {
 
 namespace {
 
-constexpr double kGB = 1e9, kNetwork = 12.5e9, kNetworkLatency = 10e-6;
+constexpr double kNetwork = 12.5e9, kNetworkLatency = 10e-6;
 constexpr int kMachine = 8;  // GPUs, where nothing says how many
 
 struct Site {

@@ -13,7 +13,6 @@ namespace motley::readers {
 namespace {
 
 constexpr int64_t kMostSamples = 1 << 20, kMostTokens = 1 << 26;
-constexpr size_t kMostPoints = 100000;
 
 Json object_of(const std::string& text, const std::string& name) {
   Json json = parse_json(text, name);

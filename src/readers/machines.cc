@@ -17,7 +17,6 @@ namespace {
 
 constexpr size_t kMostGpus = 1024;
 constexpr int kMostSlots = 1024, kDeepest = 8;
-constexpr double kMiB = 1024. * 1024;
 
 UserError bad(const std::string& name, size_t line, const std::string& what,
               const std::string& fix) {

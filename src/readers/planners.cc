@@ -15,9 +15,6 @@ namespace motley::readers {
 
 namespace {
 
-constexpr double kMiB = 1024. * 1024, kGB = 1e9;
-constexpr size_t kMostPoints = 100000;
-
 int number(const std::string& digits, const std::string& name) {
   int64_t value = 0;
   if (!whole(digits, &value) || value < 1 || value > kMaxDevices)

@@ -10,6 +10,9 @@
 
 namespace motley::readers {
 
+constexpr double kMiB = 1024. * 1024, kGB = 1e9;
+constexpr size_t kMostPoints = 100000;  // that are read of one file
+
 std::string lower(std::string text);
 std::string trimmed(const std::string& text);
 // Without colours (escape sequences) and carriage returns.

@@ -29,7 +29,7 @@ std::string link_text(const Link& link) {
                      format_seconds(link.latency));
 }
 
-std::string percent(double part) {
+std::string rounded_percent(double part) {
   return part > 0 && part < 0.001 ? "<0.1%"
                                   : fmt::format("{:.{}f}%", 100 * part, part < 0.1 ? 1 : 0);
 }
@@ -110,11 +110,12 @@ class Picture {
 
   std::string link_title(const std::string& name, int up) const {
     return fmt::format("{}: {} up ({} of the step), {} down ({})", name, format_bytes(bytes_[up]),
-                       percent(busy(up)), format_bytes(bytes_[up + 1]), percent(busy(up + 1)));
+                       rounded_percent(busy(up)), format_bytes(bytes_[up + 1]),
+                       rounded_percent(busy(up + 1)));
   }
   std::string gauge(double part, const std::string& what, const std::string& title) const {
     return fmt::format("<span class=\"gauge\" title=\"{}\"><i class=\"l{}\"></i>{} {}</span>",
-                       escape(title), level(part), escape(what), percent(part));
+                       escape(title), level(part), escape(what), rounded_percent(part));
   }
 
   // What tells a group from another, names and numbers of devices apart.
@@ -122,11 +123,11 @@ class Picture {
     const Group& group = cluster_.groups[g];
     std::string out = fmt::format("{} {} {} {} ", group.name, link_text(group.link), group.uplink,
                                   group.direct.size());
-    for (const int l : inside_[g]) out += percent(busy(l)) + ",";
-    for (const int l : nics_[g]) out += percent(port_busy(l)) + ",";
+    for (const int l : inside_[g]) out += rounded_percent(busy(l)) + ",";
+    for (const int l : nics_[g]) out += rounded_percent(port_busy(l)) + ",";
     for (GroupId child : group.children)
-      out +=
-          fmt::format("({} {})", percent(port_busy(group_port_[child.index])), look(child.index));
+      out += fmt::format("({} {})", rounded_percent(port_busy(group_port_[child.index])),
+                         look(child.index));
     for (int d = group.first_device;
          group.children.empty() && d < group.first_device + group.device_count; ++d)
       out += look_of_device(d) + ";";
@@ -137,7 +138,7 @@ class Picture {
     if (plan_.pipeline)
       for (const Seat& seat : plan_.pipeline->seats(d)) stages += fmt::format("{}+", seat.stage);
     return fmt::format("{} {} {} {}", cluster_.devices[d].type, works_[d] ? 1 : 0, stages,
-                       percent(port_busy(device_port_[d])));
+                       rounded_percent(port_busy(device_port_[d])));
   }
 
   std::string draw(int g, int times) {
@@ -166,9 +167,10 @@ class Picture {
       const int child = group.children[i].index, up = group_port_[child];
       size_t end = i + 1;
       if (!one_by_one) {
-        const std::string kind = fmt::format("{} {}", percent(port_busy(up)), look(child));
+        const std::string kind = fmt::format("{} {}", rounded_percent(port_busy(up)), look(child));
         while (end < group.children.size() &&
-               fmt::format("{} {}", percent(port_busy(group_port_[group.children[end].index])),
+               fmt::format("{} {}",
+                           rounded_percent(port_busy(group_port_[group.children[end].index])),
                            look(group.children[end].index)) == kind)
           ++end;
       }
@@ -180,7 +182,7 @@ class Picture {
       if (up >= 0)
         out += fmt::format("<span class=\"wire\" title=\"{}\"><i class=\"l{}\"></i>{}</span>",
                            escape(link_title(cluster_.groups[child].name, up)),
-                           level(port_busy(up)), percent(port_busy(up)));
+                           level(port_busy(up)), rounded_percent(port_busy(up)));
       out += draw(child, static_cast<int>(end - i)) + "</div>";
       i = end;
     }
@@ -227,7 +229,7 @@ class Picture {
       std::string name;
       for (const char c : topology_.links()[l].name)
         if (!std::isdigit(static_cast<unsigned char>(c))) name += c;
-      alike[{name, percent(busy(link))}].push_back(link);
+      alike[{name, rounded_percent(busy(link))}].push_back(link);
     }
     std::vector<std::vector<int>> order;
     for (auto& [key, list] : alike) order.push_back(std::move(list));
@@ -247,7 +249,7 @@ class Picture {
                format_bytes(link.bandwidth) + "/s", format_bytes(bytes_[order[i][0]]),
                fmt::format("<div class=\"bar\"><i class=\"l{}\" style=\"width:{:.1f}%\"></i></div>",
                            level(part), std::clamp(100 * part, 0.0, 100.0)),
-               percent(part)});
+               rounded_percent(part)});
     }
     return out + "</table></div>\n";
   }

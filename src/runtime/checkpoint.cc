@@ -33,9 +33,9 @@ uint32_t checksum(const char* data, size_t size) {
 }
 
 // Little-endian numbers within bounds.
-class Bytes {
+class LittleEndian {
  public:
-  explicit Bytes(const std::string& all) : all_(all) {}
+  explicit LittleEndian(const std::string& all) : all_(all) {}
   uint64_t number(uint64_t at, int size) const {
     need(at, static_cast<uint64_t>(size));
     uint64_t value = 0;
@@ -61,7 +61,7 @@ struct Record {
 
 // The records of a zip archive whose records are stored as they are, checked.
 std::map<std::string, Record> records_of(const std::string& file) {
-  const Bytes bytes(file);
+  const LittleEndian bytes(file);
   constexpr uint64_t kEnd = 22;
   if (file.size() < kEnd) damaged("it is cut short");
   uint64_t end = file.size() - kEnd;  // of the directory: "PK\5\6", and a comment behind

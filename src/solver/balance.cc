@@ -9,11 +9,11 @@
 #include <memory>
 
 #include "core/error.h"
+#include "core/infinity.h"
 
 namespace motley::solver {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kClpInf = std::numeric_limits<double>::max();
 
 // A linear program, minimised; all columns are >= 0.
@@ -241,7 +241,7 @@ Balance balance(const BalanceProblem& problem) {
     for (size_t j = 0; j < types; ++j) {
       memory->push_back(-1);
       extra->push_back(-1);
-      if (problem.capacity[j] == kInf) continue;
+      if (problem.capacity[j] == kInfinity) continue;
       std::vector<std::pair<int, double>> terms;
       const double bytes = std::max(problem.capacity[j], 1.0);
       for (size_t s = 0; s < segments; ++s) {
@@ -353,7 +353,7 @@ MaxMin max_min(const std::vector<PriceLine>& lines, double most) {
   }
   for (double& weight : result.weights) weight /= total;
   for (int column : m) result.multipliers.push_back(std::clamp(lp.value[column], 0.0, most));
-  result.price = kInf;
+  result.price = kInfinity;
   for (const PriceLine& line : lines) result.price = std::min(result.price, price(line, result));
   return result;
 }

@@ -4,14 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
+#include "core/infinity.h"
 #include "core/rng.h"
 
 namespace motley::solver {
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 BalanceProblem random_balance(uint64_t seed, int types, int segments, bool memory) {
   Rng rng(seed);
@@ -19,7 +17,7 @@ BalanceProblem random_balance(uint64_t seed, int types, int segments, bool memor
   for (int j = 0; j < types; ++j) {
     problem.devices.push_back(static_cast<int>(rng.between(1, 10)));
     problem.fixed.push_back(1e9 * rng.uniform());
-    problem.capacity.push_back(memory ? 1e9 + 20e9 * rng.uniform() : kInf);
+    problem.capacity.push_back(memory ? 1e9 + 20e9 * rng.uniform() : kInfinity);
   }
   for (int s = 0; s < segments; ++s) {
     problem.sharded.emplace_back();
@@ -89,14 +87,14 @@ double two_type_twin(const BalanceProblem& problem) {
   const auto other = [&](double b0) {
     return std::max(0.0, (1 - problem.devices[0] * b0) / problem.devices[1]);
   };
-  if (problem.capacity[0] < kInf) {
+  if (problem.capacity[0] < kInfinity) {
     if (problem.fixed[0] > problem.capacity[0] || problem.fixed[1] > problem.capacity[1]) {
-      return kInf;
+      return kInfinity;
     }
     high = std::min(high, (problem.capacity[0] - problem.fixed[0]) / problem.sharded[0][0]);
     const double most = (problem.capacity[1] - problem.fixed[1]) / problem.sharded[0][1];
     low = std::max(low, (1 - most * problem.devices[1]) / problem.devices[0]);
-    if (low > high) return kInf;
+    if (low > high) return kInfinity;
   }
   const auto time = [&](double b0) { return step_seconds(problem, {{b0, other(b0)}}); };
   for (int i = 0; i < 300; ++i) {
@@ -113,7 +111,7 @@ TEST(Balance, EqualsTernarySearchOnTwoTypes) {
     const BalanceProblem problem = random_balance(seed, 2, 1, seed % 2 == 1);
     const Balance fast = balance(problem);
     const double slow = two_type_twin(problem);
-    ASSERT_EQ(fast.feasible, slow < kInf);
+    ASSERT_EQ(fast.feasible, slow < kInfinity);
     if (!fast.feasible) {
       ++infeasible;
       continue;
@@ -190,7 +188,8 @@ TEST(Balance, NoRandomPointIsBetter) {
 
 TEST(Balance, SharesFollowSpeedWhenNothingElseMatters) {
   // One stage, type 0 three times as fast: 4 b0 + 4 b1 = 1 and b0 = 3 b1.
-  const BalanceProblem problem{{4, 4}, {{0, 0, {1, 3}, {0, 0}, 0}}, {{0, 0}}, {0, 0}, {kInf, kInf}};
+  const BalanceProblem problem{
+      {4, 4}, {{0, 0, {1, 3}, {0, 0}, 0}}, {{0, 0}}, {0, 0}, {kInfinity, kInfinity}};
   const Balance answer = balance(problem);
   ASSERT_TRUE(answer.feasible);
   EXPECT_NEAR(answer.ratio[0][0], 3.0 / 16, 1e-9);
@@ -211,7 +210,7 @@ TEST(Balance, WeightsBoundTheTime) {
     problem.stages[0].comm_padded = 0;
     const Balance answer = balance(problem);
     ASSERT_TRUE(answer.feasible);
-    double least = kInf;  // linear in b: attained where one type has all
+    double least = kInfinity;  // linear in b: attained where one type has all
     for (size_t all = 0; all < 3; ++all) {
       double mean = problem.stages[0].comm_fixed;
       for (size_t j = 0; j < 3; ++j) {
@@ -234,7 +233,7 @@ TEST(Balance, DearestWeightsEqualTernarySearch) {
     for (PriceLine& line : lines)
       line = {1e-3 * rng.uniform(), {1e-3 * rng.uniform(), 1e-3 * rng.uniform()}};
     const auto cheapest = [&](double w) {
-      double least = kInf;
+      double least = kInfinity;
       for (const PriceLine& line : lines)
         least = std::min(least, line.comm + w * line.compute[0] + (1 - w) * line.compute[1]);
       return least;
@@ -262,7 +261,7 @@ TEST(Balance, MaxMinEqualsTheBestMixture) {
     for (PriceLine& line : lines) line = {rng.uniform(), {rng.uniform()}, {rng.uniform() - 0.5}};
     lines[0].excess[0] = -0.5;
     const auto cost = [&](size_t i) { return lines[i].comm + lines[i].compute[0]; };
-    double least = kInf;
+    double least = kInfinity;
     for (size_t a = 0; a < lines.size(); ++a)
       for (size_t b = 0; b < lines.size(); ++b) {
         const double over = lines[a].excess[0], under = lines[b].excess[0];
@@ -304,7 +303,8 @@ TEST(Balance, InfeasibleSaysWhichTypeLacksWhat) {
 
 TEST(Balance, MemoryPriceIsTheSavingPerByte) {
   // Type 0 is faster but full; a byte more on it saves what its dual says.
-  BalanceProblem problem{{1, 1}, {{0, 0, {1, 4}, {0, 0}, 0}}, {{10e9, 10e9}}, {0, 0}, {5e9, kInf}};
+  BalanceProblem problem{
+      {1, 1}, {{0, 0, {1, 4}, {0, 0}, 0}}, {{10e9, 10e9}}, {0, 0}, {5e9, kInfinity}};
   const Balance full = balance(problem);
   ASSERT_TRUE(full.feasible);
   ASSERT_EQ(full.weights.memory.size(), 2u);

@@ -7,11 +7,11 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/infinity.h"
 
 namespace motley::solver {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kMostForms = 9;   // that users of a value may need; beyond it has no lambda
 constexpr int kMostUsers = 24;  // likewise
 
@@ -98,13 +98,13 @@ DualBounds::DualBounds(const Problem& problem, const Order& order, std::vector<F
   for (const OrderStep& step : order.steps) {
     double most = 0;
     for (double price : prices_[problem.nodes[step.node].table]) {
-      if (price < kInf) most = std::max(most, price);
+      if (price < kInfinity) most = std::max(most, price);
     }
     big_ += most;
   }
   for (const FormTable& table : problem.form_tables) {
     for (double cost : table.convert) {
-      if (cost < kInf) big_ = std::max(big_, cost);
+      if (cost < kInfinity) big_ = std::max(big_, cost);
     }
   }
   big_ = 4 * big_ + 1e-300;
@@ -294,11 +294,11 @@ void DualBounds::improve(const Sweeps& graph) {
 void DualBounds::marginal(const Sweeps& graph, int value, int port, double* result) {
   const auto& list = graph.ports[value];
   FormSpace& space = spaces_[problem_.value_table[value]];
-  std::fill(result, result + kMaxForms, kInf);
+  std::fill(result, result + kMaxForms, kInfinity);
   const int producer = list[0];
   const int forms = space.forms();
   double given[kMaxForms];  // by the producer
-  std::fill(given, given + forms, -kInf);
+  std::fill(given, given + forms, -kInfinity);
   for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
     given[std::countr_zero(m)] = lambda(producer)[std::countr_zero(m)];
   }
@@ -309,12 +309,12 @@ void DualBounds::marginal(const Sweeps& graph, int value, int port, double* resu
   double price[kMaxForms];
   for (size_t c = 1; c < list.size(); ++c) {
     if (list[c] == port) continue;
-    std::fill(price, price + forms, -kInf);
+    std::fill(price, price + forms, -kInfinity);
     for (uint32_t w = ports_[list[c]].forms; w != 0; w &= w - 1) {
       price[std::countr_zero(w)] = lambda(list[c])[std::countr_zero(w)];
     }
-    most_[0] = -kInf;
-    sums_[0] = kInf;
+    most_[0] = -kInfinity;
+    sums_[0] = kInfinity;
     for (size_t i = 1; i < sets; ++i) {
       most_[i] = std::max(most_[wants.rest[i]], price[wants.least[i]]);
       sums_[i] -= most_[i];
@@ -324,13 +324,13 @@ void DualBounds::marginal(const Sweeps& graph, int value, int port, double* resu
     const double sum = sums_[i];
     const uint32_t want = wants.set[i];
     if (port != producer && (want & ports_[port].forms) == 0) continue;
-    if (!(sum < kInf)) continue;
+    if (!(sum < kInfinity)) continue;
     const double* cost = space.from_each(want);
     if (port == producer) {
       for (int f = 0; f < forms; ++f) result[f] = std::min(result[f], sum + cost[f]);
       continue;
     }
-    double even = kInf, odd = kInf;  // two chains, at the same time
+    double even = kInfinity, odd = kInfinity;  // two chains, at the same time
     int form = 0;
     for (; form + 1 < forms; form += 2) {
       even = std::min(even, cost[form] - given[form]);
@@ -371,17 +371,17 @@ double DualBounds::least(int value, size_t from, bool open, uint32_t set) {
     all |= port.forms;
   }
   MOTLEY_CHECK(open == (producer >= 0));
-  double result = kInf;
+  double result = kInfinity;
   for (const uint32_t want : wants(all, users.size()).set) {
     double sum = 0;
     for (const auto& [forms, price] : users) {
-      double best = -kInf;
+      double best = -kInfinity;
       for (uint32_t w = want & forms; w != 0; w &= w - 1) {
         best = std::max(best, price[std::countr_zero(w)]);
       }
       sum -= best;
     }
-    if (!(sum < kInf)) continue;
+    if (!(sum < kInfinity)) continue;
     if (!open) {
       result = std::min(result, sum + space.steiner(set, want));
       continue;
@@ -429,7 +429,7 @@ double DualBounds::option_costs(int n) {
   const auto& options = problem_.option_tables[node.table].options;
   scratch_ = prices_[node.table];
   const size_t inputs = node.inputs.size();
-  double best = kInf;
+  double best = kInfinity;
   for (size_t o = 0; o < options.size(); ++o) {
     for (size_t i = 0; i < inputs; ++i) {
       scratch_[o] += lambda(node_begin_[n] + static_cast<int>(i))[options[o].in[i]];
@@ -468,7 +468,7 @@ void DualBounds::visit(const Sweeps& graph, int n, bool forward) {
   const size_t inputs = node.inputs.size();
   for (int port = node_begin_[n]; port < node_begin_[n + 1]; ++port) {
     if (frozen_[ports_[port].value] || !is_ahead(port)) continue;
-    std::fill(result, result + kMaxForms, kInf);
+    std::fill(result, result + kMaxForms, kInfinity);
     const size_t slot = ports_[port].slot;
     for (size_t o = 0; o < options.size(); ++o) {
       const int f = slot < inputs ? options[o].in[slot] : options[o].out[slot - inputs];
@@ -489,7 +489,7 @@ double DualBounds::total(const Sweeps& graph) {
   for (const auto& [value, times] : graph.values) {
     const int producer = graph.ports[value][0];
     marginal(graph, value, producer, result);
-    double best = kInf;
+    double best = kInfinity;
     for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
       const int f = std::countr_zero(m);
       best = std::min(best, result[f] - lambda(producer)[f]);

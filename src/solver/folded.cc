@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/infinity.h"
 #include "solver/frontier.h"
 #include "solver/tables.h"
 
 namespace motley::solver {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr int kBeam = 500;    // states kept once time is up
 constexpr int kLookBack = 4;  // block boundaries compared with the newest
 
@@ -48,20 +48,20 @@ class Search {
   std::optional<Solution> run(const Weights& weights, int64_t most_states) {
     most_states_ = most_states;
     const double bound = tables_.dual_bounds->bound();
-    if (bound == kInf) return finish(Solution{{}, {}, kInf, kInf});
+    if (bound == kInfinity) return finish(Solution{{}, {}, kInfinity, kInfinity});
     Solution best;
-    best.price = kInf;
+    best.price = kInfinity;
     double proven = 0;  // beyond the bound
     for (double slack = kSlack * bound;;) {
       const double cost = pass(slack);
       if (expanded_ > most_states_) return std::nullopt;
-      if (cost < kInf) {
+      if (cost < kInfinity) {
         Solution solution = evaluate(problem_, replay(), weights);
         // Where states were dropped, its values may be completed at less than on the way that is
         // left.
         const double costlier = bound + cost - solution.price;
         MOTLEY_CHECK(
-            (lost_ < kInf ? -costlier : std::abs(costlier)) <= 1e-9 * solution.price + 1e-300,
+            (lost_ < kInfinity ? -costlier : std::abs(costlier)) <= 1e-9 * solution.price + 1e-300,
             "search says {}, its program costs {}", bound + cost, solution.price);
         if (solution.price < best.price) best = std::move(solution);
       }
@@ -69,18 +69,18 @@ class Search {
       proven = std::max(proven, std::min(cost, dropped));
       best.lower_bound = std::min(best.price, bound + proven);
       if (cost <= dropped) best.lower_bound = best.price;
-      const bool limited = lost_ < pruned_ && best.price < kInf;
-      if (cost <= dropped || limited || slack == kInf) break;
+      const bool limited = lost_ < pruned_ && best.price < kInfinity;
+      if (cost <= dropped || limited || slack == kInfinity) break;
       slack *= kSlackGrowth;
       // Whatever costs more than the best so far may go.
       const double gap = best.price - bound;
       if (gap < slack) slack = gap + 1e-12 * bound;
-      if (!(slack < 1e3 * bound)) slack = kInf;
+      if (!(slack < 1e3 * bound)) slack = kInfinity;
     }
     if (best.lower_bound < best.price) {
       best.stop = reason_;
     } else {
-      best.stop = best.price < kInf ? StopReason::kOptimal : StopReason::kInfeasible;
+      best.stop = best.price < kInfinity ? StopReason::kOptimal : StopReason::kInfeasible;
     }
     return finish(std::move(best));
   }
@@ -111,7 +111,7 @@ class Search {
     frontier_ = std::make_unique<Frontier<W>>(&tables_, layout_);
     skips_.clear();
     offset_ = 0;
-    lost_ = pruned_ = kInf;
+    lost_ = pruned_ = kInfinity;
     size_t repeat = 0;
     int block = 0;
     std::vector<Boundary> boundaries;
@@ -121,13 +121,13 @@ class Search {
       pruned_ =
           std::min(pruned_, offset_ + frontier_->advance(order_.steps[k], slack, &history_[k]));
       truncate(k++);
-      if (frontier_->size() == 0 || expanded_ > most_states_) return kInf;
+      if (frontier_->size() == 0 || expanded_ > most_states_) return kInfinity;
       if (!in_repeat) continue;
       const Repeat& r = order_.repeats[repeat];
       if (k != r.begin + (block + 1) * r.period) continue;
       ++block;
       // Between these boundaries the bounds of what is left are the same.
-      if (lost_ == kInf && block > kEndBlocks && block < r.count - kEndBlocks) {
+      if (lost_ == kInfinity && block > kEndBlocks && block < r.count - kEndBlocks) {
         k = boundary(r, k, &block, &boundaries);
       }
       if (block == r.count) {
@@ -288,9 +288,9 @@ class Search {
   const double start_;
   int64_t cap_;
   StopReason reason_ = StopReason::kStateLimit;
-  double lost_ = kInf;    // least cost of the states dropped by a limit
-  double pruned_ = kInf;  // likewise by the slack
-  double offset_ = 0;     // subtracted from all costs
+  double lost_ = kInfinity;    // least cost of the states dropped by a limit
+  double pruned_ = kInfinity;  // likewise by the slack
+  double offset_ = 0;          // subtracted from all costs
   int64_t expanded_ = 0;
   int64_t most_states_ = 0;
 

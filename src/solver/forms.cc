@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
+
+#include "core/infinity.h"
 
 namespace motley::solver {
-namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
-}  // namespace
+namespace {}  // namespace
 
 FormSpace::FormSpace(const FormTable& table) : table_(&table), n_(table.forms) {
   for (int a = 0; a < n_; ++a) {
@@ -34,7 +31,7 @@ uint32_t FormSpace::close(uint32_t set) const {
 
 double FormSpace::steiner(uint32_t have, uint32_t want) {
   if ((want & ~have) == 0) return 0;
-  if (have == 0) return kInf;
+  if (have == 0) return kInfinity;
   if (n_ <= kDense) return row(have)[want];
   const auto [it, fresh] = sparse_.try_emplace((have << 16) | want, 0);
   if (fresh) it->second = complete_from_set(*table_, have, want);
@@ -58,14 +55,14 @@ void FormSpace::plant() {
   for (uint32_t set = 1; set < sets; ++set) {
     double* cell = &tree_[static_cast<size_t>(set) * n_];
     for (int root = 0; root < n_; ++root) {
-      joined[root] = set == 1u << root ? 0 : kInf;
+      joined[root] = set == 1u << root ? 0 : kInfinity;
       for (uint32_t part = (set - 1) & set; part > (set ^ part); part = (part - 1) & set) {
         joined[root] =
             std::min(joined[root], tree_[part * n_ + root] + tree_[(set ^ part) * n_ + root]);
       }
     }
     for (int root = 0; root < n_; ++root) {
-      cell[root] = kInf;
+      cell[root] = kInfinity;
       for (int via = 0; via < n_; ++via) {
         cell[root] = std::min(cell[root], dist_[root][via] + joined[via]);
       }
@@ -81,7 +78,7 @@ const double* FormSpace::row(uint32_t have) {
   std::vector<double>& row = rows_[have];
   if (!row.empty()) return row.data();
   row.assign(sets, 0);
-  std::vector<double> single(sets, kInf);
+  std::vector<double> single(sets, kInfinity);
   for (uint32_t want = 1; want < sets; ++want) {
     for (uint32_t left = have; left != 0; left &= left - 1) {
       single[want] = std::min(single[want], tree_[want * n_ + std::countr_zero(left)]);
@@ -128,7 +125,7 @@ const std::vector<Grown>& FormSpace::grow(uint32_t have, uint32_t want, uint32_t
   std::vector<Grown>& result = it->second;
   if (need == 0) {
     const double cost = steiner(have, want);
-    if (cost < kInf) result.push_back({0, cost});
+    if (cost < kInfinity) result.push_back({0, cost});
     return result;
   }
   result.push_back({close(have), 0});
@@ -148,14 +145,14 @@ const std::vector<Grown>& FormSpace::grow(uint32_t have, uint32_t want, uint32_t
 }
 
 double FormSpace::distance(uint32_t set, int to) const {
-  double least = kInf;
+  double least = kInfinity;
   for (; set != 0; set &= set - 1) least = std::min(least, dist_[std::countr_zero(set)][to]);
   return least;
 }
 
 bool FormSpace::leads_to(int from, uint32_t need) const {
   for (; need != 0; need &= need - 1) {
-    if (dist_[from][std::countr_zero(need)] < kInf) return true;
+    if (dist_[from][std::countr_zero(need)] < kInfinity) return true;
   }
   return false;
 }
@@ -173,11 +170,11 @@ void FormSpace::chains(uint32_t set, uint32_t tips, uint32_t want, double cost) 
   std::vector<std::pair<double, int>> arcs;  // nearest to the goal first: its chain bounds others
   for (int to = 0; to < n_; ++to) {
     if ((set >> to & 1) != 0) continue;
-    double arc = kInf;
+    double arc = kInfinity;
     for (uint32_t from = tips; from != 0; from &= from - 1) {
       arc = std::min(arc, table_->convert[std::countr_zero(from) * n_ + to]);
     }
-    if (arc + dist_[to][goal] < kInf) arcs.emplace_back(arc, to);
+    if (arc + dist_[to][goal] < kInfinity) arcs.emplace_back(arc, to);
   }
   std::sort(arcs.begin(), arcs.end(), [&](const auto& a, const auto& b) {
     return a.first + dist_[a.second][goal] < b.first + dist_[b.second][goal];

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/infinity.h"
 
 namespace motley::solver {
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 // Least costs between all forms of a table by chains of conversions, with the first hop of each.
 // One more node, the source, reaches the forms of `have` for nothing.
@@ -23,7 +21,7 @@ struct Closure {
         } else if (a < n - 1 && b < n - 1) {
           cost[a][b] = table.convert[a * table.forms + b];
         } else {
-          cost[a][b] = a == n - 1 && (have >> b & 1) ? 0 : kInf;
+          cost[a][b] = a == n - 1 && (have >> b & 1) ? 0 : kInfinity;
         }
         hop[a][b] = static_cast<uint8_t>(b);
       }
@@ -65,7 +63,7 @@ class Arborescence {
       for (int root = 0; root < n; ++root) {
         Cell best;
         if (std::has_single_bit(set)) {
-          best.cost = root == terminals_[std::countr_zero(set)] ? 0 : kInf;
+          best.cost = root == terminals_[std::countr_zero(set)] ? 0 : kInfinity;
         } else {
           for (uint32_t part = (set - 1) & set; part > (set ^ part); part = (part - 1) & set) {
             const double cost = at(part, root).cost + at(set ^ part, root).cost;
@@ -105,7 +103,7 @@ class Arborescence {
 
  private:
   struct Cell {
-    double cost = kInf;
+    double cost = kInfinity;
     int via = 0;
     uint32_t split = 0;
   };
@@ -202,7 +200,7 @@ double complete(const FormTable& table, int have, uint32_t want, int value,
   const Closure closure(table, 1u << have);
   const Arborescence tree(closure, terminals);
   const double cost = tree.cost(table.forms);
-  if (out == nullptr || cost == kInf) return cost;
+  if (out == nullptr || cost == kInfinity) return cost;
   uint32_t available = 1u << have;
   tree.arcs((1u << terminals.size()) - 1, table.forms, [&](int from, int to) {
     if (available >> to & 1) return;
@@ -253,7 +251,7 @@ Solution evaluate(const Problem& problem, const std::vector<int>& option, const 
     }
   }
   solution.lower_bound = solution.price;
-  if (solution.price == kInf) {
+  if (solution.price == kInfinity) {
     solution.conversions.clear();
     return solution;
   }

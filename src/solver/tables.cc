@@ -5,12 +5,10 @@
 #include <limits>
 #include <utility>
 
+#include "core/infinity.h"
+
 namespace motley::solver {
-namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
-}  // namespace
+namespace {}  // namespace
 
 Upgrade::Upgrade(FormSpace* space, Role role, uint32_t made)
     : space_(space), role_(role), made_(made) {
@@ -148,7 +146,7 @@ void Tables::prepare(const OrderStep& step, Kind* kind) {
   const auto& options = problem.option_tables[table].options;
   std::vector<int> by_price;
   for (size_t o = 0; o < options.size(); ++o) {
-    if (prices[table][o] < kInf) by_price.push_back(static_cast<int>(o));
+    if (prices[table][o] < kInfinity) by_price.push_back(static_cast<int>(o));
   }
   std::stable_sort(by_price.begin(), by_price.end(),
                    [&](int a, int b) { return prices[table][a] < prices[table][b]; });

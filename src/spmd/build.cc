@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/infinity.h"
 
 namespace motley::spmd {
 
@@ -17,7 +18,6 @@ using namespace solver;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 int find_root(std::vector<int>& parent, int x) {

@@ -1,8 +1,8 @@
 // The costs of a problem, and those of its programs in the same terms.
 #include <algorithm>
-#include <limits>
 
 #include "core/error.h"
+#include "core/infinity.h"
 #include "cost/overlap.h"
 #include "spmd/build.h"
 
@@ -12,7 +12,6 @@ using namespace solver;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kReceivedWhole = 1.001;  // times what gathering it takes
 
 // Whether a node runs as it does on one device.

@@ -272,14 +272,6 @@ double distance_flops(const Graph& graph, const Node& node) {
          static_cast<double>(x.empty() ? 1 : x.back());
 }
 
-OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
-          double (*flops)(const Graph&, const Node&) = nullptr) {
-  OpDef op{name};
-  op.signature = signature;
-  op.flops = flops;
-  return op;
-}
-
 OpDef localized(OpDef op, void (*localize)(const LocalCall&, std::vector<Arg>*)) {
   op.localize = localize;
   return op;

@@ -36,6 +36,11 @@ class CheckedShape {
 const TensorSpec& operand_spec(const Graph& graph, const Node& node, size_t i);
 const TensorSpec& result_spec(const Graph& graph, const Node& node, size_t o);
 
+// Dimensions of the first operand.
+inline size_t rank_of(const Graph& graph, const Node& node) {
+  return operand_spec(graph, node, 0).shape.size();
+}
+
 // Builds the Signature of one call. Labels of size 1 are dropped, so that callers need not care.
 class Builder {
  public:
@@ -100,5 +105,29 @@ const std::vector<OpDef>& loss_ops();
 const std::vector<OpDef>& index_ops();
 const std::vector<OpDef>& convolution_ops();
 const std::vector<OpDef>& factory_ops();
+
+// Entries of the op table.
+inline OpDef def(const char* name, decltype(OpDef::signature) signature,
+                 decltype(OpDef::flops) flops = nullptr,
+                 decltype(OpDef::localize) localize = nullptr) {
+  OpDef op{name};
+  op.signature = signature;
+  op.flops = flops;
+  op.localize = localize;
+  return op;
+}
+inline OpDef def(const char* name, decltype(OpDef::signature) signature,
+                 decltype(OpDef::extra) extra) {
+  OpDef op{name};
+  op.signature = signature;
+  op.extra = extra;
+  return op;
+}
+inline OpDef def(const char* name, decltype(OpDef::signature) signature, int size_arg) {
+  OpDef op{name};
+  op.signature = signature;
+  op.size_arg = size_arg;
+  return op;
+}
 
 }  // namespace motley::ops

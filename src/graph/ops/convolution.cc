@@ -152,16 +152,6 @@ void localize_upsample_backward(const LocalCall& call, std::vector<Arg>* args) {
   args->at(2) = call.result_shapes[0];
 }
 
-OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
-          double (*flops)(const Graph&, const Node&) = nullptr,
-          void (*localize)(const LocalCall&, std::vector<Arg>*) = nullptr) {
-  OpDef op{name};
-  op.signature = signature;
-  op.flops = flops;
-  op.localize = localize;
-  return op;
-}
-
 }  // namespace
 
 const std::vector<OpDef>& convolution_ops() {

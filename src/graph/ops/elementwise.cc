@@ -108,14 +108,6 @@ double per_element(const Graph& graph, const Node& node, double flops) {
 }
 double flops_8(const Graph& graph, const Node& node) { return per_element(graph, node, 8); }
 
-OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
-          double (*flops)(const Graph&, const Node&) = nullptr) {
-  OpDef op{name};
-  op.signature = signature;
-  op.flops = flops;
-  return op;
-}
-
 OpDef random(const char* name) {
   OpDef op = def(name, plain);
   op.random = true;

@@ -15,13 +15,6 @@ Signature uniform(const Graph& graph, const Node& node) {
 
 Signature replicated(const Graph& graph, const Node& node) { return Builder(graph, node).take(); }
 
-OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&), int size_arg = -1) {
-  OpDef op{name};
-  op.signature = signature;
-  op.size_arg = size_arg;
-  return op;
-}
-
 OpDef random(const char* name, int size_arg) {
   OpDef op = def(name, uniform, size_arg);
   op.random = true;

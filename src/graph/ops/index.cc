@@ -265,14 +265,6 @@ Signature index_write(const Graph& graph, const Node& node) {
   return b.take();
 }
 
-OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
-          std::vector<ExtraRule> (*extra)(const Graph&, const Node&) = nullptr) {
-  OpDef op{name};
-  op.signature = signature;
-  op.extra = extra;
-  return op;
-}
-
 }  // namespace
 
 const std::vector<OpDef>& index_ops() {

@@ -90,14 +90,6 @@ Signature pointwise_loss_backward(const Graph& graph, const Node& node) {
   return b.take();
 }
 
-OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
-          std::vector<ExtraRule> (*extra)(const Graph&, const Node&) = nullptr) {
-  OpDef op{name};
-  op.signature = signature;
-  op.extra = extra;
-  return op;
-}
-
 OpDef shaped(OpDef op, std::vector<TensorSpec> (*shape)(const Graph&, const Node&)) {
   op.shape = shape;
   return op;

@@ -149,11 +149,8 @@ double flops(const Graph& graph, const Node& node) {
   return 2.0 * static_cast<double>(result_spec(graph, node, 0).numel()) * static_cast<double>(k);
 }
 
-OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&)) {
-  OpDef op{name};
-  op.signature = signature;
-  op.flops = flops;
-  return op;
+OpDef product(const char* name, decltype(OpDef::signature) signature) {
+  return def(name, signature, flops);
 }
 
 }  // namespace
@@ -168,12 +165,12 @@ const std::vector<OpDef>& matmul_ops() {
   outer.shape = shape_rows_outer;
   static const std::vector<OpDef> table = {
       grouped,
-      def("aten::addmm", addmm),
-      def("aten::baddbmm", baddbmm),
-      def("aten::bmm", bmm),
-      def("aten::dot", dot),
-      def("aten::mm", mm),
-      def("aten::mv", mv),
+      product("aten::addmm", addmm),
+      product("aten::baddbmm", baddbmm),
+      product("aten::bmm", bmm),
+      product("aten::dot", dot),
+      product("aten::mm", mm),
+      product("aten::mv", mv),
       rows,
       outer,
   };

@@ -172,22 +172,20 @@ std::vector<ExtraRule> log_softmax_backward_extra(const Graph& graph, const Node
   return class_rule(graph, node, "log_softmax_backward.class", 2, 1);
 }
 
-double flops_8(const Graph& graph, const Node& node) {
+double flops_of_elements(const Graph& graph, const Node& node) {
   return 8.0 * static_cast<double>(operand_spec(graph, node, 0).numel());
 }
 
-OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&),
-          std::vector<ExtraRule> (*extra)(const Graph&, const Node&) = nullptr) {
-  OpDef op{name};
-  op.signature = signature;
-  op.extra = extra;
-  op.flops = flops_8;
+OpDef costly(const char* name, decltype(OpDef::signature) signature,
+             decltype(OpDef::extra) extra = nullptr) {
+  OpDef op = def(name, signature, extra);
+  op.flops = flops_of_elements;
   return op;
 }
 
 OpDef local(const char* name, Signature (*signature)(const Graph&, const Node&),
             void (*localize)(const LocalCall&, std::vector<Arg>*)) {
-  OpDef op = def(name, signature);
+  OpDef op = costly(name, signature);
   op.localize = localize;
   return op;
 }
@@ -196,19 +194,19 @@ OpDef local(const char* name, Signature (*signature)(const Graph&, const Node&),
 
 const std::vector<OpDef>& normalization_ops() {
   static const std::vector<OpDef> table = {
-      def("aten::_log_softmax", softmax, log_softmax_extra),
-      def("aten::_log_softmax_backward_data", softmax_backward, log_softmax_backward_extra),
-      def("aten::_safe_softmax", softmax),
-      def("aten::_softmax", softmax, softmax_extra),
-      def("aten::_softmax_backward_data", softmax_backward, softmax_backward_extra),
-      def("aten::_weight_norm_interface", weight_norm),
-      def("aten::_weight_norm_interface_backward", weight_norm),
-      def("aten::native_batch_norm", batch_norm, batch_norm_extra),
-      def("aten::native_batch_norm_backward", batch_norm, batch_norm_backward_extra),
+      costly("aten::_log_softmax", softmax, log_softmax_extra),
+      costly("aten::_log_softmax_backward_data", softmax_backward, log_softmax_backward_extra),
+      costly("aten::_safe_softmax", softmax),
+      costly("aten::_softmax", softmax, softmax_extra),
+      costly("aten::_softmax_backward_data", softmax_backward, softmax_backward_extra),
+      costly("aten::_weight_norm_interface", weight_norm),
+      costly("aten::_weight_norm_interface_backward", weight_norm),
+      costly("aten::native_batch_norm", batch_norm, batch_norm_extra),
+      costly("aten::native_batch_norm_backward", batch_norm, batch_norm_backward_extra),
       local("aten::native_group_norm", group_norm, localize_group_norm),
       local("aten::native_group_norm_backward", group_norm_backward, localize_group_norm_backward),
-      def("aten::native_layer_norm", layer_norm),
-      def("aten::native_layer_norm_backward", layer_norm_backward),
+      costly("aten::native_layer_norm", layer_norm),
+      costly("aten::native_layer_norm_backward", layer_norm_backward),
   };
   return table;
 }

@@ -29,10 +29,6 @@ Signature reduce(const Graph& graph, const Node& node, const std::vector<bool>& 
   return b.take();
 }
 
-size_t rank_of(const Graph& graph, const Node& node) {
-  return operand_spec(graph, node, 0).shape.size();
-}
-
 Signature sum(const Graph& graph, const Node& node) {
   return reduce(graph, node, reduced_dims({}, rank_of(graph, node)), false, LabelKind::reduction);
 }
@@ -106,12 +102,6 @@ Signature flip(const Graph& graph, const Node& node) {
   return b.take();
 }
 Signature topk(const Graph& graph, const Node& node) { return along(graph, node, 2, false); }
-
-OpDef def(const char* name, Signature (*signature)(const Graph&, const Node&)) {
-  OpDef op{name};
-  op.signature = signature;
-  return op;
-}
 
 }  // namespace
 

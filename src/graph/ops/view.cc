@@ -89,10 +89,6 @@ std::vector<int64_t> identity(size_t rank) {
   return order;
 }
 
-size_t rank_of(const Graph& graph, const Node& node) {
-  return operand_spec(graph, node, 0).shape.size();
-}
-
 Signature same(const Graph& graph, const Node& node) {
   return permuted(graph, node, identity(rank_of(graph, node)));
 }
