@@ -52,15 +52,15 @@ def is_users_module(module):
     return is_users_scope(getattr(module, "__dict__", {}))
 
 
-def functions_of(codes):
-    """The functions that have these codes."""
+def functions_of(codes, made_inside=()):
+    """The functions that have these codes. `made_inside`: codes of functions that a step makes itself, which need not be found."""
 
     def found():
         known = gc.get_referrers(*codes) if codes else ()
         return [one for one in known if isinstance(one, types.FunctionType) and one.__code__ in codes]
 
     functions = found()
-    if gc.get_freeze_count() and set(codes) - {function.__code__ for function in functions}:
+    if gc.get_freeze_count() and set(codes).difference(made_inside, [function.__code__ for function in functions]):
         gc.unfreeze()  # what is frozen is not found
         functions = found()
         gc.collect()
@@ -183,7 +183,8 @@ class Watch:
         if any("environ" in code.co_names or "getenv" in code.co_names for code in codes):
             self._copies.append((os.environ._data, dict(os.environ._data), "the environment (os.environ)"))
         closed = [code for code in codes if code.co_freevars]
-        for function in functions_of(closed):
+        made_inside = {inner for code in codes for inner in code.co_consts if isinstance(inner, types.CodeType)}
+        for function in functions_of(closed, made_inside):
             self._function(function, function.__qualname__, 0)
 
     def _function(self, function, label, depth):

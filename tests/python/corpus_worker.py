@@ -7,7 +7,6 @@ duplex: by one program on the batch in two parts.
 
 import argparse
 import copy
-import gc
 import json
 import os
 import sys
@@ -108,9 +107,7 @@ def run(case, engine):
 
 report = {}
 for file in options.files:
-    cases = corpus.cases(file)
-    gc.freeze()  # their library, once more than support.py does
-    for case in cases:
+    for case in corpus.cases(file):
         if options.case and case.name != options.case:
             continue
         for engine in [options.engine] if options.engine else ["spmd", "pipeline"]:
