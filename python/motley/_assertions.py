@@ -14,7 +14,7 @@ import torch
 from ._errors import UserError, warn
 from ._watch import functions_of
 
-_OWN = tuple(os.path.join(os.path.dirname(os.path.abspath(file)), "") for file in (__file__, torch.__file__))
+OWN = tuple(os.path.join(os.path.dirname(os.path.abspath(file)), "") for file in (__file__, torch.__file__))
 
 
 def users_frame(traceback):
@@ -22,7 +22,7 @@ def users_frame(traceback):
     found = None
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if not os.path.abspath(code.co_filename).startswith(_OWN) and not code.co_filename.startswith("<frozen"):
+        if not os.path.abspath(code.co_filename).startswith(OWN) and not code.co_filename.startswith("<frozen"):
             found = code, traceback.tb_lineno
         traceback = traceback.tb_next
     return found

@@ -13,16 +13,12 @@ import warnings
 import torch
 
 from . import _motley, _rewrites, _torch
-from ._assertions import Assertions, users_frame
+from ._assertions import OWN, Assertions, users_frame
 from ._complex import Complex
 from ._errors import CaptureError, UserError, warn
 from ._hooks import Hooks
 from ._pairs import Following, is_fixed
 from ._step import Step, replaced, unchanged
-
-_OWN = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(file)), "") for file in (__file__, torch.__file__)
-)
 
 _NEXT_STEPS, _NEXT_NODES = 8, 16000  # that are tried where a step changes attributes: how many, and nodes of them together
 
@@ -61,7 +57,7 @@ def _place_of_backward(captured):
         file, line = found[1], int(found[2])
         if file == __file__:
             break
-        if not os.path.abspath(file).startswith(_OWN) and not file.startswith("<frozen"):
+        if not os.path.abspath(file).startswith(OWN) and not file.startswith("<frozen"):
             return f"{file}:{line}: {linecache.getline(file, line).strip()}"
     return ""
 
@@ -94,7 +90,7 @@ def _random_states():
 def _is_own(frame):
     """Whether a frame is torch's or motley's."""
     file = frame.f_code.co_filename
-    return os.path.abspath(file).startswith(_OWN) or file.startswith("<")
+    return os.path.abspath(file).startswith(OWN) or file.startswith("<")
 
 
 class _Watch:
