@@ -6,10 +6,10 @@
 option(MOTLEY_PYTHON "Build the Python package" ON)
 set(MOTLEY_PYTHON_PROGRAM "" CACHE FILEPATH "The Python interpreter that has torch; empty: the first one that has it")
 
-# Sets TORCH_FACTS to "version;folder" as this interpreter says, or to nothing.
+# Sets TORCH_FACTS to "version;folder;whether its strings are those of C++11" as this interpreter says, or to nothing.
 function(ask_torch program)
   # pip hides an environment's packages from what it builds by PYTHONPATH.
-  execute_process(COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH ${program} -c "import torch, os; print(torch.__version__, os.path.dirname(torch.__file__), sep=';', end='')"
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH ${program} -c "import torch, os; print(torch.__version__, os.path.dirname(torch.__file__), int(torch._C._GLIBCXX_USE_CXX11_ABI), sep=';', end='')"
                   OUTPUT_VARIABLE facts RESULT_VARIABLE failed ERROR_QUIET)
   if(NOT failed EQUAL 0)
     set(facts "")
@@ -39,6 +39,7 @@ endif()
 if(TORCH_FACTS)
   list(GET TORCH_FACTS 0 MOTLEY_TORCH_VERSION)
   list(GET TORCH_FACTS 1 torch_folder)
+  list(GET TORCH_FACTS 2 new_strings)
   string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_release ${MOTLEY_TORCH_VERSION})
 endif()
 
@@ -51,6 +52,15 @@ if(TORCH_FACTS AND NOT torch_release VERSION_EQUAL 1.13)
   endif()
   if(NOT EXISTS ${torch_folder}/include/ATen)
     message(FATAL_ERROR "The torch of ${MOTLEY_PYTHON_PROGRAM} has no headers in ${torch_folder}/include; install a wheel of it")
+  endif()
+  # Wheels of the package index up to 2.6: the std::string of before C++11. Libraries of the system cannot be called with it;
+  # {fmt} and spdlog are compiled along, and yaml-cpp is called through C (core/yaml_library.h).
+  if(NOT new_strings)
+    if(MOTLEY_TESTS OR MOTLEY_PLAIN_FROM)
+      message(FATAL_ERROR "torch ${MOTLEY_TORCH_VERSION} has the strings of before C++11: configure with -DMOTLEY_TESTS=OFF, without MOTLEY_PLAIN_FROM")
+    endif()
+    add_compile_definitions(_GLIBCXX_USE_CXX11_ABI=0)
+    set(MOTLEY_PRINTING fmt::fmt-header-only spdlog::spdlog_header_only)
   endif()
   set(torch_libraries ${torch_folder}/lib)
   set(TORCH_PYTHON_LIBRARY ${torch_libraries}/libtorch_python.so)
@@ -74,11 +84,4 @@ else()
   if(CMAKE_CXX_COMPILER_ID STREQUAL Clang)  # in C++20 clang reads torch 1.13's headers with this one first
     target_compile_options(motley_libtorch INTERFACE "SHELL:-include ATen/core/ivalue.h")
   endif()
-endif()
-
-# Most of the time of a file that includes libtorch went to its headers.
-motley_precompiled_library(motley_precompiled OPTIONS ${MOTLEY_SHARED} HEADERS <ATen/ATen.h> LIBS motley_libtorch)
-if(MOTLEY_TESTS)
-  motley_precompiled_library(motley_precompiled_torch_tests OPTIONS ${MOTLEY_RUNS_ONCE} HEADERS <gmock/gmock.h> <gtest/gtest.h> <ATen/ATen.h>
-                             LIBS GTest::gtest GTest::gmock motley_libtorch)
 endif()

@@ -36,7 +36,7 @@ function(motley_precompiled_library target)  # for others
     file(WRITE ${CMAKE_BINARY_DIR}/precompiled.cc "")
     add_library(${target} OBJECT ${CMAKE_BINARY_DIR}/precompiled.cc)
     target_compile_options(${target} PRIVATE ${MOTLEY_WARNINGS} ${ARG_OPTIONS})
-    target_link_libraries(${target} PRIVATE fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json ${ARG_LIBS})
+    target_link_libraries(${target} PRIVATE ${MOTLEY_PRINTING} nlohmann_json::nlohmann_json ${ARG_LIBS})
     motley_precompile(${target} ${ARG_HEADERS})
   endif()
 endfunction()
@@ -44,6 +44,15 @@ motley_precompiled_library(motley_precompiled_plain OPTIONS ${MOTLEY_SHARED})
 if(MOTLEY_TESTS)
   motley_precompiled_library(motley_precompiled_tests OPTIONS ${MOTLEY_RUNS_ONCE} HEADERS <gmock/gmock.h> <gtest/gtest.h>
                              LIBS GTest::gtest GTest::gmock)
+endif()
+
+# Most of the time of a file that includes libtorch went to its headers.
+if(MOTLEY_TORCH)
+  motley_precompiled_library(motley_precompiled OPTIONS ${MOTLEY_SHARED} HEADERS <ATen/ATen.h> LIBS motley_libtorch)
+  if(MOTLEY_TESTS)
+    motley_precompiled_library(motley_precompiled_torch_tests OPTIONS ${MOTLEY_RUNS_ONCE} HEADERS <gmock/gmock.h> <gtest/gtest.h> <ATen/ATen.h>
+                               LIBS GTest::gtest GTest::gmock motley_libtorch)
+  endif()
 endif()
 
 # Several files of a target are compiled as one: what they include, and the templates they share, are compiled once.

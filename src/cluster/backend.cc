@@ -1,11 +1,10 @@
 #include "cluster/backend.h"
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 
 #include "cluster/cluster.h"
 #include "core/error.h"
+#include "core/yaml.h"
 
 namespace motley {
 
@@ -45,7 +44,7 @@ std::vector<std::string> known_backends() {
   return names;
 }
 
-Backend read_backend(const YAML::Node& node, const std::string& file, const std::string& field) {
+Backend read_backend(const Yaml& node, const std::string& file, const std::string& field) {
   const auto error = [&](const std::string& at, const std::string& what) {
     return user_error(
         "cluster",
@@ -53,18 +52,17 @@ Backend read_backend(const YAML::Node& node, const std::string& file, const std:
         "known {{name: mine, messages: true, all_to_all: true, half_sums: true, hides: true}}",
         file, at, what);
   };
-  const YAML::Node named = node.IsMap() ? node["name"] : node;
-  if (!named || !named.IsScalar()) throw error(field, "has no name");
-  const std::string name = named.Scalar();
+  const Yaml named = node.is_map() ? node["name"] : node;
+  if (!named || !named.is_scalar()) throw error(field, "has no name");
+  const std::string name = named.scalar();
   const bool plain = std::all_of(name.begin(), name.end(), [](unsigned char c) {
     return std::isalnum(c) || c == '_' || c == '-' || c == ':' || c == ',';
   });
   if (name.empty() || name.size() > 60 || !plain)
     throw error(field, fmt::format("is '{}', which is no name of a backend", name.substr(0, 60)));
   Backend backend = backend_named(name);
-  if (!node.IsMap()) return backend;
-  for (const auto& entry : node) {
-    const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "a key";
+  if (!node.is_map()) return backend;
+  for (const auto& [key, value] : node.entries()) {
     bool* what = key == "messages"     ? &backend.messages
                  : key == "all_to_all" ? &backend.all_to_all
                  : key == "half_sums"  ? &backend.half_sums
@@ -72,8 +70,9 @@ Backend read_backend(const YAML::Node& node, const std::string& file, const std:
                                        : nullptr;
     if (key == "name") continue;
     if (what == nullptr) throw error(field + "." + key, "is not a known field");
-    if (!YAML::convert<bool>::decode(entry.second, *what))
-      throw error(field + "." + key, "is neither true nor false");
+    const std::optional<bool> said = value.boolean();
+    if (!said) throw error(field + "." + key, "is neither true nor false");
+    *what = *said;
   }
   return backend;
 }

@@ -10,11 +10,9 @@
 #include <string>
 #include <vector>
 
-namespace YAML {
-class Node;
-}
-
 namespace motley {
+
+class Yaml;
 
 struct Backend {
   std::string name;       // as torch.distributed has it; empty: nothing was said
@@ -43,7 +41,7 @@ std::vector<std::string> known_backends();
 
 // A name, or {name, messages, all_to_all, half_sums, hides} of one that is not in the table. Throws UserError
 // naming file and field.
-Backend read_backend(const YAML::Node& node, const std::string& file, const std::string& field);
+Backend read_backend(const Yaml& node, const std::string& file, const std::string& field);
 
 struct Cluster;
 // Over which the devices of a cluster talk where they are not in one group with a backend of its own.

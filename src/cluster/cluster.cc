@@ -1,7 +1,6 @@
 #include "cluster/cluster.h"
 
 #include <unistd.h>
-#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +16,7 @@
 #include "core/file.h"
 #include "core/limits.h"
 #include "core/printable.h"
+#include "core/yaml.h"
 
 namespace motley {
 
@@ -52,17 +52,12 @@ class Reader {
   explicit Reader(std::string file) : file_(std::move(file)) {}
 
   Cluster read(const std::string& text) {
-    YAML::Node root;
-    try {
-      root = YAML::Load(text);
-    } catch (const YAML::Exception& e) {
-      throw user_error("cluster", "{}: line {}: not valid YAML: {}", file_, e.mark.line + 1, e.msg);
-    }
-    if (!root.IsMap())
+    const Yaml root = Yaml::parse(text, "cluster", file_);
+    if (!root.is_map())
       throw error("the file", "is not a map",
                   "start with 'name:', 'link:' and 'groups:' or 'devices:'");
     known_ = device_catalogue();
-    if (YAML::Node list = root["device_types"]) {
+    if (Yaml list = root["device_types"]) {
       sequence(list, "device_types");
       if (list.size() > kMaxTypes)
         throw error("device_types", fmt::format("has {} entries", list.size()),
@@ -93,20 +88,19 @@ class Reader {
   static std::string join(const std::string& path, const std::string& field) {
     return path.empty() ? field : path + "." + field;
   }
-  void allow(const YAML::Node& map, const std::string& path, std::vector<std::string> names) const {
-    for (auto it : map) {
-      std::string key = scalar(it.first, join(path, "a key"));
+  void allow(const Yaml& map, const std::string& path, std::vector<std::string> names) const {
+    for (const auto& [key, value] : map.entries()) {
       if (std::find(names.begin(), names.end(), key) == names.end())
         throw error(join(path, key), "is not a known field",
                     fmt::format("known are {}", fmt::join(names, ", ")));
     }
   }
-  std::string scalar(const YAML::Node& node, const std::string& field) const {
-    if (!node.IsScalar()) throw error(field, "is not a single value", "give one");
-    return node.Scalar();
+  std::string scalar(const Yaml& node, const std::string& field) const {
+    if (!node.is_scalar()) throw error(field, "is not a single value", "give one");
+    return node.scalar();
   }
   // A name of something, which is printed and copied to all that `count` repeats.
-  std::string name(const YAML::Node& node, const std::string& field) const {
+  std::string name(const Yaml& node, const std::string& field) const {
     std::string text = scalar(node, field);
     if (text.empty()) throw error(field, "is empty", "give a name");
     if (text.size() > kMaxName)
@@ -115,10 +109,10 @@ class Reader {
     if (!is_printable(text)) throw error(field, "holds control characters", "give printable text");
     return text;
   }
-  void sequence(const YAML::Node& node, const std::string& field) const {
-    if (!node.IsSequence()) throw error(field, "is not a list", "give a list");
+  void sequence(const Yaml& node, const std::string& field) const {
+    if (!node.is_list()) throw error(field, "is not a list", "give a list");
   }
-  double quantity(const YAML::Node& node, const char* kind, const std::string& field) const {
+  double quantity(const Yaml& node, const char* kind, const std::string& field) const {
     try {
       const double value = parse_quantity(scalar(node, field), kind, field);
       check_range(value, kind, field);
@@ -128,22 +122,22 @@ class Reader {
       throw user_error("cluster", "{}: {}", file_, what.substr(what.find("] ") + 2));
     }
   }
-  double positive(const YAML::Node& node, const char* kind, const std::string& field) const {
+  double positive(const Yaml& node, const char* kind, const std::string& field) const {
     double x = quantity(node, kind, field);
     if (x <= 0)
-      throw error(field, fmt::format("is {}", node.Scalar()), "give a number greater than 0");
+      throw error(field, fmt::format("is {}", node.scalar()), "give a number greater than 0");
     return x;
   }
-  int count(const YAML::Node& node, const std::string& field) const {
+  int count(const Yaml& node, const std::string& field) const {
     double x = positive(node, "number", field);
     if (x != std::floor(x) || x > kMaxDevices)
-      throw error(field, fmt::format("is {}", node.Scalar()),
+      throw error(field, fmt::format("is {}", node.scalar()),
                   fmt::format("give a whole number from 1 to {}", kMaxDevices));
     return static_cast<int>(x);
   }
 
-  void read_type(const YAML::Node& node, const std::string& path) {
-    if (!node.IsMap()) throw error(path, "is not a map", "give name, flops, memory, ...");
+  void read_type(const Yaml& node, const std::string& path) {
+    if (!node.is_map()) throw error(path, "is not a map", "give name, flops, memory, ...");
     allow(node, path,
           {"name", "like", "flops", "half_flops", "memory", "reserved", "memory_bandwidth",
            "overhead", "speed", "interference", "ops", "price", "watts", "idle_watts"});
@@ -194,14 +188,14 @@ class Reader {
     known_.push_back(type);
   }
 
-  void read_tariff(const YAML::Node& node, const std::string& path, const std::string& name,
+  void read_tariff(const Yaml& node, const std::string& path, const std::string& name,
                    const std::string& base) {
     Tariff tariff = tariffs_[base];
     auto take = [&](const char* field, double* into) {
       if (!node[field]) return;
       *into = quantity(node[field], "number", join(path, field));
       if (*into > 1e9)
-        throw error(join(path, field), "is " + node[field].Scalar(), "give at most 1e9");
+        throw error(join(path, field), "is " + node[field].scalar(), "give at most 1e9");
     };
     take("price", &tariff.price);
     take("watts", &tariff.watts);
@@ -212,7 +206,7 @@ class Reader {
     tariffs_[name] = tariff;
   }
 
-  void read_ops(const YAML::Node& list, const std::string& path, DeviceType* type) const {
+  void read_ops(const Yaml& list, const std::string& path, DeviceType* type) const {
     sequence(list, path);
     type->ops.clear();
     if (list.size() > kMaxOps)
@@ -220,7 +214,7 @@ class Reader {
                   fmt::format("give at most {}", kMaxOps));
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string field = fmt::format("{}[{}]", path, i);
-      if (!list[i].IsMap() || !list[i]["op"])
+      if (!list[i].is_map() || !list[i]["op"])
         throw error(field, "has no op", "give {op: aten::mm, overhead: ..., flops: ...}");
       allow(list[i], field,
             {"op", "overhead", "flops", "memory_bandwidth", "cached", "uncached_bandwidth",
@@ -230,23 +224,22 @@ class Reader {
       for (const auto& [key, kind, value] : {std::tuple{"overhead", "time", &rate.overhead},
                                              {"cached", "bytes", &rate.cached},
                                              {"launch", "time", &rate.launch}})
-        if (const YAML::Node x = list[i][key]) *value = quantity(x, kind, join(field, key));
+        if (const Yaml x = list[i][key]) *value = quantity(x, kind, join(field, key));
       for (const auto& [key, kind, value] :
            {std::tuple{"flops", "flops", &rate.flops},
             {"memory_bandwidth", "bandwidth", &rate.memory_bandwidth},
             {"uncached_bandwidth", "bandwidth", &rate.uncached_bandwidth}})
-        if (const YAML::Node x = list[i][key]) *value = positive(x, kind, join(field, key));
+        if (const Yaml x = list[i][key]) *value = positive(x, kind, join(field, key));
       type->ops.push_back(rate);
     }
   }
 
-  std::vector<CollectiveRate> read_collectives(const YAML::Node& list,
-                                               const std::string& path) const {
+  std::vector<CollectiveRate> read_collectives(const Yaml& list, const std::string& path) const {
     sequence(list, path);
     std::vector<CollectiveRate> rates;
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string field = fmt::format("{}[{}]", path, i);
-      if (!list[i].IsMap() || !list[i]["form"] || !list[i]["bandwidth"])
+      if (!list[i].is_map() || !list[i]["form"] || !list[i]["bandwidth"])
         throw error(field, "has no form or no bandwidth",
                     "give {form: all_reduce, latency: ..., bandwidth: ...}");
       allow(list[i], field, {"form", "latency", "bandwidth", "least"});
@@ -262,7 +255,7 @@ class Reader {
           throw error(join(field, "form"), "is '" + name + "' again", "give each form once");
       rate.bandwidth = positive(list[i]["bandwidth"], "bandwidth", join(field, "bandwidth"));
       for (auto [word, value] : {std::pair("latency", &rate.latency), {"least", &rate.least}})
-        if (const YAML::Node x = list[i][word]) *value = quantity(x, "time", join(field, word));
+        if (const Yaml x = list[i][word]) *value = quantity(x, "time", join(field, word));
       rates.push_back(rate);
     }
     return rates;
@@ -287,9 +280,9 @@ class Reader {
   }
 
   // Bandwidth and latency of a link; where it has a type, what the catalogue says of that.
-  Link link_of(const YAML::Node& node, const std::string& path) const {
+  Link link_of(const Yaml& node, const std::string& path) const {
     Link link;
-    if (const YAML::Node type = node["type"]) {
+    if (const Yaml type = node["type"]) {
       link.type = scalar(type, join(path, "type"));
       const LinkType* known = find_link_type(link.type);
       if (known == nullptr) {
@@ -301,7 +294,7 @@ class Reader {
       }
       link.bandwidth = known->nominal * known->share;
       link.latency = known->latency;
-      if (const YAML::Node x = node["nominal"]; x && node["bandwidth"])
+      if (const Yaml x = node["nominal"]; x && node["bandwidth"])
         throw error(join(path, "nominal"), "stands beside bandwidth",
                     "give bandwidth where it was measured, else nominal");
       else if (x)
@@ -311,16 +304,15 @@ class Reader {
     } else if (!node["bandwidth"]) {
       throw error(join(path, "bandwidth"), "is missing", "for example 10 Gbps");
     }
-    if (const YAML::Node x = node["bandwidth"])
+    if (const Yaml x = node["bandwidth"])
       link.bandwidth = positive(x, "bandwidth", join(path, "bandwidth"));
-    if (const YAML::Node x = node["latency"])
-      link.latency = quantity(x, "time", join(path, "latency"));
+    if (const Yaml x = node["latency"]) link.latency = quantity(x, "time", join(path, "latency"));
     return link;
   }
 
-  Link read_link(const YAML::Node& node, const std::string& path) const {
+  Link read_link(const Yaml& node, const std::string& path) const {
     if (!node) throw error(path, "is missing", "give link: {bandwidth: ..., latency: ...}");
-    if (!node.IsMap()) throw error(path, "is not a map", "give {bandwidth: ..., latency: ...}");
+    if (!node.is_map()) throw error(path, "is not a map", "give {bandwidth: ..., latency: ...}");
     allow(node, path, {"kind", "type", "nominal", "bandwidth", "latency"});
     Link link = link_of(node, path);
     if (!node["kind"]) return link;
@@ -331,18 +323,20 @@ class Reader {
   }
 
   // Whole numbers of devices of a group.
-  std::vector<int> members(const YAML::Node& list, const std::string& path, const Group& g) const {
+  std::vector<int> members(const Yaml& list, const std::string& path, const Group& g) const {
     sequence(list, path);
     std::vector<int> devices;
     for (size_t i = 0; i < list.size(); ++i) {
-      const std::string field = fmt::format("{}[{}]", path, i);
-      const double x = quantity(list[i], "number", field);
-      if (x != std::floor(x) || x < 0 || x >= g.device_count)
-        throw error(field, "is " + list[i].Scalar(),
-                    fmt::format("give a device from 0 to {}", g.device_count - 1));
-      devices.push_back(static_cast<int>(x));
+      devices.push_back(member(list[i], fmt::format("{}[{}]", path, i), g));
     }
     return devices;
+  }
+  int member(const Yaml& node, const std::string& field, const Group& g) const {
+    const double x = quantity(node, "number", field);
+    if (x != std::floor(x) || x < 0 || x >= g.device_count)
+      throw error(field, "is " + node.scalar(),
+                  fmt::format("give a device from 0 to {}", g.device_count - 1));
+    return static_cast<int>(x);
   }
 
   // Adds links between two devices; `pairs`: those that have one already.
@@ -356,7 +350,7 @@ class Reader {
   }
 
   // The direct links of a group, whose devices are known: rings, meshes and pairs.
-  void read_direct(const YAML::Node& list, const std::string& path, Group* g) const {
+  void read_direct(const Yaml& list, const std::string& path, Group* g) const {
     sequence(list, path);
     if (g->device_count > kMaxDirect)
       throw error(path, fmt::format("is of a group of {} devices", g->device_count),
@@ -364,8 +358,8 @@ class Reader {
     std::set<std::pair<int, int>> pairs;
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string field = fmt::format("{}[{}]", path, i);
-      const YAML::Node entry = list[i];
-      if (!entry.IsMap()) throw error(field, "is not a map", "give {kind: ring, bandwidth: ...}");
+      const Yaml entry = list[i];
+      if (!entry.is_map()) throw error(field, "is not a map", "give {kind: ring, bandwidth: ...}");
       allow(entry, field,
             {"kind", "type", "nominal", "bandwidth", "latency", "links", "over", "between"});
       const Link link = link_of(entry, field);
@@ -380,7 +374,7 @@ class Reader {
         if (entry["over"] || entry["links"])
           throw error(field, "has 'over' or 'links' beside 'between'",
                       "give the number of links as third number of a pair");
-        const YAML::Node between = entry["between"];
+        const Yaml between = entry["between"];
         sequence(between, join(field, "between"));
         for (size_t k = 0; k < between.size(); ++k) {
           const std::string at = fmt::format("{}.between[{}]", field, k);
@@ -388,9 +382,8 @@ class Reader {
           if (between[k].size() != 2 && between[k].size() != 3)
             throw error(at, fmt::format("has {} numbers", between[k].size()),
                         "give two devices, and how many links they have if not one");
-          YAML::Node two;
-          two.push_back(between[k][0]), two.push_back(between[k][1]);
-          const std::vector<int> ends = members(two, at, *g);
+          const int ends[] = {member(between[k][0], at + "[0]", *g),
+                              member(between[k][1], at + "[1]", *g)};
           int side = between[k].size() == 3 ? count(between[k][2], at + "[2]") : 1;
           if (side > kMaxLinks)
             throw error(at + "[2]", fmt::format("is {}", side),
@@ -415,15 +408,15 @@ class Reader {
   }
 
   // Several ports of a group to the outside, each near some of its devices.
-  void read_nics(const YAML::Node& node, const std::string& path, Group* g) const {
-    const YAML::Node list = node["nics"];
+  void read_nics(const Yaml& node, const std::string& path, Group* g) const {
+    const Yaml list = node["nics"];
     const std::string field = join(path, "nics");
     if (node["uplink"]) throw error(field, "stands beside uplink", "give one of them");
     sequence(list, field);
     std::vector<int> of(g->device_count, -1);
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string at = fmt::format("{}[{}]", field, i);
-      if (!list[i].IsMap() || !list[i]["near"])
+      if (!list[i].is_map() || !list[i]["near"])
         throw error(at, "has no 'near'", "give {bandwidth: 100 Gbps, near: [0, 1]}");
       allow(list[i], at, {"type", "nominal", "bandwidth", "near"});
       Nic nic{link_of(list[i], at).bandwidth, members(list[i]["near"], join(at, "near"), *g)};
@@ -443,7 +436,7 @@ class Reader {
         throw error(field, fmt::format("leaves out device {}", d), "give each device one NIC");
   }
 
-  void group(const YAML::Node& node, GroupId parent, const std::string& path, int depth) {
+  void group(const Yaml& node, GroupId parent, const std::string& path, int depth) {
     if (depth > 8) throw error(path, "is nested deeper than 8 groups", "use fewer levels");
     if (static_cast<int>(cluster_.groups.size()) > kMaxDevices)
       throw error(path, "makes too many groups", "use fewer");
@@ -458,7 +451,7 @@ class Reader {
     if (node["backend"]) g.backend = read_backend(node["backend"], file_, join(path, "backend"));
     if (node["collectives"])
       g.measured = read_collectives(node["collectives"], join(path, "collectives"));
-    YAML::Node groups = node["groups"], devices = node["devices"];
+    Yaml groups = node["groups"], devices = node["devices"];
     if (static_cast<bool>(groups) == static_cast<bool>(devices))
       throw error(path.empty() ? "the file" : path, "must have either 'groups' or 'devices'",
                   "give one of them");
@@ -466,7 +459,7 @@ class Reader {
       sequence(groups, join(path, "groups"));
       for (size_t i = 0; i < groups.size(); ++i) {
         std::string child = join(path, fmt::format("groups[{}]", i));
-        if (!groups[i].IsMap()) throw error(child, "is not a map", "give link and devices");
+        if (!groups[i].is_map()) throw error(child, "is not a map", "give link and devices");
         allow(groups[i], child,
               {"name", "count", "link", "uplink", "groups", "devices", "collectives", "direct",
                "nics", "backend"});
@@ -480,8 +473,8 @@ class Reader {
       sequence(devices, join(path, "devices"));
       for (size_t i = 0; i < devices.size(); ++i) {
         std::string field = join(path, fmt::format("devices[{}]", i));
-        const YAML::Node d = devices[i];
-        if (!d.IsMap() || !d["type"])
+        const Yaml d = devices[i];
+        if (!d.is_map() || !d["type"])
           throw error(field, "has no type", "give {type: ..., count: ...}");
         allow(d, field, {"type", "count"});
         int type = use_type(scalar(d["type"], join(field, "type")), join(field, "type"));
@@ -504,37 +497,13 @@ class Reader {
   Tariffs tariffs_;
 };
 
-// yaml-cpp recurses and expands aliases: both are bounded before it sees the text.
-void check_depth(const std::string& yaml, const std::string& name) {
-  if (yaml.size() > (size_t{1} << 24)) throw user_error("cluster", "{}: larger than 16 MiB", name);
-  int depth = 0, deepest = 0;
-  for (char c : yaml) {
-    if (c == '[' || c == '{') deepest = std::max(deepest, ++depth);
-    if (c == ']' || c == '}') depth = std::max(0, depth - 1);
-  }
-  if (deepest > 64) throw user_error("cluster", "{}: nested deeper than 64 brackets", name);
-  size_t column = 0, indent = 0;
-  bool leading = true;
-  for (char c : yaml) {
-    if (c == '\n')
-      column = 0, leading = true;
-    else if (leading && (c == ' ' || c == '-' || c == '?'))
-      indent = std::max(indent, ++column);
-    else
-      leading = false;
-  }
-  if (indent > 512) throw user_error("cluster", "{}: indented deeper than 512 columns", name);
-}
-
 }  // namespace
 
 Cluster parse_cluster(const std::string& yaml, const std::string& name) {
-  check_depth(yaml, name);
   return Reader(name).read(yaml);
 }
 
 Tariffs parse_tariffs(const std::string& yaml, const std::string& name) {
-  check_depth(yaml, name);
   Reader reader(name);
   reader.read(yaml);
   return reader.tariffs();

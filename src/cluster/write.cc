@@ -1,93 +1,117 @@
 // The YAML text of a cluster.
-#include <fmt/format.h>
-#include <yaml-cpp/yaml.h>
-
 #include "cluster/cluster.h"
+#include "core/yaml.h"
 
 namespace motley {
 
 namespace {
 
-void write_group(const Cluster& cluster, GroupId id, YAML::Emitter& out) {
+void write_group(const Cluster& cluster, GroupId id, YamlWriter* out) {
   const Group& g = cluster.groups[id.index];
-  out << YAML::Key << "link" << YAML::Value << YAML::Flow << YAML::BeginMap;
-  if (g.link.kind != LinkKind::switched)
-    out << YAML::Key << "kind" << YAML::Value << to_string(g.link.kind);
-  if (!g.link.type.empty()) out << YAML::Key << "type" << YAML::Value << g.link.type;
-  out << YAML::Key << "bandwidth" << YAML::Value << fmt::format("{}", g.link.bandwidth);
-  out << YAML::Key << "latency" << YAML::Value << fmt::format("{}", g.link.latency) << YAML::EndMap;
+  out->key("link");
+  out->begin_map(YamlWriter::flow);
+  if (g.link.kind != LinkKind::switched) out->entry("kind", to_string(g.link.kind));
+  if (!g.link.type.empty()) out->entry("type", g.link.type);
+  out->entry("bandwidth", g.link.bandwidth);
+  out->entry("latency", g.link.latency);
+  out->end();
   if (!g.nics.empty()) {
-    out << YAML::Key << "nics" << YAML::Value << YAML::BeginSeq;
-    for (const Nic& nic : g.nics)
-      out << YAML::Flow << YAML::BeginMap << YAML::Key << "bandwidth" << YAML::Value
-          << fmt::format("{}", nic.bandwidth) << YAML::Key << "near" << YAML::Value << nic.near
-          << YAML::EndMap;
-    out << YAML::EndSeq;
+    out->key("nics");
+    out->begin_list();
+    for (const Nic& nic : g.nics) {
+      out->begin_map(YamlWriter::flow);
+      out->entry("bandwidth", nic.bandwidth);
+      out->key("near");
+      out->begin_list(YamlWriter::flow);
+      for (int device : nic.near) out->scalar(device);
+      out->end();
+      out->end();
+    }
+    out->end();
   } else if (g.uplink > 0) {
-    out << YAML::Key << "uplink" << YAML::Value << fmt::format("{}", g.uplink);
+    out->entry("uplink", g.uplink);
   }
   if (!g.direct.empty()) {
-    out << YAML::Key << "direct" << YAML::Value << YAML::BeginSeq;
-    for (const DirectLink& d : g.direct)
-      out << YAML::Flow << YAML::BeginMap << YAML::Key << "bandwidth" << YAML::Value
-          << fmt::format("{}", d.bandwidth) << YAML::Key << "latency" << YAML::Value
-          << fmt::format("{}", d.latency) << YAML::Key << "between" << YAML::Value << YAML::BeginSeq
-          << std::vector<int>{d.a, d.b, d.links} << YAML::EndSeq << YAML::EndMap;
-    out << YAML::EndSeq;
-  }
-  if (const Backend& b = g.backend; b == backend_named(b.name) && !b.name.empty())
-    out << YAML::Key << "backend" << YAML::Value << b.name;
-  else if (!b.name.empty())
-    out << YAML::Key << "backend" << YAML::Value << YAML::Flow << YAML::BeginMap << YAML::Key
-        << "name" << YAML::Value << b.name << YAML::Key << "messages" << YAML::Value << b.messages
-        << YAML::Key << "all_to_all" << YAML::Value << b.all_to_all << YAML::Key << "half_sums"
-        << YAML::Value << b.half_sums << YAML::Key << "hides" << YAML::Value << b.hides
-        << YAML::EndMap;
-  if (!g.measured.empty()) {
-    out << YAML::Key << "collectives" << YAML::Value << YAML::BeginSeq;
-    for (const CollectiveRate& rate : g.measured) {
-      out << YAML::Flow << YAML::BeginMap << YAML::Key << "form" << YAML::Value
-          << to_string(rate.collective) << YAML::Key << "latency" << YAML::Value
-          << fmt::format("{}", rate.latency) << YAML::Key << "bandwidth" << YAML::Value
-          << fmt::format("{}", rate.bandwidth);
-      if (rate.least > 0)
-        out << YAML::Key << "least" << YAML::Value << fmt::format("{}", rate.least);
-      out << YAML::EndMap;
+    out->key("direct");
+    out->begin_list();
+    for (const DirectLink& d : g.direct) {
+      out->begin_map(YamlWriter::flow);
+      out->entry("bandwidth", d.bandwidth);
+      out->entry("latency", d.latency);
+      out->key("between");
+      out->begin_list();
+      out->begin_list();
+      for (int number : {d.a, d.b, d.links}) out->scalar(number);
+      out->end();
+      out->end();
+      out->end();
     }
-    out << YAML::EndSeq;
+    out->end();
+  }
+  if (const Backend& b = g.backend; b == backend_named(b.name) && !b.name.empty()) {
+    out->entry("backend", b.name);
+  } else if (!b.name.empty()) {
+    out->key("backend");
+    out->begin_map(YamlWriter::flow);
+    out->entry("name", b.name);
+    out->entry("messages", b.messages);
+    out->entry("all_to_all", b.all_to_all);
+    out->entry("half_sums", b.half_sums);
+    out->entry("hides", b.hides);
+    out->end();
+  }
+  if (!g.measured.empty()) {
+    out->key("collectives");
+    out->begin_list();
+    for (const CollectiveRate& rate : g.measured) {
+      out->begin_map(YamlWriter::flow);
+      out->entry("form", to_string(rate.collective));
+      out->entry("latency", rate.latency);
+      out->entry("bandwidth", rate.bandwidth);
+      if (rate.least > 0) out->entry("least", rate.least);
+      out->end();
+    }
+    out->end();
   }
   if (!g.children.empty()) {
-    out << YAML::Key << "groups" << YAML::Value << YAML::BeginSeq;
+    out->key("groups");
+    out->begin_list();
     for (GroupId child : g.children) {
-      out << YAML::BeginMap << YAML::Key << "name" << YAML::Value
-          << cluster.groups[child.index].name;
+      out->begin_map();
+      out->entry("name", cluster.groups[child.index].name);
       write_group(cluster, child, out);
-      out << YAML::EndMap;
+      out->end();
     }
-    out << YAML::EndSeq;
+    out->end();
   } else {
-    out << YAML::Key << "devices" << YAML::Value << YAML::BeginSeq;
+    out->key("devices");
+    out->begin_list();
     for (int d = 0; d < g.device_count;) {
       int type = cluster.devices[g.first_device + d].type, n = 0;
       while (d < g.device_count && cluster.devices[g.first_device + d].type == type) ++d, ++n;
-      out << YAML::Flow << YAML::BeginMap << YAML::Key << "type" << YAML::Value
-          << cluster.types[type].name << YAML::Key << "count" << YAML::Value << n << YAML::EndMap;
+      out->begin_map(YamlWriter::flow);
+      out->entry("type", cluster.types[type].name);
+      out->entry("count", n);
+      out->end();
     }
-    out << YAML::EndSeq;
+    out->end();
   }
 }
 
 }  // namespace
 
 std::string to_yaml(const Cluster& cluster) {
-  YAML::Emitter out;
-  out << YAML::BeginMap << YAML::Key << "name" << YAML::Value << cluster.name;
-  write_group(cluster, GroupId(0), out);
-  out << YAML::Key << "device_types" << YAML::Value << YAML::BeginSeq;
+  YamlWriter out;
+  out.begin_map();
+  out.entry("name", cluster.name);
+  write_group(cluster, GroupId(0), &out);
+  out.key("device_types");
+  out.begin_list();
   for (const DeviceType& t : cluster.types) {
-    out << YAML::Flow << YAML::BeginMap << YAML::Key << "name" << YAML::Value << t.name;
+    out.begin_map(YamlWriter::flow);
+    out.entry("name", t.name);
     auto put = [&](const char* field, double x) {
-      if (x > 0) out << YAML::Key << field << YAML::Value << fmt::format("{}", x);
+      if (x > 0) out.entry(field, x);
     };
     put("flops", t.flops);
     put("half_flops", t.half_flops);
@@ -98,23 +122,26 @@ std::string to_yaml(const Cluster& cluster) {
     put("speed", t.speed);
     put("interference", t.interference);
     if (!t.ops.empty()) {
-      out << YAML::Key << "ops" << YAML::Value << YAML::BeginSeq;
+      out.key("ops");
+      out.begin_list();
       for (const OpRate& rate : t.ops) {
-        out << YAML::BeginMap << YAML::Key << "op" << YAML::Value << rate.op;
+        out.begin_map();
+        out.entry("op", rate.op);
         put("overhead", rate.overhead);
         put("flops", rate.flops);
         put("memory_bandwidth", rate.memory_bandwidth);
         put("cached", rate.cached);
         put("uncached_bandwidth", rate.uncached_bandwidth);
         put("launch", rate.launch);
-        out << YAML::EndMap;
+        out.end();
       }
-      out << YAML::EndSeq;
+      out.end();
     }
-    out << YAML::EndMap;
+    out.end();
   }
-  out << YAML::EndSeq << YAML::EndMap;
-  return std::string(out.c_str()) + "\n";
+  out.end();
+  out.end();
+  return out.written() + "\n";
 }
 
 }  // namespace motley

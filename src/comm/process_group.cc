@@ -22,6 +22,15 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 
 constexpr int kAnnounceTag = 1 << 22;  // on the control group, away from those of messages
 
+// Whether works that are started one after another become one. torch 2.4 has nobody to ask.
+template <typename Backend>
+bool coalesces(Backend& backend) {
+  if constexpr (requires { backend.supportsCoalescing(); })
+    return backend.supportsCoalescing();
+  else
+    return backend.getBackendName() == "nccl";
+}
+
 // Runs post(works), which starts collectives, as one group where the backend groups them, and waits
 // for all. A template, since libtorch's interface of this differs between versions.
 template <typename Group, typename F>
@@ -31,7 +40,7 @@ void grouped(Group& group, [[maybe_unused]] at::DeviceType device, F post) {
     const auto reached = group.getDeviceTypes();
     const bool groups = std::any_of(reached.begin(), reached.end(),
                                     [&](const auto& there) { return there.type() == device; }) &&
-                        group.getBackend(device)->supportsCoalescing();
+                        coalesces(*group.getBackend(device));
     if (groups) group.startCoalescing(device);
     post(works);
     if (groups) works = {group.endCoalescing(device)};

@@ -1,12 +1,12 @@
 // FlagScale: an experiment and a train file in YAML. Stages that are alike and of one type of device
 // are a process mesh, [tensors, context, experts, replicas, stages]; ranks follow one another by mesh.
 // Mesh i takes micro-batches of dp_0 * micro_batch_size / dp_i samples.
-#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "core/error.h"
+#include "core/yaml.h"
 #include "export/common.h"
 
 namespace motley::exports {
@@ -160,28 +160,24 @@ class TrainReader {
  public:
   explicit TrainReader(const ImportJob& job)
       : job_(job), name_("train/" + std::string(kTrain)), file_(job.directory.name(name_)) {
-    try {
-      root_ = YAML::Load(job.directory.text(name_));
-    } catch (const YAML::Exception& e) {
-      throw user_error("import", "{}: {}", file_, e.what());
-    }
+    root_ = Yaml::parse(job.directory.text(name_), "import", file_);
   }
 
   Arrangement read() {
-    const YAML::Node system = child(root_, "system"), hetero = child(system, "hetero"),
-                     model = child(root_, "model");
+    const Yaml system = child(root_, "system"), hetero = child(system, "hetero"),
+               model = child(root_, "model");
     if (job_.sizes) check_sizes(model, *job_.sizes);
     check_precision(system);
     same(file_ + ": global_batch_size", number(model, "global_batch_size"), job_.batch,
          "the batch");
     meshes_ = list(hetero, "hetero_process_meshes");
     blocks_ = list(hetero, "hetero_pipeline_layer_split");
-    types_.reset(child(hetero, "hetero_device_types"));
+    types_ = child(hetero, "hetero_device_types");
     samples_ = number(model, "micro_batch_size");
     check_meshes(system);
     check_types(hetero);
     check_experiment();
-    const YAML::Node zero = system["use_distributed_optimizer"], again = system["recompute"];
+    const Yaml zero = system["use_distributed_optimizer"], again = system["recompute"];
     const int64_t whole = meshes_[3] * samples_;
     const auto count = static_cast<int>(job_.batch / whole);
     // One pass of all devices is one program (common.cc).
@@ -198,31 +194,31 @@ class TrainReader {
   }
 
  private:
-  YAML::Node child(const YAML::Node& node, const char* key) const {
-    if (!node.IsMap() || !node[key]) throw user_error("import", "{}: {} is missing", file_, key);
+  Yaml child(const Yaml& node, const char* key) const {
+    if (!node.is_map() || !node[key]) throw user_error("import", "{}: {} is missing", file_, key);
     return node[key];
   }
-  std::string scalar(const YAML::Node& node, const char* key) const {
-    if (!node.IsScalar()) throw user_error("import", "{}: {} is no scalar", file_, key);
-    return node.Scalar();
+  std::string scalar(const Yaml& node, const char* key) const {
+    if (!node.is_scalar()) throw user_error("import", "{}: {} is no scalar", file_, key);
+    return node.scalar();
   }
-  static bool is_true(const YAML::Node& node) {
-    return node && node.IsScalar() && node.Scalar() == "true";
+  static bool is_true(const Yaml& node) {
+    return node && node.is_scalar() && node.scalar() == "true";
   }
-  int64_t number(const YAML::Node& node, const char* key) const {
+  int64_t number(const Yaml& node, const char* key) const {
     return number_in(scalar(child(node, key), key), file_ + ": " + key, 1, int64_t{1} << 31);
   }
-  std::vector<int> list(const YAML::Node& node, const char* key) const {
+  std::vector<int> list(const Yaml& node, const char* key) const {
     std::vector<int> values;
-    const YAML::Node sequence = child(node, key);
-    if (!sequence.IsSequence()) throw user_error("import", "{}: {} is no list", file_, key);
-    for (const YAML::Node& item : sequence)
+    const Yaml sequence = child(node, key);
+    if (!sequence.is_list()) throw user_error("import", "{}: {} is no list", file_, key);
+    for (const Yaml& item : sequence.items())
       values.push_back(
           static_cast<int>(number_in(scalar(item, key), file_ + ": " + key, 0, 1 << 20)));
     return values;
   }
 
-  void check_sizes(const YAML::Node& model, const Sizes& s) const {
+  void check_sizes(const Yaml& model, const Sizes& s) const {
     std::vector<std::pair<const char*, int64_t>> sizes = {
         {"num_layers", s.layers},
         {"hidden_size", s.hidden},
@@ -239,12 +235,12 @@ class TrainReader {
       same(file_ + ": " + key, number(model, key), wanted, "the model's");
     for (const char* key : {"attention_dropout", "hidden_dropout"})
       same_rate(file_ + ": " + key, scalar(child(model, key), key), s.dropout, "the model's");
-    const YAML::Node tokenizer = child(child(root_, "data"), "tokenizer");
+    const Yaml tokenizer = child(child(root_, "data"), "tokenizer");
     same(file_ + ": vocab_size", number(tokenizer, "vocab_size"), s.vocab, "the model's");
   }
 
-  void check_precision(const YAML::Node& system) const {
-    const YAML::Node precision = child(system, "precision");
+  void check_precision(const Yaml& system) const {
+    const Yaml precision = child(system, "precision");
     const std::pair<const char*, DType> kinds[] = {{"bf16", DType::bf16}, {"fp16", DType::f16}};
     for (const auto& [name, kind] : kinds)
       same_word(file_ + ": " + name, scalar(child(precision, name), name),
@@ -255,7 +251,7 @@ class TrainReader {
   }
 
   // Meshes are of devices of the types that they name. Of stages ranks follow one another.
-  void check_types(const YAML::Node& hetero) const {
+  void check_types(const Yaml& hetero) const {
     const char* const key = "hetero_device_types";
     size_t rank = 0;
     for (size_t m = 0; m < meshes_.size(); m += 5) {
@@ -266,8 +262,8 @@ class TrainReader {
     }
     const char* const current = "hetero_current_device_type";
     const std::string own = scalar(child(hetero, current), current);
-    if (std::none_of(types_.begin(), types_.end(),
-                     [&](const YAML::Node& type) { return type.Scalar() == own; }))
+    if (std::none_of(types_.items().begin(), types_.items().end(),
+                     [&](const Yaml& type) { return type.scalar() == own; }))
       throw user_error("import", "{}: {} is '{}'; give one of {}", file_, current,
                        own.substr(0, 40), key);
   }
@@ -276,23 +272,18 @@ class TrainReader {
   void check_experiment() const {
     if (!job_.directory.has(kExperiment)) return;
     const std::string file = job_.directory.name(kExperiment);
-    YAML::Node root;
-    try {
-      root = YAML::Load(job_.directory.text(kExperiment));
-    } catch (const YAML::Exception& e) {
-      throw user_error("import", "{}: {}", file, e.what());
-    }
-    const auto find = [&](const YAML::Node& node, const std::string& key) {
-      if (!node.IsMap() || !node[key]) throw user_error("import", "{}: {} is missing", file, key);
+    const Yaml root = Yaml::parse(job_.directory.text(kExperiment), "import", file);
+    const auto find = [&](const Yaml& node, const std::string& key) {
+      if (!node.is_map() || !node[key]) throw user_error("import", "{}: {} is missing", file, key);
       return node[key];
     };
-    const auto word = [&](const YAML::Node& node, const std::string& key) {
-      const YAML::Node value = find(node, key);
-      if (!value.IsScalar()) throw user_error("import", "{}: {} is no scalar", file, key);
-      return value.Scalar();
+    const auto word = [&](const Yaml& node, const std::string& key) {
+      const Yaml value = find(node, key);
+      if (!value.is_scalar()) throw user_error("import", "{}: {} is no scalar", file, key);
+      return value.scalar();
     };
-    const YAML::Node experiment = find(root, "experiment"), runner = find(experiment, "runner"),
-                     envs = find(experiment, "envs"), nodes = find(envs, "node_specific");
+    const Yaml experiment = find(root, "experiment"), runner = find(experiment, "runner"),
+               envs = find(experiment, "envs"), nodes = find(envs, "node_specific");
     size_t most = 0;
     for (const planner::Host& host : job_.hosts) {
       const std::vector<int> own = slots_of(host, job_.ranks);
@@ -318,11 +309,11 @@ class TrainReader {
     return false;
   }
 
-  void check_meshes(const YAML::Node& system) {
+  void check_meshes(const Yaml& system) {
     if (meshes_.empty() || meshes_.size() % 5 != 0 || meshes_.size() > 5 * 4096)
       throw user_error("import", "{}: hetero_process_meshes has {} numbers; give five of each mesh",
                        file_, meshes_.size());
-    if (!types_.IsSequence() || types_.size() * 5 != meshes_.size())
+    if (!types_.is_list() || types_.size() * 5 != meshes_.size())
       throw user_error("import", "{}: hetero_device_types has not one name for each of {} meshes",
                        file_, meshes_.size() / 5);
     int64_t ranks = 0;
@@ -377,9 +368,9 @@ class TrainReader {
     return int64_t{tp} * dp * pp;
   }
 
-  bool recomputes(const YAML::Node& again, int stage, int micro_batches) const {
+  bool recomputes(const Yaml& again, int stage, int micro_batches) const {
     const char* const key = "recompute_granularity_per_stage_micro_batch";
-    if (!again || !again.IsMap()) return false;
+    if (!again || !again.is_map()) return false;
     const std::pair<const char*, const char*> alone[] = {{"recompute_granularity", "full"},
                                                          {"recompute_method", "uniform"},
                                                          {"recompute_num_layers", "1"}};
@@ -387,9 +378,9 @@ class TrainReader {
       same_word(file_ + ": " + name, scalar(child(again, name), name), wanted,
                 "which alone plans of motley have");
     if (!again[key]) return true;
-    const YAML::Node rows = again[key];
-    if (!rows.IsSequence() || rows.size() != static_cast<size_t>(stages_) ||
-        !rows[stage].IsSequence() || rows[stage].size() != 3)
+    const Yaml rows = again[key];
+    if (!rows.is_list() || rows.size() != static_cast<size_t>(stages_) || !rows[stage].is_list() ||
+        rows[stage].size() != 3)
       throw user_error("import", "{}: {} has no [1, micro-batches, flag] for stage {}", file_, key,
                        stage);
     same(file_ + ": " + key + ": kinds", number_in(scalar(rows[stage][0], key), file_, 0), 1,
@@ -399,7 +390,7 @@ class TrainReader {
     return number_in(scalar(rows[stage][2], key), file_ + ": " + key + ": flag", 0, 1) == 1;
   }
 
-  void add_stage(size_t m, const YAML::Node& again, Arrangement* a) {
+  void add_stage(size_t m, const Yaml& again, Arrangement* a) {
     const int tp = meshes_[m], ep = meshes_[m + 2], dp = meshes_[m + 3];
     const auto number = static_cast<int>(a->stages.size());
     if (tp > 1 && dp > replicas_)
@@ -428,7 +419,7 @@ class TrainReader {
 
   const ImportJob& job_;
   const std::string name_, file_;
-  YAML::Node root_, types_;
+  Yaml root_, types_;
   std::vector<int> meshes_, blocks_;
   int64_t samples_ = 1, rank_ = 0;
   int replicas_ = 0, stages_ = 0;

@@ -1,7 +1,5 @@
 #include "readers/machines.h"
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -9,6 +7,7 @@
 
 #include "cluster/cluster.h"
 #include "core/error.h"
+#include "core/yaml.h"
 #include "readers/text.h"
 
 namespace motley::readers {
@@ -294,36 +293,32 @@ class Tree {
 };
 
 Switch from_yaml(const std::string& text, const std::string& name) {
-  const auto at = [&](const YAML::Node& map, const char* key) {
-    return map && map.IsMap() && map[key] && map[key].IsScalar() ? map[key].Scalar()
-                                                                 : std::string();
+  const auto at = [&](const Yaml& map, const char* key) {
+    return map && map.is_map() && map[key] && map[key].is_scalar() ? map[key].scalar()
+                                                                   : std::string();
   };
   Tree tree(name);
   bool any = false;
   int64_t anonymous = 0;
-  try {
-    const YAML::Node root = YAML::Load(text);
-    const YAML::Node list = root.IsSequence() ? root : YAML::Node(std::vector<YAML::Node>{root});
-    for (const YAML::Node& topology : list) {
-      if (!topology.IsMap()) continue;
-      const bool blocks = static_cast<bool>(topology["block"]);
-      const YAML::Node inside = topology[blocks ? "block" : "tree"];
-      if (!inside || !inside.IsMap()) continue;
-      const YAML::Node entries = inside[blocks ? "blocks" : "switches"];
-      if (!entries || !entries.IsSequence()) continue;
-      for (const YAML::Node& entry : entries) {
-        std::string label = at(entry, blocks ? "block" : "switch");
-        if (label.empty()) label = fmt::format("switch{}", anonymous++);
-        Switch s{label, {}, {}, false};
-        const std::string where = fmt::format("{}: {}", name, label.substr(0, 60));
-        s.machines = hostlist(at(entry, "nodes"), where);
-        tree.add(label, std::move(s), hostlist(at(entry, "children"), where));
-        any = true;
-      }
-      break;  // the first that has a tree or blocks
+  const Yaml root = Yaml::parse(text, "cluster", name);
+  const std::vector<Yaml> list = root.is_list() ? root.items() : std::vector<Yaml>{root};
+  for (const Yaml& topology : list) {
+    if (!topology.is_map()) continue;
+    const bool blocks = static_cast<bool>(topology["block"]);
+    const Yaml inside = topology[blocks ? "block" : "tree"];
+    if (!inside || !inside.is_map()) continue;
+    const Yaml entries = inside[blocks ? "blocks" : "switches"];
+    if (!entries || !entries.is_list()) continue;
+    for (const Yaml& entry : entries.items()) {
+      std::string label = at(entry, blocks ? "block" : "switch");
+      if (label.empty()) label = fmt::format("switch{}", anonymous++);
+      Switch s{label, {}, {}, false};
+      const std::string where = fmt::format("{}: {}", name, label.substr(0, 60));
+      s.machines = hostlist(at(entry, "nodes"), where);
+      tree.add(label, std::move(s), hostlist(at(entry, "children"), where));
+      any = true;
     }
-  } catch (const YAML::Exception& e) {
-    throw user_error("cluster", "{}: line {}: not valid YAML: {}", name, e.mark.line + 1, e.msg);
+    break;  // the first that has a tree or blocks
   }
   if (!any)
     throw user_error("cluster",
