@@ -96,14 +96,10 @@ void print_json(const Json& json) {
 
 void remember_arguments(char** argv) { arguments = argv; }
 
-namespace {
-
 std::string torch_program() {
   std::error_code code;
   return std::filesystem::read_symlink("/proc/self/exe", code).parent_path() / "motley-torch";
 }
-
-}  // namespace
 
 bool has_torch() { return access(torch_program().c_str(), X_OK) == 0; }
 

@@ -25,7 +25,8 @@ void print_json(const Json& json);
 // Remembers the command line of this process for become_torch().
 void remember_arguments(char** argv);
 
-// Whether motley-torch lies in the folder of this program.
+// motley-torch, which lies in the folder of this program.
+std::string torch_program();
 bool has_torch();
 
 // Replaces this process by motley-torch, the same program with libtorch, with the same arguments.

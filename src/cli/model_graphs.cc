@@ -15,11 +15,10 @@ ModelGraphs::ModelGraphs(const std::string& model, std::function<void(const Grap
       return;
     }
   }
-  if (is_graph_file(model)) file_ = std::make_unique<GraphFile>(load_graph_file(model));
-#ifndef MOTLEY_WITH_TORCH
+  if (is_graph_file(model))
+    file_ = std::make_unique<GraphFile>(load_graph_file(model));
   else
-    become_torch();
-#endif
+    kept_ = std::make_unique<KeptGraphs>(torch_program(), model);
 }
 
 Graph ModelGraphs::at(int64_t samples) {
@@ -27,13 +26,18 @@ Graph ModelGraphs::at(int64_t samples) {
   if (huggingface_) return huggingface_->at(samples);
   const std::lock_guard lock(capturing_);
   auto it = captured_.find(samples);
-#ifdef MOTLEY_WITH_TORCH
   if (it == captured_.end()) {
+#ifdef MOTLEY_WITH_TORCH
     GraphSource source = load_graph(model_, samples, DType::f32, look_);
     capture_s_ += source.capture_s;
+    kept_->keep(samples, source.graph);
     it = captured_.emplace(samples, std::move(source.graph)).first;
-  }
+#else
+    std::optional<Graph> kept = kept_->find(samples);
+    if (!kept) become_torch();
+    it = captured_.emplace(samples, std::move(*kept)).first;
 #endif
+  }
   return it->second;
 }
 

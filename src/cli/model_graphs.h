@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 
+#include "cli/kept_graphs.h"
 #include "graph/file.h"
 #include "readers/huggingface.h"
 
@@ -15,12 +16,12 @@ namespace motley {
 // Read from a file, or captured, each size once. Threads may ask at the same time.
 class ModelGraphs {
  public:
-  // Where the model has to be captured and this program has no libtorch, it becomes the one that
-  // has (commands.h).
   // `look` sees the parameters of a model that is captured, before its step is run; what it throws
   // ends at().
   explicit ModelGraphs(const std::string& model, std::function<void(const Graph&)> look = {});
 
+  // Where the model has to be captured, was not kept (kept_graphs.h), and this program has no
+  // libtorch, it becomes the one that has (commands.h), which starts anew.
   Graph at(int64_t samples);
   double capture_s() const { return capture_s_; }
 
@@ -29,6 +30,7 @@ class ModelGraphs {
   std::function<void(const Graph&)> look_;
   std::unique_ptr<GraphFile> file_;  // null: captured, or
   std::unique_ptr<readers::HuggingFaceModel> huggingface_;
+  std::unique_ptr<KeptGraphs> kept_;  // of a model of the zoo
   std::mutex capturing_;
   std::map<int64_t, Graph> captured_;
   double capture_s_ = 0;

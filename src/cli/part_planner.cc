@@ -144,7 +144,7 @@ bool PartPlanner::plan_for(const std::vector<int>& devices, double limit, bool i
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
-  const std::string program = fs::read_symlink("/proc/self/exe").string();
+  const std::string program = fs::read_symlink("/proc/self/exe").parent_path() / "motley";
   const int said =
       open(name(devices, ".said").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   const pid_t parent = getpid();

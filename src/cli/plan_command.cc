@@ -309,6 +309,7 @@ void run(const Args& args) {
   double seconds = 0;
   planner::PlanReport report;
   try {
+    graphs.at(args.batch);  // before anything that would have to be done again
     seconds = time_limit_of(args, cluster, &graphs);
     options.limits.deadline = deadline_of(args, seconds);
     report = find_plan(cluster, &graphs, &options);
