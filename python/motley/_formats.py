@@ -80,7 +80,8 @@ def _write_folder(path, file):
         raise OSError(f"{path} is there and is no checkpoint")
     for left in (beside, before):
         shutil.rmtree(left, ignore_errors=True)
-    _dcp().save(file, checkpoint_id=beside, no_dist=True)
+    _dcp()
+    _torch.save_folder(file, beside)
     if os.path.exists(target):
         os.replace(target, before)
     os.replace(beside, target)

@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 import pickle
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -226,6 +227,17 @@ def save(value, file):
     if writing.error is not None:
         raise writing.error
     file.flush()
+
+
+def save_folder(value, folder):
+    """torch.distributed.checkpoint of what one worker has, without the others."""
+    checkpoint = importlib.import_module("torch.distributed.checkpoint")
+    if "no_dist" in inspect.signature(checkpoint.save).parameters:
+        checkpoint.save(value, checkpoint_id=folder, no_dist=True)
+        return
+    with warnings.catch_warnings():  # 2.4 asks the others with it, and calls the one that need not deprecated
+        warnings.simplefilter("ignore")
+        checkpoint.save_state_dict(value, checkpoint.FileSystemWriter(folder), no_dist=True)
 
 
 def load(path):

@@ -61,10 +61,9 @@ def functions_of(codes, made_inside=()):
 
     functions = found()
     if gc.get_freeze_count() and set(codes).difference(made_inside, [function.__code__ for function in functions]):
-        gc.unfreeze()  # what is frozen is not found
+        # What is frozen is not found. Not frozen again: with it would be what was made since, which could never be freed.
+        gc.unfreeze()
         functions = found()
-        gc.collect()
-        gc.freeze()
     return functions
 
 

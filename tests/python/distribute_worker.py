@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import inspect
 import os
 import sys
 
@@ -283,7 +284,10 @@ def formats(dist, file):
             other = net(seed=9)
             optimizer = adam(other)
             held = {"model": other.state_dict(), "optimizer": states.get_optimizer_state_dict(other, optimizer)}
-            dcp.load(held, checkpoint_id=path, no_dist=True)
+            if "no_dist" in inspect.signature(dcp.load).parameters:
+                dcp.load(held, checkpoint_id=path, no_dist=True)
+            else:  # that of torch 2.4 asks the others
+                dcp.load_state_dict(held, dcp.FileSystemReader(path), no_dist=True)
             states.set_optimizer_state_dict(other, optimizer, held["optimizer"])
             read = held["model"]
             other.load_state_dict(read)
