@@ -36,9 +36,8 @@ def _safetensors():
 
 
 def _dcp():
-    if _torch.VERSION < (2, 3):
+    if not _torch.FOLDERS:
         raise UserError(f"[distribute] torch {torch.__version__} cannot write checkpoints of one process in this format; use 2.3 or newer")
-    return importlib.import_module("torch.distributed.checkpoint")
 
 
 def needs(kind):

@@ -15,7 +15,6 @@ import torch
 
 from . import _torch
 
-_OLDEST = (2, 3)  # torch whose reader needs no process group
 _INDEX, _BESIDE = ".metadata", "beside.pt"
 
 
@@ -76,7 +75,7 @@ class Layout:
 def layout(dist):
     """None where torch has no reader for it, or the model's tensors are not as they are written."""
     slots = dist._slots()
-    if _torch.VERSION < _OLDEST or any(slot.complex for slot in slots.values()):
+    if not _torch.FOLDERS or any(slot.complex for slot in slots.values()):
         return None
     names, groups = dist._optimized_names(), []
     for group in dist.optimizer.param_groups:

@@ -384,7 +384,7 @@ class Peers:
             moved = held is not None and held.moved()
             apart = held is not None and (held.behind(asked) or held.ahead(asked))
             if held is None or held.count != count or apart or (None not in (moved, question["moved"]) and moved != question["moved"]):
-                _send_header(connection, {"count": -1 if held is None else held.count})
+                _send_header(connection, {"count": -1 if held is None else held.count, "refused": "" if held is None else held.batches.refused})
                 return
             if question["ask"] == "layout":
                 _send_header(connection, {"count": count, "parts": held.parts})
@@ -430,7 +430,7 @@ class Peers:
             self.connections.pop(rank, None)
             raise PeerLost(f"rank {self.group.rank} asked rank {rank} for its part of the state, and it is gone ({error})") from None
         if not answer.keys() & {"values", "parts", "go"}:
-            raise self._apart(rank, held, answer["count"])
+            raise self._apart(rank, held, answer)
         return answer, connection
 
     def batch_of(self, rank, held, number):
@@ -438,9 +438,11 @@ class Peers:
         answer, _ = self._ask(rank, held, {"ask": "batch", "number": number})
         return answer["batch"], answer["refused"]
 
-    def _apart(self, rank, held, count):
+    def _apart(self, rank, held, answer):
+        if answer.get("refused"):  # it made no further step, since batches differed
+            return UserError(answer["refused"])
         return UserError(
-            f"[distribute] rank {rank} is at another step than rank {self.group.rank} ({count} and {held.count} "
+            f"[distribute] rank {rank} is at another step than rank {self.group.rank} ({answer['count']} and {held.count} "
             "changes of the state); one worker alone may ask for the state only after dist.step(), not between a forward "
             "pass and its step, and every worker has to make the same calls"
         )
@@ -507,7 +509,7 @@ class Peers:
                     self.connections.pop(rank, None)
                     raise PeerLost(f"rank {rank} ended while it sent its part of the state ({error})") from None
                 if None not in (moved, answer["moved"]) and moved != answer["moved"]:
-                    raise self._apart(rank, held, answer["count"])
+                    raise self._apart(rank, held, answer)
                 moved = answer["moved"] if moved is None else moved
             return result
 

@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 
 _address = torch.Tensor.data_ptr  # another thread may be capturing, and has replaced it meanwhile
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+FOLDERS = VERSION >= (2, 3)  # torch.distributed.checkpoint reads and writes without a process group
 
 
 def _storage(tensor):

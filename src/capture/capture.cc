@@ -8,7 +8,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/library.h>
-#include <torch/version.h>
 
 #include <chrono>
 #include <map>
@@ -22,6 +21,7 @@
 #include "core/error.h"
 #include "graph/op.h"
 #include "interpret/dispatch.h"
+#include "interpret/torch_version.h"
 #include "zoo/module.h"
 
 namespace motley {
@@ -51,12 +51,11 @@ void register_fallback() {
     auto* l =
         new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::Fake, __FILE__, __LINE__);
     l->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-#if TORCH_VERSION_MAJOR < 2
-    // Custom operators without a backward pass skip autograd, as they do on other devices.
-    static torch::Library autograd(torch::Library::IMPL, "_", c10::DispatchKey::AutogradMeta,
-                                   __FILE__, __LINE__);
-    autograd.fallback(torch::CppFunction::makeFallthrough());
-#endif
+    if constexpr (!kFollowsCustomOperators) {
+      static torch::Library autograd(torch::Library::IMPL, "_", c10::DispatchKey::AutogradMeta,
+                                     __FILE__, __LINE__);
+      autograd.fallback(torch::CppFunction::makeFallthrough());
+    }
     return l;
   }();
   MOTLEY_CHECK(library != nullptr);
@@ -82,10 +81,7 @@ using Clock = std::chrono::steady_clock;
 // Whether a function of the autograd graph computes something else than its derivative: it is the
 // user's own, or has hooks.
 bool is_changed(torch::autograd::Node& function) {
-  if (!function.pre_hooks().empty() || !function.post_hooks().empty()) return true;
-#if TORCH_VERSION_MAJOR >= 2
-  if (!function.tensor_pre_hooks().empty()) return true;
-#endif
+  if (has_hooks(function)) return true;
   const std::string type = c10::demangle(typeid(function).name());
   return type.find("PyNode") != std::string::npos || type.find("CppNode") != std::string::npos;
 }

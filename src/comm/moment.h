@@ -8,7 +8,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <optional>
-#include <thread>
+
+#include "interpret/torch_version.h"
 
 namespace motley {
 
@@ -37,19 +38,10 @@ class Moment {
   }
   // Holds up the caller himself.
   void wait() {
-    if (event_) done(*event_);
+    if (event_) wait_until_done(*event_);
   }
 
  private:
-  // libtorch 1 can only be asked.
-  template <typename Event>
-  static void done(const Event& event) {
-    if constexpr (requires { event.synchronize(); })
-      event.synchronize();
-    else
-      while (!event.query()) std::this_thread::yield();
-  }
-
   at::Device device_;
   std::optional<c10::Event> event_;
 };

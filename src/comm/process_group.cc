@@ -18,51 +18,7 @@ namespace motley {
 
 namespace {
 
-using Work = c10::intrusive_ptr<c10d::Work>;
-
 constexpr int kAnnounceTag = 1 << 22;  // on the control group, away from those of messages
-
-// Whether works that are started one after another become one. torch 2.4 has nobody to ask.
-template <typename Backend>
-bool coalesces(Backend& backend) {
-  if constexpr (requires { backend.supportsCoalescing(); })
-    return backend.supportsCoalescing();
-  else
-    return backend.getBackendName() == "nccl";
-}
-
-// Runs post(works), which starts collectives, as one group where the backend groups them, and waits
-// for all. A template, since libtorch's interface of this differs between versions.
-template <typename Group, typename F>
-void grouped(Group& group, [[maybe_unused]] at::DeviceType device, F post) {
-  std::vector<Work> works;
-  if constexpr (requires { group.endCoalescing(device); }) {
-    const auto reached = group.getDeviceTypes();
-    const bool groups = std::any_of(reached.begin(), reached.end(),
-                                    [&](const auto& there) { return there.type() == device; }) &&
-                        coalesces(*group.getBackend(device));
-    if (groups) group.startCoalescing(device);
-    post(works);
-    if (groups) works = {group.endCoalescing(device)};
-  } else if constexpr (requires { group.endCoalescing(works); }) {
-    group.startCoalescing();
-    post(works);
-    group.endCoalescing(works);
-  } else {
-    post(works);
-  }
-  for (auto& work : works) work->wait();
-}
-
-// Its name differs between versions of libtorch.
-template <typename Group>
-Work all_to_all_of(Group& group, at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_sizes,
-                   std::vector<int64_t>& in_sizes) {
-  if constexpr (requires { group.all_to_all_single(out, in, out_sizes, in_sizes); })
-    return group.all_to_all_single(out, in, out_sizes, in_sizes);
-  else
-    return group.alltoall_base(out, in, out_sizes, in_sizes);
-}
 
 class ProcessGroupCommunicator final : public Communicator {
  public:
@@ -488,21 +444,8 @@ class ProcessGroupCommunicator final : public Communicator {
 }  // namespace
 
 ProcessGroup process_group_of(c10::intrusive_ptr<CollectiveBackend> backend,
-                              [[maybe_unused]] const c10::intrusive_ptr<c10d::Store>& store,
-                              [[maybe_unused]] at::DeviceType device) {
-#if MOTLEY_TORCH_AT_LEAST(2, 0)
-  ProcessGroup group;
-  const int rank = backend->getRank(), size = backend->getSize();
-  if constexpr (std::is_constructible_v<c10d::ProcessGroup, c10::intrusive_ptr<c10d::Store>, int,
-                                        int>)
-    group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
-  else
-    group = c10::make_intrusive<c10d::ProcessGroup>(rank, size);
-  group->setBackend(device, c10d::ProcessGroup::BackendType::CUSTOM, std::move(backend));
-  return group;
-#else
-  return backend;
-#endif
+                              const c10::intrusive_ptr<c10d::Store>& store, at::DeviceType device) {
+  return as_process_group(std::move(backend), store, device);
 }
 
 std::unique_ptr<Communicator> communicator_over(OverProcessGroups over) {

@@ -25,9 +25,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "cluster/backend.h"
@@ -36,15 +33,6 @@
 #include "interpret/torch_version.h"
 
 namespace motley {
-
-// What ProcessGroupGloo and ProcessGroupNCCL derive from: c10d::ProcessGroup in libtorch 1,
-// c10d::Backend in libtorch 2.
-#if MOTLEY_TORCH_AT_LEAST(2, 0)
-using CollectiveBackend = c10d::Backend;
-#else
-using CollectiveBackend = c10d::ProcessGroup;
-#endif
-using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // A backend as a process group of its members; `device`: of the tensors that it is given.
 ProcessGroup process_group_of(c10::intrusive_ptr<CollectiveBackend> backend,

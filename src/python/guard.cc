@@ -2,7 +2,6 @@
 // model takes a millisecond, and a look from Python at a hundred things a tenth of that.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/version.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "core/rng.h"
+#include "interpret/torch_version.h"
 #include "python/bindings.h"
 
 namespace motley::python {
@@ -163,10 +163,7 @@ py::bytes flags(const py::list& tensors) {
     const auto count = [&](PyObject* list) {
       if (list != nullptr && list != Py_None) hooks += PyObject_Size(list);
     };
-    count(variable->backward_hooks);
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 1)
-    count(variable->post_accumulate_grad_hooks);
-#endif
+    each_list_of_hooks(*variable, count);
     const bool trained = THPVariable_Unpack(item.ptr()).requires_grad();
     found += static_cast<char>(trained | (std::min<Py_ssize_t>(hooks, 127) << 1));
   }

@@ -31,10 +31,6 @@
 #include "core/error.h"
 #include "runtime/emulate.h"
 
-#if MOTLEY_TORCH_AT_LEAST(2, 4)
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#endif
-
 namespace motley::python {
 
 constexpr int kIdleTag = 1 << 20;  // of messages from and to idle workers
@@ -46,15 +42,6 @@ constexpr int kPartTag = kIdleTag + 2;  // of what a part of the cluster tells i
 // lower ranks.
 using MakeNamed = std::function<std::vector<std::string>(const std::vector<int>& ranks,
                                                          const std::string& backend)>;
-
-inline ProcessGroup group_named([[maybe_unused]] const std::string& name) {
-#if MOTLEY_TORCH_AT_LEAST(2, 4)
-  return c10d::resolve_process_group(name);
-#else
-  throw user_error("python",
-                   "groups of torch.distributed need torch 2.4 or newer; leave out backend=");
-#endif
-}
 
 // The workers that a launcher started; this process alone if none did. They always have a group of
 // gloo on the CPU, for what they tell one another; tensors of plans take it too, unless they are
