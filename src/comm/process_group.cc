@@ -18,6 +18,8 @@ namespace motley {
 
 namespace {
 
+using Work = WorkHandle;
+
 constexpr int kAnnounceTag = 1 << 22;  // on the control group, away from those of messages
 
 class ProcessGroupCommunicator final : public Communicator {

@@ -86,7 +86,7 @@ void wait_until_done(const Event& event) {
 // ---- process groups
 
 using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
-using Work = c10::intrusive_ptr<c10d::Work>;
+using WorkHandle = c10::intrusive_ptr<c10d::Work>;
 
 // What ProcessGroupGloo and ProcessGroupNCCL derive from.
 #if MOTLEY_TORCH_AT_LEAST(2, 0)
@@ -104,15 +104,15 @@ ProcessGroup as_process_group(c10::intrusive_ptr<Collectives> backend,
     return backend;
   } else {
     const int rank = backend->getRank(), size = backend->getSize();
-    ProcessGroup group = [&]<typename Group>(Group*) -> c10::intrusive_ptr<Group> {
-      if constexpr (std::is_constructible_v<Group, c10::intrusive_ptr<c10d::Store>, int, int>)
-        return c10::make_intrusive<Group>(store, rank, size);
+    ProcessGroup group = [&]<typename Made>(Made*) -> c10::intrusive_ptr<Made> {
+      if constexpr (std::is_constructible_v<Made, c10::intrusive_ptr<c10d::Store>, int, int>)
+        return c10::make_intrusive<Made>(store, rank, size);
       else
-        return c10::make_intrusive<Group>(rank, size);
+        return c10::make_intrusive<Made>(rank, size);
     }(static_cast<c10d::ProcessGroup*>(nullptr));
     [&](auto* made) {
-      using Group = std::remove_pointer_t<decltype(made)>;
-      made->setBackend(device, Group::BackendType::CUSTOM, std::move(backend));
+      using Made = std::remove_pointer_t<decltype(made)>;
+      made->setBackend(device, Made::BackendType::CUSTOM, std::move(backend));
     }(group.get());
     return group;
   }
@@ -141,7 +141,7 @@ bool coalesces(Collectives& backend) {
 // for all.
 template <typename Group, typename F>
 void grouped(Group& group, [[maybe_unused]] at::DeviceType device, F post) {
-  std::vector<Work> works;
+  std::vector<WorkHandle> works;
   if constexpr (requires { group.endCoalescing(device); }) {
     const auto reached = group.getDeviceTypes();
     const bool groups = std::any_of(reached.begin(), reached.end(),
@@ -161,8 +161,8 @@ void grouped(Group& group, [[maybe_unused]] at::DeviceType device, F post) {
 }
 
 template <typename Group>
-Work all_to_all_of(Group& group, at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_sizes,
-                   std::vector<int64_t>& in_sizes) {
+WorkHandle all_to_all_of(Group& group, at::Tensor& out, at::Tensor& in,
+                         std::vector<int64_t>& out_sizes, std::vector<int64_t>& in_sizes) {
   if constexpr (requires { group.all_to_all_single(out, in, out_sizes, in_sizes); })
     return group.all_to_all_single(out, in, out_sizes, in_sizes);
   else
