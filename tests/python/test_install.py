@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import unittest
 
@@ -144,6 +145,21 @@ class Install(unittest.TestCase):
                 seen.add(name.split(".so")[0])
                 self.assertTrue(os.path.realpath(place.split(" ")[0]).startswith((site, os.path.join(os.path.dirname(site), "torch"))), line)
         self.assertLessEqual({"libClp", "libmetis", "libfmt", "libspdlog", "libyaml-cpp", "libtorch_cpu"}, {name.split("-0")[0] for name in seen})
+
+
+@unittest.skipUnless(importlib.util.find_spec("scikit_build_core"), "there is no scikit-build-core in this environment")
+class Sources(unittest.TestCase):
+    def test_holds_what_a_build_needs_and_no_more(self):
+        """What `python -m build` makes its wheel of, in a tree in which things were built."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+            done = run([sys.executable, "-c", command, folder], cwd=ROOT)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            (name,) = os.listdir(folder)
+            with tarfile.open(os.path.join(folder, name)) as archive:
+                names = {member.name.split("/", 1)[-1] for member in archive.getmembers()}
+        self.assertLessEqual({"CMakeLists.txt", "src/core/yaml.cc", "python/motley/__init__.py", "clusters/hap-64.yaml"}, names)
+        self.assertEqual([name for name in names if name.startswith(("build", "tests/", "bench/", ".torch2", ".peers"))], [])
 
 
 if __name__ == "__main__":
