@@ -3,8 +3,8 @@
     ./dev gpu                     on a machine with CUDA devices, with the torch of MOTLEY_PYTHON (default: python3)
     ./dev gpu --stand-in          tiny models on the CPU, to try the script itself
 
-Wanted: every operator on the device what it is on the CPU, attention and random numbers too; steps that ask the device for nothing, and
-may be a CUDA graph; capture on the device equal to capture on Meta tensors; losses of one device by a plan equal to plain PyTorch and at
+Wanted: every operator on the device what it is on the CPU, attention and random numbers too; steps that ask the device for nothing and
+may be a CUDA graph; capture on the device equal to that on Meta tensors; losses of one device by a plan equal to plain PyTorch and at
 most 3% slower; steps within 8% of their prediction; the predicted peak of memory within 5% of what was allocated and never below;
 workers that share a device, over gloo and over NCCL, and workers with devices of their own, equal to one: data parallelism, ZeRO, a
 pipeline, planned reductions, a batch in parts, NCCL inside of parts and gloo between them. Steps over NCCL are timed against PyTorch's
@@ -45,7 +45,11 @@ def parsed():
     parser.add_argument("--details", help="a folder for tables of torch.profiler, one of each model")
     parser.add_argument("--only", default="", help="checks, by the words " + ", ".join(CHECKS) + ", with commas between")
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # one of several, of this plan engine
-    return parser.parse_args()
+    told = parser.parse_args()
+    for word in filter(None, told.only.split(",")):
+        if word not in CHECKS:
+            sys.exit(f"motley: [gpu] --only: there is no '{word}'; known: {', '.join(CHECKS)}")
+    return told
 
 
 args = parsed()
@@ -295,11 +299,24 @@ def held_at_peak(step):
     return "\n".join(lines)
 
 
-def details(label, steps, plan):
+def launched_in(dist, batch, count=10):
+    """How long the machine is busy with a step that the device has not finished, in its parts; medians."""
+    parts = []
+    for _ in range(count):
+        wait()
+        moments = [time.perf_counter()]
+        for part in (lambda: dist(*batch), dist.backward, dist.step):
+            part()
+            moments.append(time.perf_counter())
+        parts.append([1e3 * (b - a) for a, b in zip(moments, moments[1:])])
+    return "launched in ms: step {:.2f}, backward {:.2f}, optimizer {:.2f}".format(*(statistics.median(part) for part in zip(*parts)))
+
+
+def details(label, steps, dist, batch):
     """Where the time of a step goes, by a plan and in plain PyTorch."""
     from torch.profiler import ProfilerActivity, profile
 
-    text = f"{plan}\n{held_at_peak(steps['plan'])}\n"
+    text = f"{dist.plan}\n{launched_in(dist, batch)}\n{held_at_peak(steps['plan'])}\n"
     for who, step in steps.items():
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as told:
             step()
@@ -318,9 +335,11 @@ def build_there(build, draw):
     return model, tuple(x.to(DEVICE) for x in draw())
 
 
-def eager(build, draw, precision):
-    """A step of plain PyTorch."""
+def eager(build, draw, precision, backwards=False):
+    """A step of plain PyTorch. backwards: on the samples in reverse order, of which the loss is the mean all the same."""
     plain, batch = build_there(build, draw)
+    if backwards:
+        batch = tuple(x.flip(0) for x in batch)
     theirs = torch.optim.AdamW(plain.parameters(), 1e-4)
 
     def step():
@@ -339,18 +358,21 @@ def planned(build, draw, cluster, precision):
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     dist = motley.distribute(model, batch, loss_of, cluster, optimizer, verify=False, device=DEVICE.type, engine="spmd",
                              **({"precision": "bf16"} if precision == "bf16" else {}))  # fmt: skip
-    return dist, lambda: dist.train_step(*batch)
+    return dist, batch, lambda: dist.train_step(*batch)
 
 
 def check_losses(table, label, build, draw, cluster, precision):
-    """Without TF32, whose errors are those of bf16."""
+    """Without TF32, whose errors are those of bf16. Adam makes much of little: rounding alone, of samples added up in another order, moves
+    the losses of some models by more than the limit. No further off than twice that is as equal as plain PyTorch is to itself."""
     losses = []
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        for step in (eager(build, draw, precision), planned(build, draw, cluster, precision)[1]):
-            losses.append(timed(step, 5)[1])
-    worst = max(abs(a - b) / abs(b) for a, b in zip(*losses))
-    limit = 2e-2 if precision == "bf16" else 1e-3
-    table.row("losses of one device by a plan", label, f"{worst:.1e} off", f"{limit:g}", worst <= limit)
+        for made in (lambda: eager(build, draw, precision), lambda: eager(build, draw, precision, True),
+                     lambda: planned(build, draw, cluster, precision)[2]):  # fmt: skip
+            losses.append(timed(made(), 5)[1])
+            free()
+    noise, off = (max(abs(a - b) / abs(a) for a, b in zip(losses[0], other)) for other in losses[1:])
+    limit = max(2e-2 if precision == "bf16" else 1e-3, 2 * noise)
+    table.row("losses of one device by a plan", label, f"{off:.1e} off, rounding {noise:.1e}", f"{limit:.1e}", off <= limit)
 
 
 def check_training(table, name, build, draw, cluster, precision, compare):
@@ -364,7 +386,7 @@ def check_training(table, name, build, draw, cluster, precision, compare):
             del theirs
     free()
     before = torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0
-    dist, step = planned(build, draw, cluster, precision)
+    dist, batch, step = planned(build, draw, cluster, precision)
     seconds, _, allocated = peak(step, args.steps)
     if compare:
         table.row("step by a plan against plain PyTorch", label, f"{seconds / expected - 1:+.1%} of {expected * 1e3:.1f} ms", "+3%",
@@ -373,10 +395,10 @@ def check_training(table, name, build, draw, cluster, precision, compare):
     table.row("predicted step against the measured one", label, f"{predicted / seconds - 1:+.1%} of {seconds * 1e3:.1f} ms", "8%",
               abs(predicted / seconds - 1) <= 0.08, True)  # fmt: skip
     if args.details and DEVICE.type == "cuda":
-        details(label, {"plan": step} | ({"plain": theirs} if compare else {}), dist.plan)
+        details(label, {"plan": step} | ({"plain": theirs} if compare else {}), dist, batch)
     if allocated:
         held = allocated - before
-        ratio = dist.plan.peak_memory_bytes[0] / held
+        ratio = motley.simulate(dist.plan)["devices"][0]["allocated_bytes"] / held
         table.row("predicted peak of memory", label, f"{ratio - 1:+.1%} of {held / 2**30:.2f} GiB", "0 to 5%", 1 <= ratio <= 1.05)
 
 

@@ -13,6 +13,7 @@
 #include "graph/precision.h"
 #include "planner/engines.h"
 #include "planner/program_plan.h"
+#include "sim/simulate.h"
 
 namespace motley {
 namespace {
@@ -31,11 +32,14 @@ constexpr const char* kModels[] = {
 // Measured over planned bytes of every device that takes part; no more than 1.
 std::vector<double> shares_of(const Plan& plan, const std::string& what) {
   const std::vector<HeldBytes> held = held_by_workers(plan);
+  const Simulation simulation = simulate(plan);
   std::vector<double> shares;
   for (int d = 0; d < plan.cluster.size(); ++d) {
     const double planned = plan.peak_memory_bytes[d];
     if (planned == 0) continue;  // without a stage: it has the batch alone
-    EXPECT_LE(held[d].most, planned) << what << " device " << d;
+    const double allocated = simulation.devices[d].allocated;
+    EXPECT_LE(held[d].most, allocated) << what << " device " << d;
+    EXPECT_LE(allocated, planned) << what << " device " << d;
     shares.push_back(held[d].most / planned);
   }
   return shares;

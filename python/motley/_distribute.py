@@ -20,7 +20,7 @@ from ._errors import PeerLost, UserError, flag, warn, whole_number
 from ._following import Following
 from ._gradients import Wholes
 from ._guard import wanted
-from ._mirror import Mirror, brought_up_to_date, inside, ours
+from ._mirror import Mirror, brought_up_to_date, inside, is_shown, ours
 from ._pieces import Piece, guarded, plain
 from ._plan import cluster_of, precision_of
 from ._plan import plan as make_plan
@@ -149,11 +149,14 @@ class Distributed(Following, Saving):
         self._held.batches = self._batches
         group.peers.add(self._held, self)
         self._plain_pieces = self._all_whole(step)
+        self._models_own = not any(is_shown(slot.held) for slot in step.parameters)  # else another distribute() may change them
         kind = torch.nn.Parameter if self._plain_pieces else Piece
         self._pieces = []  # of every parameter; empty where this worker has none: another stage has it, or it is idle
         with torch.no_grad():
             for slot in step.parameters:
                 local = self._own("parameter", slot.name, self._rank_0(slot.tensor))
+                if self._lies_there(slot, local):
+                    slot.tensor.data = local
                 self._pieces.append(kind(local, requires_grad=slot.tensor.requires_grad))
                 self._held.handed_out[slot.name] = self._pieces[-1]
                 if self._worker.holds("parameter", slot.name):
@@ -176,6 +179,18 @@ class Distributed(Following, Saving):
         self._plain_backward = []  # while dist.backward() runs
         self._keeper = None  # of what is left for those that go on; see _elastic.py
         self._mirror = Mirror(self)
+
+    @staticmethod
+    def _lies_there(slot, piece):
+        """Whether a parameter of the model can lie in the memory of its piece: it is all of it, and nothing else lies in its own."""
+        tensor = slot.tensor
+        return (
+            tensor is slot.held
+            and type(tensor) is torch.nn.Parameter
+            and (tensor.shape, tensor.dtype, tensor.device) == (piece.shape, piece.dtype, piece.device)
+            and tensor.is_contiguous()
+            and _torch.bytes_in_memory(tensor) == tensor.numel() * tensor.element_size()
+        )
 
     # ---- training -------------------------------------------------------------------------------------------------
 

@@ -269,9 +269,9 @@ class Following:
         return loss, gradients
 
     def _fresh(self):
-        """Whether this worker's state is what its model has: nothing was trained or loaded yet."""
+        """Whether this worker's state is what its model has: nothing was trained or loaded yet, here or by another distribute()."""
         held = self._held
-        return held.count == 1 and bool(held.pieces) and held.versions() == held.mark
+        return self._models_own and held.count == 1 and bool(held.pieces) and held.versions() == held.mark
 
     @inside
     def verify(self, inputs, *targets):

@@ -309,6 +309,11 @@ def brought_up_to_date(slots):
             mirror.end()
 
 
+def is_shown(tensor):
+    """Whether a distribute() trains it."""
+    return isinstance(tensor, _Shown)
+
+
 def current(tensor):
     """An ordinary tensor with the elements of one that may be the model's own."""
     return tensor._as_plain() if isinstance(tensor, _Shown) else tensor

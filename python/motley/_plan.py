@@ -197,8 +197,9 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
 def simulate(plan, trace=None):
     """Simulates one step of a plan, device by device.
 
-    Returns a dict: step_s, overlap, load_balance, and for each of devices busy_s, comm_s, exposed_comm_s, idle_s and
-    peak_memory_bytes. `trace` names a file to write for ui.perfetto.dev.
+    Returns a dict: step_s, overlap, load_balance, and for each of devices busy_s, comm_s, exposed_comm_s, idle_s,
+    peak_memory_bytes, which it was planned for, and allocated_bytes, what is held at most at a time. `trace` names a file to
+    write for ui.perfetto.dev.
     """
     if not isinstance(plan, Plan):
         raise UserError(f"[simulate] plan is a {type(plan).__name__}; give what plan() or load() returns")

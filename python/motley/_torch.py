@@ -27,6 +27,11 @@ def memory_of(tensor):
     return _storage(tensor).data_ptr(), tensor.storage_offset()
 
 
+def bytes_in_memory(tensor):
+    """How large the memory is of which a tensor is all, or a part."""
+    return _storage(tensor).nbytes()
+
+
 def bytes_of(tensor):
     """The memory of a tensor on the CPU as a memoryview of bytes; without numpy, which torch 2 need not have."""
     flat = tensor.detach().contiguous().reshape(-1)

@@ -41,7 +41,8 @@ void add_simulate_command(Command app) {
                            {"exposed_comm_s", d.exposed_comm},
                            {"hidden_comm_s", std::max(0.0, d.comm - d.exposed_comm)},
                            {"idle_s", d.idle},
-                           {"peak_memory_bytes", d.peak_memory}});
+                           {"peak_memory_bytes", d.peak_memory},
+                           {"allocated_bytes", d.allocated}});
       print_json({{"step_s", sim.step},
                   {"devices", devices},
                   {"overlap", sim.overlap},

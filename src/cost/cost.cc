@@ -167,19 +167,6 @@ Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer, Seconds* l
   return all + beyond + reduction;
 }
 
-Seconds CostModel::launch(int type, const Work& work) const {
-  if (work.free) return 0;
-  const auto measured = rates_[type].ops.find(work.op);
-  if (measured != rates_[type].ops.end()) return measured->second->launch;
-  // As long as a small call took alone.
-  return rates_[type].launches ? cluster_.types[type].overhead : 0;
-}
-
-Seconds CostModel::launch_of_update(int type, Optimizer optimizer) const {
-  const OpRate* rate = optimizer == Optimizer::sgd ? rates_[type].sgd : rates_[type].adamw;
-  return rate != nullptr ? rate->launch : 0;
-}
-
 Seconds CostModel::per_step(int type, const Graph& graph) const {
   const OpRate* rate = rates_[type].step;
   if (rate == nullptr) return 0;
@@ -559,7 +546,7 @@ ProgramCost cost_of(const Theory& theory, const Program& program, const CostMode
     cost.memory = memory_of(theory, program, fractions, types, optimizer);
   } else {
     const std::vector<Bytes> none(types, 0);
-    cost.memory.peak = cost.memory.state = cost.memory.whole = none;
+    cost.memory.peak = cost.memory.allocated = cost.memory.state = cost.memory.whole = none;
     cost.memory.cut.assign(static_cast<size_t>(theory.segments()) * types, 0);
   }
   return cost;

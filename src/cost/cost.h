@@ -114,6 +114,7 @@ class CostModel {
   Seconds launch(int type, const Work& work) const;
   bool launches(int type) const { return rates_[type].launches; }
   Seconds launch_of_update(int type, Optimizer optimizer) const;
+  Seconds launch_of_cast(int type) const;  // of 16 bits to 32
   // What every step takes beyond its operators, collectives and updates on a device type: every
   // device makes the whole batch and keeps its piece.
   Seconds per_step(int type, const Graph& graph) const;
@@ -202,7 +203,11 @@ struct StageCost {
 };
 
 struct MemoryCost {
-  std::vector<Bytes> peak;  // [type]
+  std::vector<Bytes>
+      peak;  // [type] what is planned for: gradients may stay from one step to the next
+  // [type] What is held at most where gradients are freed after every step, and so are not there
+  // while the forward pass runs. Of a program that runs once per micro-batch the peak.
+  std::vector<Bytes> allocated;
   std::vector<Bytes>
       state;  // [type] of it parameters, gradients and optimizer state, there for the whole step
   // At the peak of a type: bytes of cut tensors, uncut, [segment * types + type]; bytes of the
@@ -252,12 +257,21 @@ struct PhaseSeconds {
 PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const CostModel& model,
                            const Fractions& fractions, Optimizer optimizer);
 
-// Seconds for which the slowest machine launches the calls of the steps [begin, end), or of a whole
-// iteration, ahead of its devices: they take no less. 0 where devices launch calls themselves.
-Seconds launch_seconds(const Theory& theory, const Program& program, const CostModel& model,
-                       int begin, int end);
-Seconds launch_seconds(const Theory& theory, const Program& program, const CostModel& model,
-                       Optimizer optimizer);
+// The calls of the steps [begin, end), or of a whole iteration, as the slowest machine launches them
+// ahead of its devices, which take them in order. Nothing where devices launch calls themselves.
+struct Launching {
+  Seconds launches = 0;  // what the machine takes
+  Seconds waits =
+      0;  // how long the device waits for a call to be launched, if nothing else holds it
+
+  // What it adds to a step of which devices spend `comm` in collectives: meanwhile the machine goes
+  // on.
+  Seconds beyond(Seconds comm) const { return std::max(0.0, waits - comm); }
+};
+Launching launching(const Theory& theory, const Program& program, const CostModel& model,
+                    const Fractions& fractions, int begin, int end);
+Launching launching(const Theory& theory, const Program& program, const CostModel& model,
+                    const Fractions& fractions, Optimizer optimizer);
 
 // Gives every collective of a program its faster form under these shares.
 void choose_forms(const Theory& theory, Program* program, const CostModel& model,

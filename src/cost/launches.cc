@@ -1,44 +1,106 @@
 #include <algorithm>
 
 #include "cost/cost.h"
+#include "cost/storage.h"
 
 namespace motley {
 
 namespace {
 
-Seconds launch_of_calls(const Theory& theory, const Program& program, const CostModel& model,
-                        int type, int begin, int end) {
-  Seconds sum = 0;
-  for (int s = begin; s < end && model.launches(type); ++s)
-    if (const Step& step = program.steps[s]; step.is_compute())
-      sum += model.launch(type, work_of(theory, step.node, theory.triples(step.node)[step.triple]));
-  return sum;
+// A device takes its calls in order, each once the machine has launched it.
+struct Queue {
+  Seconds launched = 0, done = 0, computed = 0;
+
+  void add(Seconds launch, Seconds seconds) {
+    launched += launch;
+    done = std::max(done, launched) + seconds;
+    computed += seconds;
+  }
+};
+
+Queue queue_of(const Theory& theory, const Program& program, const CostModel& model,
+               const Fractions& fractions, int type, int begin, int end) {
+  Queue queue;
+  for (int s = begin; s < end; ++s) {
+    const Step& step = program.steps[s];
+    if (!step.is_compute()) continue;
+    const Work work = work_of(theory, step.node, theory.triples(step.node)[step.triple]);
+    if (!work.free)
+      queue.add(model.launch(type, work),
+                model.compute(type, work, fractions.by_type(work.cut)[type]));
+  }
+  return queue;
+}
+
+template <typename QueueOf>
+Launching slowest(const CostModel& model, QueueOf queue_of_type) {
+  Launching all;
+  for (int t = 0; t < model.types(); ++t) {
+    if (!model.launches(t)) continue;
+    const Queue queue = queue_of_type(t);
+    all.launches = std::max(all.launches, queue.launched);
+    all.waits = std::max(all.waits, queue.done - queue.computed);
+  }
+  return all;
 }
 
 }  // namespace
 
-Seconds launch_seconds(const Theory& theory, const Program& program, const CostModel& model,
-                       int begin, int end) {
-  Seconds most = 0;
-  for (int t = 0; t < model.types(); ++t)
-    most = std::max(most, launch_of_calls(theory, program, model, t, begin, end));
-  return most;
+Seconds CostModel::launch(int type, const Work& work) const {
+  const Rates& rates = rates_[type];
+  if (work.free || !rates.launches) return 0;
+  const auto& ops = work.half ? rates.half_ops : rates.ops;
+  const auto measured = ops.find(work.op);
+  // Of what was not measured, as long as a small call took alone.
+  return measured != ops.end() && measured->second->launch > 0 ? measured->second->launch
+                                                               : cluster_.types[type].overhead;
 }
 
-Seconds launch_seconds(const Theory& theory, const Program& program, const CostModel& model,
-                       Optimizer optimizer) {
-  const auto& parameters = theory.graph().parameters;
-  const auto updated = std::count_if(parameters.begin(), parameters.end(),
-                                     [](const Parameter& p) { return p.gradient.valid(); });
-  Seconds most = 0;
+Seconds CostModel::launch_of_cast(int type) const {
+  Work cast;
+  cast.op = find_op("aten::_to_copy");
+  cast.half = true;
+  return launch(type, cast);
+}
+
+Seconds CostModel::launch_of_update(int type, Optimizer optimizer) const {
+  const OpRate* rate = optimizer == Optimizer::sgd ? rates_[type].sgd : rates_[type].adamw;
+  return rate != nullptr ? rate->launch : 0;
+}
+
+Launching launching(const Theory& theory, const Program& program, const CostModel& model,
+                    const Fractions& fractions, int begin, int end) {
+  return slowest(model,
+                 [&](int t) { return queue_of(theory, program, model, fractions, t, begin, end); });
+}
+
+Launching launching(const Theory& theory, const Program& program, const CostModel& model,
+                    const Fractions& fractions, Optimizer optimizer) {
+  bool any = false;
+  for (int t = 0; t < model.types(); ++t) any = any || model.launches(t);
+  if (!any) return {};
+  const std::vector<Placement> stored = stored_placements(theory, program);
+  const Graph& graph = theory.graph();
+  Launching all = slowest(model, [&](int t) {
+    Queue queue =
+        queue_of(theory, program, model, fractions, t, 0, static_cast<int>(program.steps.size()));
+    for (const Parameter& p : graph.parameters) {
+      if (!p.gradient.valid()) continue;
+      const TensorSpec& spec = graph.spec(p.value);
+      const Cut cut = theory.cut(p.value, stored[p.value.index]);
+      // A gradient in 16 bits is made one of the parameter's type first.
+      if (graph.spec(p.gradient).dtype != spec.dtype) queue.add(model.launch_of_cast(t), 0);
+      queue.add(
+          model.launch_of_update(t, optimizer),
+          model.update(t, static_cast<Bytes>(spec.bytes()) * fractions.by_type(cut)[t], optimizer));
+    }
+    return queue;
+  });
+  Seconds rest = 0;
   for (int t = 0; t < model.types(); ++t)
-    if (model.launches(t))
-      most = std::max(
-          most,
-          launch_of_calls(theory, program, model, t, 0, static_cast<int>(program.steps.size())) +
-              static_cast<double>(updated) * model.launch_of_update(t, optimizer) +
-              model.per_step(t, theory.graph()));
-  return most;
+    if (model.launches(t)) rest = std::max(rest, model.per_step(t, graph));
+  all.launches += rest;
+  return all;
 }
 
 }  // namespace motley

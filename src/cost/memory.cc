@@ -32,6 +32,7 @@ class Account {
         segments_(theory.segments()),
         end_(static_cast<int>(program.steps.size())),
         local_(static_cast<size_t>(end_ + 2) * static_cast<size_t>(types)),
+        unmade_(static_cast<size_t>(end_ + 2) * static_cast<size_t>(types)),
         cut_(static_cast<size_t>(end_ + 2) * segments_),
         whole_(end_ + 2),
         state_cut_(segments_, 0) {
@@ -77,6 +78,15 @@ class Account {
         local_[static_cast<size_t>(at) * types_ + t] += change * local[t];
       (a.cut.size > 0 ? cut_[static_cast<size_t>(at) * segments_ + a.cut.segment] : whole_[at]) +=
           change * a.bytes;
+    }
+  }
+
+  // Of what is counted as state, and is not there before step `made`.
+  void make_later(const Amount& a, int made) {
+    const std::vector<Bytes> local = local_bytes(a, fractions_);
+    for (int t = 0; t < types_; ++t) {
+      unmade_[t] += local[t];
+      unmade_[static_cast<size_t>(made) * types_ + t] -= local[t];
     }
   }
 
@@ -241,18 +251,22 @@ class Account {
       // Gradients are counted as state.
       for (const auto& [v, p] : x.to_end)
         if (const Parameter* of = persistent_[v.index];
-            of != nullptr && p == stored_[of->value.index] && !is_summed)
-          hold(as_parameter(*of, static_cast<Bytes>(graph_.spec(v).bytes())), x.made, end_, -1);
+            of != nullptr && p == stored_[of->value.index] && !is_summed) {
+          const Amount gradient = as_parameter(*of, static_cast<Bytes>(graph_.spec(v).bytes()));
+          hold(gradient, x.made, end_, -1);
+          if (!phased_) make_later(gradient, x.made);
+        }
     }
   }
 
   void find_peaks() {
     memory_.peak.assign(types_, 0);
+    memory_.allocated.assign(types_, 0);
     memory_.cut.assign(segments_ * types_, 0);
     for (size_t s = 0; s < segments_; ++s)
       for (int t = 0; t < types_; ++t) memory_.cut[s * types_ + t] = state_cut_[s];
     memory_.whole.assign(types_, state_whole_);
-    std::vector<Bytes> now(types_, 0);
+    std::vector<Bytes> now(types_, 0), unmade(types_, 0);
     std::vector<Bytes> cut = state_cut_;
     Bytes whole = 0;
     for (int at = 0; at < end_ + 2; ++at) {
@@ -261,6 +275,9 @@ class Account {
       whole += whole_[at];
       for (int t = 0; t < types_; ++t) {
         now[t] += local_[static_cast<size_t>(at) * types_ + t];
+        unmade[t] += unmade_[static_cast<size_t>(at) * types_ + t];
+        memory_.allocated[t] =
+            std::max(memory_.allocated[t], now[t] + memory_.state[t] - unmade[t]);
         if (now[t] <= memory_.peak[t]) continue;
         memory_.peak[t] = now[t];
         for (size_t s = 0; s < segments_; ++s) memory_.cut[s * types_ + t] = cut[s];
@@ -283,7 +300,7 @@ class Account {
   const int end_;
   // What is made (positive) and freed (negative) before each step: local bytes, [step][type], and
   // whole sizes cut, [step][segment], and uncut.
-  std::vector<Bytes> local_, cut_, whole_;
+  std::vector<Bytes> local_, unmade_, cut_, whole_;
   std::vector<Bytes> state_cut_;  // [segment]
   Bytes state_whole_ = 0;
   std::vector<const Parameter*> persistent_;  // [value] whose gradient it is, counted as state

@@ -80,8 +80,9 @@ struct MeasuredStep {
   Graph graph;
   std::unique_ptr<Theory> theory;
   Program program;
-  std::vector<Work> work;                    // [node]
-  std::vector<std::vector<double>> seconds;  // [node] of what is timed
+  std::vector<Work> work;                     // [node]
+  std::vector<std::vector<double>> seconds;   // [node] of its call
+  std::vector<std::vector<double>> launches;  // [node] of the machine, to launch it
 };
 
 // Attention as models of torch 2 have it, forward and backward; empty where libtorch has no such
@@ -136,13 +137,12 @@ class StepRunner {
     const bool marks = stream_ && (timed == Timed::calls || timed == Timed::all);
     if (marks && ahead_ != nullptr) ahead_->give(kAhead * launched_);
     if (marks) stream_->mark();
+    const Seconds called = wall_clock();
     executor_->step(number_++);
+    if (!marks) launched_ = wall_clock() - called;
     if (timed == Timed::all && stream_) stream_->mark();
     watch_.rest();
-    if (!marks) {
-      launched_ = wall_clock() - begun;
-      return moment() - begun;
-    }
+    if (!marks) return moment() - begun;
     const std::vector<double> times = stream_->between();
     if (timed == Timed::calls)
       for (size_t i = 0; i < times.size(); ++i)
@@ -151,6 +151,8 @@ class StepRunner {
     return std::accumulate(times.begin(), times.end(), 0.);
   }
   const MeasuredStep& measured() const { return step_; }
+  // How long the machine took to launch the last step without marks.
+  Seconds launched() const { return launched_; }
 
  private:
   StepRunner(Graph graph, bool half, DeviceClock& watch, HeadStart* ahead, Communicator& self,
@@ -162,6 +164,7 @@ class StepRunner {
     step_.program = alone(*step_.theory);
     step_.work.resize(step_.graph.nodes.size());
     step_.seconds.resize(step_.graph.nodes.size());
+    step_.launches.resize(step_.graph.nodes.size());
     for (const Step& s : step_.program.steps)
       step_.work[s.node.index] =
           work_of(*step_.theory, s.node, step_.theory->triples(s.node)[s.triple]);
@@ -184,7 +187,7 @@ class StepRunner {
       else if (node_ >= 0 && timed_ == Timed::calls)
         step_.seconds[node_].push_back(watch_.now() - begun_);
       else if (node_ >= 0 && timed_ == Timed::launches)
-        step_.seconds[node_].push_back(wall_clock() - begun_);
+        step_.launches[node_].push_back(wall_clock() - begun_);
       watch_.worked(instruction);
     };
     executor_ = std::make_unique<Executor>(*step_.theory, step_.program, shares_, self, options);
@@ -266,50 +269,45 @@ std::vector<std::string> attention_steps(bool small, bool half) {
   return steps;
 }
 
-// How long the machine takes to launch each operator, on models so small that the device waits.
-void measure_launches(const CalibrateOptions& options, bool half, Communicator& self,
-                      std::map<std::string, OpRate>* rates) {
-  constexpr int kRuns = 5;
-  const auto counts = [half](const Work& w) {
-    return w.op != nullptr && !w.free && w.half == half;
-  };
-  using Timed = StepRunner::Timed;
-  std::map<std::string, std::vector<double>> samples;
+// How long the machine takes to launch operators, as steps of the size of real ones had it, whose
+// kernels are others than those of tiny ones; and the steps.
+struct MeasuredLaunches {
+  std::map<std::string, std::vector<double>> samples;  // by name of the operator
   MeasuredSteps whole;
-  DeviceClock own(options.speed, options.device);
-  const auto measure = [&](StepRunner& runner) {
-    runner.run(Timed::nothing);
-    std::vector<double> walls;
-    for (int i = 0; i < kRuns; ++i) {
-      walls.push_back(runner.run(Timed::nothing));
-      runner.run(Timed::launches);
-    }
-    const MeasuredStep& step = runner.measured();
-    for (size_t n = 0; n < step.seconds.size(); ++n)
-      if (!step.seconds[n].empty() && counts(step.work[n]))
-        samples[step.work[n].op->name].push_back(own.typical(step.seconds[n]));
-    return std::pair{step.work, own.typical(walls)};
-  };
-  for (const auto& [model, batch] : reference_steps(true, at::kCPU)) {
-    StepRunner runner(model, batch, half, own, nullptr, self, options.device);
-    whole.push_back(measure(runner));
+};
+
+void measure_launches(StepRunner& runner, const std::function<bool(const Work&)>& counts,
+                      const DeviceClock& own, bool as_whole, MeasuredLaunches* found) {
+  constexpr int kRuns = 3;
+  std::vector<double> all;
+  for (int i = 0; i < kRuns; ++i) {
+    runner.run(StepRunner::Timed::nothing);
+    all.push_back(runner.launched());
+    runner.run(StepRunner::Timed::launches);
   }
-  for (const std::string& text : attention_steps(true, half)) {
-    StepRunner runner(text, own, nullptr, self, options.device);
-    measure(runner);  // its calls: there are too few for what a step takes
-  }
-  const auto name_of = [half](const std::string& op) {
-    return half ? op + std::string(kHalfRate) : op;
+  const MeasuredStep& step = runner.measured();
+  for (size_t n = 0; n < step.launches.size(); ++n)
+    if (!step.launches[n].empty() && counts(step.work[n]))
+      found->samples[step.work[n].op->name].push_back(own.typical(step.launches[n]));
+  if (as_whole) found->whole.emplace_back(step.work, own.typical(all));
+}
+
+// Of a whole step the machine also makes views, and goes from call to call.
+void set_launches(const MeasuredLaunches& found, bool half, std::map<std::string, OpRate>* rates) {
+  const auto of = [&](const std::string& op) {
+    const auto rate = rates->find(half ? op + std::string(kHalfRate) : op);
+    return rate != rates->end() ? &rate->second : nullptr;
   };
-  for (const auto& [op, times] : samples)
-    if (const auto rate = rates->find(name_of(op)); rate != rates->end())
-      rate->second.launch = median(times);
-  const double longer = longer_than_calls(whole, *rates, counts, [](const OpRate& r, const Work&) {
-                          return r.launch;
-                        }).value_or(1);
-  for (const auto& [op, times] : samples)
-    if (const auto rate = rates->find(name_of(op)); rate != rates->end())
-      rate->second.launch *= longer;
+  for (const auto& [op, times] : found.samples)
+    if (OpRate* rate = of(op)) rate->launch = median(times);
+  const double longer =
+      longer_than_calls(
+          found.whole, *rates,
+          [half](const Work& w) { return w.op != nullptr && !w.free && w.half == half; },
+          [](const OpRate& r, const Work&) { return r.launch; })
+          .value_or(1);
+  for (const auto& [op, times] : found.samples)
+    if (OpRate* rate = of(op)) rate->launch *= longer;
 }
 
 // Of a step in bf16 those of its operators count that have a value in 16 bits.
@@ -321,11 +319,12 @@ void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* res
     using Timed = StepRunner::Timed;
     std::map<std::string, std::vector<Sample>> samples;
     MeasuredSteps whole;
+    MeasuredLaunches launches;
     std::optional<HeadStart> ahead;
     if (options.device.is_cuda()) ahead.emplace(options.device);
     const auto steps =
         options.steps.empty() ? reference_steps(options.quick, options.device) : options.steps;
-    auto measure = [&](StepRunner& runner, const DeviceClock& own) {
+    auto measure = [&](StepRunner& runner, const DeviceClock& own, bool as_whole) {
       const Seconds start = wall_clock();
       for (int i = 0; i < (own.has_stream() ? 2 : 1); ++i) runner.run(Timed::nothing);
       std::vector<double> times;
@@ -342,17 +341,18 @@ void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* res
           samples[step.work[n].op->name].push_back(
               {step.work[n].flops, step.work[n].cut_bytes + step.work[n].whole_bytes,
                own.typical(step.seconds[n])});
+      if (ahead) measure_launches(runner, counts, own, as_whole, &launches);
     };
     for (const auto& [model, batch] : steps) {
       // Padding goes by the CPU clock of the thread.
       DeviceClock own(options.speed, options.device);
       StepRunner runner(model, batch, half, own, ahead ? &*ahead : nullptr, self, options.device);
-      measure(runner, own);
+      measure(runner, own, true);
     }
     for (const std::string& text : attention_steps(options.device.is_cpu(), half)) {
       DeviceClock own(options.speed, options.device);
       StepRunner runner(text, own, ahead ? &*ahead : nullptr, self, options.device);
-      measure(runner, own);
+      measure(runner, own, false);  // its calls: there are too few for what a step takes
     }
     std::map<std::string, OpRate> rates;
     std::vector<ProfiledOp> found;
@@ -366,7 +366,7 @@ void measure_ops(const CalibrateOptions& options, bool half, ProfiledDevice* res
       found.push_back(std::move(op));
     }
     for (const ProfiledOp& op : result->ops) rates.emplace(op.rate.op, op.rate);
-    if (options.device.is_cuda()) measure_launches(options, half, self, &rates);
+    if (ahead) set_launches(launches, half, &rates);
     // Steps take longer than their calls, one by one: waking up, going from call to call.
     const std::optional<double> longer =
         longer_than_calls(whole, rates, counts, [](const OpRate& r, const Work& w) {
@@ -477,8 +477,8 @@ void measure_step(const CalibrateOptions& options, ProfiledDevice* result) {
     const Shares shares(plan.ratios);
     const Fractions fractions(plan.cluster, shares);
     const Seconds priced =
-        std::max(cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step,
-                 launch_seconds(*plan.theory, plan.program, cost, plan.optimizer));
+        cost_of(*plan.theory, plan.program, cost, fractions, plan.optimizer).step +
+        launching(*plan.theory, plan.program, cost, fractions, plan.optimizer).waits;
     Bytes inputs = 0;
     for (const Input& input : plan.graph->inputs)
       inputs += static_cast<Bytes>(plan.graph->spec(input.value).bytes());

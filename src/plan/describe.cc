@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "cost/allocated.h"
 #include "cost/overlap.h"
 #include "plan/plan.h"
 
@@ -359,25 +360,31 @@ std::string describe(const Plan& plan) {
   ProgramCost cost = cost_of(theory, plan.program, model, fractions, plan.optimizer);
   const Seconds hidden = plan.duplex ? std::max(0.0, cost.step - plan.predicted_step_s)
                                      : hidden_seconds(theory, plan.program, model, fractions);
-  const Seconds launches = launch_seconds(theory, plan.program, model, plan.optimizer),
-                step = plan.duplex && plan.predicted_step_s > 0
-                           ? plan.predicted_step_s
-                           : std::max(cost.step - hidden, launches);
+  const Launching calls = launching(theory, plan.program, model, fractions, plan.optimizer);
+  const Seconds late = calls.beyond(cost.comm - hidden),
+                step = plan.duplex && plan.predicted_step_s > 0 ? plan.predicted_step_s
+                                                                : cost.step - hidden + late;
   out += fmt::format("  predicted   {} a step: {} of communication", format_seconds(step),
                      format_seconds(cost.comm));
-  if (launches > 0)
-    out += fmt::format(", {} to launch its calls{}", format_seconds(launches),
-                       launches >= step ? ", for which the devices wait" : "");
+  if (calls.launches > 0)
+    out += fmt::format(", {} to launch its calls{}", format_seconds(calls.launches),
+                       late > 0.01 * step
+                           ? fmt::format(", for which the devices wait {}", format_seconds(late))
+                           : "");
   if (hidden > 1e-9 * cost.step)
     out += fmt::format(", {} of it during {}", format_seconds(hidden),
                        plan.duplex ? "computation" : "the backward pass");
   for (size_t t = 0; t < cost.compute.size(); ++t)
     out += fmt::format(", {} busy {}", plan.cluster.types[t].name, format_seconds(cost.compute[t]));
   out += "\n  memory      ";
-  for (size_t t = 0; t < cost.memory.peak.size(); ++t)
-    out +=
-        fmt::format("{}{} {} of {}", t ? ", " : "", plan.cluster.types[t].name,
-                    format_bytes(cost.memory.peak[t]), format_bytes(plan.cluster.types[t].memory));
+  for (size_t t = 0; t < cost.memory.peak.size(); ++t) {
+    const Bytes most = allocated_bytes(cost.memory, model, static_cast<int>(t));
+    out += fmt::format(
+        "{}{} {} of {}{}", t ? ", " : "", plan.cluster.types[t].name,
+        format_bytes(cost.memory.peak[t]), format_bytes(plan.cluster.types[t].memory),
+        most < 0.99 * cost.memory.peak[t] ? fmt::format(" ({} at a time)", format_bytes(most))
+                                          : "");
+  }
   return out + "\n";
 }
 

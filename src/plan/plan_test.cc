@@ -294,8 +294,11 @@ TEST(Cost, OfDataParallelismByHand) {
 // Two products whose rate is known, the rest as long as a small call takes: the sum of the slower type's.
 TEST(Cost, OfLaunchesByHand) {
   Plan plan = sample();
+  const Shares shares({1, 0, 0});
+  const Fractions fractions(plan.cluster, shares);
   const auto launches = [&] {
-    return launch_seconds(*plan.theory, plan.program, CostModel(plan.cluster), Optimizer::sgd);
+    return launching(*plan.theory, plan.program, CostModel(plan.cluster), fractions, Optimizer::sgd)
+        .launches;
   };
   EXPECT_EQ(launches(), 0);
   int calls = 0, products = 0;
@@ -316,6 +319,44 @@ TEST(Cost, OfLaunchesByHand) {
   slow_down(&type, 2);
   EXPECT_NEAR(launches(), 2 * (products * 3e-3 + 1e-3 + 5e-4) + (calls - products) * type.overhead,
               1e-12);
+}
+
+// A device is done when the longest chain is: up to some call the machine launches, from it on the
+// device computes.
+TEST(Cost, WaitsForLaunchesAreTheLongestChain) {
+  Rng rng(11);
+  for (int trial = 0; trial < 50; ++trial) {
+    Plan plan = sample();
+    DeviceType& type = plan.cluster.types[1];
+    for (const Node& node : plan.graph->nodes)
+      if (std::none_of(type.ops.begin(), type.ops.end(),
+                       [&](const OpRate& r) { return r.op == node.op; })) {
+        OpRate& rate = type.ops.emplace_back(OpRate{node.op});
+        rate.overhead = 1e-5 * rng.uniform(), rate.launch = 1e-5 * rng.uniform();
+      }
+    const CostModel model(plan.cluster);
+    const Shares shares({0.3, 0.3, 0.4});
+    const Fractions fractions(plan.cluster, shares);
+    std::vector<Seconds> launch, compute;
+    for (const Step& step : plan.program.steps) {
+      if (!step.is_compute()) continue;
+      const Work work =
+          work_of(*plan.theory, step.node, plan.theory->triples(step.node)[step.triple]);
+      if (work.free) continue;
+      launch.push_back(model.launch(1, work));
+      compute.push_back(model.compute(1, work, fractions.by_type(work.cut)[1]));
+    }
+    Seconds done = 0;
+    for (size_t k = 0; k < launch.size(); ++k)
+      done = std::max(
+          done, std::accumulate(launch.begin(), launch.begin() + static_cast<long>(k) + 1, 0.) +
+                    std::accumulate(compute.begin() + static_cast<long>(k), compute.end(), 0.));
+    const Launching calls = launching(*plan.theory, plan.program, model, fractions, 0,
+                                      static_cast<int>(plan.program.steps.size()));
+    EXPECT_NEAR(calls.launches, std::accumulate(launch.begin(), launch.end(), 0.), 1e-15);
+    EXPECT_NEAR(calls.waits, done - std::accumulate(compute.begin(), compute.end(), 0.), 1e-15);
+    EXPECT_EQ(calls.beyond(calls.waits), 0);
+  }
 }
 
 // Peak memory by hand: w, its gradient and momentum; activations by liveness.

@@ -135,8 +135,10 @@ TEST(Engines, StepsWaitForLaunches) {
       const Plan& plan = *candidate.plan;
       EXPECT_NEAR(simulate(plan).step, plan.predicted_step_s, 1e-9 * plan.predicted_step_s);
       if (!plan.pipeline) {
-        const Seconds launches =
-            launch_seconds(plan.running(), plan.program, CostModel(plan.cluster), plan.optimizer);
+        const Shares shares(plan.ratios);
+        const Seconds launches = launching(plan.running(), plan.program, CostModel(plan.cluster),
+                                           Fractions(plan.cluster, shares), plan.optimizer)
+                                     .launches;
         EXPECT_GT(launches, 8 * 1e-2);
         EXPECT_GE(plan.predicted_step_s, launches);
         continue;
@@ -145,10 +147,12 @@ TEST(Engines, StepsWaitForLaunches) {
       for (const ReplicaPlan& replica : plan.pipeline->replicas)
         for (size_t s = 0; s < replica.stages.size(); ++s) {
           const StagePlan& stage = replica.stages[s];
-          const CostModel model(part_of(plan.cluster, stage.devices));
+          const Cluster part = part_of(plan.cluster, stage.devices);
+          const Shares shares(stage.ratios);
           const Seconds launches =
-              launch_seconds(plan.pipeline->theory(static_cast<int>(s)), stage.program, model, 0,
-                             static_cast<int>(stage.program.steps.size()));
+              launching(plan.pipeline->theory(static_cast<int>(s)), stage.program, CostModel(part),
+                        Fractions(part, shares), 0, static_cast<int>(stage.program.steps.size()))
+                  .launches;
           EXPECT_GT(launches, 0);
           EXPECT_GE(plan.predicted_step_s, replica.micro_batches * launches * (1 - 1e-9));
         }

@@ -29,8 +29,10 @@ Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& reques
   plan.set_graph(std::move(graph));
   plan.program = s.program;
   const CostModel model(cluster);
-  plan.predicted_step_s =
-      std::max(s.step(), launch_seconds(*plan.theory, plan.program, model, plan.optimizer));
+  const Shares shares(s.ratios);
+  const Launching calls = launching(*plan.theory, plan.program, model,
+                                    Fractions(cluster, shares, plan.redundancy), plan.optimizer);
+  plan.predicted_step_s = s.step() + calls.beyond(s.cost.comm - s.hidden);
   plan.lower_bound_s = s.lower_bound;
   for (int d = 0; d < cluster.size(); ++d)
     plan.peak_memory_bytes.push_back(s.cost.memory.peak[cluster.devices[d].type]);

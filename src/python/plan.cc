@@ -102,7 +102,8 @@ py::dict simulated(const Plan& plan, const std::string& trace) {
   for (const DeviceTime& d : simulation.devices)
     devices.append(py::dict(py::arg("busy_s") = d.busy, py::arg("comm_s") = d.comm,
                             py::arg("exposed_comm_s") = d.exposed_comm, py::arg("idle_s") = d.idle,
-                            py::arg("peak_memory_bytes") = d.peak_memory));
+                            py::arg("peak_memory_bytes") = d.peak_memory,
+                            py::arg("allocated_bytes") = d.allocated));
   return py::dict(py::arg("step_s") = simulation.step, py::arg("devices") = devices,
                   py::arg("overlap") = simulation.overlap,
                   py::arg("load_balance") = simulation.load_balance);

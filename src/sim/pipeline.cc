@@ -263,7 +263,7 @@ class Simulator {
   PassTime pass(const Stage& stage, size_t r, int s,
                 const std::vector<std::pair<int, int>>& parts) {
     PassTime result;
-    Seconds launches = 0;
+    Seconds late = 0, comm = 0;
     const int ranks = stage.site->part.size();
     std::vector<Seconds> now(ranks, 0);
     result.work.resize(ranks);
@@ -283,11 +283,13 @@ class Simulator {
         result.work[d].comm += done[like[d]].comm;
         result.work[d].idle += done[like[d]].idle;
       }
-      launches += launch_seconds(pipeline_.theory(s), planned(r, s).program, *stage.site->model,
-                                 begin, end);
+      late += launching(pipeline_.theory(s), planned(r, s).program, *stage.site->model,
+                        *stage.site->fractions, begin, end)
+                  .waits;
+      comm += done[like[0]].comm;
     }
     for (int d = 0; d < ranks; ++d) result.work[d].used = now[d];
-    result.seconds = std::max(launches, *std::max_element(now.begin(), now.end()));
+    result.seconds = *std::max_element(now.begin(), now.end()) + std::max(0.0, late - comm);
     return result;
   }
 
@@ -515,7 +517,7 @@ class Simulator {
     for (int d = 0; d < plan_.cluster.size(); ++d) {
       DeviceTime& t = sim_.devices[d];
       t.idle += sim_.step - end_[d];
-      t.peak_memory = memory[d];
+      t.peak_memory = t.allocated = memory[d];
       busiest = std::max(busiest, t.busy);
       total += t.busy;
       comm += t.comm;

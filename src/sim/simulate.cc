@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cost/allocated.h"
 #include "cost/overlap.h"
 #include "sim/overlapped.h"
 #include "sim/pipeline.h"
@@ -90,6 +91,7 @@ Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline)
       t.idle -= t.exposed_comm;
     }
     t.peak_memory = memory.peak[plan.cluster.devices[d].type];
+    t.allocated = allocated_bytes(memory, model, plan.cluster.devices[d].type);
     busiest = std::max(busiest, t.busy);
     total += t.busy;
   }
@@ -103,7 +105,8 @@ Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline)
     for (DeviceTime& t : sim.devices) t.exposed_comm -= hidden;
   }
   // Devices wait where their machine launches calls more slowly than they take them.
-  const Seconds late = launch_seconds(theory, plan.program, model, plan.optimizer) - sim.step;
+  const Seconds late =
+      launching(theory, plan.program, model, fractions, plan.optimizer).beyond(comm - hidden);
   if (late > 0) {
     sim.step += late;
     for (DeviceTime& t : sim.devices) t.idle += late;

@@ -36,7 +36,8 @@ struct DeviceTime {
   Seconds comm = 0;          // in collectives and messages from other stages
   Seconds exposed_comm = 0;  // of it not hidden behind computation
   Seconds idle = 0;          // waiting for others; busy + exposed_comm + idle = step
-  Bytes peak_memory = 0;
+  Bytes peak_memory = 0;     // as planned for
+  Bytes allocated = 0;       // of it at most at a time, gradients freed after every step
 };
 
 // What pipelines send between groups of devices: "stage 0 to 1, forward", "gradients over replicas,
