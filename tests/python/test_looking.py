@@ -127,5 +127,34 @@ class Profilers(unittest.TestCase):
         self.assertIn("after_it", seen)
 
 
+class Memory(unittest.TestCase):
+    def trained(self, mine):
+        plain = nn.Linear(6, 3)
+        plain.load_state_dict({name: tensor.clone() for name, tensor in mine.state_dict().items()})
+        optimizer = torch.optim.SGD(mine.parameters(), 0.1)
+        dist = motley.distribute(mine, batch(), F.cross_entropy, support.ONE, optimizer)
+        theirs = torch.optim.SGD(plain.parameters(), 0.1)
+        for _ in range(3):
+            theirs.zero_grad()
+            F.cross_entropy(plain(batch()[0]), batch()[1]).backward()
+            theirs.step()
+            dist.train_step(*batch())
+        for name, tensor in plain.state_dict().items():
+            torch.testing.assert_close(mine.state_dict()[name], tensor)
+        return {name: piece.data_ptr() for name, piece in dist.named_parameters()}
+
+    def test_a_parameter_lies_where_its_piece_does(self):
+        mine = model()
+        pieces = self.trained(mine)
+        self.assertEqual({name: p.data_ptr() for name, p in mine.named_parameters()}, pieces)
+
+    def test_parameters_of_one_memory_stay_there(self):
+        mine, flat = model(), torch.randn(21)
+        mine.weight.data, mine.bias.data = flat[:18].view(3, 6), flat[18:]
+        pieces = self.trained(mine)
+        self.assertEqual(mine.bias.data_ptr(), mine.weight.data_ptr() + 18 * 4)
+        self.assertNotEqual(mine.weight.data_ptr(), pieces["weight"])
+
+
 if __name__ == "__main__":
     unittest.main()
