@@ -203,8 +203,8 @@ struct StageCost {
 };
 
 struct MemoryCost {
-  std::vector<Bytes>
-      peak;  // [type] what is planned for: gradients may stay from one step to the next
+  // [type] What is planned for: gradients may stay from one step to the next.
+  std::vector<Bytes> peak;
   // [type] What is held at most where gradients are freed after every step, and so are not there
   // while the forward pass runs. Of a program that runs once per micro-batch the peak.
   std::vector<Bytes> allocated;
@@ -261,8 +261,7 @@ PhaseSeconds phase_seconds(const Theory& theory, const Program& program, const C
 // ahead of its devices, which take them in order. Nothing where devices launch calls themselves.
 struct Launching {
   Seconds launches = 0;  // what the machine takes
-  Seconds waits =
-      0;  // how long the device waits for a call to be launched, if nothing else holds it
+  Seconds waits = 0;     // of the device for calls to be launched, where nothing else holds it
 
   // What it adds to a step of which devices spend `comm` in collectives: meanwhile the machine goes
   // on.

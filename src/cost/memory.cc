@@ -32,9 +32,9 @@ class Account {
         segments_(theory.segments()),
         end_(static_cast<int>(program.steps.size())),
         local_(static_cast<size_t>(end_ + 2) * static_cast<size_t>(types)),
-        unmade_(static_cast<size_t>(end_ + 2) * static_cast<size_t>(types)),
         cut_(static_cast<size_t>(end_ + 2) * segments_),
         whole_(end_ + 2),
+        unmade_(local_.size()),
         state_cut_(segments_, 0) {
     memory_.state.assign(types, 0);
     memory_.held.assign(types, 0);
@@ -300,7 +300,8 @@ class Account {
   const int end_;
   // What is made (positive) and freed (negative) before each step: local bytes, [step][type], and
   // whole sizes cut, [step][segment], and uncut.
-  std::vector<Bytes> local_, unmade_, cut_, whole_;
+  std::vector<Bytes> local_, cut_, whole_;
+  std::vector<Bytes> unmade_;     // like local_, of what is counted as state before it is made
   std::vector<Bytes> state_cut_;  // [segment]
   Bytes state_whole_ = 0;
   std::vector<const Parameter*> persistent_;  // [value] whose gradient it is, counted as state

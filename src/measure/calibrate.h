@@ -20,7 +20,7 @@
 // CPUs it takes the median of wall times. On CUDA models are larger, and the device is given work
 // first, so that the machine launches calls ahead of it as in training: a call takes the median of
 // the times from the end of the call before it to its own end. How long the machine takes to launch
-// each (OpRate::launch) is measured on tiny models, for which the device waits.
+// each (OpRate::launch) is measured in the same steps, so that what they take in all is explained.
 //
 // Stages. The layers of a model, cut as the pipeline engine cuts it, run forward and backward by
 // themselves on every device, and neighbouring layers on sub-meshes of several devices, which run
