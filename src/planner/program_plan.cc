@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iterator>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -10,7 +9,6 @@
 #include "bounds/compute_bound.h"
 #include "cluster/part.h"
 #include "core/error.h"
-#include "core/parallel.h"
 #include "core/ranges.h"
 #include "planner/batch_step.h"
 #include "solver/order.h"
@@ -125,7 +123,7 @@ std::string part_in_words(const std::vector<int>& devices, int of, const std::st
 
 // Of what is left of the time: for each baseline; for the whole cluster, where these took longer and
 // parts of it are to be searched too.
-constexpr double kOfBaseline = 0.1, kOfWhole = 0.4, kQuick = 0.05;
+constexpr double kOfBaseline = 0.1, kOfWhole = 0.4;
 
 class ProgramPlanner::Work {
  public:
@@ -148,11 +146,10 @@ class ProgramPlanner::Work {
     std::vector<int> all(cluster_.size());
     std::iota(all.begin(), all.end(), 0);
     whole_ = best_ = attempt_on(cluster_, all, reductions_of(cluster_));
-    if (!beside_baselines()) {
-      AlternationOptions first = options_;
-      if (slow_ && request_.parts && free) first.limits.deadline = deadline_.part(kOfWhole);
-      search(best_.get(), first);
-    }
+    find_baselines();
+    AlternationOptions first = options_;
+    if (slow_ && request_.parts && free) first.limits.deadline = deadline_.part(kOfWhole);
+    search(best_.get(), first);
     if (free && !best_->found.feasible && options_.memory_limit) search_cut(best_.get());
     if (request_.parts && free) search_parts();
     // On one device a strategy is a program with collectives that do nothing.
@@ -235,46 +232,28 @@ class ProgramPlanner::Work {
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  // Baselines, and beside them, on threads, the first search: true. Where the first baseline takes a
-  // while nothing is searched beside them, as how long they take says how long the search may.
-  bool beside_baselines() {
-    if (!request_.baselines) return false;
-    constexpr int kCount = std::size(kKnown);
-    std::vector<Alternation> found(kCount);
-    std::vector<char> over(kCount, false);
+  void find_baselines() {
+    if (!request_.baselines) return;
     const CostModel plain(cluster_);
-    const auto find = [&](int k) {
-      AlternationOptions options = restricted(kKnown[k].name, cluster_, request_.alternation);
+    for (const Known& known : kKnown) {
+      AlternationOptions options = restricted(known.name, cluster_, request_.alternation);
       options.overlap = backend_of(cluster_).hides;
       options.recompute = false;
       options.certify = false;
       options.orders = options_.orders;
       options.limits.deadline = deadline_.part(kOfBaseline);
-      found[k].reason = kNoTime;
+      Alternation s;
+      s.reason = kNoTime;
       try {
         deadline_.check();
-        found[k] = alternate(theory_, plain, options);
+        s = alternate(theory_, plain, options);
       } catch (const TimeIsUp&) {
       }
-      over[k] = options.limits.deadline.over();
-    };
-    const Deadline soon = deadline_.part(kQuick);
-    find(0);
-    const bool beside = request_.threads != 1 && !soon.over();
-    parallel_for(kCount, beside ? request_.threads : 1, [&](int k) {
-      if (k > 0)
-        find(k);
-      else if (beside)
-        search(best_.get());
-    });
-    for (int k = 0; k < kCount; ++k) {
-      Alternation& s = found[k];
-      slow_ = slow_ || over[k];
+      slow_ = slow_ || options.limits.deadline.over();
       baselines_.push_back(
-          {kKnown[k].name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});
+          {known.name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});
       if (better(s, rival_)) rival_ = std::move(s);
     }
-    return beside;
   }
 
   // Nothing was found that fits: with all parameters cut, something may.

@@ -22,7 +22,6 @@ struct ProgramRequest {
   // Baselines and strategies take the plain one.
   std::function<std::vector<ReductionProgram>(const Cluster&)> reductions;
   std::string strategy;  // the name of a baseline that is to be the plan; empty: search
-  int threads = 1;       // that search; 0: one per core. The plan does not depend on it
   bool parts = false;    // also plan for parts of the cluster that may be faster than all of it
 };
 
