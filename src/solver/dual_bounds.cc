@@ -274,6 +274,8 @@ DualBounds::Sweeps DualBounds::tied() {
 
 // Sweeps until the bound no longer rises; leaves the best lambda.
 void DualBounds::improve(const Sweeps& graph) {
+  memos_.assign(graph.ports.size(), {});
+  versions_.assign(lambda_.size() / kMaxForms, 1);
   double most = total(graph);
   std::vector<double> best = lambda_;
   for (int i = 0, idle = 0; i < sweeps_.most && idle < sweeps_.idle; ++i, ++idle) {
@@ -288,6 +290,27 @@ void DualBounds::improve(const Sweeps& graph) {
     }
   }
   lambda_ = std::move(best);
+  memos_.clear();
+}
+
+// What a user gives for each set of forms, as long as its lambda is what it was.
+const double* DualBounds::given_by_user(const Sweeps& graph, int value, size_t user) {
+  const int port = graph.ports[value][user];
+  const Wants& wants = *graph.wants[value];
+  Memo& memo = memos_[value];
+  double* most = &memo.most[(user - 1) * wants.set.size()];
+  if (memo.seen[user] == versions_[ports_[port].row]) return most;
+  memo.seen[user] = versions_[ports_[port].row];
+  double price[kMaxForms];
+  std::fill(price, price + kMaxForms, -kInfinity);
+  for (uint32_t w = ports_[port].forms; w != 0; w &= w - 1) {
+    price[std::countr_zero(w)] = lambda(port)[std::countr_zero(w)];
+  }
+  most[0] = -kInfinity;
+  for (size_t i = 1; i < wants.set.size(); ++i) {
+    most[i] = std::max(most[wants.rest[i]], price[wants.least[i]]);
+  }
+  return most;
 }
 
 // least[f]: over the sets of forms the users may have; `port` is fixed at f.
@@ -297,50 +320,54 @@ void DualBounds::marginal(const Sweeps& graph, int value, int port, double* resu
   std::fill(result, result + kMaxForms, kInfinity);
   const int producer = list[0];
   const int forms = space.forms();
+  const Wants& wants = *graph.wants[value];
+  const size_t sets = wants.set.size();
+  Memo& memo = memos_[value];
+  if (memo.seen.empty()) {
+    memo.seen.resize(list.size(), 0);
+    memo.most.resize((list.size() - 1) * sets);
+    memo.cheapest.resize(sets);
+  }
+  sums_.assign(sets, 0);  // of what the others give for a set
+  for (size_t c = 1; c < list.size(); ++c) {
+    if (list[c] == port) continue;
+    const double* most = given_by_user(graph, value, c);
+    for (size_t i = 0; i < sets; ++i) sums_[i] -= most[i];
+  }
   double given[kMaxForms];  // by the producer
   std::fill(given, given + forms, -kInfinity);
   for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
     given[std::countr_zero(m)] = lambda(producer)[std::countr_zero(m)];
   }
-  const Wants& wants = *graph.wants[value];
-  const size_t sets = wants.set.size();
-  sums_.assign(sets, 0);  // of what the others give for a set
-  most_.resize(sets);
-  double price[kMaxForms];
-  for (size_t c = 1; c < list.size(); ++c) {
-    if (list[c] == port) continue;
-    std::fill(price, price + forms, -kInfinity);
-    for (uint32_t w = ports_[list[c]].forms; w != 0; w &= w - 1) {
-      price[std::countr_zero(w)] = lambda(list[c])[std::countr_zero(w)];
-    }
-    most_[0] = -kInfinity;
-    sums_[0] = kInfinity;
-    for (size_t i = 1; i < sets; ++i) {
-      most_[i] = std::max(most_[wants.rest[i]], price[wants.least[i]]);
-      sums_[i] -= most_[i];
-    }
+  if (memo.seen[0] != versions_[ports_[producer].row]) {
+    memo.seen[0] = versions_[ports_[producer].row];
+    std::fill(memo.cheapest.begin(), memo.cheapest.end(), std::numeric_limits<double>::quiet_NaN());
   }
   for (size_t i = 0; i < sets; ++i) {
     const double sum = sums_[i];
     const uint32_t want = wants.set[i];
     if (port != producer && (want & ports_[port].forms) == 0) continue;
     if (!(sum < kInfinity)) continue;
-    const double* cost = space.from_each(want);
     if (port == producer) {
+      const double* cost = space.from_each(want);
       for (int f = 0; f < forms; ++f) result[f] = std::min(result[f], sum + cost[f]);
       continue;
     }
-    double even = kInfinity, odd = kInfinity;  // two chains, at the same time
-    int form = 0;
-    for (; form + 1 < forms; form += 2) {
-      even = std::min(even, cost[form] - given[form]);
-      odd = std::min(odd, cost[form + 1] - given[form + 1]);
+    double& cheapest = memo.cheapest[i];
+    if (std::isnan(cheapest)) {
+      const double* cost = space.from_each(want);
+      double even = kInfinity, odd = kInfinity;  // two chains, at the same time
+      int form = 0;
+      for (; form + 1 < forms; form += 2) {
+        even = std::min(even, cost[form] - given[form]);
+        odd = std::min(odd, cost[form + 1] - given[form + 1]);
+      }
+      if (form < forms) even = std::min(even, cost[form] - given[form]);
+      cheapest = std::min(even, odd);
     }
-    if (form < forms) even = std::min(even, cost[form] - given[form]);
-    const double base = std::min(even, odd);
     for (uint32_t w = want & ports_[port].forms; w != 0; w &= w - 1) {
       const int f = std::countr_zero(w);
-      result[f] = std::min(result[f], base + sum);
+      result[f] = std::min(result[f], cheapest + sum);
     }
   }
 }
@@ -460,6 +487,7 @@ void DualBounds::visit(const Sweeps& graph, int n, bool forward) {
       const int f = std::countr_zero(m);
       lambda(port)[f] = std::clamp(result[f], -big_, big_);
     }
+    ++versions_[ports_[port].row];
     ++(is_ahead(port) ? ahead : behind);
   }
   if (ahead == 0) return;
@@ -479,6 +507,7 @@ void DualBounds::visit(const Sweeps& graph, int n, bool forward) {
       double& price = lambda(port)[f];
       price = std::clamp(price - share * std::clamp(result[f], -big_, big_), -big_, big_);
     }
+    ++versions_[ports_[port].row];
   }
 }
 

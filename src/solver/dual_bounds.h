@@ -109,6 +109,7 @@ class DualBounds {
   void visit(const Sweeps& graph, int node, bool forward);
   double option_costs(int node);
   double total(const Sweeps& graph);
+  const double* given_by_user(const Sweeps& graph, int value, size_t user);
   // Least cost of a value by the form of one of its ports, lambda of that port left out.
   void marginal(const Sweeps& graph, int value, int port, double* least);
   double least(int value, size_t from, bool open, uint32_t set);
@@ -133,7 +134,15 @@ class DualBounds {
   std::vector<double> node_least_, value_least_, scratch_;
   std::vector<std::pair<uint32_t, const double*>> users_;  // of least()
   std::map<std::pair<uint32_t, size_t>, Wants> wants_;
-  std::vector<double> sums_, most_;  // of marginal()
+  std::vector<double> sums_;  // of marginal()
+  // Of marginal(), as long as lambda is what it was: what each user gives for each set of forms,
+  // and the cheapest way from the producer to it.
+  struct Memo {
+    std::vector<int64_t> seen;           // [port of the value] version of its lambda
+    std::vector<double> most, cheapest;  // [user][set], [set]; NaN: not known yet
+  };
+  std::vector<Memo> memos_;        // [value], while sweeps go on
+  std::vector<int64_t> versions_;  // [row] of lambda
   double bound_ = 0;
   std::vector<int> left_begin_;                     // [touch] into left_, -1: nothing known yet
   std::vector<double> left_;                        // [set] from there; NaN: not known yet
