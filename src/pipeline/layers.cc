@@ -11,6 +11,7 @@
 #include "core/rng.h"
 #include "graph/op.h"
 #include "graph/owner.h"
+#include "pipeline/layer_homes.h"
 #include "pipeline/runs.h"
 
 namespace motley::pipeline {
@@ -18,6 +19,8 @@ namespace motley::pipeline {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Of the average, that a layer does at least: one of views alone would be worth no stage.
+constexpr double kLeastWork = 0.1;
 constexpr int kMostLayers = 160;  // unless the user asks for more
 
 // Op, constants and shapes of a call, without where its tensors come from.
@@ -228,13 +231,14 @@ class Builder {
     return done;
   }
 
-  // First positions of `count` layers (fewer if FLOPs are too lumpy) between first and end.
+  // First positions of `count` layers between first and end; of fewer where FLOPs are too lumpy for
+  // so many that all do some of the work.
   std::vector<int> cluster(int first, int end, int count) const {
     if (count == 1) return {first};
     int n = end - first;
     Flops total = flops_before_[end] - flops_before_[first], average = total / count;
     for (double slack = options_.slack;; slack = 2 * slack + 0.05) {
-      Flops most = average * (1 + slack);
+      const Flops most = average * (1 + slack), least = average * kLeastWork;
       // cost[j][q]: least bytes across the cuts of first..q-1 in j layers.
       std::vector<std::vector<double>> cost(count + 1, std::vector<double>(n + 1, kInfinity));
       std::vector<std::vector<int>> from(count + 1, std::vector<int>(n + 1, -1));
@@ -242,17 +246,19 @@ class Builder {
       for (int j = 1; j <= count; ++j)
         for (int q = j; q <= n; ++q)
           for (int k = q - 1; k >= j - 1; --k) {
-            if (flops_before_[first + q] - flops_before_[first + k] > most && k < q - 1) break;
+            const Flops work = flops_before_[first + q] - flops_before_[first + k];
+            if (work > most && k < q - 1) break;
             double c = cost[j - 1][k] + (k > 0 ? live_[first + k] : 0);
-            bool fits = flops_before_[first + q] - flops_before_[first + k] <= most;
-            if (fits && c < cost[j][q]) {
+            if (work <= most && work >= least && c < cost[j][q]) {
               cost[j][q] = c;
               from[j][q] = k;
             }
           }
-      if (cost[count][n] == kInfinity) continue;
-      std::vector<int> cuts(count);
-      for (int j = count, q = n; j > 0; --j) {
+      int found = count;
+      while (found > 0 && cost[found][n] == kInfinity) --found;
+      if (found == 0) continue;
+      std::vector<int> cuts(found);
+      for (int j = found, q = n; j > 0; --j) {
         q = from[j][q];
         cuts[j - 1] = first + q;
       }
@@ -294,136 +300,20 @@ class Builder {
   }
 
   void assign(const std::vector<int>& layer_of, Layers* result) const {
-    auto& layers = result->layers;
-    int last_layer = static_cast<int>(layers.size()) - 1;
-    size_t nodes = graph_.nodes.size();
-    std::vector<int> home(nodes, -1);  // layer of a node
-    for (int q = 0; q < n_; ++q) home[order_[q].index] = layer_of[q];
-    std::vector<int> owner(graph_.values.size(), -1);  // of a parameter: the layer that reads it
-    std::vector<bool> parameter(graph_.values.size(), false), saved(graph_.values.size(), false);
-    for (const Parameter& p : graph_.parameters) parameter[p.value.index] = true;
-    std::vector<std::vector<int>> readers(graph_.values.size());  // layers, forward
-    // What follows from constants alone every layer makes for itself (graph/stage.h).
-    std::vector<bool> constant(nodes, false);
-    std::vector<bool> folded(nodes, false);  // backward nodes that read forward values
-    for (size_t i = 0; i < nodes; ++i) {
+    std::vector<Layer>& layers = result->layers;
+    const LayerHomes homes = find_homes(graph_, order_, layer_of, static_cast<int>(layers.size()));
+    for (size_t l = 0; l < layers.size(); ++l) {
+      layers[l].parameters = homes.parameters[l];
+      layers[l].saved = homes.saved[l];
+      layers[l].gradients = homes.gradients[l];
+    }
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       const Node& node = graph_.nodes[i];
       if (is_source(node)) continue;
-      auto inputs = graph_.inputs_of(node);
-      const OpDef* op = find_op(node.op);
-      constant[i] =
-          !(op && op->random) && std::all_of(inputs.begin(), inputs.end(), [&](ValueId v) {
-            const NodeId producer = graph_.value(v).producer;
-            return constant[producer.index] || graph_.node(producer).op == "motley::constant";
-          });
-      if (node.phase == Phase::backward) {
-        int forward = -1, backward = last_layer;
-        for (ValueId v : inputs) {
-          const NodeId producer = graph_.value(v).producer;
-          if (graph_.node(producer).phase == Phase::backward && home[producer.index] >= 0)
-            backward = std::min(backward, home[producer.index]);
-        }
-        for (ValueId v : inputs) {
-          const Value& value = graph_.value(v);
-          int l = home[value.producer.index];
-          if (l < 0 || constant[value.producer.index]) continue;
-          if (graph_.node(value.producer).phase == Phase::forward) {
-            // A mask that many layers read stands for the reader that the gradient has come past.
-            if (!saved[v.index]) layers[l].saved += static_cast<Bytes>(value.spec.bytes());
-            saved[v.index] = true;
-            const auto& at = readers[v.index];
-            if (!at.empty() && at.back() > at.front() + 1) {
-              const auto behind = std::upper_bound(at.begin(), at.end(), backward);
-              if (behind != at.begin()) l = std::max(l, *(behind - 1));
-            }
-            forward = std::max(forward, l);
-          }
-        }
-        // A parameter read again stands for the reader that the gradient has just come past.
-        for (ValueId v : inputs) {
-          if (!parameter[v.index]) continue;
-          const auto& at = readers[v.index];
-          auto behind = std::upper_bound(at.begin(), at.end(), backward);
-          if (behind != at.begin()) forward = std::max(forward, *(behind - 1));
-        }
-        folded[i] = forward >= 0;
-        home[i] = forward >= 0 ? std::min(forward, backward) : backward;
-      }
-      for (ValueId v : inputs)
-        if (node.phase == Phase::forward) readers[v.index].push_back(home[i]);
-      for (ValueId v : inputs)
-        if (parameter[v.index] && owner[v.index] < 0) {
-          owner[v.index] = home[i];
-          layers[home[i]].parameters += static_cast<Bytes>(graph_.spec(v).bytes());
-        }
-    }
-    // What only leads to the gradient of a parameter moves to the layer that owns it.
-    std::vector<int> target(graph_.values.size(), -1);
-    for (const Parameter& p : graph_.parameters)
-      if (p.gradient.valid()) target[p.gradient.index] = owner[p.value.index];
-    auto consumers = graph_.consumers();
-    // Where forward nodes use each parameter, itself or a view of it, ascending.
-    std::vector<int> root(graph_.values.size());
-    std::vector<std::vector<int>> users(graph_.values.size());
-    for (size_t v = 0; v < root.size(); ++v) root[v] = static_cast<int>(v);
-    for (NodeId id : order_) {
-      const Node& node = graph_.node(id);
-      const OpDef* op = find_op(node.op);
-      const auto inputs = graph_.inputs_of(node);
-      const bool view = op && op->alias && !inputs.empty();
-      for (ValueId v : node.outputs)
-        if (view && v.valid()) root[v.index] = root[inputs[0].index];
-      for (ValueId v : inputs)
-        if (!view && parameter[root[v.index]]) users[root[v.index]].push_back(home[id.index]);
-    }
-    std::vector<int> gradient_of(graph_.values.size(), -1);  // parameter
-    for (const Parameter& p : graph_.parameters)
-      if (p.gradient.valid()) gradient_of[p.gradient.index] = p.value.index;
-    std::vector<int> anchor(nodes, -1), leads(nodes, -1);  // leads: to this parameter's gradient
-    for (size_t i = nodes; i-- > 0;) {
-      const Node& node = graph_.nodes[i];
-      if (node.phase != Phase::backward || is_source(node)) continue;
-      bool only = true;
-      int to = -1, to_parameter = -1;
-      for (ValueId v : node.outputs) {
-        if (!v.valid()) continue;
-        to = std::max(to, target[v.index]);
-        to_parameter = std::max(to_parameter, gradient_of[v.index]);
-        for (NodeId c : consumers[v.index]) to_parameter = std::max(to_parameter, leads[c.index]);
-        for (NodeId c : consumers[v.index]) {
-          only = only && anchor[c.index] >= 0;
-          to = std::max(to, anchor[c.index]);
-        }
-      }
-      if (!only || to < 0) continue;
-      if (!folded[i]) {
-        anchor[i] = to;
-        leads[i] = to_parameter;
-        home[i] = std::min(home[i], to);
-        continue;
-      }
-      // The last use of the parameter that the gradient has come past; what it reads of earlier
-      // layers came in there, too.
-      int limit = last_layer;
-      for (ValueId v : graph_.inputs_of(node)) {
-        const NodeId producer = graph_.value(v).producer;
-        if (graph_.node(producer).phase == Phase::backward && !is_source(graph_.node(producer)))
-          limit = std::min(limit, home[producer.index]);
-      }
-      if (to_parameter < 0) continue;
-      const auto& at = users[to_parameter];
-      const auto behind = std::upper_bound(at.begin(), at.end(), limit);
-      if (behind != at.begin()) home[i] = std::max(home[i], *(behind - 1));
-    }
-    for (size_t i = 0; i < nodes; ++i) {
-      const Node& node = graph_.nodes[i];
-      if (is_source(node)) continue;
-      if (node.phase == Phase::backward) {
-        layers[home[i]].backward.push_back(NodeId(static_cast<int64_t>(i)));
-        layers[home[i]].backward_flops += flops_of(node);
-      } else {
-        layers[home[i]].forward_flops += flops_of(node);
-      }
+      Layer& layer = layers[homes.layer_of[i]];
+      const bool backward = node.phase == Phase::backward;
+      if (backward) layer.backward.push_back(NodeId(static_cast<int64_t>(i)));
+      (backward ? layer.backward_flops : layer.forward_flops) += flops_of(node);
     }
   }
 
@@ -466,14 +356,14 @@ Layers find_layers(const Graph& graph, const LayerOptions& options) {
 std::string to_text(const Layers& layers) {
   std::string text =
       "layer  module  class  nodes      forward     backward    parameters  "
-      "boundary\n";
+      "boundary    gradients\n";
   for (size_t l = 0; l < layers.layers.size(); ++l) {
     const Layer& layer = layers.layers[l];
-    text +=
-        fmt::format("{:>5}  {:>6}  {:>5}  {:>4}+{:<4}  {:<10}  {:<10}  {:<10}  {}\n", l,
-                    layer.module, layer.layer_class, layer.forward.size(), layer.backward.size(),
-                    format_flops(layer.forward_flops), format_flops(layer.backward_flops),
-                    format_bytes(layer.parameters), format_bytes(layer.boundary));
+    text += fmt::format("{:>5}  {:>6}  {:>5}  {:>4}+{:<4}  {:<10}  {:<10}  {:<10}  {:<10}  {}\n", l,
+                        layer.module, layer.layer_class, layer.forward.size(),
+                        layer.backward.size(), format_flops(layer.forward_flops),
+                        format_flops(layer.backward_flops), format_bytes(layer.parameters),
+                        format_bytes(layer.boundary), format_bytes(layer.gradients));
   }
   return text;
 }

@@ -9,7 +9,8 @@
 //    multiple of the run's with at least z heavy ops; until there is none. A run may start anywhere
 //    in its first incomplete period; the start with the least live bytes is taken.
 // 3. Inside one period, and inside every other module, a DP cuts into layers of at most (1 + eps)
-//    times the average FLOPs with the least bytes across the cuts; eps grows until such cuts exist.
+//    times the average FLOPs, and a tenth of it at least, with the least bytes across the cuts; eps
+//    grows until such cuts exist.
 //    The cuts of a period are copied to all its repeats; where that is more layers than anyone
 //    wants, several repeats are one layer. Views and conversions of parameters
 //    go to the layer that reads them first.
@@ -17,7 +18,7 @@
 //    of the gradient it continues, or, if it only leads to the gradient of a parameter, of that
 //    parameter; so forward and backward of a layer end up on one stage. What follows from constants
 //    alone has no layer, and what many layers read (a mask) stands for its last reader that the
-//    gradient has come past.
+//    gradient has come past. Views and copies of forward values are made where they are read.
 //
 // Layers with equal tokens and equal bytes share a class: stages of equal classes cost the same and
 // are planned once.
@@ -52,6 +53,7 @@ struct Layer {
   Flops forward_flops = 0, backward_flops = 0;
   Bytes parameters = 0;  // read first in this layer
   Bytes boundary = 0;    // values live in front of it: what a link in front of it carries
+  Bytes gradients = 0;   // what that link carries in the backward pass
   Bytes saved = 0;       // forward values made here that backward nodes read
 };
 

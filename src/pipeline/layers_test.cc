@@ -11,6 +11,7 @@
 #include "core/rng.h"
 #include "graph/op.h"
 #include "graph/precision.h"
+#include "graph/stage.h"
 #include "pipeline/runs.h"
 
 namespace motley::pipeline {
@@ -196,6 +197,43 @@ TEST(Layers, BackwardFollowsForward) {
         EXPECT_GT(layer.backward_flops, 1.6 * layer.forward_flops) << to_text(layers);
         EXPECT_LT(layer.backward_flops, 2.5 * layer.forward_flops) << to_text(layers);
       }
+  }
+}
+
+// What goes over each cut is what two stages cut there hand to each other.
+TEST(Layers, CutsCarryWhatStagesHandOn) {
+  for (const char* name : {"gpt.graph", "resnet50.graph"}) {
+    const Graph graph = load(name);
+    for (int wanted : {0, 6, 12, 30}) {
+      const Layers layers = find_layers(graph, {wanted});
+      for (size_t cut = 1; cut < layers.layers.size(); ++cut) {
+        std::vector<int> stage(graph.nodes.size(), 0);
+        for (size_t l = cut; l < layers.layers.size(); ++l)
+          for (const auto* nodes : {&layers.layers[l].forward, &layers.layers[l].backward})
+            for (NodeId id : *nodes) stage[id.index] = 1;
+        Bytes forward = 0, backward = 0;
+        for (const Transfer& t : cut_stages(graph, stage, 2, "test").transfers) {
+          const auto bytes = static_cast<Bytes>(graph.spec(t.value).bytes());
+          EXPECT_EQ(t.from, t.backward ? 1 : 0);
+          (t.backward ? backward : forward) += bytes;
+        }
+        EXPECT_EQ(layers.layers[cut].gradients, backward) << name << " " << wanted << " " << cut;
+        // Masks that the backward pass alone reads come on top.
+        EXPECT_LE(layers.layers[cut].boundary, forward) << name << " " << wanted << " " << cut;
+        EXPECT_GE(1.1 * layers.layers[cut].boundary, forward) << name << " " << cut;
+      }
+    }
+  }
+}
+
+// No layer is there for views alone.
+TEST(Layers, AllDoSomeWork) {
+  for (const char* name : {"gpt.graph", "resnet50.graph"}) {
+    const Graph graph = load(name);
+    for (int wanted : {0, 6, 20}) {
+      const Layers layers = find_layers(graph, {wanted});
+      for (const Layer& layer : layers.layers) EXPECT_GT(layer.forward_flops, 0) << to_text(layers);
+    }
   }
 }
 

@@ -67,10 +67,13 @@ pipeline::SearchProblem StageCosts::problem(bool bound) {
   problem.batch = request_.batch;
   problem.stage_cost = [this](const pipeline::StageQuery& q) { return profile(q); };
   problem.link_cost = [this](int layer, int from, int to, int64_t, int pipelines) {
-    const Bytes bytes = graph_.layers().layers[layer].boundary;
-    auto [it, fresh] = crossings_.try_emplace({from, to, bytes, pipelines});
-    if (fresh) it->second = crossing(from, to, bytes, pipelines);
-    return pipeline::LinkTime{it->second, it->second};
+    const auto seconds = [&](int sender, int receiver, Bytes bytes) {
+      auto [it, fresh] = crossings_.try_emplace({sender, receiver, bytes, pipelines});
+      if (fresh) it->second = crossing(sender, receiver, bytes, pipelines);
+      return it->second;
+    };
+    const pipeline::Layer& next = graph_.layers().layers[layer];
+    return pipeline::LinkTime{seconds(from, to, next.boundary), seconds(to, from, next.gradients)};
   };
   if (const Bytes tied = graph_.tied(); tied > 0)
     problem.tied_cost = [this, tied](int first, int last, int pipelines) {
@@ -79,7 +82,7 @@ pipeline::SearchProblem StageCosts::problem(bool bound) {
   return problem;
 }
 
-void StageCosts::plan_slices(const std::vector<int>& pipelines, bool unequal) {
+void StageCosts::find_slices(const std::vector<int>& pipelines, bool all) {
   std::vector<LayeredGraph::OnGroup> wanted;
   unequal_.clear();
   for (int c = 0; c < static_cast<int>(use_.size()); ++c)
@@ -92,7 +95,8 @@ void StageCosts::plan_slices(const std::vector<int>& pipelines, bool unequal) {
                                     if (behind > share) return;
                                     const LayeredGraph::OnGroup group = on(mesh, count);
                                     const bool equal = group.group->cluster.types.size() == 1;
-                                    (equal || unequal ? wanted : unequal_).push_back(group);
+                                    if (!equal) unequal_.push_back(group);
+                                    if (all) wanted.push_back(group);
                                   });
       }
   graph_.plan_layers(wanted, runs_);
@@ -108,8 +112,11 @@ bool StageCosts::plan(const std::vector<pipeline::PipelinePlan>& plans) {
   for (const pipeline::PipelinePlan& plan : plans)
     for (const pipeline::Stage& stage : plan.stages) want(on(stage.mesh, plan.pipelines));
   if (groups.empty()) return false;
-  for (const LayeredGraph::OnGroup& on : unequal_)
-    if (groups.size() < kTogether) want(on);
+  if (std::any_of(groups.begin(), groups.end(), [](const LayeredGraph::OnGroup& on) {
+        return on.group->cluster.types.size() > 1;
+      }))
+    for (const LayeredGraph::OnGroup& on : unequal_)
+      if (groups.size() < kTogether) want(on);
   graph_.plan_layers(groups, runs_);
   return true;
 }

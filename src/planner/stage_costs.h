@@ -29,9 +29,9 @@ class StageCosts {
   // loss, and memory had no end. With `bound` on all slices.
   pipeline::SearchProblem problem(bool bound);
 
-  // Plans all layers on every slice that stages of so many pipelines may lie on; without `unequal`
-  // but for slices of several types.
-  void plan_slices(const std::vector<int>& pipelines, bool unequal);
+  // Finds the slices that stages of so many pipelines may lie on; with `all` plans all layers on
+  // every one, without that plan() does where they are needed.
+  void find_slices(const std::vector<int>& pipelines, bool all);
   // Plans all layers on the slices of these plans, and on some others of several types. False: the
   // former were planned before.
   bool plan(const std::vector<pipeline::PipelinePlan>& plans);

@@ -236,6 +236,83 @@ std::vector<int> share_of(const Part& part, int count, int k) {
           part.devices.begin() + static_cast<int64_t>((k + 1) * size)};
 }
 
+namespace {
+
+// [stage] positions in a share that begins at position `first` of nodes of `node` devices each;
+// empty if not all go into as few nodes as they can.
+std::vector<std::vector<int>> pack(int first, int share, int node, const std::vector<int>& sizes) {
+  std::vector<std::vector<int>> free;  // of each node
+  for (int at = 0; at < share; ++at) {
+    const size_t n = static_cast<size_t>((first + at) / node - first / node);
+    if (n == free.size()) free.emplace_back();
+    free[n].push_back(at);
+  }
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });
+  std::vector<std::vector<int>> seats(sizes.size());
+  for (const size_t s : order) {
+    int left = sizes[s];
+    for (std::vector<int>& of_node : free)
+      if (left >= node && static_cast<int>(of_node.size()) == node) {
+        seats[s].insert(seats[s].end(), of_node.begin(), of_node.end());
+        of_node.clear();
+        left -= node;
+      }
+    if (left == 0) continue;
+    std::vector<int>* best = nullptr;  // the fullest with room
+    for (std::vector<int>& of_node : free)
+      if (static_cast<int>(of_node.size()) >= left &&
+          (best == nullptr || of_node.size() < best->size()))
+        best = &of_node;
+    if (best == nullptr) return {};
+    seats[s].insert(seats[s].end(), best->begin(), best->begin() + left);
+    best->erase(best->begin(), best->begin() + left);
+    std::sort(seats[s].begin(), seats[s].end());
+  }
+  return seats;
+}
+
+// [stage] Of those of pipeline k of `count` that take `sizes` of a part.
+std::vector<std::vector<int>> seats_in(const Part& part, int count, int k,
+                                       const std::vector<int>& sizes) {
+  const std::vector<int> share = share_of(part, count, k);
+  const int size = static_cast<int>(share.size()), first = k * size, node = part.shape.devices;
+  std::vector<std::vector<int>> seats;
+  bool straddles = false;
+  for (int at = 0; const int taken : sizes) {
+    seats.emplace_back(taken);
+    std::iota(seats.back().begin(), seats.back().end(), at);
+    at += taken;
+    const int nodes = (first + at - 1) / node - (first + at - taken) / node + 1;
+    straddles = straddles || nodes > (taken + node - 1) / node;
+  }
+  if (straddles && part.shape.kinds.empty())
+    if (auto packed = pack(first, size, node, sizes); !packed.empty()) seats = std::move(packed);
+  for (std::vector<int>& seat : seats) {
+    for (int& d : seat) d = share[d];
+    std::sort(seat.begin(), seat.end());
+  }
+  return seats;
+}
+
+}  // namespace
+
+std::vector<std::vector<int>> seats_of(const std::vector<Part>& parts,
+                                       const pipeline::PipelinePlan& plan, int k) {
+  std::vector<std::vector<int>> sizes(parts.size());  // [part] of its stages, in order
+  for (const pipeline::Stage& s : plan.stages) sizes[s.mesh.cluster].push_back(s.mesh.size());
+  std::vector<std::vector<std::vector<int>>> seats;
+  for (size_t p = 0; p < parts.size(); ++p)
+    seats.push_back(seats_in(parts[p], plan.pipelines, k, sizes[p]));
+  std::vector<size_t> next(parts.size(), 0);
+  std::vector<std::vector<int>> result;
+  for (const pipeline::Stage& s : plan.stages)
+    result.push_back(std::move(seats[s.mesh.cluster][next[s.mesh.cluster]++]));
+  return result;
+}
+
 std::vector<int> devices_of(const Part& part, const pipeline::Mesh& mesh) {
   std::vector<int> devices;
   for (int n = 0; n < mesh.nodes; ++n)

@@ -28,6 +28,12 @@ std::vector<Part> unequal_parts(const Cluster& cluster, const std::vector<Part>&
 // What pipeline k of `count` has of a part (as pipeline/search.h divides), in its order.
 std::vector<int> share_of(const Part& part, int count, int k);
 
+// [stage] The devices of pipeline k, ascending: in each part one stage's after another's, but where
+// that would let a stage straddle nodes in vain (4, 8 and 4 devices of two nodes of 8), whole nodes
+// first and the others into what is left of one node each, if they go there.
+std::vector<std::vector<int>> seats_of(const std::vector<Part>& parts,
+                                       const pipeline::PipelinePlan& plan, int k);
+
 // The devices of a mesh where it starts first, ascending.
 std::vector<int> devices_of(const Part& part, const pipeline::Mesh& mesh);
 

@@ -43,7 +43,7 @@ constexpr int kOrdered = 6;          // most sub-clusters of which all orders ar
 constexpr int kLeftOut = 4;          // most sub-clusters of which any may be left out
 constexpr int kUnequalSizes = 2;     // micro-batch sizes at which unequal devices are tried
 constexpr int kLayers = 160;         // at most, unless the model has fewer heavy operators
-constexpr int64_t kFirstCount = 8;   // micro-batches of a step that are tried first
+constexpr int64_t kFirstCount = 32;  // micro-batches of a step that are tried first
 constexpr double kSearching = 0.8;   // of the time, until pipelines are planned stage by stage
 constexpr int kCoarsest = 8;         // layers that automatic granularity begins with
 constexpr double kGranularityGain = 0.002;  // of balance or time, for which finer layers are tried
@@ -426,7 +426,7 @@ class PipelineSearch {
     options.recompute = options.memory_limit && request_.recompute;
     options.pool = kPool;
     // What was measured may be below the bounds.
-    costs.plan_slices(options.pipelines, !request_.measured.empty());
+    costs.find_slices(options.pipelines, !request_.measured.empty());
     do {
       result = pipeline::search(costs.problem(false), options);
     } while (costs.plan(result.pool));
@@ -485,13 +485,10 @@ class PipelineSearch {
     for (int k = 0; k < found.plan.pipelines; ++k) {
       ReplicaChoice replica;
       replica.micro_batches = found.plan.micro_batches;
-      std::vector<size_t> taken(parts_.size(), 0);
-      for (const pipeline::Stage& s : found.plan.stages) {
-        const std::vector<int> mine = share_of(parts_[s.mesh.cluster], found.plan.pipelines, k);
-        size_t& at = taken[s.mesh.cluster];
-        StageChoice stage{s.first, s.last, {}, s.mesh.recompute};
-        for (int i = 0; i < s.mesh.size(); ++i) stage.devices.push_back(mine[at++]);
-        std::sort(stage.devices.begin(), stage.devices.end());
+      const auto seats = seats_of(parts_, found.plan, k);
+      for (size_t i = 0; i < seats.size(); ++i) {
+        const pipeline::Stage& s = found.plan.stages[i];
+        const StageChoice stage{s.first, s.last, seats[i], s.mesh.recompute};
         if (k == 0) {
           std::map<int, int> types;  // how many devices
           for (int d : stage.devices) ++types[cluster_.devices[d].type];
@@ -505,7 +502,7 @@ class PipelineSearch {
                               counts.size() > 1 ? fmt::format("({})", each) : each);
           kinds += ";";
         }
-        replica.stages.push_back(std::move(stage));
+        replica.stages.push_back(stage);
       }
       composition.replicas.push_back(std::move(replica));
     }
