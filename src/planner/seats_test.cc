@@ -1,11 +1,10 @@
-#include "planner/sub_clusters.h"
-
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <set>
 
 #include "core/rng.h"
+#include "planner/sub_clusters.h"
 
 namespace motley::planner {
 namespace {
