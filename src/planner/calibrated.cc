@@ -10,6 +10,7 @@
 #include "planner/batch_step.h"
 #include "planner/engines.h"
 #include "planner/shape.h"
+#include "planner/sub_clusters.h"
 
 namespace motley::planner {
 

@@ -1,6 +1,7 @@
 #include "planner/engines.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "planner/batch_step.h"
@@ -49,10 +50,9 @@ bool wants_opponents(const PlanOptions& o) {
   return o.engine == "opponents" || (everything(o) && o.baselines);
 }
 
-// Of one program there is nothing to be gained by knowing the step of other plans.
 EngineResult one_program(const PlanOptions& o, const Cluster& c, const GraphOf& g,
-                         const FoundBefore&) {
-  return plan_one_program(o, c, g);
+                         const FoundBefore& known) {
+  return plan_one_program(o, c, g, !std::isinf(known.step));
 }
 EngineResult accumulated_of(const PlanOptions& o, const Cluster& c, const GraphOf& g,
                             const FoundBefore& known) {
@@ -89,14 +89,14 @@ EngineResult virtual_of(const PlanOptions& o, const Cluster& c, const GraphOf& g
 const std::vector<Engine>& engines() {
   static const std::vector<Engine> table = {
       {"grid", true, 0, 0.9, wants_quick, quick_of},
-      {"spmd", false, 0, 0.4, wants_one_program, one_program},
-      {"spmd", true, 2, 0.9, wants_accumulated, accumulated_of},
-      {"duplex", false, 2, 0.5, wants_duplex, plan_duplex},
-      {"pipeline", true, 1, 0.8, wants_pipeline, pipeline_of},
-      {"grid", true, 0, 0.4, wants_grid, grid_of},
-      {"virtual", true, 2, 0.9, wants_virtual, virtual_of},
-      {"opponents", true, 0, 0.4, wants_opponents, opponents_of},
-      {"target", true, 0, 1, wants_target, target_of},
+      {"spmd", false, 1, 0.4, wants_one_program, one_program},
+      {"grid", true, 1, 0.5, wants_grid, grid_of},
+      {"opponents", true, 1, 0.4, wants_opponents, opponents_of},
+      {"target", true, 1, 1, wants_target, target_of},
+      {"pipeline", true, 2, 0.8, wants_pipeline, pipeline_of},
+      {"duplex", false, 3, 0.5, wants_duplex, plan_duplex},
+      {"spmd", true, 3, 0.9, wants_accumulated, accumulated_of},
+      {"virtual", true, 3, 0.9, wants_virtual, virtual_of},
   };
   return table;
 }

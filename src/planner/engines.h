@@ -81,7 +81,7 @@ struct FoundBefore {
   std::vector<const Candidate*> programs;
 };
 
-constexpr int kRounds = 3;
+constexpr int kRounds = 4;
 // An engine. Those of a round run after those of the rounds before and are told what these found.
 struct Engine {
   const char* name;
@@ -98,9 +98,10 @@ const std::vector<Engine>& engines();
 // What PlanOptions::engine may be: auto, and the names of the table.
 std::vector<std::string> engine_names();
 
-// One program on all devices or those that make it faster (HAP), in segments if asked for.
+// One program on all devices or those that make it faster (HAP), in segments if asked for. Where
+// others have a plan nothing is looked for only to have one.
 EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster,
-                              const GraphOf& graph_of);
+                              const GraphOf& graph_of, bool planned = false);
 
 // The same in several micro-batches whose gradients add up, on all devices: where memory is short
 // less is computed again. Nothing is looked for that takes longer than `known`.
@@ -121,10 +122,6 @@ EngineResult plan_duplex(const PlanOptions& options, const Cluster& cluster,
 EngineResult plan_pipeline(const PlanOptions& options, const Cluster& cluster,
                            const GraphOf& graph_of,
                            Seconds known = std::numeric_limits<Seconds>::infinity());
-
-// The devices of every kind of sub-mesh that the pipeline engine may give a stage: the first ones
-// of each sub-cluster of equal devices in equal nodes.
-std::vector<std::vector<int>> stage_meshes(const Cluster& cluster);
 
 // The search of grid/search.h on layers read off the graph, with what is fixed.
 EngineResult plan_grid(const PlanOptions& options, const Cluster& cluster, const GraphOf& graph_of,

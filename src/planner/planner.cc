@@ -1,11 +1,8 @@
 #include "planner/planner.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <limits>
-#include <thread>
 #include <utility>
 
 #include "bounds/compute_bound.h"
@@ -158,15 +155,6 @@ Bytes least_state(const Graph& graph, const Parameter& p, const PlanOptions& opt
 // kept from beginning until its part was over.
 constexpr double kLastRound = 0.9, kLate = 0.1;
 
-// Where cores are few the others wait for the first engine of the table, which has a plan soon: for
-// its first plan, or its end.
-constexpr int kFewCores = 2;
-void wait_for_plan(const Record& record, const std::atomic<bool>& first_done,
-                   const Deadline& deadline) {
-  while (!first_done && std::isinf(record.first_s()) && !deadline.over())
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-}
-
 // Whether there is no time for an engine to begin: of models with so many nodes what all engines do
 // first takes about as long as it took to the first plan, or if there is none, longer than it has
 // taken until now.
@@ -196,16 +184,10 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
     for (const size_t e : wanted)
       ends.push_back(options.limits.deadline.part(last ? kLastRound : engines()[e].part));
     std::vector<char> over(wanted.size(), false);
-    const int cores = options.threads > 0 ? options.threads
-                                          : static_cast<int>(std::thread::hardware_concurrency());
-    std::atomic<bool> first_done = wanted[0] != 0 || cores == 1 || cores > kFewCores;
     parallel_for(count, options.threads, [&](int i) {
       const Engine& engine = engines()[wanted[i]];
-      const std::shared_ptr<void> done(nullptr,
-                                       [&, i](void*) { first_done = first_done || i == 0; });
       EngineResult& result = results[wanted[i]];
       options.record->trying(engine.name);
-      if (i > 0) wait_for_plan(*options.record, first_done, ends[i]);
       PlanOptions its = options;
       its.limits.deadline = options.threads == 1 ? ends[i].part(1.0 / (count - i))
                             : ends[i].over()     ? options.limits.deadline.part(kLate)

@@ -150,7 +150,8 @@ class ProgramPlanner::Work {
     AlternationOptions first = options_;
     if (slow_ && request_.parts && free) first.limits.deadline = deadline_.part(kOfWhole);
     search(best_.get(), first);
-    if (free && !best_->found.feasible && options_.memory_limit) search_cut(best_.get());
+    if (free && !best_->found.feasible && options_.memory_limit && !request_.planned)
+      search_cut(best_.get());
     if (request_.parts && free) search_parts();
     // On one device a strategy is a program with collectives that do nothing.
     if (free && cluster_.size() > 1 && rival_.feasible &&

@@ -22,6 +22,7 @@ struct ProgramRequest {
   // Baselines and strategies take the plain one.
   std::function<std::vector<ReductionProgram>(const Cluster&)> reductions;
   std::string strategy;  // the name of a baseline that is to be the plan; empty: search
+  bool planned = false;  // there is a plan: what is hardly any good is not looked for
   bool parts = false;    // also plan for parts of the cluster that may be faster than all of it
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "core/error.h"
 #include "net/messages.h"
@@ -320,6 +321,21 @@ std::vector<int> devices_of(const Part& part, const pipeline::Mesh& mesh) {
       devices.push_back(part.devices[mesh.at + n * part.shape.devices + d]);
   std::sort(devices.begin(), devices.end());
   return devices;
+}
+
+std::vector<std::vector<int>> stage_meshes(const Cluster& cluster) {
+  std::vector<std::vector<int>> meshes;
+  std::set<std::vector<int>> known;
+  std::vector<Part> parts = equal_parts(cluster);
+  for (Part& part : unequal_parts(cluster, parts)) parts.push_back(std::move(part));
+  for (const Part& part : parts)
+    for (pipeline::Shapes shapes : {pipeline::Shapes::paper, pipeline::Shapes::uneven})
+      for (int d = 0; d < (part.shape.kinds.empty() ? 1 : part.shape.size()); ++d)
+        pipeline::for_each_mesh(part.shape, 0, shapes, d, [&](const pipeline::Mesh& mesh, int) {
+          std::vector<int> devices = devices_of(part, mesh);
+          if (known.insert(devices).second) meshes.push_back(std::move(devices));
+        });
+  return meshes;
 }
 
 }  // namespace motley::planner

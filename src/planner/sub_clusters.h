@@ -37,4 +37,8 @@ std::vector<std::vector<int>> seats_of(const std::vector<Part>& parts,
 // The devices of a mesh where it starts first, ascending.
 std::vector<int> devices_of(const Part& part, const pipeline::Mesh& mesh);
 
+// The devices of every kind of sub-mesh that the pipeline engine may give a stage: the first ones
+// of each sub-cluster of equal devices in equal nodes.
+std::vector<std::vector<int>> stage_meshes(const Cluster& cluster);
+
 }  // namespace motley::planner

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
 #include "core/infinity.h"
@@ -327,6 +328,16 @@ void DualBounds::marginal(const Sweeps& graph, int value, int port, double* resu
     memo.seen.resize(list.size(), 0);
     memo.most.resize((list.size() - 1) * sets);
     memo.cheapest.resize(sets);
+    memo.given.resize(forms);
+    memo.made.resize(forms);
+  }
+  if (port == producer) {
+    int64_t users = 0;  // versions only grow
+    for (size_t c = 1; c < list.size(); ++c) users += versions_[ports_[list[c]].row];
+    if (std::exchange(memo.users, users) == users) {
+      std::copy(memo.made.begin(), memo.made.end(), result);
+      return;
+    }
   }
   sums_.assign(sets, 0);  // of what the others give for a set
   for (size_t c = 1; c < list.size(); ++c) {
@@ -334,28 +345,30 @@ void DualBounds::marginal(const Sweeps& graph, int value, int port, double* resu
     const double* most = given_by_user(graph, value, c);
     for (size_t i = 0; i < sets; ++i) sums_[i] -= most[i];
   }
-  double given[kMaxForms];  // by the producer
-  std::fill(given, given + forms, -kInfinity);
-  for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
-    given[std::countr_zero(m)] = lambda(producer)[std::countr_zero(m)];
+  if (port == producer) {
+    for (size_t i = 0; i < sets; ++i) {
+      const double sum = sums_[i];
+      if (!(sum < kInfinity)) continue;
+      const double* cost = space.from_each(wants.set[i]);
+      for (int f = 0; f < forms; ++f) result[f] = std::min(result[f], sum + cost[f]);
+    }
+    std::copy(result, result + forms, memo.made.begin());
+    return;
   }
   if (memo.seen[0] != versions_[ports_[producer].row]) {
     memo.seen[0] = versions_[ports_[producer].row];
     std::fill(memo.cheapest.begin(), memo.cheapest.end(), std::numeric_limits<double>::quiet_NaN());
+    std::fill(memo.given.begin(), memo.given.end(), -kInfinity);
+    for (uint32_t m = ports_[producer].forms; m != 0; m &= m - 1) {
+      memo.given[std::countr_zero(m)] = lambda(producer)[std::countr_zero(m)];
+    }
   }
   for (size_t i = 0; i < sets; ++i) {
-    const double sum = sums_[i];
-    const uint32_t want = wants.set[i];
-    if (port != producer && (want & ports_[port].forms) == 0) continue;
-    if (!(sum < kInfinity)) continue;
-    if (port == producer) {
-      const double* cost = space.from_each(want);
-      for (int f = 0; f < forms; ++f) result[f] = std::min(result[f], sum + cost[f]);
-      continue;
-    }
+    const uint32_t own = wants.set[i] & ports_[port].forms;
+    if (own == 0 || !(sums_[i] < kInfinity)) continue;
     double& cheapest = memo.cheapest[i];
     if (std::isnan(cheapest)) {
-      const double* cost = space.from_each(want);
+      const double *cost = space.from_each(wants.set[i]), *given = memo.given.data();
       double even = kInfinity, odd = kInfinity;  // two chains, at the same time
       int form = 0;
       for (; form + 1 < forms; form += 2) {
@@ -365,9 +378,10 @@ void DualBounds::marginal(const Sweeps& graph, int value, int port, double* resu
       if (form < forms) even = std::min(even, cost[form] - given[form]);
       cheapest = std::min(even, odd);
     }
-    for (uint32_t w = want & ports_[port].forms; w != 0; w &= w - 1) {
+    const double all = cheapest + sums_[i];
+    for (uint32_t w = own; w != 0; w &= w - 1) {
       const int f = std::countr_zero(w);
-      result[f] = std::min(result[f], cheapest + sum);
+      result[f] = std::min(result[f], all);
     }
   }
 }
@@ -425,13 +439,13 @@ double DualBounds::least(int value, size_t from, bool open, uint32_t set) {
 
 double DualBounds::left(int t, uint32_t set) {
   const Touch& touch = order_.touches[t];
-  const int forms = problem_.form_tables[problem_.value_table[touch.value]].forms;
   double* memo;
-  if (forms <= kMostForms) {
-    if (left_begin_[t] < 0) {
-      left_begin_[t] = static_cast<int>(left_.size());
-      left_.resize(left_.size() + (size_t{1} << forms), std::numeric_limits<double>::quiet_NaN());
-    }
+  if (left_begin_[t] >= 0) {
+    memo = &left_[left_begin_[t] + set];
+  } else if (const int forms = problem_.form_tables[problem_.value_table[touch.value]].forms;
+             forms <= kMostForms) {
+    left_begin_[t] = static_cast<int>(left_.size());
+    left_.resize(left_.size() + (size_t{1} << forms), std::numeric_limits<double>::quiet_NaN());
     memo = &left_[left_begin_[t] + set];
   } else {
     const uint64_t key = static_cast<uint64_t>(t) << 32 | set;

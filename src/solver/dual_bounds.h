@@ -135,11 +135,14 @@ class DualBounds {
   std::vector<std::pair<uint32_t, const double*>> users_;  // of least()
   std::map<std::pair<uint32_t, size_t>, Wants> wants_;
   std::vector<double> sums_;  // of marginal()
-  // Of marginal(), as long as lambda is what it was: what each user gives for each set of forms,
-  // and the cheapest way from the producer to it.
+  // Of marginal(), as long as lambda is what it was.
   struct Memo {
-    std::vector<int64_t> seen;           // [port of the value] version of its lambda
-    std::vector<double> most, cheapest;  // [user][set], [set]; NaN: not known yet
+    std::vector<int64_t> seen;     // [port of the value] version of its lambda, below
+    std::vector<double> most;      // [user][set] what it gives for one of the forms
+    std::vector<double> given;     // [form] to the producer
+    std::vector<double> cheapest;  // [set] way from the producer to it; NaN: not known yet
+    int64_t users = -1;  // sum of their versions, at `made`
+    std::vector<double> made;      // [form] the producer's result
   };
   std::vector<Memo> memos_;        // [value], while sweeps go on
   std::vector<int64_t> versions_;  // [row] of lambda

@@ -44,6 +44,7 @@ constexpr int kLeftOut = 4;          // most sub-clusters of which any may be le
 constexpr int kUnequalSizes = 2;     // micro-batch sizes at which unequal devices are tried
 constexpr int kLayers = 160;         // at most, unless the model has fewer heavy operators
 constexpr int64_t kFirstCount = 32;  // micro-batches of a step that are tried first
+constexpr double kHeld = 4;          // of those at least there should be room for, on all devices
 constexpr double kSearching = 0.8;   // of the time, until pipelines are planned stage by stage
 constexpr int kCoarsest = 8;         // layers that automatic granularity begins with
 constexpr double kGranularityGain = 0.002;  // of balance or time, for which finer layers are tried
@@ -119,18 +120,23 @@ class PipelineSearch {
 
   static bool faster(const Found& a, const Found& b) { return a.plan.makespan < b.plan.makespan; }
 
-  // Sizes of micro-batches: first about kFirstCount of them in a step, smaller ones as long as that
-  // is faster, then larger ones (the whole batch last) and the smaller ones left out: there may be
-  // more than one minimum. Bounds spare most of the searches of what is not worth it.
+  // Sizes of micro-batches: first about kFirstCount of them in a step, or so many that there is room
+  // for what a few of them hold, smaller ones as long as that is faster, then larger ones (the whole
+  // batch last) and the smaller ones left out: there may be more than one minimum. Bounds spare most
+  // of the searches of what is not worth it.
   void search_sizes() {
     if (!request_.micro_batches.empty()) {
       for (int64_t size : request_.micro_batches) search_size(size);
     } else {
-      int64_t first = 1;  // micro-batches
-      while (2 * first <= kFirstCount && request_.batch % (2 * first) == 0) first *= 2;
       const auto tried = [&](int64_t count) {
         return count <= kMicroBatches && request_.batch % count == 0;
       };
+      int64_t first = 1;  // micro-batches
+      while (2 * first <= kFirstCount && request_.batch % (2 * first) == 0) first *= 2;
+      if (request_.memory_limit && holds_state() && step_->of(request_.batch / first))
+        for (const Bytes one = held_by(request_.batch / first) * static_cast<double>(first);
+             tried(2 * first) && state_ + kHeld * one / static_cast<double>(first) > memory_;)
+          first *= 2;
       Seconds before = std::numeric_limits<double>::infinity();
       int64_t smaller = first;
       for (bool better = true; better && tried(smaller); smaller *= 2) {
@@ -180,14 +186,29 @@ class PipelineSearch {
   bool holds_state() {
     if (!request_.memory_limit || !builders_.empty()) return true;
     const Graph& graph = step_->graph();
-    Bytes state = 0;
-    for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, request_.optimizer);
-    Bytes memory = 0;
-    for (int d = 0; d < cluster_.size(); ++d) memory += cluster_.type_of(d).memory;
-    if (state <= memory) return true;
+    state_ = memory_ = 0;
+    for (const Parameter& p : graph.parameters) state_ += state_bytes(graph, p, request_.optimizer);
+    for (int d = 0; d < cluster_.size(); ++d) memory_ += cluster_.type_of(d).memory;
+    if (state_ <= memory_) return true;
     result_.reason = fmt::format("parameters and their state take {}, all devices together have {}",
-                                 format_bytes(state), format_bytes(memory));
+                                 format_bytes(state_), format_bytes(memory_));
     return false;
+  }
+
+  // What a micro-batch's layers hold for the backward pass, on one device each.
+  Bytes held_by(int64_t size) {
+    PlanBuilder builder(request_, &groups_, step_, size, layers_ > 0 ? layers_ : kLayers, &cache_);
+    return held_by(size, builder);
+  }
+  Bytes held_by(int64_t size, PlanBuilder& builder) {
+    const DeviceGroups::Kind& one = groups_.of({0});
+    Bytes held = 0;
+    for (int l = 0; l < builder.size(); ++l) {
+      const PlanBuilder::LayerCost& cost =
+          builder.layer_cost(l, one, static_cast<int>(request_.batch / size), false);
+      if (cost.feasible) held += cost.held;
+    }
+    return held;
   }
 
   // False: neither this size nor a larger one fits.
@@ -336,21 +357,12 @@ class PipelineSearch {
   // those of its layers at least once, in all its devices together no less than one device would.
   bool holds_activations(int64_t size, PlanBuilder& builder) {
     if (!request_.memory_limit) return true;
-    const Graph& graph = builder.graph();
-    const DeviceGroups::Kind& one = groups_.of({0});
-    const int count = static_cast<int>(request_.batch / size);
-    Bytes held = 0, memory = 0;
-    for (const Parameter& p : graph.parameters) held += state_bytes(graph, p, request_.optimizer);
-    for (int l = 0; l < builder.size(); ++l) {
-      const PlanBuilder::LayerCost& cost = builder.layer_cost(l, one, count, false);
-      if (cost.feasible) held += cost.held;
-    }
-    for (int d = 0; d < cluster_.size(); ++d) memory += cluster_.type_of(d).memory;
-    if (held <= memory) return true;
+    const Bytes held = state_ + held_by(size, builder);
+    if (held <= memory_) return true;
     if (found_.empty())
       result_.reason = fmt::format(
           "state and the activations of a micro-batch of {} take {}, all devices together have {}",
-          size, format_bytes(held), format_bytes(memory));
+          size, format_bytes(held), format_bytes(memory_));
     return false;
   }
 
@@ -563,7 +575,8 @@ class PipelineSearch {
   int equal_;                // of the former
   std::map<int64_t, std::unique_ptr<PlanBuilder>> builders_;
   int layers_;
-  bool parted_ = false;                                      // the batch can be taken in parts
+  Bytes state_ = 0, memory_ = 0;  // of all parameters, once; of all devices
+  bool parted_ = false;           // the batch can be taken in parts
   int64_t too_large_ = std::numeric_limits<int64_t>::max();  // such micro-batches do not fit
   std::vector<Found> found_;
   std::vector<Composition> compositions_;  // [plan] of result_
@@ -573,21 +586,6 @@ class PipelineSearch {
 };
 
 }  // namespace
-
-std::vector<std::vector<int>> stage_meshes(const Cluster& cluster) {
-  std::vector<std::vector<int>> meshes;
-  std::set<std::vector<int>> known;
-  std::vector<Part> parts = equal_parts(cluster);
-  for (Part& part : unequal_parts(cluster, parts)) parts.push_back(std::move(part));
-  for (const Part& part : parts)
-    for (pipeline::Shapes shapes : {pipeline::Shapes::paper, pipeline::Shapes::uneven})
-      for (int d = 0; d < (part.shape.kinds.empty() ? 1 : part.shape.size()); ++d)
-        pipeline::for_each_mesh(part.shape, 0, shapes, d, [&](const pipeline::Mesh& mesh, int) {
-          std::vector<int> devices = devices_of(part, mesh);
-          if (known.insert(devices).second) meshes.push_back(std::move(devices));
-        });
-  return meshes;
-}
 
 EngineResult plan_pipeline(const PlanOptions& request, const Cluster& cluster,
                            const GraphOf& graph_of, Seconds known) {

@@ -35,7 +35,7 @@ constexpr double kMoreMemory[] = {1.25, 1.6, 2, 2.5, 3.2, 4};
 // one sample.
 constexpr size_t kComposed = 2, kMore = 8;
 constexpr size_t kManyNodes = 20'000;
-constexpr double kSearching = 0.15, kEarly = 0.2, kOfGrid = 0.9;  // of the time
+constexpr double kSearching = 0.15, kEarly = 0.1, kOfGrid = 0.9;  // of the time
 
 // What programs are restricted to (program_plan.h).
 const char* const kTensors = "tensor-parallel";

@@ -55,11 +55,12 @@ EngineResult result_of(ProgramResult found) {
 }  // namespace
 
 EngineResult plan_one_program(const PlanOptions& options, const Cluster& cluster,
-                              const GraphOf& graph_of) {
+                              const GraphOf& graph_of, bool planned) {
   const std::shared_ptr<const BatchStep> step = step_of(options, graph_of);
   for (const std::string& op : step->theory().unknown_ops())
     spdlog::warn("{} is not in the op table: it runs replicated", op);
-  const ProgramRequest request = request_of(options);
+  ProgramRequest request = request_of(options);
+  request.planned = planned;
   if (!options.segments.one()) {
     std::vector<Segmented> tried;
     EngineResult result =
