@@ -33,7 +33,7 @@ constexpr double kWorkspace[] = {0.5, 1.5};
 constexpr double kMoreMemory[] = {1.25, 1.6, 2, 2.5, 3.2, 4};
 // Of those that fit, and more while it is early; of models with many nodes one, of micro-batches of
 // one sample.
-constexpr size_t kComposed = 2, kMore = 8;
+constexpr size_t kComposed = 4, kMore = 8;
 constexpr size_t kManyNodes = 20'000;
 constexpr double kSearching = 0.15, kEarly = 0.1, kOfGrid = 0.9;  // of the time
 
