@@ -141,7 +141,7 @@ class DualBounds {
     std::vector<double> most;      // [user][set] what it gives for one of the forms
     std::vector<double> given;     // [form] to the producer
     std::vector<double> cheapest;  // [set] way from the producer to it; NaN: not known yet
-    int64_t users = -1;  // sum of their versions, at `made`
+    int64_t users = -1;            // sum of their versions, at `made`
     std::vector<double> made;      // [form] the producer's result
   };
   std::vector<Memo> memos_;        // [value], while sweeps go on
