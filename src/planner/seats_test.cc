@@ -52,9 +52,8 @@ TEST(Seats, PowersOfTwoAlwaysPack) {
   Rng rng(5);
   for (int trial = 0; trial < 300; ++trial) {
     const int devices = 1 << rng.between(1, 3), nodes = static_cast<int>(rng.between(1, 4));
-    const int pipelines = static_cast<int>(rng.between(1, 2)),
-              share = nodes * devices * (pipelines == 1 ? 1 : 2) / pipelines;
-    const Part part = part_of(pipelines == 1 ? nodes : 2 * nodes, devices);
+    const int pipelines = static_cast<int>(rng.between(1, 2)), share = nodes * devices;
+    const Part part = part_of(pipelines * nodes, devices);
     std::vector<int> sizes;
     for (int left = share; left > 0; left -= sizes.back()) {
       int size = 1 << rng.between(0, 4);
