@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "core/blas.h"
 #include "core/error.h"
 #include "core/interrupted.h"
 #include "core/log.h"
@@ -21,6 +22,7 @@ int main(int argc, char** argv) {
   // Of millions of small objects, glibc's lists of freed ones cost a fifth of the time.
   mallopt(M_MXFAST, 0);
 #endif
+  motley::end_blas_threads();
   motley::guard_output();
   motley::remember_arguments(argv);
   CLI::App app{"motley plans and runs the training of one model on unequal accelerators."};

@@ -23,7 +23,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/interrupted.h"
-#include "interpret/blas.h"
+#include "core/blas.h"
 
 extern char** environ;
 

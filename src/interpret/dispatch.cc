@@ -12,7 +12,7 @@
 
 #include "core/error.h"
 #include "interpret/batch_norm.h"
-#include "interpret/blas.h"
+#include "core/blas.h"
 #include "interpret/operators.h"
 
 namespace motley {

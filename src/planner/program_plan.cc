@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <limits>
+#include <mutex>
 #include <numeric>
 #include <set>
 
 #include "bounds/compute_bound.h"
 #include "cluster/part.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "core/ranges.h"
 #include "planner/batch_step.h"
 #include "solver/order.h"
@@ -125,6 +128,9 @@ std::string part_in_words(const std::vector<int>& devices, int of, const std::st
 // parts of it are to be searched too.
 constexpr double kOfBaseline = 0.1, kOfWhole = 0.4;
 
+// Of models with fewer nodes the first search is so short that it runs beside the baselines.
+constexpr size_t kFewNodes = 20'000;
+
 class ProgramPlanner::Work {
  public:
   Work(std::shared_ptr<const BatchStep> step, const Cluster& cluster, ProgramRequest request)
@@ -146,13 +152,18 @@ class ProgramPlanner::Work {
     std::vector<int> all(cluster_.size());
     std::iota(all.begin(), all.end(), 0);
     whole_ = best_ = attempt_on(cluster_, all, reductions_of(cluster_));
-    find_baselines();
-    AlternationOptions first = options_;
-    if (slow_ && request_.parts && free) first.limits.deadline = deadline_.part(kOfWhole);
-    search(best_.get(), first);
+    const bool parts = request_.parts && free;
+    if (request_.threads != 1 && graph_.nodes.size() < kFewNodes) {
+      find_baselines([&] { search(whole_.get()); });
+    } else {
+      find_baselines({});
+      AlternationOptions first = options_;
+      if (slow_ && parts) first.limits.deadline = deadline_.part(kOfWhole);
+      search(whole_.get(), first);
+    }
     if (free && !best_->found.feasible && options_.memory_limit && !request_.planned)
       search_cut(best_.get());
-    if (request_.parts && free) search_parts();
+    if (parts) search_parts();
     // On one device a strategy is a program with collectives that do nothing.
     if (free && cluster_.size() > 1 && rival_.feasible &&
         !(best_->found.feasible && best_->found.step() <= rival_.step())) {
@@ -228,31 +239,47 @@ class ProgramPlanner::Work {
     } catch (const TimeIsUp&) {
       if (!found.feasible) found.reason = kNoTime;
     }
+    const std::lock_guard lock(mutex_);
     solves_ += found.solves - solves;
     states_ += found.states - states;
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  void find_baselines() {
-    if (!request_.baselines) return;
+  Alternation find_baseline(const Known& known, const CostModel& plain, char* slow) const {
+    AlternationOptions options = restricted(known.name, cluster_, request_.alternation);
+    options.overlap = backend_of(cluster_).hides;
+    options.recompute = false;
+    options.certify = false;
+    options.orders = options_.orders;
+    options.limits.deadline = deadline_.part(kOfBaseline);
+    Alternation found;
+    found.reason = kNoTime;
+    try {
+      deadline_.check();
+      found = alternate(theory_, plain, options);
+    } catch (const TimeIsUp&) {
+    }
+    *slow = options.limits.deadline.over();
+    return found;
+  }
+
+  // `beside`, unless empty: what runs on another thread meanwhile.
+  void find_baselines(const std::function<void()>& beside) {
+    const int count = request_.baselines ? static_cast<int>(std::size(kKnown)) : 0;
+    std::vector<Alternation> found(count);
+    std::vector<char> slow(count, 0);
     const CostModel plain(cluster_);
-    for (const Known& known : kKnown) {
-      AlternationOptions options = restricted(known.name, cluster_, request_.alternation);
-      options.overlap = backend_of(cluster_).hides;
-      options.recompute = false;
-      options.certify = false;
-      options.orders = options_.orders;
-      options.limits.deadline = deadline_.part(kOfBaseline);
-      Alternation s;
-      s.reason = kNoTime;
-      try {
-        deadline_.check();
-        s = alternate(theory_, plain, options);
-      } catch (const TimeIsUp&) {
-      }
-      slow_ = slow_ || options.limits.deadline.over();
+    parallel_for(count + 1, beside ? request_.threads : 1, [&](int i) {
+      if (i > 0)
+        found[i - 1] = find_baseline(kKnown[i - 1], plain, &slow[i - 1]);
+      else if (beside)
+        beside();
+    });
+    for (int k = 0; k < count; ++k) {
+      Alternation& s = found[k];
+      slow_ = slow_ || slow[k];
       baselines_.push_back(
-          {known.name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});
+          {kKnown[k].name, s.feasible, s.feasible ? s.step() : 0, s.feasible ? "" : s.reason});
       if (better(s, rival_)) rival_ = std::move(s);
     }
   }
@@ -269,17 +296,18 @@ class ProgramPlanner::Work {
   // A part has no more memory than the whole.
   void search_parts() {
     if (!best_->found.feasible && options_.memory_limit) return;
+    std::vector<std::shared_ptr<Attempt>> parts;
     for (const std::vector<int>& devices : parts_of(cluster_)) {
-      if (deadline_.over()) break;
       if (options_.redundancy > 0 && devices.size() < 2) continue;  // nowhere to keep it
       const Cluster part = part_of(cluster_, devices);
-      if (best_->found.feasible &&
-          bounds::compute_bound(theory_, CostModel(part)) >= best_->found.step())
-        continue;
-      const auto attempt = attempt_on(part, devices, reductions_of(part));
-      search(attempt.get());
-      if (better(attempt->found, best_->found)) best_ = attempt;
+      if (!best_->found.feasible ||
+          bounds::compute_bound(theory_, CostModel(part)) < best_->found.step())
+        parts.push_back(attempt_on(part, devices, reductions_of(part)));
     }
+    parallel_for(static_cast<int>(parts.size()), request_.threads,
+                 [&](int p) { search(parts[p].get()); });
+    for (const auto& part : parts)
+      if (better(part->found, best_->found)) best_ = part;
   }
 
   ProgramResult result() const {
@@ -316,6 +344,7 @@ class ProgramPlanner::Work {
   Alternation rival_;  // the best baseline
   bool slow_ = false;  // there was no time for one of them
   std::vector<StrategyTime> baselines_;
+  std::mutex mutex_;    // of what follows, as searches run on threads
   double seconds_ = 0;  // of searches
   int solves_ = 0;
   int64_t states_ = 0;

@@ -23,6 +23,7 @@ struct ProgramRequest {
   std::function<std::vector<ReductionProgram>(const Cluster&)> reductions;
   std::string strategy;  // the name of a baseline that is to be the plan; empty: search
   bool planned = false;  // there is a plan: what is hardly any good is not looked for
+  int threads = 1;       // of its searches; 0: one per core. The plan is the same
   bool parts = false;    // also plan for parts of the cluster that may be faster than all of it
 };
 

@@ -590,11 +590,10 @@ const Order& OrderMemo::of(const Problem& problem) {
     key.insert(key.end(), node.outputs.begin(), node.outputs.end());
   }
   std::unique_lock lock(mutex_);
-  if (const auto it = orders_.find(key); it != orders_.end()) return *it->second;
+  Entry& entry = orders_[std::move(key)];
   lock.unlock();
-  auto order = std::make_unique<Order>(make_order(problem, {}, &stretches_));
-  lock.lock();
-  return *orders_.try_emplace(std::move(key), std::move(order)).first->second;
+  std::call_once(entry.once, [&] { entry.order = make_order(problem, {}, &stretches_); });
+  return entry.order;
 }
 
 }  // namespace motley::solver

@@ -103,8 +103,12 @@ class OrderMemo {
   const Order& of(const Problem& problem);
 
  private:
+  struct Entry {
+    std::once_flag once;
+    Order order;
+  };
   std::mutex mutex_;
-  std::map<std::vector<int>, std::unique_ptr<Order>> orders_;
+  std::map<std::vector<int>, Entry> orders_;
   StretchMemo stretches_;
 };
 

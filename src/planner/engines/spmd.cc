@@ -21,6 +21,7 @@ ProgramRequest request_of(const PlanOptions& options) {
   request.strategy = options.strategy;
   request.parts = !options.all_devices;
   request.baselines = options.baselines;
+  request.threads = options.threads;
   request.reductions = reduce::reductions_of_all;
   request.alternation.optimizer = options.optimizer;
   request.alternation.redundancy = options.redundancy;

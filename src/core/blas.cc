@@ -1,4 +1,4 @@
-#include "interpret/blas.h"
+#include "core/blas.h"
 
 #include <dlfcn.h>
 
@@ -20,6 +20,10 @@ bool one_at_a_time() {
 
 void set_blas_threads(int threads) {
   if (const auto set = openblas<void (*)(int)>("openblas_set_num_threads")) set(threads);
+}
+
+void end_blas_threads() {
+  if (const auto end = openblas<int (*)()>("blas_thread_shutdown_")) end();
 }
 
 std::unique_lock<std::mutex> blas_turn() {
