@@ -90,11 +90,12 @@ TEST(Engines, PlansDoNotDependOnThreads) {
       request.model = "toy";
       request.batch = 64;
       request.threads = threads;
-      std::vector<EngineResult> results(3);
-      parallel_for(3, threads, [&](int e) {
+      std::vector<EngineResult> results(4);
+      parallel_for(4, threads, [&](int e) {
         results[e] = e == 0   ? plan_pipeline(request, cluster, graph_of)
                      : e == 1 ? plan_grid(request, cluster, graph_of, {})
-                              : plan_virtual(request, cluster, graph_of, {});
+                     : e == 2 ? plan_virtual(request, cluster, graph_of, {})
+                              : plan_one_program(request, cluster, graph_of, false);
       });
       return results;
     };
