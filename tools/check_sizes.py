@@ -24,7 +24,6 @@ FILES = {
     "tests/runtime_test.cc": 866,
 }
 FUNCTIONS = {
-    "src/planner/engines/grid.cc plan_grid": 167,
     "src/shard/theory.cc Theory::refine": 123,
     "src/shard/theory.cc Theory::derive": 162,
     "src/solver/balance.cc balance": 151,

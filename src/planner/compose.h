@@ -46,6 +46,8 @@ class PlanBuilder : public LayeredGraph {
   int planned() const { return search().count(); }  // program searches
   // Whether the best program of some stage did not fit into memory.
   bool limited() const { return programs_.limited(); }
+  // As of StagePrograms.
+  void set_hurried(bool hurried) { programs_.set_hurried(hurried); }
 
  private:
   class Composer;

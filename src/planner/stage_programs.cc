@@ -16,6 +16,16 @@ namespace motley::planner {
 
 namespace {
 
+// Of programs with all parameters cut, of which many are about as good: states of each step.
+constexpr int64_t kLeanStates = 50;
+
+AlternationOptions lean_of(AlternationOptions options) {
+  options.restriction = spmd::Restriction::zero;
+  options.limits.max_states = std::min(options.limits.max_states, kLeanStates);
+  options.limits.max_sweeps = options.limits.sweeps;
+  return options;
+}
+
 constexpr int kAttempts = 4;  // to fit a stage's program into the memory that is left
 // Times what a program may take that is fitted into memory, for one to be searched for at all.
 constexpr double kRoughly = 1.5;
@@ -30,11 +40,14 @@ int StagePrograms::number_of(const Graph& graph, const std::string& strategy) {
       .first->second;
 }
 
+StagePrograms::StageKey StagePrograms::key_of(const StageTask& t) {
+  return {t.number,    t.group->number, t.stages_per_device, t.micro_batches,
+          t.in_flight, t.recompute,     t.thorough,          t.divided};
+}
+
 int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found) {
-  const auto key_of = [](const StageTask& t) {
-    return std::tuple(t.number, t.group->number, t.stages_per_device, t.micro_batches, t.in_flight,
-                      t.recompute, t.thorough, t.divided);
-  };
+  for (const StageKey& key : refused_) stages_.erase(key);
+  refused_.clear();
   found->assign(tasks.size(), nullptr);
   // What is found for one stage helps the next on a group of its kind; kinds are independent.
   std::vector<std::vector<int>> chains;  // tasks on groups that look alike, in order
@@ -64,7 +77,12 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
           for (int held : std::set<int, std::greater<>>{task.in_flight, task.fewer, 1}) {
             task.in_flight = held;
             it->second = plan(task);
-            if (it->second.feasible) break;
+            if (it->second.feasible || hurried_) break;
+          }
+          if (hurried_ && !it->second.feasible) {
+            lock.lock();
+            refused_.push_back(it->first);
+            lock.unlock();
           }
         } catch (const TimeIsUp&) {  // not known, then
           lock.lock();
@@ -109,7 +127,7 @@ Planned StagePrograms::search(const StageTask& task, const CostModel& model, boo
   if (!task.strategy.empty())
     options = restricted(task.strategy, model.cluster(), std::move(options));
   else if (lean)
-    options.restriction = spmd::Restriction::zero;
+    options = lean_of(std::move(options));
   if (!task.ratios.empty()) options.ratios = task.ratios;
   return search_.find(*task.theory, model, std::move(options), memory_price);
 }
@@ -186,7 +204,7 @@ void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
     solver::WarmStart warm;
     const Planned& best = unlimited(task, task.pieces(), &warm);
     if (!request_.memory_limit || !best.feasible || task.pieces() || !task.strategy.empty() ||
-        task.group->cluster.size() == 1 || fits(task, best))
+        task.group->cluster.size() == 1 || hurried_ || fits(task, best))
       return;
     unlimited(task, true, &warm);
   });
@@ -198,7 +216,7 @@ Planned StagePrograms::plan(const StageTask& task) {
   Planned planned = unlimited(task, task.pieces(), nullptr);
   if (!request_.memory_limit || !planned.feasible || fits(task, planned))
     return as_run(task, std::move(planned));
-  if (!task.strategy.empty()) {
+  if (!task.strategy.empty() || hurried_) {
     planned.feasible = false;
     planned.reason = lack_of(task, planned);
     return planned;

@@ -61,6 +61,10 @@ class StagePrograms {
   // Whether the best program of some stage did not fit into memory.
   bool limited() const { return was_limited_; }
 
+  // Until told otherwise, stages whose best program does not fit are refused at once, and planned
+  // again when they are next asked for.
+  void set_hurried(bool hurried) { hurried_ = hurried; }
+
  private:
   // `memory_price`: of a like stage, in; of this one, out. `lean`: parameters and their state are
   // cut wherever they can be.
@@ -92,10 +96,14 @@ class StagePrograms {
   std::map<std::tuple<int, int, int, bool>, std::vector<Planned>> limited_;
   std::map<int, double> memory_price_;  // by group
   // And in flight, recompute, thorough, divided.
-  std::map<std::tuple<int, int, int, int, int, bool, bool, Divided>, Planned> stages_;
+  using StageKey = std::tuple<int, int, int, int, int, bool, bool, Divided>;
+  static StageKey key_of(const StageTask& task);
+  std::map<StageKey, Planned> stages_;
   std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
                       // their own, and so entries
   std::atomic<bool> was_limited_ = false;
+  bool hurried_ = false;
+  std::vector<StageKey> refused_;  // at once, by the last find()
 };
 
 }  // namespace motley::planner

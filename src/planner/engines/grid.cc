@@ -26,6 +26,7 @@ namespace {
 constexpr double kSearching = 0.5;  // of the time, until strategies are planned stage by stage
 constexpr int kComposed = 4;        // of each: one stage a device, several
 constexpr int kParted = 2;          // of each, in addition: with context or expert parallelism
+constexpr int kHurried = 8;         // of each, looked at before those that take long to plan
 constexpr double kWorth = 1.1;      // times the best estimate that one may have
 constexpr int kLayers = 48;
 constexpr int kContext[] = {2, 4, 8};
@@ -58,96 +59,147 @@ std::vector<int> levels_of(const grid::Strategy& s, const grid::Fixed& fixed, bo
   return divided && s.dp > 1 ? std::vector<int>{0, 3} : std::vector<int>{0};
 }
 
-}  // namespace
-
-EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of,
-                       const grid::Fixed& fixed_choices) {
-  const auto start = std::chrono::steady_clock::now();
-  EngineResult result{.engine = "grid", .record = request.record};
-  grid::Fixed fixed = fixed_choices;
-  if (!fixed.micro_batch && request.micro_batches.size() == 1)
-    fixed.micro_batch = static_cast<int>(request.micro_batches[0]);
-  // The layers do not depend on the micro-batch, up to its size.
-  int64_t samples = fixed.micro_batch ? *fixed.micro_batch : 1;
-  while (!fixed.micro_batch && samples < 4 && request.batch % (2 * samples) == 0) samples *= 2;
-  DeviceGroups groups(cluster);
-  SearchCache cache;
-  const auto step = step_of(request, graph_of);
-  if (!step->of(samples)) {
-    result.reason = step->why_not();
-    result.refused = true;
-    return result;
+class GridPlanner {
+ public:
+  GridPlanner(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of,
+              const grid::Fixed& fixed)
+      : request_(request),
+        cluster_(cluster),
+        fixed_(fixed),
+        groups_(cluster),
+        step_(step_of(request, graph_of)),
+        everywhere_(cluster.size()) {
+    result_.engine = "grid";
+    result_.record = request.record;
+    std::iota(everywhere_.begin(), everywhere_.end(), 0);
+    if (!fixed_.micro_batch && request.micro_batches.size() == 1)
+      fixed_.micro_batch = static_cast<int>(request.micro_batches[0]);
+    if (fixed_.stages) wanted_ = std::accumulate(fixed_.stages->begin(), fixed_.stages->end(), 0);
   }
-  std::map<int64_t, std::unique_ptr<PlanBuilder>> builders;
-  bool finest = false;
-  int wanted = fixed.stages ? std::accumulate(fixed.stages->begin(), fixed.stages->end(), 0) : 0;
-  auto builder_of = [&](int64_t size) -> PlanBuilder& {
-    auto& builder = builders[size];
+
+  EngineResult run() {
+    const auto start = std::chrono::steady_clock::now();
+    // The layers do not depend on the micro-batch, up to its size.
+    int64_t samples = fixed_.micro_batch ? *fixed_.micro_batch : 1;
+    while (!fixed_.micro_batch && samples < 4 && request_.batch % (2 * samples) == 0) samples *= 2;
+    if (!step_->of(samples)) {
+      result_.reason = step_->why_not();
+      result_.refused = true;
+      return std::move(result_);
+    }
+    take_fixed_blocks(samples);
+    PlanBuilder& builder = builder_of(samples);
+    layers_ = builder.size();
+    const grid::Model model = grid_model(builder, samples);
+    const grid::SearchResult found =
+        grid::search(estimator_of(model, cluster_), search_options(model));
+    result_.lower_bound = found.lower_bound;
+    result_.reason = found.ranked.empty() ? found.reason : found.stop_reason;
+    // First strategies whose stages fit with their best programs, as the others take long to plan.
+    // What else is planned does not depend on that.
+    std::vector<char> made(found.ranked.size(), false);
+    for (const bool first : {true, false}) try {
+        hurried_ = first;
+        if (!first || request_.memory_limit) compose_all(found.ranked, &made);
+      } catch (const TimeIsUp&) {
+        if (result_.candidates.empty()) result_.reason = kNoTime;
+        break;
+      }
+    rank(&result_);
+    if (!result_.candidates.empty()) result_.reason = found.stop_reason;
+    for (const auto& [size, b] : builders_)
+      if (b) result_.planned += b->planned();
+    result_.search_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return std::move(result_);
+  }
+
+ private:
+  PlanBuilder& builder_of(int64_t size) {
+    auto& builder = builders_[size];
     if (!builder) {
-      builder = std::make_unique<PlanBuilder>(request, &groups, step, size, wanted, &cache);
-      if (wanted == 0 && !finest && builder->size() > kLayers) {
-        wanted = kLayers;
-        builder = std::make_unique<PlanBuilder>(request, &groups, step, size, wanted, &cache);
+      builder = std::make_unique<PlanBuilder>(request_, &groups_, step_, size, wanted_, &cache_);
+      if (wanted_ == 0 && !finest_ && builder->size() > kLayers) {
+        wanted_ = kLayers;
+        builder = std::make_unique<PlanBuilder>(request_, &groups_, step_, size, wanted_, &cache_);
       }
     }
     return *builder;
-  };
-  if (fixed.stages && builder_of(samples).size() != wanted) {
-    const int given = std::exchange(wanted, 0);
-    finest = true;
-    builders.clear();
-    const std::vector<int> layers = layers_of_blocks(builder_of(samples), *fixed.stages);
-    if (layers.empty()) {
-      wanted = given;
-      finest = false;
-      builders.clear();
-    } else {
-      fixed.stages = layers;
+  }
+
+  // Fixed stages that are not of so many layers as there are may be of blocks.
+  void take_fixed_blocks(int64_t samples) {
+    if (!fixed_.stages || builder_of(samples).size() == wanted_) return;
+    const int given = std::exchange(wanted_, 0);
+    finest_ = true;
+    builders_.clear();
+    const std::vector<int> layers = layers_of_blocks(builder_of(samples), *fixed_.stages);
+    if (!layers.empty()) {
+      fixed_.stages = layers;
+      return;
+    }
+    wanted_ = given;
+    finest_ = false;
+    builders_.clear();
+  }
+
+  grid::SearchOptions search_options(const grid::Model& model) const {
+    grid::SearchOptions options;
+    options.global_batch = static_cast<int>(request_.batch);
+    options.fixed = fixed_;
+    options.memory = request_.memory_limit;
+    options.zero = request_.memory_limit ? std::vector<int>{0, 1, 2, 3} : std::vector<int>{0};
+    options.least_zero = true;
+    options.interleave = {1, 2};
+    for (int cp : kContext)
+      if (cp <= cluster_.size() && model.tokens % cp == 0) options.cp.push_back(cp);
+    for (int ep = 2; ep <= std::min(model.experts, cluster_.size()); ++ep)
+      if (model.experts % ep == 0) options.ep.push_back(ep);
+    options.keep *= 4;
+    options.recompute = {grid::Recompute::none};
+    if (request_.memory_limit && request_.recompute)
+      options.recompute.push_back(grid::Recompute::full);
+    options.seed = request_.limits.seed;
+    options.deadline = request_.limits.deadline.part(kSearching);
+    return options;
+  }
+
+  // [candidate] *made: whether it has been planned.
+  void compose_all(const std::vector<grid::Candidate>& ranked, std::vector<char>* made) {
+    int composed[2][2] = {}, tried[2][2] = {};
+    bool any = false;
+    for (size_t c = 0; c < ranked.size(); ++c) {
+      grid::Strategy s = ranked[c].strategy;
+      const bool parts = s.cp > 1 || s.ep > 1;
+      int& count = composed[s.interleave > 1][parts];
+      if (count >= (parts ? kParted : kComposed)) continue;
+      if (hurried_ && ++tried[s.interleave > 1][parts] > kHurried) continue;
+      if ((any || hurried_) && ranked[c].estimate.step > kWorth * ranked[0].estimate.step) break;
+      const bool divided = request_.memory_limit && !any && !hurried_;
+      for (int level : levels_of(s, fixed_, divided)) {
+        s.zero = level;
+        bool skipped = false;
+        if (!(*made)[c]) (*made)[c] = compose(s, &skipped);
+        if ((*made)[c]) any = true, ++count;
+        if ((*made)[c] || skipped) break;
+      }
     }
   }
-  PlanBuilder& builder = builder_of(samples);
-  const grid::Model model = grid_model(builder, samples);
-  const grid::Estimator estimator = estimator_of(model, cluster);
-  grid::SearchOptions options;
-  options.global_batch = static_cast<int>(request.batch);
-  options.fixed = fixed;
-  options.memory = request.memory_limit;
-  options.zero = request.memory_limit ? std::vector<int>{0, 1, 2, 3} : std::vector<int>{0};
-  options.least_zero = true;
-  options.interleave = {1, 2};
-  for (int cp : kContext)
-    if (cp <= cluster.size() && model.tokens % cp == 0) options.cp.push_back(cp);
-  for (int ep = 2; ep <= std::min(model.experts, cluster.size()); ++ep)
-    if (model.experts % ep == 0) options.ep.push_back(ep);
-  options.keep *= 4;
-  options.recompute = {grid::Recompute::none};
-  if (request.memory_limit && request.recompute) options.recompute.push_back(grid::Recompute::full);
-  options.seed = request.limits.seed;
-  options.deadline = request.limits.deadline.part(kSearching);
-  const grid::SearchResult found = grid::search(estimator, options);
-  result.lower_bound = found.lower_bound;
-  result.reason = found.ranked.empty() ? found.reason : found.stop_reason;
-  int composed[2][2] = {};
-  std::set<std::string> seen;
-  std::vector<int> everywhere(cluster.size());
-  std::iota(everywhere.begin(), everywhere.end(), 0);
-  // Plans of a strategy at the levels of ZeRO that its replicas, or the devices of its stages (3),
-  // can have. Whether there are any; if it was not even tried, *skipped.
-  const auto compose = [&](grid::Strategy s, bool* skipped) {
-    *skipped = true;
-    const int merged = merged_replicas(s);
+
+  // Whether replicas that work as one can take whole micro-batches, so that their sum is the batch.
+  bool even(const grid::Strategy& s, int merged) {
     bool even = s.dp % merged == 0 && (merged == 1 || s.zero == 3 || s.ep % s.cp == 0);
     for (int r = 0; even && r < s.dp; r += merged) even = taken_by(s, r, merged) % merged == 0;
-    if (!even) {
-      if (result.candidates.empty() && (s.zero < 3 || fixed.zero))
-        result.reason =
-            "replicas that divide experts or parameters cannot take whole micro-batches together";
-      return false;
-    }
-    int64_t total = 0;
-    for (int m : s.micro_batches) total += m;
-    if (total * s.micro_batch != request.batch) return false;
-    // The same devices in the same stages are the same plan.
+    if (!even && result_.candidates.empty() && (s.zero < 3 || fixed_.zero))
+      result_.reason =
+          "replicas that divide experts or parameters cannot take whole micro-batches together";
+    const int64_t total =
+        std::accumulate(s.micro_batches.begin(), s.micro_batches.end(), int64_t{0});
+    return even && total * s.micro_batch == request_.batch;
+  }
+
+  // Of strategies with the same devices in the same stages, which are the same plan.
+  static std::string look_of(const grid::Strategy& s, int merged) {
     grid::Strategy group = s;
     group.tp *= s.cp * merged;
     group.dp /= merged;
@@ -156,72 +208,75 @@ EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const
     group.micro_batches.clear();
     for (int r = 0; r < s.dp; r += merged)
       group.micro_batches.push_back(taken_by(s, r, merged) / merged);
-    if (!seen.insert(
-                 fmt::format("{} {}", grid::to_string(group), fmt::join(group.micro_batches, " ")))
-             .second)
-      return false;
-    if (!step->of(s.micro_batch * merged)) {
-      if (result.candidates.empty()) result.reason = step->why_not();
+    return fmt::format("{} {}", grid::to_string(group), fmt::join(group.micro_batches, " "));
+  }
+
+  // Plans of a strategy at the levels of ZeRO that its replicas, or the devices of its stages (3),
+  // can have. Whether there are any; if it was not even tried, *skipped.
+  bool compose(grid::Strategy s, bool* skipped) {
+    *skipped = true;
+    const int merged = merged_replicas(s);
+    if (!even(s, merged)) return false;
+    const std::string look = look_of(s, merged);
+    if (seen_.count(look)) return false;
+    if (!step_->of(s.micro_batch * merged)) {
+      if (result_.candidates.empty()) result_.reason = step_->why_not();
       return false;
     }
     PlanBuilder& own = builder_of(s.micro_batch * merged);
-    if (own.size() != builder.size()) return false;
+    if (own.size() != layers_) return false;
+    own.set_hurried(hurried_);
     *skipped = false;
     Composition composition = composition_of(s);
     // The least level at which it fits.
-    const bool any = !fixed.zero && composition.replicas.size() > 1;
-    const int least = s.zero == 3 ? 3 : fixed.zero.value_or(0),
-              most = any && request.memory_limit ? 2 : least;
+    const bool any = !fixed_.zero && composition.replicas.size() > 1;
+    const int least = s.zero == 3 ? 3 : fixed_.zero.value_or(0),
+              most = any && request_.memory_limit ? 2 : least;
     composition.try_zero = any;
     composition.zero = least;
     std::string reason;
     std::unique_ptr<Plan> plan = own.compose_divided(&composition, most, "grid", &reason);
+    if (plan || !hurried_) seen_.insert(look);
     if (!plan) {
-      if (result.candidates.empty()) result.reason = reason;
+      if (result_.candidates.empty()) result_.reason = reason;
       return false;
     }
     std::unique_ptr<Plan> jointly;
-    if (!fixed.devices && s.interleave == 1 &&
-        place_jointly(cluster, {everywhere}, *plan, &composition,
-                      request.limits.deadline.part(kPlacing)))
+    if (!fixed_.devices && s.interleave == 1 &&
+        place_jointly(cluster_, {everywhere_}, *plan, &composition,
+                      request_.limits.deadline.part(kPlacing)))
       jointly = own.compose(composition, "grid", &reason);
-    auto note = [&](const Plan& made) {
-      if (s.zero < 3) s.zero = made.pipeline->level(0);
-      return grid::to_string(s);
-    };
-    std::string its_note = note(*plan);
-    result.add(std::move(plan), std::move(its_note));
-    if (!jointly) return true;
-    its_note = note(*jointly) + " placed jointly";
-    result.add(std::move(jointly), std::move(its_note));
+    add(std::move(plan), s, "");
+    if (jointly) add(std::move(jointly), s, " placed jointly");
     return true;
-  };
-  for (const grid::Candidate& candidate : found.ranked) try {
-      grid::Strategy s = candidate.strategy;
-      const bool parts = s.cp > 1 || s.ep > 1;
-      int& tried = composed[s.interleave > 1][parts];
-      if (tried >= (parts ? kParted : kComposed)) continue;
-      if (!result.candidates.empty() &&
-          candidate.estimate.step > kWorth * found.ranked[0].estimate.step)
-        break;
-      const bool divided = request.memory_limit && result.candidates.empty();
-      for (int level : levels_of(s, fixed, divided)) {
-        s.zero = level;
-        bool skipped = false;
-        const bool made = compose(s, &skipped);
-        if (made) ++tried;
-        if (made || skipped) break;
-      }
-    } catch (const TimeIsUp&) {
-      if (result.candidates.empty()) result.reason = kNoTime;
-      break;
-    }
-  rank(&result);
-  if (!result.candidates.empty()) result.reason = found.stop_reason;
-  for (const auto& [size, b] : builders)
-    if (b) result.planned += b->planned();
-  result.search_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return result;
+  }
+
+  void add(std::unique_ptr<Plan> plan, grid::Strategy s, const char* how) {
+    if (s.zero < 3) s.zero = plan->pipeline->level(0);
+    result_.add(std::move(plan), grid::to_string(s) + how);
+  }
+
+  const PlanOptions& request_;
+  const Cluster& cluster_;
+  grid::Fixed fixed_;
+  DeviceGroups groups_;
+  SearchCache cache_;
+  const std::shared_ptr<BatchStep> step_;
+  std::vector<int> everywhere_;  // all devices
+  std::map<int64_t, std::unique_ptr<PlanBuilder>> builders_;
+  int wanted_ = 0;       // layers; 0: what the model has
+  bool finest_ = false;  // however many these are
+  int layers_ = 0;
+  std::set<std::string> seen_;  // looks of what was planned
+  bool hurried_ = false;
+  EngineResult result_;
+};
+
+}  // namespace
+
+EngineResult plan_grid(const PlanOptions& request, const Cluster& cluster, const GraphOf& graph_of,
+                       const grid::Fixed& fixed) {
+  return GridPlanner(request, cluster, graph_of, fixed).run();
 }
 
 }  // namespace motley::planner
