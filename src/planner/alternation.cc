@@ -137,8 +137,10 @@ void AlternationSearch::search() {
     stop_ = worst_stop_;
     prove();
   }
-  if (!best_.feasible && best_.reason.empty())
+  if (!best_.feasible && best_.reason.empty()) {
     best_.reason = no_program_.empty() ? lack_ : no_program_;
+    if (no_program_.empty()) best_.excess = least_excess_;
+  }
   if (options_.warm) *options_.warm = warm_;
 }
 
@@ -154,6 +156,7 @@ bool AlternationSearch::worth_searching() {
   options_.limits = limits;
   const Seconds least = rough.lower_bound + fixed_seconds(weights);
   if (rough.option.empty() || least <= options_.worth) return true;
+  best_.slow = true;
   best_.reason =
       fmt::format("takes {:.3g} s a step even with more memory", least * options_.micro_batches);
   return false;

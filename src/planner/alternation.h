@@ -79,6 +79,10 @@ struct AlternationOptions {
 struct Alternation {
   bool feasible = false;
   std::string reason;  // infeasible: which device type lacks how much; else why the search stopped
+  // Infeasible: what the leanest program that was seen needs beyond the memory of the type that
+  // lacks most; 0 if none was seen.
+  Bytes excess = 0;
+  bool slow = false;  // infeasible: any program takes longer than it is worth
   Program program;
   Ratios ratios;       // [segment][device], sum 1 each
   ProgramCost cost;    // of program at ratios, nothing hidden

@@ -47,6 +47,7 @@ class PlanBuilder : public LayeredGraph {
   // Whether the best program of some stage did not fit into memory.
   bool limited() const { return programs_.limited(); }
   // As of StagePrograms.
+  bool slow() const { return programs_.slow(); }
   void set_hurried(bool hurried) { programs_.set_hurried(hurried); }
 
  private:

@@ -35,6 +35,8 @@ Planned ProgramSearch::find(const Theory& theory, const CostModel& model,
   Planned planned;
   planned.feasible = s.feasible;
   planned.reason = std::move(s.reason);
+  planned.excess = s.excess;
+  planned.slow = s.slow;
   if (!s.feasible) return planned;
   if (memory_price && s.memory_price > 0) *memory_price = s.memory_price;
   planned.program = phase_ordered(theory, s.program);

@@ -29,6 +29,8 @@ struct SearchCache {
 struct Planned {
   bool feasible = false;
   std::string reason;
+  Bytes excess = 0;   // as of Alternation
+  bool slow = false;  // likewise
   Program program;
   std::vector<double> ratios;
 };

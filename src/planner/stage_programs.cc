@@ -90,6 +90,7 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
           throw;
         }
       if (it->second.feasible) continue;
+      if (it->second.slow) was_slow_ = true;
       if (in_turn) failed = true;
       break;
     }
@@ -193,6 +194,19 @@ std::string StagePrograms::lack_of(const StageTask& task, const Planned& planned
   return text;
 }
 
+std::string StagePrograms::unfit_for(const Cluster& cluster, const std::vector<Unfit>& known) {
+  for (const Unfit& u : known) {
+    Bytes more = cluster.types[0].memory - u.memory[0];
+    for (size_t t = 1; t < u.memory.size(); ++t)
+      more = std::max(more, cluster.types[t].memory - u.memory[t]);
+    if (more < u.excess)
+      return fmt::format("{} lacks {}",
+                         u.memory.size() == 1 ? cluster.types[0].name : "some type of device",
+                         format_bytes(u.excess - more));
+  }
+  return {};
+}
+
 void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
   std::vector<const StageTask*> distinct;  // the first of equal ones has most in flight
   std::set<std::tuple<int, int, int, bool>> known;
@@ -232,6 +246,7 @@ Planned StagePrograms::plan(const StageTask& task) {
   };
   if (const Seconds all = task.micro_batches * seconds_of(planned, true); all > task.worth) {
     planned.feasible = false;
+    planned.slow = true;
     planned.reason = fmt::format("takes {:.3g} s a step even with more memory", all);
     return planned;
   }
@@ -239,8 +254,9 @@ Planned StagePrograms::plan(const StageTask& task) {
   // One that was found for a stage with more in flight does for its equals behind it: they are not
   // slower.
   std::unique_lock lock(mutex_);
-  std::vector<Planned>& limited =
-      limited_[{task.number, group.number, task.micro_batches, task.pieces()}];
+  const std::tuple like(task.number, group.number, task.micro_batches, task.pieces());
+  std::vector<Planned>& limited = limited_[like];
+  std::vector<Unfit>& unfit = unfit_[like];
   double& memory_price = memory_price_[group.number];
   lock.unlock();
   for (const Planned& known : limited)
@@ -280,9 +296,20 @@ Planned StagePrograms::plan(const StageTask& task) {
                    std::min(attempt > 1 ? left.types[t].memory - shortages[t].lack : most,
                             most - shortages[t].others));
     }
+    if (std::string reason = unfit_for(left, unfit); !reason.empty()) {
+      planned.feasible = false;
+      planned.reason = std::move(reason);
+      break;
+    }
     planned = search(task, CostModel(left, group.reductions, group.replicas), true, task.pieces(),
                      &memory_price, &warm);
-    if (!planned.feasible) break;
+    if (!planned.feasible) {
+      if (planned.excess > 0) {
+        unfit.push_back({{}, planned.excess});
+        for (const DeviceType& type : left.types) unfit.back().memory.push_back(type.memory);
+      }
+      break;
+    }
     if (fits(task, planned)) {
       limited.push_back(better(planned));
       return as_run(task, limited.back());

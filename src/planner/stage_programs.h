@@ -61,6 +61,9 @@ class StagePrograms {
   // Whether the best program of some stage did not fit into memory.
   bool limited() const { return was_limited_; }
 
+  // Whether some stage takes longer than it is worth, even with more memory.
+  bool slow() const { return was_slow_; }
+
   // Until told otherwise, stages whose best program does not fit are refused at once, and planned
   // again when they are next asked for.
   void set_hurried(bool hurried) { hurried_ = hurried; }
@@ -94,6 +97,14 @@ class StagePrograms {
   std::map<std::tuple<int, int, int, bool>, Planned> unlimited_;  // graph, group, count, lean
   // Graph, group, count, and whether pieces are held.
   std::map<std::tuple<int, int, int, bool>, std::vector<Planned>> limited_;
+  // Likewise: memory of types in which nothing fitted, and what it lacked.
+  struct Unfit {
+    std::vector<Bytes> memory;
+    Bytes excess;
+  };
+  // Why nothing fits into the memory of a cluster's types, if that is known; else empty.
+  static std::string unfit_for(const Cluster& cluster, const std::vector<Unfit>& known);
+  std::map<std::tuple<int, int, int, bool>, std::vector<Unfit>> unfit_;
   std::map<int, double> memory_price_;  // by group
   // And in flight, recompute, thorough, divided.
   using StageKey = std::tuple<int, int, int, int, int, bool, bool, Divided>;
@@ -101,7 +112,7 @@ class StagePrograms {
   std::map<StageKey, Planned> stages_;
   std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
                       // their own, and so entries
-  std::atomic<bool> was_limited_ = false;
+  std::atomic<bool> was_limited_ = false, was_slow_ = false;
   bool hurried_ = false;
   std::vector<StageKey> refused_;  // at once, by the last find()
 };

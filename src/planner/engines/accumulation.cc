@@ -72,6 +72,8 @@ class Accumulation {
         const bool made = compose(&builder, samples, zero, recompute);
         // With nothing computed again and parameters whole there is nothing to be gained.
         if (made && zero == 0 && !recompute) return builder.limited();
+        // Micro-batches that are smaller take no less.
+        if (!made && zero == 0 && !recompute && builder.slow()) return false;
       }
     return true;
   }

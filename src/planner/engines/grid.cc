@@ -26,7 +26,7 @@ namespace {
 constexpr double kSearching = 0.5;  // of the time, until strategies are planned stage by stage
 constexpr int kComposed = 4;        // of each: one stage a device, several
 constexpr int kParted = 2;          // of each, in addition: with context or expert parallelism
-constexpr int kHurried = 8;         // of each, looked at before those that take long to plan
+constexpr int kHurried = 3;         // of each, looked at before those that take long to plan
 constexpr double kWorth = 1.1;      // times the best estimate that one may have
 constexpr int kLayers = 48;
 constexpr int kContext[] = {2, 4, 8};

@@ -21,7 +21,8 @@ ProgramRequest request_of(const PlanOptions& options) {
   request.strategy = options.strategy;
   request.parts = !options.all_devices;
   request.baselines = options.baselines;
-  request.threads = options.threads;
+  // Beside other engines, which have better use for threads, it takes one.
+  request.threads = options.engine == "auto" ? 1 : options.threads;
   request.reductions = reduce::reductions_of_all;
   request.alternation.optimizer = options.optimizer;
   request.alternation.redundancy = options.redundancy;
