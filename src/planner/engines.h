@@ -75,8 +75,7 @@ void rank(EngineResult* result);
 
 // What engines of earlier rounds found.
 struct FoundBefore {
-  Seconds step = std::numeric_limits<Seconds>::infinity();      // of the best plan
-  Seconds pipeline = std::numeric_limits<Seconds>::infinity();  // of the best with several stages
+  Seconds step = std::numeric_limits<Seconds>::infinity();  // of the best plan
   // Of one program, in one micro-batch, whose collectives do not travel beside its computation yet:
   // the fastest, ascending.
   std::vector<const Candidate*> programs;

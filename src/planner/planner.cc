@@ -154,8 +154,6 @@ Bytes least_state(const Graph& graph, const Parameter& p, const PlanOptions& opt
 // Of what is left of the time: for those of the last round that there is; for one that other engines
 // kept from beginning until its part was over.
 constexpr double kLastRound = 0.9, kLate = 0.1;
-// Likewise for pipelines, where those of the grid take so many times as long as the best plan.
-constexpr double kOfHopeless = 0.4, kFar = 2;
 
 // Whether there is no time for an engine to begin: of models with so many nodes what all engines do
 // first takes about as long as it took to the first plan, or if there is none, longer than it has
@@ -183,13 +181,8 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
     const bool last = std::all_of(rounds + round + 1, rounds + kRounds,
                                   [](const auto& later) { return later.empty(); });
     std::vector<Deadline> ends;
-    for (const size_t e : wanted) {
-      const bool hopeless =
-          engines()[e].name == std::string("pipeline") && known.pipeline > kFar * known.step;
-      ends.push_back(options.limits.deadline.part(last       ? kLastRound
-                                                  : hopeless ? kOfHopeless
-                                                             : engines()[e].part));
-    }
+    for (const size_t e : wanted)
+      ends.push_back(options.limits.deadline.part(last ? kLastRound : engines()[e].part));
     std::vector<char> over(wanted.size(), false);
     parallel_for(count, options.threads, [&](int i) {
       const Engine& engine = engines()[wanted[i]];
@@ -213,8 +206,6 @@ std::vector<EngineResult> search(const GraphOf& graph_of, const Cluster& cluster
       for (const Candidate& c : results[e].candidates) {
         if (asked(options) || exact(*c.plan))
           known.step = std::min(known.step, c.plan->predicted_step_s);
-        if (c.plan->pipeline && c.plan->pipeline->stages() > 1)
-          known.pipeline = std::min(known.pipeline, c.plan->predicted_step_s);
         if (!c.plan->pipeline && !c.plan->duplex) known.programs.push_back(&c);
       }
     for (const size_t e : wanted)

@@ -194,19 +194,6 @@ std::string StagePrograms::lack_of(const StageTask& task, const Planned& planned
   return text;
 }
 
-std::string StagePrograms::unfit_for(const Cluster& cluster, const std::vector<Unfit>& known) {
-  for (const Unfit& u : known) {
-    Bytes more = cluster.types[0].memory - u.memory[0];
-    for (size_t t = 1; t < u.memory.size(); ++t)
-      more = std::max(more, cluster.types[t].memory - u.memory[t]);
-    if (more < u.excess)
-      return fmt::format("{} lacks {}",
-                         u.memory.size() == 1 ? cluster.types[0].name : "some type of device",
-                         format_bytes(u.excess - more));
-  }
-  return {};
-}
-
 void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
   std::vector<const StageTask*> distinct;  // the first of equal ones has most in flight
   std::set<std::tuple<int, int, int, bool>> known;
@@ -256,7 +243,7 @@ Planned StagePrograms::plan(const StageTask& task) {
   std::unique_lock lock(mutex_);
   const std::tuple like(task.number, group.number, task.micro_batches, task.pieces());
   std::vector<Planned>& limited = limited_[like];
-  std::vector<Unfit>& unfit = unfit_[like];
+  Bytes& unfit = unfit_[like];
   double& memory_price = memory_price_[group.number];
   lock.unlock();
   for (const Planned& known : limited)
@@ -296,18 +283,16 @@ Planned StagePrograms::plan(const StageTask& task) {
                    std::min(attempt > 1 ? left.types[t].memory - shortages[t].lack : most,
                             most - shortages[t].others));
     }
-    if (std::string reason = unfit_for(left, unfit); !reason.empty()) {
+    if (left.types.size() == 1 && left.types[0].memory < unfit) {
       planned.feasible = false;
-      planned.reason = std::move(reason);
+      planned.reason = fmt::format("{} lacks {}", left.types[0].name,
+                                   format_bytes(unfit - left.types[0].memory));
       break;
     }
     planned = search(task, CostModel(left, group.reductions, group.replicas), true, task.pieces(),
                      &memory_price, &warm);
     if (!planned.feasible) {
-      if (planned.excess > 0) {
-        unfit.push_back({{}, planned.excess});
-        for (const DeviceType& type : left.types) unfit.back().memory.push_back(type.memory);
-      }
+      unfit = std::max(unfit, left.types[0].memory + planned.excess);
       break;
     }
     if (fits(task, planned)) {

@@ -97,14 +97,8 @@ class StagePrograms {
   std::map<std::tuple<int, int, int, bool>, Planned> unlimited_;  // graph, group, count, lean
   // Graph, group, count, and whether pieces are held.
   std::map<std::tuple<int, int, int, bool>, std::vector<Planned>> limited_;
-  // Likewise: memory of types in which nothing fitted, and what it lacked.
-  struct Unfit {
-    std::vector<Bytes> memory;
-    Bytes excess;
-  };
-  // Why nothing fits into the memory of a cluster's types, if that is known; else empty.
-  static std::string unfit_for(const Cluster& cluster, const std::vector<Unfit>& known);
-  std::map<std::tuple<int, int, int, bool>, std::vector<Unfit>> unfit_;
+  // Likewise, of groups of one type: the memory below which nothing fits.
+  std::map<std::tuple<int, int, int, bool>, Bytes> unfit_;
   std::map<int, double> memory_price_;  // by group
   // And in flight, recompute, thorough, divided.
   using StageKey = std::tuple<int, int, int, int, int, bool, bool, Divided>;
