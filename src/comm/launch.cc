@@ -20,10 +20,10 @@
 
 #include "comm/gloo.h"
 #include "comm/store.h"
+#include "core/blas.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/interrupted.h"
-#include "core/blas.h"
 
 extern char** environ;
 

@@ -10,9 +10,9 @@
 #include <set>
 #include <unordered_map>
 
+#include "core/blas.h"
 #include "core/error.h"
 #include "interpret/batch_norm.h"
-#include "core/blas.h"
 #include "interpret/operators.h"
 
 namespace motley {
