@@ -66,10 +66,10 @@ struct ProgramResult {
 // Plans one program, and certifies it where that is asked for.
 //
 // The plan is no slower than the best baseline that was looked at; these come first, so that there
-// soon is a plan. With `parts`, where a plan communicates so long that fewer devices could win,
-// groups of the cluster, its faster types and single devices are planned for too; the plan's
-// cluster is then the part that won. A part is left out if its devices could not compute the model
-// in the plan's time, however they shared it.
+// soon is a plan, or where there are threads beside the search. With `parts`, where a plan
+// communicates so long that fewer devices could win, groups of the cluster, its faster types and
+// single devices are planned for too; the plan's cluster is then the part that won. A part is left
+// out if its devices could not compute the model in the plan's time, however they shared it.
 class ProgramPlanner {
  public:
   // `step`: of the batch. What is not copied outlives this. Throws UserError if there is no strategy

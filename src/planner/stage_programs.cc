@@ -19,18 +19,18 @@ namespace {
 // Of programs with all parameters cut, of which many are about as good: states of each step.
 constexpr int64_t kLeanStates = 50;
 
+constexpr int kAttempts = 4;  // to fit a stage's program into the memory that is left
+// Times what a program may take that is fitted into memory, for one to be searched for at all.
+constexpr double kRoughly = 1.5;
+// Times the time of the best program.
+constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
+
 AlternationOptions lean_of(AlternationOptions options) {
   options.restriction = spmd::Restriction::zero;
   options.limits.max_states = std::min(options.limits.max_states, kLeanStates);
   options.limits.max_sweeps = options.limits.sweeps;
   return options;
 }
-
-constexpr int kAttempts = 4;  // to fit a stage's program into the memory that is left
-// Times what a program may take that is fitted into memory, for one to be searched for at all.
-constexpr double kRoughly = 1.5;
-// Times the time of the best program.
-constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
 
 }  // namespace
 
