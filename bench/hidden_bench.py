@@ -3,7 +3,7 @@
 
     ./dev bench hidden [--runs 3] [--steps 8] [--cases A,B] [--out FOLDER]
 
-Each cluster is calibrated first. Data parallelism in proportion to speed, whose gradients travel during the backward pass, and two parts
+Each cluster is calibrated first, with the model. Data parallelism in proportion to speed, whose gradients travel during the backward pass, and two parts
 side by side (`--duplex 2`). Hidden is by how much a step is shorter than one that waits for every message where it stands (`motley run
 --overlap off`, in turn with runs that do not; medians). Priced is the same of `motley simulate`, with a backend that hides and with one
 that does not. Wanted: within 10%, of what is hidden in all cases together, for each type. Gradients of bf16 are half as large, and gloo
@@ -31,14 +31,16 @@ MODELS = {
 
 
 class Bench(Study):
-    def calibrated(self, name):
-        tree, speeds = CLUSTERS[name]
-        cluster, profile = self.tmp / f"{name}.yaml", self.tmp / f"{name}.profile"
+    def calibrated(self, name, model):
+        (tree, speeds), (spec, batch) = CLUSTERS[name], MODELS[model]
+        cluster, profile = self.tmp / f"{name}.yaml", self.tmp / f"{name}-{model}.profile"
         types = "".join(f"  - {{name: {t}, like: cpu-core, flops: {60 * s:g} GFLOPS, memory: 3 GiB, memory_bandwidth: {8 * s:g} GB/s, "
                         f"overhead: {4 / s:g} us, speed: {s}}}\n" for t, s in speeds.items())
         cluster.write_text(f"name: {name}\n{tree}device_types:\n{types}")
-        result, foreign = self.quiet("calibrate", "--cluster", cluster, "--emulate", "--precision", "bf16", "--json", "-o", profile)
-        self.say(f"{name}: {result['emulated']}, calibrated in {result['seconds']:.0f} s (foreign load {foreign:.2f})")
+        result, foreign = self.quiet("calibrate", "--cluster", cluster, "--emulate", "--model", spec, "--batch", batch // 2, "--precision", "bf16",
+                                     "--json", "-o", profile)
+        beside = ", ".join(f"{d['interference']:.3f}" for d in json.loads(profile.read_text())["devices"])
+        self.say(f"{name}, {model}: {result['emulated']}, calibrated in {result['seconds']:.0f} s, interference {beside} (foreign load {foreign:.2f})")
         return cluster, profile
 
     def simulated(self, plan):
@@ -99,8 +101,8 @@ def main():
     bench.say_machine()
     begun = time.monotonic()
     for name in args.clusters.split(","):
-        cluster, profile = bench.calibrated(name)
         for model in args.models.split(","):
+            cluster, profile = bench.calibrated(name, model)
             for precision in ("fp32", "bf16"):
                 for parts in map(int, args.parts.split(",")):
                     bench.case(cluster, profile, name, model, precision, parts)

@@ -8,7 +8,7 @@ V100 (clusters/hidup-*.yaml), the best program in two parts against the best in 
 seconds a step, of communication, hidden.
 
 Measured: three models on two emulated devices behind a link on which communication takes about as long as computation, the same
-plan in two parts, and one of them in one part whose parameters are cut (ZeRO), with and without overlap (motley run --overlap off).
+plan in two parts, and one of them in one part whose parameters are cut (ZeRO), with memory and without, each with and without overlap (motley run --overlap off).
 Bars: 1.35x on all, predicted within 8%, and the best within 10% of max(computation, communication). Where the link is fast, two parts must not be chosen. The cluster is calibrated.
 Written to bench/results/DATE/: hidup.csv, hidup.txt (this output)."""
 import argparse
@@ -20,11 +20,13 @@ from study import Study
 CLUSTERS = {"1x4": 4, "2x4": 8, "8x8": 64}
 # Of hidup_trace_summary.csv of the authors' artifact: means of four steps of a 6-layer model, seconds.
 TRACES = {"1x4": (0.387, 0.033, 0.023), "2x4": (0.459, 0.138, 0.058)}
-# Model, batch, strategy, parts. In one part parameters are gathered ahead and gradients reduced meanwhile.
-MEASURED = [("gpt:layers=8,hidden=256,heads=4,seq=128,vocab=512", 16, "tensor-parallel", 2),
-            ("mlp:layers=6,hidden=1024,in=512,classes=16", 512, "tensor-parallel", 2),
-            ("bert-moe:layers=4,hidden=192,heads=4,seq=64,vocab=1024,experts=4,every=2", 16, "expert-parallel", 2),
-            ("gpt:layers=8,hidden=256,heads=4,seq=128,vocab=512", 16, "zero", 1)]
+# Model, batch, strategy, parts, memory of a device, communication in the time of computation. In one part parameters are gathered ahead
+# and gradients reduced meanwhile; where memory is short, parameters are gathered again in the backward pass (ZeRO 3).
+MEASURED = [("gpt:layers=8,hidden=256,heads=4,seq=128,vocab=512", 16, "tensor-parallel", 2, "3 GiB", 1),
+            ("mlp:layers=6,hidden=1024,in=512,classes=16", 512, "tensor-parallel", 2, "3 GiB", 1),
+            ("bert-moe:layers=4,hidden=192,heads=4,seq=64,vocab=1024,experts=4,every=2", 16, "expert-parallel", 2, "3 GiB", 1),
+            ("gpt:layers=8,hidden=256,heads=4,seq=128,vocab=512", 16, "zero", 1, "3 GiB", 1),
+            ("gpt:layers=8,hidden=256,heads=4,seq=128,vocab=512", 16, "zero", 1, "215 MiB", 0.9)]
 SPEED = 0.25
 
 
@@ -35,9 +37,9 @@ def models(devices):
         yield f"ViT {kind}", f"vit-moe:layers=6,hidden=768,heads=12,image=224,patch=16,classes=1000,{experts}", 32 * devices
 
 
-def emulated(bits):
+def emulated(bits, memory="3 GiB"):
     return (f"name: two\nlink: {{bandwidth: {bits / 1e6:.3f} Mbps, latency: 100 us}}\ndevices: [{{type: core, count: 2}}]\ndevice_types:\n"
-            f"  - {{name: core, like: cpu-core, flops: {60 * SPEED:g} GFLOPS, memory: 3 GiB, memory_bandwidth: {8 * SPEED:g} GB/s, "
+            f"  - {{name: core, like: cpu-core, flops: {60 * SPEED:g} GFLOPS, memory: {memory}, memory_bandwidth: {8 * SPEED:g} GB/s, "
             f"overhead: {4 / SPEED:g} us, speed: {SPEED}}}\n")
 
 
@@ -74,29 +76,29 @@ class Bench(Study):
                 step, comm, hidden = TRACES[name]
                 self.say(f"{name:8} {'its trace':12} {'':9} {'':7} {'':7}   {step:9.3f} {comm:7.3f} {hidden:7.3f}")
 
-    def plan_at(self, model, batch, strategy, parts, bits):
+    def plan_at(self, model, batch, strategy, parts, bits, memory):
         cluster, plan = self.tmp / "two.yaml", self.tmp / "two.json"
-        cluster.write_text(emulated(bits))
+        cluster.write_text(emulated(bits, memory))
         self.motley("plan", model, "--cluster", cluster, "--profile", self.profile, "--batch", batch, "--duplex", parts, "--strategy",
                     strategy, "--json", "-o", plan)
         return plan, self.simulated(plan)
 
     def measured(self):
-        self.say(f"\n{'model':8} {'parts':>5} {'link':>9} {'compute':>8} {'comm':>8} {'predicted':>9} {'measured':>9} {'error':>7} {'blocking':>9} "
+        self.say(f"\n{'model':8} {'parts':>5} {'memory':>8} {'link':>9} {'compute':>8} {'comm':>8} {'predicted':>9} {'measured':>9} {'error':>7} {'blocking':>9} "
                  f"{'faster':>7} {'bound':>6}")
         bits, gains, errors, bounds = 2e8, [], [], []
-        for model, batch, strategy, parts in MEASURED:
+        for model, batch, strategy, parts, memory, part in MEASURED:
             self.profile = self.tmp / "profile"
             cluster = self.tmp / "two.yaml"
             at = bits
             for turn in range(3):  # a profile holds for the link that it was measured on
-                cluster.write_text(emulated(at))
+                cluster.write_text(emulated(at, memory))
                 self.quiet("calibrate", "--cluster", cluster, "--emulate", "--model", model, "--batch", batch // 4, "--json", "-o",
                            self.profile)
                 if turn < 2:
-                    _, (_, compute, comm, _) = self.plan_at(model, batch, strategy, parts, at)
-                    at *= comm / compute
-            plan, (step, compute, comm, hidden) = self.plan_at(model, batch, strategy, parts, at)
+                    _, (_, compute, comm, _) = self.plan_at(model, batch, strategy, parts, at, memory)
+                    at *= comm / compute / part
+            plan, (step, compute, comm, hidden) = self.plan_at(model, batch, strategy, parts, at, memory)
             times = {"on": [], "off": []}
             for _ in range(self.args.runs):
                 for overlap in times:
@@ -111,7 +113,7 @@ class Bench(Study):
             self.rows.append({"part": "measured", "cluster": f"2 at {at / 1e6:.0f} Mbps", "model": model, "batch": batch, "one_s": off,
                               "two_s": on, "two_comm_s": max(c["comm_s"] for c in seen),
                               "two_hidden_s": min(c["hidden_comm_s"] for c in seen)})
-            self.say(f"{model.split(':')[0]:8} {parts:5} {at / 1e6:4.0f} Mbps {compute:8.3f} {comm:8.3f} {step:9.3f} {on:9.3f} {100 * (step / on - 1):+6.1f}% "
+            self.say(f"{model.split(':')[0]:8} {parts:5} {memory:>8} {at / 1e6:4.0f} Mbps {compute:8.3f} {comm:8.3f} {step:9.3f} {on:9.3f} {100 * (step / on - 1):+6.1f}% "
                      f"{off:9.3f} {off / on:6.2f}x {bounds[-1]:6.2f}")
         self.say()
         self.bar(f"over the same plan without overlap: {', '.join(f'{g:.2f}x' for g in gains)} (bar 1.35x)", min(gains) >= 1.35)
@@ -125,7 +127,8 @@ class Bench(Study):
 
     def run(self):
         self.say_machine()
-        self.planned()
+        if not self.args.measured_only:
+            self.planned()
         if not self.args.planned_only:
             self.measured()
         keys = {key: None for row in self.rows for key in row}
@@ -134,6 +137,7 @@ class Bench(Study):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measured-only", action="store_true", help="nothing is planned for the clusters of HiDup")
     parser.add_argument("--planned-only", action="store_true", help="nothing is run")
     parser.add_argument("--time-limit", type=float, default=10, help="seconds for each plan")
     parser.add_argument("--runs", type=int, default=2)

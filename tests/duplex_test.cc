@@ -14,6 +14,9 @@
 #include "reference/sample.h"
 #include "runtime/verify.h"
 #include "sim/simulate.h"
+#include "solver/folded.h"
+#include "solver/order.h"
+#include "spmd/recompute.h"
 #include "two_speeds.h"
 
 namespace motley {
@@ -87,6 +90,53 @@ TEST(Duplex, RandomProgramsInPartsAreOneDevice) {
       }
       EXPECT_GE(sim.step, most * (1 - 1e-9));  // no program is faster than either
     }
+}
+
+// Parameters gathered again in the backward pass, ahead of their use, and layers computed again.
+TEST(Duplex, WhatIsMadeAgainTravelsDuringTheBackwardPass) {
+  Rng rng(26);
+  int gathered = 0, computed = 0;
+  for (const char* model : kModels) {
+    const int64_t batch = 6;
+    Plan plan;
+    plan.engine = "duplex";
+    plan.model = model;
+    plan.batch = batch;
+    plan.cluster = cluster_of(1, 2, 1e9);
+    plan.ratios = {{0.5, 0.3, 0.2}};
+    plan.set_graph(captured(model, batch));
+    const CostModel cost(plan.cluster);
+    for (const int parts : {1, 2}) {
+      plan.duplex = duplex_of(*plan.theory, even_parts(batch, parts), "test");
+      const Theory part(plan.duplex->first->graph);
+      spmd::ProblemBuilder builder(part, cost, plan.optimizer, spmd::Restriction::zero);
+      builder.price(Fractions(plan.cluster, Shares(plan.ratios)));
+      const Program cut = builder.program(solver::solve_folded(
+          builder.problem(), solver::make_order(builder.problem()), {{0.5, 0.5}, {}}));
+      const std::vector<int> blocks = spmd::blocks_of(part.graph());
+      for (const bool whole_blocks : {false, true}) {
+        Program program = spmd::gathered_again(part, cut);
+        if (whole_blocks)
+          program = spmd::recompute(part, cut, blocks, std::vector<bool>(8, true));
+        (whole_blocks ? computed : gathered) += program.steps.size() > cut.steps.size();
+        EXPECT_EQ(spmd::once(program).steps, cut.steps);
+        for (int trial = 0; trial < 4; ++trial) {
+          SCOPED_TRACE(fmt::format("{}, {} parts, blocks {}", model, parts, whole_blocks));
+          const Program ordered = pieces_first(part, program);
+          StageDivision division{{0}, static_cast<Reduce>(rng.below(3)), trial, {}};
+          for (int i = 1; i < static_cast<int>(ordered.steps.size()); ++i)
+            if (rng.chance(0.1)) division.begin.push_back(i);
+          division.slack.assign(division.begin.size() * static_cast<size_t>(parts), 1e4);
+          plan.program = mirrored(*plan.duplex, part, ordered, division, "test");
+          ASSERT_THAT(check(plan, false), IsEmpty());
+          const Verification v = verify_plan(plan, DType::f64, 1);
+          EXPECT_TRUE(v.equivalent) << v.gradient_error << " of " << v.worst_parameter;
+        }
+      }
+    }
+  }
+  EXPECT_GT(gathered, 8);
+  EXPECT_GT(computed, 4);
 }
 
 TEST(Duplex, RefusesWhatIsNotASumOverSamples) {

@@ -179,8 +179,8 @@ class Reader {
       type.speed = 0;
     }
     take("interference", "number", &type.interference, false);
-    if (type.interference > 100)
-      throw error(join(path, "interference"), "is more than 100",
+    if (type.interference > kMostInterference)
+      throw error(join(path, "interference"), fmt::format("is more than {}", kMostInterference),
                   "give by what part computation is slower beside a collective, such as 0.1");
     if (node["ops"]) read_ops(node["ops"], join(path, "ops"), &type);
     read_tariff(node, path, name, base);

@@ -55,6 +55,8 @@ struct OpRate {
   friend bool operator==(const OpRate&, const OpRate&) = default;
 };
 
+constexpr double kMostInterference = 100;  // see DeviceType
+
 struct DeviceType {
   std::string name;
   FlopsPerSecond flops = 0;             // sustained, single precision, large matrix products

@@ -131,6 +131,7 @@ Json to_json(const Profile& profile) {
                        {"overhead", d.overhead},
                        {"classes", classes},
                        {"ops", ops}});
+    if (d.interference) devices.back()["interference"] = *d.interference;
   }
   for (const ProfiledGroup& g : profile.groups) {
     Json collectives = Json::array();
@@ -169,6 +170,12 @@ Profile parse_profile(const std::string& text, const std::string& name) {
     d.half_flops = positive(device, "half_flops");
     d.memory_bandwidth = positive(device, "memory_bandwidth");
     d.overhead = not_negative(device, "overhead");
+    if (device.find("interference") != nullptr) {
+      d.interference = not_negative(device, "interference");
+      if (*d.interference > kMostInterference)
+        throw device.bad("interference", fmt::format("is {}; give at most {}", *d.interference,
+                                                     kMostInterference));
+    }
     each(device, "classes", [&](const Fields& c) {
       d.classes.push_back({c.text("class"), c.text("dtype"), not_negative(c, "overhead"),
                            not_negative(c, "rate"), fit_of(c)});
@@ -261,6 +268,7 @@ void apply(const Profile& profile, const std::string& name, Cluster* cluster) {
     type.half_flops = it->half_flops;
     type.memory_bandwidth = it->memory_bandwidth;
     type.overhead = it->overhead;
+    if (it->interference) type.interference = *it->interference;
     type.ops.clear();
     for (const ProfiledOp& op : it->ops) type.ops.push_back(op.rate);
   }

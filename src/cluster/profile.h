@@ -5,6 +5,7 @@
 // the points they were fitted to with their R2, for people and plots.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,7 @@ struct ProfiledDevice {
   FlopsPerSecond flops = 0, half_flops = 0;
   BytesPerSecond memory_bandwidth = 0;
   Seconds overhead = 0;
+  std::optional<double> interference;  // DeviceType::interference; not measured on one device
   std::vector<ProfiledClass> classes;
   std::vector<ProfiledOp> ops;
 };

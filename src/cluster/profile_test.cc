@@ -24,6 +24,7 @@ Profile example() {
   ProfiledDevice slow = fast;
   slow.type = "slow";
   slow.flops = 1e9;
+  slow.interference = 0.25;
   p.devices = {fast, slow};
   p.stages = {{"0123", "mlp", "fast", 4, 1e-3, 2e-3, 1e4},
               {"0123", "mlp", "slow", 4, 2e-3, 4e-3, 1e4},
@@ -57,6 +58,7 @@ TEST(Profile, ReplacesTheNumbersOfACluster) {
   Cluster cluster = parse_cluster(kPair, "pair");
   apply(example(), "p.yaml", &cluster);
   EXPECT_EQ(cluster.types[1].flops, 1e9);
+  EXPECT_EQ(cluster.types[1].interference, 0.25);
   ASSERT_EQ(cluster.types[0].ops.size(), 2U);
   EXPECT_EQ(cluster.types[0].ops[0].op, "aten::mm");
   ASSERT_EQ(cluster.groups[0].measured.size(), 1U);
@@ -91,6 +93,9 @@ TEST(Profile, MistakesAreNamed) {
   json = to_json(example());
   json["devices"][1]["flops"] = -1;
   EXPECT_THAT(message_of(json.dump()), HasSubstr("p.yaml.devices[1]: field 'flops' is -1"));
+  json = to_json(example());
+  json["devices"][1]["interference"] = 101;
+  EXPECT_THAT(message_of(json.dump()), HasSubstr("field 'interference' is 101; give at most 100"));
   json = to_json(example());
   json["groups"][0]["collectives"][0]["form"] = "gossip";
   EXPECT_THAT(message_of(json.dump()), HasSubstr("gossip"));

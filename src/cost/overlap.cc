@@ -8,6 +8,18 @@ namespace motley {
 
 namespace {
 
+// What a device type has computed while messages travel.
+struct Computed {
+  Seconds plain = 0, now = 0;  // with nothing beside it; as it is
+  // So much more, while the network is busy until then; beside it work takes 1 + slowdown times as
+  // long.
+  void add(Seconds work, Seconds busy, double slowdown) {
+    plain += work;
+    const Seconds beside = std::clamp((busy - now) / (1 + slowdown), 0.0, work);
+    now += work + beside * slowdown;
+  }
+};
+
 bool is_barrier(const Theory& theory, const std::vector<bool>& pure, const Step& step,
                 const Shares& shares) {
   if (step.is_compute()) {
@@ -144,7 +156,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   // Computation of each type since the last collective that is not a gradient's: messages that
   // start after another one begin anew.
   const int end = static_cast<int>(program.steps.size()), types = model.types();
-  std::vector<Seconds> now(types, 0);
+  std::vector<Computed> now(types);
   Seconds busy = 0;    // until when the network carries messages
   Seconds hidden = 0;  // what cost_of() charges for them, less what is waited for
   GradientRun run;
@@ -159,13 +171,14 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
     }
     return last;
   };
+  auto latest = [&] { return std::ranges::max(now, {}, &Computed::now).now; };
   // The first wait ends what can be hidden behind; what follows begins anew.
   auto settle = [&] {
     if (!waiting) return;
-    const Seconds computed = *std::max_element(now.begin(), now.end());
-    hidden -= std::max(0.0, busy - computed);
+    const Seconds computed = latest(), plain = std::ranges::max(now, {}, &Computed::plain).plain;
+    hidden -= std::max(busy, computed) - plain;
     if (first != nullptr && busy > computed) *first = last_of(messages[begun]);
-    now.assign(types, 0);
+    now.assign(types, {});
     busy = 0;
     waiting = false;
   };
@@ -182,7 +195,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
         continue;
       }
       if (barrier[s]) {
-        now.assign(types, 0);
+        now.assign(types, {});
         busy = 0;
         waiting = false;
         run = {};
@@ -192,7 +205,8 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
         if (!work.free) {
           run = {};
           const auto& f = fractions.by_type(work.cut);
-          for (int t = 0; t < types; ++t) now[t] += model.compute(t, work, f[t]);
+          for (int t = 0; t < types; ++t)
+            now[t].add(model.compute(t, work, f[t]), busy, model.cluster().types[t].interference);
         }
       }
     }
@@ -202,7 +216,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
         bytes += model.moved(Collective::all_reduce, theory.graph().spec(program.steps[g].value));
       const Seconds seconds = model.net().all_reduce(bytes);
       waiting = true;
-      const Seconds computed = *std::max_element(now.begin(), now.end());
+      const Seconds computed = latest();
       if (busy <= computed) begun = next;
       busy = std::max(busy, computed) + seconds;
     }

@@ -7,7 +7,7 @@
 // differ in nothing else is never slower for it.
 //
 // The costs of cost.h are stage-synchronised, as HAP's are: hidden_seconds is how much shorter the
-// step is than that.
+// step is than that. Beside messages computation is slower (DeviceType::interference).
 #pragma once
 
 #include <vector>
@@ -41,8 +41,9 @@ std::vector<int> gradient_buckets(const Theory& theory, const Program& program);
 // Seconds for which a gradient keeps the network busy at least, alone or as part of a message.
 Seconds message_seconds(const CostModel& model, const TensorSpec& gradient);
 
-// Seconds by which a step is shorter than cost_of(...).step; 0 over a backend that hides nothing. Slightly negative where many messages
-// pay latencies that one would not and nothing is there to hide them.
+// Seconds by which a step is shorter than cost_of(...).step; 0 over a backend that hides nothing.
+// Slightly negative where many messages pay latencies that one would not and nothing is there to hide
+// them.
 //
 // `first`, if given: the gradient from whose message on the network is busy until it is waited for;
 // not valid if all messages arrive in time. Of these messages together, no more is hidden than

@@ -74,6 +74,8 @@ Profile calibrate(Communicator& group, const Cluster& cluster, const CalibrateOp
     profile.groups.push_back(std::move(measured));
   });
   profile.devices = {measure_device(group, cluster, options, say)};
+  say("computation beside communication");
+  profile.devices[0].interference = measure_interference(group, options);
   if (!options.stages.empty()) {
     say(fmt::format("{} layers and stages of pipelines", options.stages.size()));
     profile.stages = measure_layers(options, profile.devices[0].type);

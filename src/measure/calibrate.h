@@ -22,6 +22,9 @@
 // the times from the end of the call before it to its own end. How long the machine takes to launch
 // each (OpRate::launch) is measured in the same steps, so that what they take in all is explained.
 //
+// Interference. Steps of a model run on every device, alone and while messages of gradients' size
+// go around; by what part they take longer is DeviceType::interference.
+//
 // Stages. The layers of a model, cut as the pipeline engine cuts it, run forward and backward by
 // themselves on every device, and neighbouring layers on sub-meshes of several devices, which run
 // their program together as a stage's group does; the slowest device counts. What is held between

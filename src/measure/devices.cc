@@ -3,7 +3,6 @@
 #include <torch/optim/sgd.h>
 
 #include <map>
-#include <numeric>
 #include <tuple>
 
 #include "capture/capture.h"
@@ -13,8 +12,8 @@
 #include "interpret/dispatch.h"
 #include "measure/device_clock.h"
 #include "measure/parts.h"
+#include "measure/step_runner.h"
 #include "runtime/eager.h"
-#include "runtime/executor.h"
 #include "runtime/trainer.h"
 
 namespace motley {
@@ -75,16 +74,6 @@ std::vector<std::pair<std::string, int64_t>> reference_steps(bool quick, at::Dev
 
 namespace {
 
-// A step of a model on one device and the times of its calls.
-struct MeasuredStep {
-  Graph graph;
-  std::unique_ptr<Theory> theory;
-  Program program;
-  std::vector<Work> work;                     // [node]
-  std::vector<std::vector<double>> seconds;   // [node] of its call
-  std::vector<std::vector<double>> launches;  // [node] of the machine, to launch it
-};
-
 // Attention as models of torch 2 have it, forward and backward; empty where libtorch has no such
 // operator.
 std::string attention_step(int64_t batch, int64_t heads, int64_t tokens, int64_t dim, bool causal,
@@ -103,114 +92,6 @@ std::string attention_step(int64_t batch, int64_t heads, int64_t tokens, int64_t
       causal, x, x, x);
   return text + fmt::format("%9 = aten::sum(%6, none) : {}[]\nloss %9\n", type);
 }
-
-class StepRunner {
- public:
-  StepRunner(const std::string& model, int64_t batch, bool half, DeviceClock& watch,
-             HeadStart* ahead, Communicator& self, at::Device device)
-      : StepRunner(canonicalize(capture(model, batch).graph), half, watch, ahead, self, device) {
-    const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0);
-    const TensorMap parameters = parameters_of(*module), buffers = buffers_of(*module);
-    const TensorMap inputs = random_inputs(*module, batch, 1);
-    for (const Parameter& p : step_.graph.parameters) set(p.value, parameters.at(p.name));
-    for (const Buffer& b : step_.graph.buffers) set(b.value, buffers.at(b.name));
-    for (const Input& i : step_.graph.inputs) set(i.value, inputs.at(i.name));
-  }
-  // A graph of inputs alone, which are drawn.
-  StepRunner(const std::string& text, DeviceClock& watch, HeadStart* ahead, Communicator& self,
-             at::Device device)
-      : StepRunner(parse_graph(text, "attention"), false, watch, ahead, self, device) {
-    for (const Input& i : step_.graph.inputs) {
-      const TensorSpec& spec = step_.graph.spec(i.value);
-      set(i.value, at::randn(spec.shape, at::kFloat).to(to_torch(spec.dtype)));
-    }
-  }
-
-  // Seconds of a step, of whose calls `timed` says what is noted: nothing; how long each takes; or,
-  // on a device with a stream, how long the machine takes to launch each, or the device for all.
-  enum class Timed { nothing, calls, launches, all };
-  Seconds run(Timed timed) {
-    const auto moment = [this] { return watch_.has_stream() ? watch_.now() : wall_clock(); };
-    timed_ = timed;
-    const Seconds begun = moment();
-    watch_.begin();
-    const bool marks = stream_ && (timed == Timed::calls || timed == Timed::all);
-    if (marks && ahead_ != nullptr) ahead_->give(kAhead * launched_);
-    if (marks) stream_->mark();
-    const Seconds called = wall_clock();
-    executor_->step(number_++);
-    if (!marks) launched_ = wall_clock() - called;
-    if (timed == Timed::all && stream_) stream_->mark();
-    watch_.rest();
-    if (!marks) return moment() - begun;
-    const std::vector<double> times = stream_->between();
-    if (timed == Timed::calls)
-      for (size_t i = 0; i < times.size(); ++i)
-        if (marked_[i] >= 0) step_.seconds[marked_[i]].push_back(times[i]);
-    marked_.clear();
-    return std::accumulate(times.begin(), times.end(), 0.);
-  }
-  const MeasuredStep& measured() const { return step_; }
-  // How long the machine took to launch the last step without marks.
-  Seconds launched() const { return launched_; }
-
- private:
-  StepRunner(Graph graph, bool half, DeviceClock& watch, HeadStart* ahead, Communicator& self,
-             at::Device device)
-      : watch_(watch), ahead_(ahead), shares_(std::vector<double>{1.0}), device_(device) {
-    step_.graph = std::move(graph);
-    if (half) step_.graph = with_precision(step_.graph, DType::bf16);
-    step_.theory = std::make_unique<Theory>(step_.graph);
-    step_.program = alone(*step_.theory);
-    step_.work.resize(step_.graph.nodes.size());
-    step_.seconds.resize(step_.graph.nodes.size());
-    step_.launches.resize(step_.graph.nodes.size());
-    for (const Step& s : step_.program.steps)
-      step_.work[s.node.index] =
-          work_of(*step_.theory, s.node, step_.theory->triples(s.node)[s.triple]);
-    if (watch.has_stream() && StreamTimes::known()) stream_.emplace(device);
-    ExecutorOptions options;
-    options.device = device;
-    options.before = [this](bool) {
-      if (timed_ == Timed::launches)
-        begun_ = wall_clock();
-      else if (timed_ == Timed::calls && !stream_)
-        begun_ = watch_.now();
-      node_ = -1;
-    };
-    options.observe = [this](ValueId v, Placement, const at::Tensor&) {
-      node_ = step_.graph.value(v).producer.index;
-    };
-    options.after = [this](bool, const void* instruction) {
-      if (timed_ == Timed::calls && stream_)
-        stream_->mark(), marked_.push_back(node_);
-      else if (node_ >= 0 && timed_ == Timed::calls)
-        step_.seconds[node_].push_back(watch_.now() - begun_);
-      else if (node_ >= 0 && timed_ == Timed::launches)
-        step_.launches[node_].push_back(wall_clock() - begun_);
-      watch_.worked(instruction);
-    };
-    executor_ = std::make_unique<Executor>(*step_.theory, step_.program, shares_, self, options);
-  }
-  void set(ValueId value, const at::Tensor& whole) {
-    executor_->set(value, whole.detach().to(at::TensorOptions(device_), false, true));
-  }
-
-  static constexpr double kAhead = 3;  // times as long as launches took without marks
-
-  DeviceClock& watch_;
-  HeadStart* ahead_;  // nullptr: none is needed
-  Shares shares_;
-  at::Device device_;
-  MeasuredStep step_;
-  std::unique_ptr<Executor> executor_;
-  std::optional<StreamTimes> stream_;
-  std::vector<int> marked_;  // [mark but the first] after which node
-  Seconds begun_ = 0, launched_ = 0;
-  int node_ = -1;
-  Timed timed_ = Timed::nothing;
-  int64_t number_ = 0;
-};
 
 // Calls so small that all take what a launch takes say nothing of larger ones, which are then priced
 // by what the device's memory and units sustain: of a fit through noise a model's numbers, thousands

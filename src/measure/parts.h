@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,11 @@ Program alone(const Theory& theory);
 ProfiledDevice measure_device(Communicator& group, const Cluster& cluster,
                               const CalibrateOptions& options,
                               const std::function<void(const std::string&)>& say);
+
+// By what part steps of training take longer on this device while small gradients are all-reduced
+// beside them, as the executor does it; the first of options.steps, else one of gpt. Nothing where
+// there is nobody to talk to. Collective.
+std::optional<double> measure_interference(Communicator& group, const CalibrateOptions& options);
 
 // Layers, of every device by itself.
 std::vector<ProfiledStage> measure_layers(const CalibrateOptions& options, const std::string& type);

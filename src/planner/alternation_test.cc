@@ -181,7 +181,9 @@ TEST(Alternation, LowerBoundHoldsWithOverlap) {
     Graph graph = load(name);
     Theory theory(graph);
     for (double bandwidth : {1e8, 1e9, 1e10}) {
-      CostModel model(mixed(2, 3, bandwidth));
+      Cluster cluster = mixed(2, 3, bandwidth);
+      if (bandwidth < 1e10) cluster.types[1].interference = 0.4;
+      CostModel model(cluster);
       const Shares shares({0.3, 0.3, 0.15, 0.15, 0.1});
       const Fractions fractions(model.cluster(), shares);
       AlternationOptions options;

@@ -227,13 +227,19 @@ class Mirror {
     const int steps = static_cast<int>(program_.steps.size()),
               stages = static_cast<int>(division_.begin.size());
     find_needed();
+    // What is made again travels during the backward pass.
+    int backward = phases_of(part_, program_).backward;
+    while (backward < steps &&
+           (program_.steps[backward].again || !program_.steps[backward].is_compute()))
+      ++backward;
     std::vector<std::vector<int>> bodies(stages), groups(stages);
     for (int i = 0; i < steps; ++i) {
       const StepRole& role = roles_[i];
       if (role.late || role.source) continue;
       const bool moves = travels(i);
-      const int stage = stage_of(moves ? role.first_reader : i),
-                first = role.made < 0 ? 0 : stage_of(role.made) + 1;
+      const int stage = stage_of(moves ? role.first_reader : i);
+      int first = role.made < 0 ? 0 : stage_of(role.made) + 1;
+      if (program_.steps[i].again) first = std::max(first, stage_of(backward) + 1);
       // What is made in the stage that needs it cannot travel before.
       if (moves && first <= stage)
         groups[std::max(first, stage - division_.ahead)].push_back(i);

@@ -224,9 +224,12 @@ Program recompute(const Theory& theory, const Program& program, const std::vecto
   return Recomputation(theory, program, block_of).with(chosen);
 }
 
-Program hold_pieces(const Theory& theory, const Program& phased) {
+Program hold_pieces(const Theory& theory, const Program& program) {
+  return gathered_again(theory, scattered_in_passes(theory, program));
+}
+
+Program gathered_again(const Theory& theory, const Program& program) {
   const Graph& graph = theory.graph();
-  const Program program = scattered_in_passes(theory, phased);
   const int backward = phases_of(theory, program).backward,
             steps = static_cast<int>(program.steps.size());
   std::vector<bool> stays(graph.values.size());
@@ -286,6 +289,12 @@ Program hold_pieces(const Theory& theory, const Program& phased) {
     want(program.steps[s]);
     result.steps.push_back(program.steps[s]);
   }
+  return result;
+}
+
+Program once(const Program& program) {
+  Program result = program;
+  std::erase_if(result.steps, [](const Step& step) { return step.again; });
   return result;
 }
 

@@ -51,12 +51,16 @@ class Recomputation {
 Program recompute(const Theory& theory, const Program& program, const std::vector<int>& block_of,
                   const std::vector<bool>& chosen);
 
-// A phase-ordered program that holds parameters and gradients whole no longer than it uses them
-// (ZeRO stage 3, Rajbhandari et al. 2020): gathered copies of parameters, and what is converted of
-// parameters, are freed after the forward pass and made again in front of the backward steps that
-// read them; gradients are scattered in every backward pass. REQUIRES: `program` makes nothing
-// again.
+// The program with what is gathered or converted of parameters freed after the forward pass and made
+// again in front of the backward steps that read it (ZeRO stage 3, Rajbhandari et al. 2020): more
+// communication for less memory. REQUIRES: the forward pass comes first; nothing is made again.
+Program gathered_again(const Theory& theory, const Program& program);
+// A phase-ordered program that holds parameters and gradients whole no longer than it uses them: the
+// same, and gradients are scattered in every backward pass.
 Program hold_pieces(const Theory& theory, const Program& program);
+
+// Without what is made again.
+Program once(const Program& program);
 
 // What a choice of blocks costs: seconds, and bytes over the memory of the device type that lacks
 // most (0 or less: it fits, with so much room).

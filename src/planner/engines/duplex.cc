@@ -23,6 +23,7 @@
 #include "solver/order.h"
 #include "spmd/build.h"
 #include "spmd/parts_search.h"
+#include "spmd/recompute.h"
 #include "spmd/stage_division.h"
 
 namespace motley::planner {
@@ -327,14 +328,25 @@ class DuplexSearch {
   // Makes a plan of a program of one part. Returns the bytes that the fullest device lacks.
   Bytes evaluate(const Theory& part, const Plan& found, const std::string& where, Seconds* compute,
                  Seconds* comm) {
+    const Bytes lacking = evaluate(part, found.program, found.ratios, where, compute, comm);
+    const Program whole = spmd::once(found.program);
+    if (whole.steps.size() == found.program.steps.size()) return lacking;
+    // What hides costs nothing: parameters gathered again, in the place of layers computed again.
+    Seconds other_compute = 0, other_comm = 0;
+    return std::min(lacking, evaluate(part, spmd::gathered_again(part, whole), found.ratios, where,
+                                      &other_compute, &other_comm));
+  }
+
+  Bytes evaluate(const Theory& part, const Program& found, const Ratios& ratios,
+                 const std::string& where, Seconds* compute, Seconds* comm) {
     const Duplex& duplex = *plan_->duplex;
     plan_->cluster = cluster_;
     plan_->optimizer = options_.optimizer;
-    plan_->ratios = found.ratios;
+    plan_->ratios = ratios;
     plan_->reductions = reductions_;
-    const Shares shares(found.ratios);
+    const Shares shares(ratios);
     const Fractions fractions(cluster_, shares);
-    Program program = pieces_first(part, found.program);
+    Program program = pieces_first(part, found);
     choose_forms(part, &program, model_, fractions);
     const std::vector<StepRole> roles = roles_of(duplex, part, program);
     const spmd::DivisionProblem problem =
@@ -369,7 +381,7 @@ class DuplexSearch {
       if (seconds >= best_ || !motley::check(plan_->running(), plan_->program).empty()) continue;
       best_ = seconds;
       best_program_ = plan_->program;
-      best_ratios_ = found.ratios;
+      best_ratios_ = ratios;
       peak_ = peak;
       note_ = fmt::format("{} part{} in {} stages, {} of computation and {} of communication",
                           duplex.parts(), duplex.parts() == 1 ? "" : "s", division.begin.size(),
