@@ -116,8 +116,7 @@ TEST(Duplex, WhatIsMadeAgainTravelsDuringTheBackwardPass) {
       const std::vector<int> blocks = spmd::blocks_of(part.graph());
       for (const bool whole_blocks : {false, true}) {
         Program program = spmd::gathered_again(part, cut);
-        if (whole_blocks)
-          program = spmd::recompute(part, cut, blocks, std::vector<bool>(8, true));
+        if (whole_blocks) program = spmd::recompute(part, cut, blocks, std::vector<bool>(8, true));
         (whole_blocks ? computed : gathered) += program.steps.size() > cut.steps.size();
         EXPECT_EQ(spmd::once(program).steps, cut.steps);
         for (int trial = 0; trial < 4; ++trial) {
@@ -229,6 +228,14 @@ TEST(Duplex, OnTheCommandLine) {
              off = json_of("run --steps 2 --overlap off " + plan);
   EXPECT_EQ(on["steps"][1]["loss"], off["steps"][1]["loss"]);
   for (const Json& device : off["communication"]) EXPECT_EQ(device["hidden_comm_s"], 0);
+  // Gradients beside the backward pass of a plan without parts.
+  printed(small + "--engine spmd --strategy dp-ev --duplex off -o " + plan);
+  for (const char* overlap : {"on", "off"})
+    for (const Json& device :
+         json_of(fmt::format("run --steps 3 --overlap {} {}", overlap, plan))["communication"]) {
+      EXPECT_GT(device["exposed_comm_s"], 0);
+      EXPECT_EQ(device["hidden_comm_s"] > 0, overlap == std::string("on")) << device;
+    }
   EXPECT_THAT(printed(small + "--duplex two", 2), HasSubstr("--duplex is 'two'"));
   EXPECT_THAT(printed(small + "--duplex 10", 2), HasSubstr("a batch of 9 has no 10 parts"));
   EXPECT_THAT(printed(small + "--duplex 2 --engine grid", 2), HasSubstr("leave out engines"));

@@ -38,16 +38,21 @@ class CopiedBack final : public Message {
   CopiedBack(at::Tensor tensor, at::Tensor copy, std::unique_ptr<Message> message)
       : tensor_(std::move(tensor)), copy_(std::move(copy)), message_(std::move(message)) {}
   void wait() override {
-    if (message_) message_->wait();
+    if (message_) {
+      message_->wait();
+      arrived_ = message_->arrived();
+    }
     if (tensor_.defined()) tensor_.copy_(copy_);
     message_.reset();
     tensor_.reset();
     copy_.reset();
   }
+  std::optional<double> arrived() const override { return arrived_; }
 
  private:
   at::Tensor tensor_, copy_;
   std::unique_ptr<Message> message_;
+  std::optional<double> arrived_;
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace motley {
@@ -33,6 +34,9 @@ class Message {
  public:
   virtual ~Message() = default;
   virtual void wait() = 0;
+  // When it had arrived, in seconds of the steady clock, once it has been waited for; nothing where
+  // that is not known.
+  virtual std::optional<double> arrived() const { return std::nullopt; }
 };
 
 // A message of `copy`, which is kept until it has been waited for; then `tensor` gets its elements.

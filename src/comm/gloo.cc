@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -189,6 +191,7 @@ class GlooCommunicator final : public ProcessCommunicator {
       options.timeout = kCollectiveTime;
       return group_->allreduce(list, options);
     });
+    started->note_arrival();
     if (sum.is_same(tensor)) return started;
     return copied_back(tensor, sum, std::move(started));
   }
@@ -281,16 +284,35 @@ class GlooCommunicator final : public ProcessCommunicator {
       work_.reset();
       tensor_.reset();
     }
+    // From now on it notes when it arrives. REQUIRES: a collective, of which c10d has a future.
+    void note_arrival() {
+      if (!work_) return;
+      at_ = std::make_shared<std::atomic<double>>(0);
+      work_->getFuture()->addCallback(
+          [at = at_](c10::ivalue::Future&) { at->store(steady_seconds()); });
+    }
+    // The callback may be a moment behind who waits.
+    std::optional<double> arrived() const override {
+      if (!at_ || work_) return std::nullopt;
+      const double at = at_->load();
+      return at > 0 ? at : steady_seconds();
+    }
 
    private:
+    static double steady_seconds() {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+          .count();
+    }
+
     GlooCommunicator& group_;
     const char* what_;
     at::Tensor tensor_;  // stays until it has gone
     c10::intrusive_ptr<c10d::Work> work_;
+    std::shared_ptr<std::atomic<double>> at_;
   };
 
   template <typename F>
-  std::unique_ptr<Message> message(const char* what, const at::Tensor& tensor, F post) {
+  std::unique_ptr<GlooMessage> message(const char* what, const at::Tensor& tensor, F post) {
     c10::intrusive_ptr<c10d::Work> work;
     if (tensor.numel() > 0)
       guard(what, [&] {

@@ -84,7 +84,7 @@ void Executor::arrive_all() {
 }
 
 Executor::Communication Executor::communication() {
-  return {blocked_ + (background_ ? background_->worked() : 0), blocked_ + waited_};
+  return {blocked_ + hidden_ + (background_ ? background_->worked() : 0), blocked_ + waited_};
 }
 
 Executor::~Executor() {

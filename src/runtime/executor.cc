@@ -305,7 +305,18 @@ void Executor::send(const Instruction& in) {
     flat.clear();
     for (int s : in.free) values_[s].reset();
   }
+  sent.begun = now_seconds();
   sent.message = communicator_.start_all_reduce(sent.bucket);
+}
+
+void Executor::wait_for(const Sent& sent) {
+  if (!sent.message) return;
+  const double waiting = now_seconds();
+  sent.message->wait();
+  const std::optional<double> arrived = sent.message->arrived();
+  if (!arrived || !overlap_) return;
+  hidden_ += std::max(0.0, std::min(*arrived, waiting) - std::max(sent.begun, last_arrival_));
+  last_arrival_ = std::max(last_arrival_, *arrived);
 }
 
 void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) {
@@ -336,7 +347,7 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
     } else if (in.kind == Instruction::Kind::bucket) {
       if (!overlap_) send(in);
       Sent& sent = sent_[in.message];
-      if (sent.message) sent.message->wait();
+      wait_for(sent);
       int64_t at = 0;
       for (const Step& s : in.steps) {
         int64_t n = graph.spec(s.value).numel();

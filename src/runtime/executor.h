@@ -113,8 +113,9 @@ class Executor {
   // Forgets the piece of an input.
   void unset(ValueId source) { sources_.erase(source); }
 
-  // Of all steps so far: seconds that collectives took, and those for which this device waited.
-  // Of gradients that are on their way during the backward pass the waiting alone is known.
+  // Of all steps so far: seconds that collectives took, and those for which this device waited. Of
+  // gradients that are on their way during the backward pass the waiting alone is known where
+  // messages do not say when they arrived (comm/communicator.h).
   struct Communication {
     double seconds = 0, waited = 0;
   };
@@ -164,7 +165,9 @@ class Executor {
   struct Sent {
     at::Tensor bucket;
     std::unique_ptr<Message> message;
+    double begun = 0;
   };
+  void wait_for(const Sent& sent);
   std::vector<Sent> sent_;
   bool overlap_ = false;
   std::map<ValueId, at::Tensor> sources_;  // local pieces
@@ -181,6 +184,7 @@ class Executor {
   bool summing_ = false;                                 // in backward()
   std::vector<std::shared_ptr<Travelling>> travelling_;  // [slot]
   double waited_ = 0, blocked_ = 0;         // for what travels; in collectives that do not
+  double hidden_ = 0, last_arrival_ = 0;    // of gradients on their way: beside computation
   std::unique_ptr<Background> background_;  // ends before what it uses
 };
 
