@@ -66,6 +66,104 @@ void add_reductions(Plan* plan, bool joint, Rng* rng) {
   }
 }
 
+void shuffle(std::vector<int>* list, Rng* rng) {
+  for (size_t i = list->size(); i-- > 1;)
+    std::swap((*list)[i], (*list)[static_cast<size_t>(rng->below(static_cast<int64_t>(i) + 1))]);
+}
+
+// One to four stages of layers that are cut anywhere.
+void cut_anywhere(PipelinePlan* pipeline, Rng* rng) {
+  pipeline::LayerOptions options;
+  options.layers = static_cast<int>(2 + rng->below(8));
+  const Graph& graph = pipeline->part().graph;
+  const pipeline::Layers layers = find_layers(graph, options);
+  const int count = static_cast<int>(layers.layers.size());
+  const int stages = static_cast<int>(1 + rng->below(std::min(count, 4)));
+  std::vector<int> cuts(count - 1);
+  std::iota(cuts.begin(), cuts.end(), 1);
+  shuffle(&cuts, rng);
+  cuts.resize(stages - 1);
+  std::sort(cuts.begin(), cuts.end());
+
+  pipeline->stage_of.assign(graph.nodes.size(), 0);
+  for (int l = 0; l < count; ++l) {
+    const int stage =
+        static_cast<int>(std::upper_bound(cuts.begin(), cuts.end(), l) - cuts.begin());
+    for (NodeId n : layers.layers[l].forward) pipeline->stage_of[n.index] = stage;
+    for (NodeId n : layers.layers[l].backward) pipeline->stage_of[n.index] = stage;
+  }
+  pipeline->cut(stages, "random pipeline");
+}
+
+// Which replicas are copies of others, and what their stages run on.
+struct ReplicaShapes {
+  bool alike = false;                      // all are copies of the first
+  std::vector<int> like;                   // [replica] an earlier one that it is a copy of, or -1
+  std::vector<std::vector<int>> sizes;     // [replica][stage] devices
+  std::vector<std::vector<int>> group_of;  // [replica][stage]: stages of one share their devices
+};
+
+ReplicaShapes random_shapes(const RandomPipeline& what, const PipelinePlan& pipeline, Rng* rng) {
+  const int stages = pipeline.stages();
+  const bool several = what.reductions || what.zero;
+  const int replicas = what.plain       ? 1
+                       : what.kinds > 0 ? static_cast<int>(what.kinds + 1 + rng->below(3))
+                                        : static_cast<int>((several ? 2 : 1) + rng->below(2));
+  ReplicaShapes shapes;
+  shapes.alike = what.kinds == 1 || (what.kinds == 0 && rng->chance(0.5));
+  std::vector<int>& like = shapes.like;
+  like.assign(replicas, -1);
+  for (int r = std::max(1, what.kinds); r < replicas; ++r)
+    if (shapes.alike || what.kinds > 0)
+      like[r] = shapes.alike ? 0 : static_cast<int>(rng->below(what.kinds));
+  auto& sizes = shapes.sizes;
+  sizes.assign(replicas, std::vector<int>(stages, 1));
+  for (int r = 0; r < replicas; ++r)
+    for (int s = 0; s < stages; ++s)
+      if (!what.plain)
+        sizes[r][s] = like[r] >= 0 ? sizes[like[r]][s] : static_cast<int>(1 + rng->below(3));
+  shapes.group_of.resize(replicas);
+  for (int r = 0; r < replicas; ++r) {
+    std::vector<int>& group_of = shapes.group_of[r];
+    auto tied_twice = [&] {
+      for (const Tied& tied : pipeline.parts().tied)
+        for (int a : tied.stages)
+          for (int b : tied.stages)
+            if (a < b && group_of[a] == group_of[b]) return true;
+      return false;
+    };
+    do {
+      group_of.clear();
+      for (int s = 0; s < stages; ++s)
+        group_of.push_back(what.shared ? static_cast<int>(rng->below(s + 1)) : s);
+    } while (tied_twice());
+    if (like[r] >= 0) group_of = shapes.group_of[like[r]];
+    for (int s = 0; s < stages; ++s) sizes[r][s] = sizes[r][group_of[s]];
+  }
+  return shapes;
+}
+
+void random_ratios(StagePlan* stage, Rng* rng) {
+  double total = 0;
+  for (size_t i = 0; i < stage->devices.size(); ++i) {
+    stage->ratios.push_back(rng->chance(0.1) ? 1e-3 : 0.2 + rng->uniform());
+    total += stage->ratios.back();
+  }
+  for (double& ratio : stage->ratios) ratio /= total;
+}
+
+Program random_stage_program(const RandomPipeline& what, const Plan& plan, int s,
+                             const StagePlan& stage, Rng* rng) {
+  const Theory& theory = plan.pipeline->theory(s);
+  const CostModel model(part_of(plan.cluster, stage.devices));
+  spmd::ProblemBuilder builder(theory, model, plan.optimizer);
+  const Shares shares(stage.ratios);
+  builder.price(Fractions(model.cluster(), shares));
+  Program program = phase_ordered(theory, random_program(builder, rng));
+  if (what.pieces && rng->chance(0.8)) program = spmd::hold_pieces(theory, program);
+  return program;
+}
+
 // Warm-up counts of groups of stages that share their devices.
 void warm_up_shared(ReplicaPlan* replica, Rng* rng) {
   const auto groups = stage_groups(*replica);
@@ -136,117 +234,59 @@ Plan random_pipeline(const RandomPipeline& what, Rng* rng) {
   plan.batch = 2 * what.micro_batch;
   plan.set_graph(canonicalize(capture(what.model, plan.batch, what.dtype).graph));
 
-  pipeline::LayerOptions layer_options;
-  layer_options.layers = static_cast<int>(2 + rng->below(8));
   plan.pipeline = std::make_unique<PipelinePlan>();
   PipelinePlan& pipeline = *plan.pipeline;
   pipeline.schedule = "random";
   pipeline.micro_batch = what.micro_batch;
   pipeline.take_parts(*plan.theory, plan.batch, "random pipeline");
-  const Graph& graph = pipeline.part().graph;
-  const pipeline::Layers layers = find_layers(graph, layer_options);
-  const int count = static_cast<int>(layers.layers.size());
-  const int stages = static_cast<int>(1 + rng->below(std::min(count, 4)));
-  std::vector<int> cuts(count - 1);
-  std::iota(cuts.begin(), cuts.end(), 1);
-  for (size_t i = cuts.size(); i-- > 1;)
-    std::swap(cuts[i], cuts[static_cast<size_t>(rng->below(static_cast<int64_t>(i) + 1))]);
-  cuts.resize(stages - 1);
-  std::sort(cuts.begin(), cuts.end());
-
-  pipeline.stage_of.assign(graph.nodes.size(), 0);
-  for (int l = 0; l < count; ++l) {
-    const int stage =
-        static_cast<int>(std::upper_bound(cuts.begin(), cuts.end(), l) - cuts.begin());
-    for (NodeId n : layers.layers[l].forward) pipeline.stage_of[n.index] = stage;
-    for (NodeId n : layers.layers[l].backward) pipeline.stage_of[n.index] = stage;
-  }
-  pipeline.cut(stages, "random pipeline");
-
-  const bool several = what.reductions || what.zero;
-  const int replicas = what.plain       ? 1
-                       : what.kinds > 0 ? static_cast<int>(what.kinds + 1 + rng->below(3))
-                                        : static_cast<int>((several ? 2 : 1) + rng->below(2));
-  const bool alike = what.kinds == 1 || (what.kinds == 0 && rng->chance(0.5));
-  std::vector<int> like(replicas, -1);  // an earlier replica that it is a copy of
-  for (int r = std::max(1, what.kinds); r < replicas; ++r)
-    if (alike || what.kinds > 0) like[r] = alike ? 0 : static_cast<int>(rng->below(what.kinds));
-  std::vector<int> sizes;
-  for (int i = 0; i < replicas * stages; ++i)
-    sizes.push_back(what.plain              ? 1
-                    : like[i / stages] >= 0 ? sizes[like[i / stages] * stages + i % stages]
-                                            : static_cast<int>(1 + rng->below(3)));
-  // [replica][stage] its group: stages of one share their devices.
-  std::vector<std::vector<int>> group_of(replicas);
-  for (int r = 0; r < replicas; ++r) {
-    auto tied_twice = [&] {
-      for (const Tied& tied : pipeline.parts().tied)
-        for (int a : tied.stages)
-          for (int b : tied.stages)
-            if (a < b && group_of[r][a] == group_of[r][b]) return true;
-      return false;
-    };
-    do {
-      group_of[r].clear();
-      for (int s = 0; s < stages; ++s)
-        group_of[r].push_back(what.shared ? static_cast<int>(rng->below(s + 1)) : s);
-    } while (tied_twice());
-    if (like[r] >= 0) group_of[r] = group_of[like[r]];
-    for (int s = 0; s < stages; ++s) sizes[r * stages + s] = sizes[r * stages + group_of[r][s]];
-  }
+  cut_anywhere(&pipeline, rng);
+  const int stages = pipeline.stages();
+  const ReplicaShapes shapes = random_shapes(what, pipeline, rng);
+  const auto replicas = static_cast<int>(shapes.like.size());
   // One device is left out now and then.
-  const int devices = std::accumulate(sizes.begin(), sizes.end(), static_cast<int>(rng->below(2)));
+  auto devices = static_cast<int>(rng->below(2));
+  for (const std::vector<int>& sizes : shapes.sizes)
+    devices = std::accumulate(sizes.begin(), sizes.end(), devices);
   std::vector<int> order(devices);
   std::iota(order.begin(), order.end(), 0);
-  for (size_t i = order.size(); i-- > 1;)
-    std::swap(order[i], order[static_cast<size_t>(rng->below(static_cast<int64_t>(i) + 1))]);
+  shuffle(&order, rng);
   plan.cluster =
       flat_cluster({device_catalogue().back()}, {devices}, {LinkKind::switched, 1e9, 1e-5});
   size_t next = 0;
   Rng draw(
       static_cast<uint64_t>(100 * devices + stages));  // of what is split: all else is as without
   for (int r = 0; r < replicas; ++r) {
+    const int like = shapes.like[r];
+    const std::vector<int>& group_of = shapes.group_of[r];
     ReplicaPlan replica;
     replica.micro_batches = static_cast<int>(1 + rng->below(5));
     if (replicas == 1) replica.micro_batches = std::max(2, replica.micro_batches);  // to be parts
     int warm_up = static_cast<int>(1 + rng->below(2 * stages));
     for (int s = 0; s < stages; ++s) {
       StagePlan stage;
-      const auto first = std::find(group_of[r].begin(), group_of[r].end(), group_of[r][s]);
-      if (const auto g = static_cast<size_t>(first - group_of[r].begin());
-          g < replica.stages.size())
+      const auto first = std::find(group_of.begin(), group_of.end(), group_of[s]);
+      if (const auto g = static_cast<size_t>(first - group_of.begin()); g < replica.stages.size())
         stage.devices = replica.stages[g].devices;
       else
-        for (int i = 0; i < sizes[r * stages + s]; ++i) stage.devices.push_back(order[next++]);
+        for (int i = 0; i < shapes.sizes[r][s]; ++i) stage.devices.push_back(order[next++]);
       std::sort(stage.devices.begin(), stage.devices.end());
-      double total = 0;
-      for (size_t i = 0; i < stage.devices.size(); ++i) {
-        stage.ratios.push_back(rng->chance(0.1) ? 1e-3 : 0.2 + rng->uniform());
-        total += stage.ratios.back();
-      }
-      for (double& ratio : stage.ratios) ratio /= total;
+      random_ratios(&stage, rng);
       stage.recompute = !what.plain && rng->chance(0.3);
       stage.warm_up = warm_up;
       warm_up = static_cast<int>(1 + rng->below(warm_up));
-      if (like[r] >= 0) {
-        stage.ratios = pipeline.replicas[like[r]].stages[s].ratios;
-        stage.program = pipeline.replicas[like[r]].stages[s].program;
+      if (like >= 0) {
+        stage.ratios = pipeline.replicas[like].stages[s].ratios;
+        stage.program = pipeline.replicas[like].stages[s].program;
       } else {
-        const CostModel model(part_of(plan.cluster, stage.devices));
-        spmd::ProblemBuilder builder(pipeline.theory(s), model, plan.optimizer);
-        const Shares shares(stage.ratios);
-        builder.price(Fractions(model.cluster(), shares));
-        stage.program = phase_ordered(pipeline.theory(s), random_program(builder, rng));
-        if (what.pieces && rng->chance(0.8))
-          stage.program = spmd::hold_pieces(pipeline.theory(s), stage.program);
+        stage.program = random_stage_program(what, plan, s, stage, rng);
       }
       replica.stages.push_back(std::move(stage));
     }
     warm_up_shared(&replica, rng);
-    if (what.split) split_some(pipeline, like[r] >= 0, &replica, &draw);
+    if (what.split) split_some(pipeline, like >= 0, &replica, &draw);
     pipeline.replicas.push_back(std::move(replica));
   }
-  if (what.zero) add_divisions(&pipeline, alike, rng);
+  if (what.zero) add_divisions(&pipeline, shapes.alike, rng);
   fit_batch(&plan, what.dtype);
   if (what.reductions) add_reductions(&plan, what.joint, rng);
   return plan;

@@ -1,4 +1,4 @@
-// The runtime as a whole: groups of real processes, training by plans, emulation, failures.
+// The runtime in groups of real processes: what they compute and train, emulation, failures.
 //
 // A test that needs processes starts this program again, several times, with the name of a body in
 // a variable; Worker.DISABLED_Body runs it.
@@ -9,101 +9,36 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
+#include <ctime>
 #include <fstream>
+#include <functional>
 #include <numeric>
-#include <optional>
-#include <thread>
 
-#include "capture/capture.h"
 #include "comm/gloo.h"
 #include "comm/launch.h"
 #include "comm/meeting.h"
 #include "comm/process_group.h"
 #include "comm/staged.h"
 #include "core/error.h"
-#include "core/file.h"
-#include "cost/overlap.h"
-#include "graph/canonical.h"
-#include "graph/precision.h"
-#include "interpret/dispatch.h"
-#include "planner/program_plan.h"
-#include "runtime/data.h"
-#include "runtime/eager.h"
 #include "runtime/trainer.h"
-#include "runtime/verify.h"
+#include "uneven.h"
 
 namespace motley {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// `count` devices; the first is as fast as three of the last.
-Cluster uneven_cluster(int count) {
-  std::vector<DeviceType> types;
-  for (int i = 0; i < count; ++i) {
-    DeviceType type;
-    type.name = fmt::format("type{}", i);
-    type.flops = type.half_flops = 1e9 * (3 - 2. * i / std::max(count - 1, 1));
-    type.memory = 1e10;
-    type.memory_bandwidth = 1e10;
-    type.overhead = 1e-6;
-    type.speed = 0.2;
-    types.push_back(type);
-  }
-  return flat_cluster(types, std::vector<int>(count, 1), {LinkKind::switched, 1e8, 1e-6});
-}
-
-Plan make(const std::string& model, int64_t batch, const Cluster& cluster,
-          spmd::Restriction restriction = spmd::Restriction::none,
-          Optimizer optimizer = Optimizer::adamw) {
-  planner::ProgramRequest request;
-  request.model = model;
-  request.batch = batch;
-  request.baselines = request.alternation.certify = false;
-  request.alternation.optimizer = optimizer;
-  request.alternation.restriction = restriction;
-  request.alternation.ratios = planner::proportional_ratios(cluster);
-  planner::ProgramResult result =
-      planner::plan_program(canonicalize(capture(model, batch).graph), cluster, request);
-  MOTLEY_CHECK(result.feasible, "{}", result.reason);
-  return std::move(result.plan);
-}
-
-std::vector<StepReport> train_on_threads(const Plan& plan, const TrainOptions& options,
-                                         int64_t steps) {
-  std::vector<StepReport> reports;
-  run_thread_group(plan.cluster.size(), [&](Communicator& group) {
-    RunReport report = train(plan, group, options, steps);
-    if (group.rank() == 0) reports = report.steps;
-  });
-  return reports;
-}
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
 // ---- What workers do. A body throws if something is wrong.
-
-const char* kModels[] = {"mlp:layers=3,hidden=16,in=12,classes=5",
-                         "gpt:layers=1,hidden=16,heads=4,seq=8,vocab=256",
-                         "convnet:width=4,image=8,classes=5"};
 
 at::Tensor sample(at::ScalarType type, const std::vector<int64_t>& shape, int64_t salt) {
   int64_t n = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
@@ -204,7 +139,7 @@ void over_c10d(ProcessCommunicator& group) {
     MOTLEY_CHECK(communicator->rank() == group.rank() && communicator->size() == group.size());
     MOTLEY_CHECK(communicator->has_messages());
     equals_the_thread_group(*communicator);
-    const Plan plan = make(kModels[0], 12, uneven_cluster(group.size()));
+    const Plan plan = plan_of(kModels[0], 12, uneven_cluster(group.size()));
     const RunReport expected = train(plan, group, {}, 3),
                     report = train(plan, *communicator, {}, 3);
     for (int i = 0; i < 3; ++i)
@@ -221,10 +156,10 @@ void different_backends(ProcessCommunicator& group) {
 
 void trains_as_one_device(ProcessCommunicator& group, const std::vector<const char*>& models) {
   for (const char* model : models) {
-    const Plan plan = make(model, 12, uneven_cluster(group.size()));
+    const Plan plan = plan_of(model, 12, uneven_cluster(group.size()));
     const RunReport report = train(plan, group, {}, 3);
     if (group.rank() != 0) continue;
-    const Plan alone = make(model, 12, uneven_cluster(1));
+    const Plan alone = plan_of(model, 12, uneven_cluster(1));
     const std::vector<StepReport> expected = train_on_threads(alone, {}, 3);
     for (int i = 0; i < 3; ++i)
       MOTLEY_CHECK(std::abs(report.steps[i].loss - expected[i].loss) < 2e-5 * expected[i].loss,
@@ -248,7 +183,7 @@ void training_hap(ProcessCommunicator& group) {
 }
 
 void killed(ProcessCommunicator& group) {
-  const Plan plan = make(kModels[0], 12, uneven_cluster(group.size()));
+  const Plan plan = plan_of(kModels[0], 12, uneven_cluster(group.size()));
   train(plan, group, {}, 1 << 20, [&](const StepReport& step) {
     if (group.rank() == 1 && step.step == 3) std::raise(SIGKILL);
   });
@@ -524,176 +459,7 @@ TEST(TrainerTest, FiveProcessesTrainHapsModelsAsOneDevice) {
   EXPECT_NO_THROW(run_processes(5, "training_hap"));
 }
 
-TEST(TrainerTest, ClippingIsOfTheWholeGradient) {
-  const std::string model = "mlp:layers=3,hidden=16,in=12,classes=5";
-  TrainOptions options;
-  options.clip = 0.05;
-  for (Optimizer optimizer : {Optimizer::adamw, Optimizer::sgd}) {
-    const Plan alone = make(model, 12, uneven_cluster(1), spmd::Restriction::none, optimizer);
-    const std::vector<StepReport> expected = train_on_threads(alone, options, 4);
-    for (spmd::Restriction restriction :
-         {spmd::Restriction::zero, spmd::Restriction::tensor_parallel,
-          spmd::Restriction::data_parallel}) {
-      const Plan plan = make(model, 12, uneven_cluster(3), restriction, optimizer);
-      bool cut = false;
-      for (const Parameter& p : plan.graph->parameters)
-        cut = cut || stored_placements(*plan.theory, plan.program)[p.value.index].is_shard();
-      EXPECT_EQ(cut, restriction != spmd::Restriction::data_parallel);
-      const std::vector<StepReport> steps = train_on_threads(plan, options, 4);
-      for (int i = 0; i < 4; ++i) {
-        EXPECT_GT(steps[i].gradient_norm, options.clip);
-        EXPECT_NEAR(steps[i].gradient_norm, expected[i].gradient_norm,
-                    2e-5 * expected[i].gradient_norm);
-        EXPECT_NEAR(steps[i].loss, expected[i].loss, 2e-5 * expected[i].loss);
-      }
-    }
-  }
-}
-
-TEST(TrainerTest, ACheckpointGoesOnUnderAnotherPlan) {
-  const std::string folder = testing::TempDir() + "/motley_checkpoint";
-  for (const char* model : {kModels[1], kModels[2]})
-    for (Optimizer optimizer : {Optimizer::adamw, Optimizer::sgd}) {
-      std::filesystem::remove_all(folder);
-      const Plan wide = make(model, 8, uneven_cluster(3), spmd::Restriction::zero, optimizer);
-      const Plan other = make(model, 8, uneven_cluster(2), spmd::Restriction::none, optimizer);
-      const std::vector<StepReport> expected = train_on_threads(wide, {}, 4);
-      TrainOptions options;
-      options.checkpoint = folder;
-      train_on_threads(wide, options, 2);
-      const std::vector<StepReport> steps = train_on_threads(other, options, 2);
-      for (int i = 0; i < 2; ++i) {
-        EXPECT_EQ(steps[i].step, 2 + i);
-        EXPECT_NEAR(steps[i].loss, expected[2 + i].loss, 5e-5 * expected[2 + i].loss) << model;
-      }
-      const Plan stranger = make(kModels[0], 8, uneven_cluster(1));
-      EXPECT_THAT(message_of([&] { train_on_threads(stranger, options, 1); }),
-                  AllOf(HasSubstr("is of model"), HasSubstr(kModels[0])));
-    }
-  std::filesystem::remove_all(folder);
-}
-
-TEST(TrainerTest, APlanForAnotherModelIsRefused) {
-  Plan plan = make("mlp:layers=2,hidden=8,in=6,classes=5", 4, uneven_cluster(1));
-  EXPECT_NO_THROW(graph_of_model(plan));
-  plan.model = "mlp:layers=3,hidden=8,in=6,classes=5";
-  EXPECT_THAT(message_of([&] { graph_of_model(plan); }),
-              AllOf(HasSubstr("a plan for another model"),
-                    HasSubstr("mlp:layers=2,hidden=8,in=6,classes=5"),
-                    HasSubstr("mlp:layers=3,hidden=8,in=6,classes=5")));
-}
-
-// One device computes in the same types, but sums in another order: a product of bf16 is rounded to
-// 8 bits, so losses agree to a few thousandths. AdamW, whose first steps are of the size of the
-// learning rate whatever the gradient, turns signs of tiny gradients into differences of weights.
-TEST(TrainerTest, MixedPrecisionEqualsOneDevice) {
-  auto mixed = [](const std::string& model, const Cluster& cluster, spmd::Restriction restriction) {
-    planner::ProgramRequest request;
-    request.model = model;
-    request.batch = 12;
-    request.baselines = request.alternation.certify = false;
-    request.alternation.restriction = restriction;
-    request.alternation.ratios = planner::proportional_ratios(cluster);
-    planner::ProgramResult result = planner::plan_program(
-        with_precision(canonicalize(capture(model, 12).graph), DType::bf16), cluster, request);
-    MOTLEY_CHECK(result.feasible, "{}", result.reason);
-    result.plan.precision = DType::bf16;
-    return std::move(result.plan);
-  };
-  for (const char* model : kModels) {
-    SCOPED_TRACE(model);
-    const Plan alone = mixed(model, uneven_cluster(1), spmd::Restriction::none);
-    EXPECT_TRUE(check(alone).empty());
-    const std::vector<StepReport> expected = train_on_threads(alone, {}, 4);
-    const std::vector<StepReport> full =
-        train_on_threads(make(model, 12, uneven_cluster(1)), {}, 4);
-    EXPECT_NE(expected[0].loss, full[0].loss);
-    for (spmd::Restriction restriction :
-         {spmd::Restriction::none, spmd::Restriction::zero, spmd::Restriction::data_parallel}) {
-      const Plan plan = mixed(model, uneven_cluster(3), restriction);
-      const Plan read = parse_plan(to_json(plan).dump(), "plan");
-      EXPECT_EQ(read.precision, DType::bf16);
-      EXPECT_TRUE(check(read).empty());
-      EXPECT_NO_THROW(graph_of_model(read));
-      // Without rounding it is the program of one device to the last digits.
-      const Verification exact = verify_plan(read);
-      EXPECT_TRUE(exact.equivalent) << exact.loss_error << " " << exact.gradient_error;
-      const Verification rounded = verify_plan(read, DType::bf16);
-      EXPECT_TRUE(rounded.equivalent)
-          << rounded.loss_error << " " << rounded.gradient_error << " " << rounded.worst_parameter;
-      const std::vector<StepReport> steps = train_on_threads(read, {}, 4);
-      for (int i = 0; i < 4; ++i) {
-        EXPECT_NEAR(steps[i].loss, expected[i].loss, 1e-2 * expected[i].loss) << i;
-        EXPECT_NEAR(steps[i].loss, full[i].loss, 2e-2 * full[i].loss) << i;
-      }
-    }
-  }
-}
-
-// A plan that fits only with blocks computed again runs, file and all, to what one device gets; the
-// dropout masks of the second time are those of the first.
-TEST(TrainerTest, RecomputedBlocksEqualOneDevice) {
-  const std::string model = "gpt:layers=3,hidden=32,heads=4,seq=32,vocab=64,dropout=0.1";
-  auto plan_with = [&](Bytes available, bool recompute) {
-    Cluster cluster = uneven_cluster(3);
-    for (DeviceType& type : cluster.types) type.memory = available;
-    planner::ProgramRequest request;
-    request.model = model;
-    request.batch = 12;
-    request.baselines = request.alternation.certify = false;
-    request.alternation.recompute = recompute;
-    return planner::plan_program(canonicalize(capture(model, 12).graph), cluster, request);
-  };
-  const planner::ProgramResult free = plan_with(1e10, true);
-  ASSERT_TRUE(free.feasible);
-  // Too little without computing anything again.
-  Bytes memory =
-      *std::max_element(free.plan.peak_memory_bytes.begin(), free.plan.peak_memory_bytes.end());
-  while (plan_with(memory, false).feasible) memory *= 0.8;
-  const planner::ProgramResult lean = plan_with(memory, true);
-  ASSERT_TRUE(lean.feasible) << lean.reason;
-  const Plan read = parse_plan(to_json(lean.plan).dump(), "plan");
-  EXPECT_TRUE(check(read).empty());
-  EXPECT_THAT(describe(read), HasSubstr("recomputes"));
-  EXPECT_GT(read.predicted_step_s, free.plan.predicted_step_s);
-  for (Bytes peak : read.peak_memory_bytes) EXPECT_LE(peak, memory);
-  const Verification v = verify_plan(read);
-  EXPECT_TRUE(v.equivalent) << v.loss_error << " " << v.gradient_error << " " << v.worst_parameter;
-  const std::vector<StepReport> steps = train_on_threads(read, {}, 3),
-                                expected = train_on_threads(free.plan, {}, 3);
-  for (int i = 0; i < 3; ++i) EXPECT_NEAR(steps[i].loss, expected[i].loss, 1e-5 * expected[i].loss);
-}
-
-// Every tensor has the type that the graph says, which memory and messages are counted by.
-TEST(TrainerTest, MixedPrecisionHasTheTypesOfItsGraph) {
-  for (const char* model : {kModels[1], kModels[2]}) {
-    const Graph graph = with_precision(canonicalize(capture(model, 4).graph), DType::bf16);
-    const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0, DType::f32);
-    Feeds feeds{{}, {}, random_inputs(*module, 4, 1, DType::f32)};
-    for (const auto& [name, tensor] : parameters_of(*module))
-      feeds.parameters[name] = tensor.detach();
-    for (const auto& [name, tensor] : buffers_of(*module)) feeds.buffers[name] = tensor;
-    InterpretOptions options;
-    options.observe = [&](ValueId v, const at::Tensor& tensor) {
-      const Node& node = graph.node(graph.value(v).producer);
-      EXPECT_EQ(tensor.scalar_type(), to_torch(graph.spec(v).dtype)) << node.op;
-    };
-    interpret(graph, feeds, options);
-  }
-}
-
-TEST(TrainerTest, VerifyFindsPlansEquivalent) {
-  for (const char* model : {kModels[0], kModels[1], kModels[2],
-                            "gpt:layers=1,hidden=16,heads=2,seq=8,vocab=20,dropout=0.1"}) {
-    const Plan plan = make(model, 8, uneven_cluster(3));
-    const Verification exact = verify_plan(plan);
-    EXPECT_TRUE(exact.equivalent) << model << " " << exact.loss_error << " " << exact.gradient_error
-                                  << " " << exact.worst_parameter;
-    EXPECT_TRUE(verify_plan(plan, DType::f32).equivalent) << model;
-  }
-}
-
-// ---- Emulation and data
+// ---- Emulation
 
 TEST(EmulateTest, PaddingGivesTheShare) { EXPECT_NO_THROW(run_processes(2, "padded")); }
 
@@ -740,120 +506,6 @@ TEST(EmulateTest, PairsGetTheirPartOfEveryPort) {
   EXPECT_DOUBLE_EQ(pair_bandwidth(cluster, 1, 2, Traffic::ring), slow);
   EXPECT_DOUBLE_EQ(pair_bandwidth(cluster, 0, 1, Traffic::all_pairs), fast / 3);
   EXPECT_DOUBLE_EQ(pair_bandwidth(cluster, 0, 3, Traffic::all_pairs), slow / 4);
-}
-
-TEST(DataTest, BatchesAreAFunctionOfSeedAndStep) {
-  const TensorSpec ids{DType::i64, {4, 6}};
-  const std::vector<InputSpec> text = {{"tokens", ids, 256}, {"targets", ids, 256}};
-  const std::string file = testing::TempDir() + "/motley_text";
-  std::string all;
-  for (int i = 0; i < 1000; ++i) all += static_cast<char>('a' + i % 26);
-  write_file(file, all);
-  Dataset one(text, file, 1), same(text, file, 1), other(text, file, 2);
-  EXPECT_TRUE(one.batch(5)["tokens"].equal(same.batch(5)["tokens"]));
-  EXPECT_FALSE(one.batch(5)["tokens"].equal(one.batch(6)["tokens"]));
-  EXPECT_FALSE(one.batch(5)["tokens"].equal(other.batch(5)["tokens"]));
-  TensorMap batch = one.batch(0);
-  EXPECT_TRUE(batch["targets"].slice(1, 0, 5).equal(batch["tokens"].slice(1, 1, 6)));
-  EXPECT_EQ(Dataset(text, "", 1).description().find("random"), std::string::npos);
-
-  const std::vector<InputSpec> image = {{"x", {DType::f32, {2, 3}}, 0},
-                                        {"labels", {DType::i64, {2}}, 5}};
-  EXPECT_TRUE(Dataset(image, "", 3).batch(0)["x"].equal(Dataset(image, "", 3).batch(0)["x"]));
-  EXPECT_LT(Dataset(image, "", 3).batch(0)["labels"].max().item<int64_t>(), 5);
-
-  write_file(file, "short");
-  EXPECT_THAT(message_of([&] { Dataset(text, file, 1); }),
-              HasSubstr("holds 5 bytes; a sample of this model needs 7"));
-  EXPECT_THAT(message_of([&] { Dataset(text, "/no/such", 1); }),
-              HasSubstr("[run] --data /no/such does not exist"));
-  EXPECT_THAT(message_of([&] { Dataset(image, file, 1); }),
-              HasSubstr("this model does not read text"));
-  EXPECT_THAT(message_of([&] {
-                Dataset({{"tokens", ids, 20}, {"targets", ids, 20}}, file, 1);
-              }),
-              HasSubstr("vocab is 20; bytes need at least 256"));
-  std::filesystem::remove(file);
-}
-
-// ---- Gradients beside the backward pass.
-
-TEST(Overlap, MessagesAreReadyBeforeTheyAreNeededAndHideNoMoreThanThereIs) {
-  for (const char* model : {"mlp:layers=6,hidden=512,in=64,classes=5",
-                            "gpt:layers=2,hidden=256,heads=4,seq=8,vocab=256"})
-    for (BytesPerSecond bandwidth : {1e7, 1e9, 1e12})
-      for (spmd::Restriction restriction :
-           {spmd::Restriction::data_parallel, spmd::Restriction::tensor_parallel}) {
-        Cluster cluster = uneven_cluster(3);
-        cluster.groups[0].link.bandwidth = bandwidth;
-        const Plan plan = make(model, 12, cluster, restriction);
-        const Theory& theory = *plan.theory;
-        const std::vector<Step>& steps = plan.program.steps;
-        const std::vector<bool> pure = pure_gradients(*plan.graph);
-        std::vector<int> times_sent(steps.size());
-        int last_ready = -1;
-        for (const GradientMessage& m :
-             gradient_messages(theory, plan.program, Shares(plan.ratios))) {
-          EXPECT_GE(m.ready, last_ready);
-          last_ready = m.ready;
-          for (int s : m.steps) {
-            ++times_sent[s];
-            // Its operand is made, and no other collective stands between.
-            bool made = false;
-            for (int i = 0; i <= m.ready; ++i)
-              if (steps[i].is_compute()) {
-                const Node& node = plan.graph->node(steps[i].node);
-                for (size_t o = 0; o < node.outputs.size(); ++o)
-                  made = made ||
-                         (node.outputs[o] == steps[s].value &&
-                          theory.triples(steps[i].node)[steps[i].triple].out[o] == steps[s].from);
-              } else {
-                made = made || (steps[i].value == steps[s].value && steps[i].to == steps[s].from);
-              }
-            EXPECT_TRUE(made) << model << " step " << s;
-            for (int i = m.ready + 1; i < s; ++i)
-              EXPECT_TRUE(steps[i].is_compute() || moves_nothing(steps[i].kind) ||
-                          pure[steps[i].value.index]);
-          }
-        }
-        for (size_t s = 0; s < steps.size(); ++s)
-          EXPECT_EQ(times_sent[s], !steps[s].is_compute() &&
-                                       steps[s].kind == Collective::all_reduce &&
-                                       pure[steps[s].value.index]);
-        const CostModel model_of_cost(cluster);
-        const Shares shares(plan.ratios);
-        const Fractions fractions(cluster, shares);
-        const ProgramCost cost =
-            cost_of(theory, plan.program, model_of_cost, fractions, plan.optimizer);
-        const Seconds hidden = hidden_seconds(theory, plan.program, model_of_cost, fractions);
-        EXPECT_LE(hidden, cost.comm * (1 + 1e-9));
-        EXPECT_LE(hidden, cost.step - cost.comm);
-        // Gradients that take longer than the whole computation hide part of it; fast ones nearly
-        // vanish.
-        if (restriction == spmd::Restriction::data_parallel) {
-          EXPECT_GT(hidden, 0) << model << " at " << bandwidth;
-          if (bandwidth == 1e9) {
-            EXPECT_GT(hidden, 0.3 * cost.comm) << model;
-          }
-        }
-      }
-}
-
-// Gradients that are summed and gathered one by one are waited for all along the backward pass.
-TEST(Overlap, EveryWaitEndsWhatIsHidden) {
-  for (const char* model : {"gpt:layers=6,hidden=32,heads=4,vocab=64,seq=64",
-                            "mlp:layers=6,hidden=64,in=64,classes=5"}) {
-    const Cluster cluster = load_cluster("local-mixed-4");
-    const Plan plan = make(model, 16, cluster, spmd::Restriction::zero);
-    const CostModel model_of_cost(cluster);
-    const Shares shares(plan.ratios);
-    const Fractions fractions(cluster, shares);
-    const ProgramCost cost =
-        cost_of(*plan.theory, plan.program, model_of_cost, fractions, plan.optimizer);
-    const Seconds hidden = hidden_seconds(*plan.theory, plan.program, model_of_cost, fractions);
-    EXPECT_LE(hidden, cost.comm * (1 + 1e-9)) << model;
-    EXPECT_LE(hidden, (cost.step - cost.comm) * (1 + 1e-9)) << model;
-  }
 }
 
 }  // namespace

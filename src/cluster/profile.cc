@@ -173,8 +173,8 @@ Profile parse_profile(const std::string& text, const std::string& name) {
     if (device.find("interference") != nullptr) {
       d.interference = not_negative(device, "interference");
       if (*d.interference > kMostInterference)
-        throw device.bad("interference", fmt::format("is {}; give at most {}", *d.interference,
-                                                     kMostInterference));
+        throw device.bad("interference",
+                         fmt::format("is {}; give at most {}", *d.interference, kMostInterference));
     }
     each(device, "classes", [&](const Fields& c) {
       d.classes.push_back({c.text("class"), c.text("dtype"), not_negative(c, "overhead"),

@@ -17,7 +17,7 @@ constexpr double kAhead = 3;  // times as long as launches took without marks
 }  // namespace
 
 StepRunner::StepRunner(const std::string& model, int64_t batch, bool half, DeviceClock& watch,
-           HeadStart* ahead, Communicator& self, at::Device device)
+                       HeadStart* ahead, Communicator& self, at::Device device)
     : StepRunner(canonicalize(capture(model, batch).graph), half, watch, ahead, self, device) {
   const std::shared_ptr<TrainModule> module = materialize(parse_model(model), 0);
   const TensorMap parameters = parameters_of(*module), buffers = buffers_of(*module);
@@ -27,8 +27,8 @@ StepRunner::StepRunner(const std::string& model, int64_t batch, bool half, Devic
   for (const Input& i : step_.graph.inputs) set(i.value, inputs.at(i.name));
 }
 
-StepRunner::StepRunner(const std::string& text, DeviceClock& watch, HeadStart* ahead, Communicator& self,
-           at::Device device)
+StepRunner::StepRunner(const std::string& text, DeviceClock& watch, HeadStart* ahead,
+                       Communicator& self, at::Device device)
     : StepRunner(parse_graph(text, "attention"), false, watch, ahead, self, device) {
   for (const Input& i : step_.graph.inputs) {
     const TensorSpec& spec = step_.graph.spec(i.value);
@@ -36,8 +36,8 @@ StepRunner::StepRunner(const std::string& text, DeviceClock& watch, HeadStart* a
   }
 }
 
-StepRunner::StepRunner(Graph graph, bool half, DeviceClock& watch, HeadStart* ahead, Communicator& self,
-           at::Device device)
+StepRunner::StepRunner(Graph graph, bool half, DeviceClock& watch, HeadStart* ahead,
+                       Communicator& self, at::Device device)
     : watch_(watch), ahead_(ahead), shares_(std::vector<double>{1.0}), device_(device) {
   step_.graph = std::move(graph);
   if (half) step_.graph = with_precision(step_.graph, DType::bf16);

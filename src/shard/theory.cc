@@ -1,7 +1,6 @@
 #include "shard/theory.h"
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <set>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "shard/factors.h"
 
 namespace motley {
 
@@ -21,106 +21,10 @@ std::string to_string(const Triple& triple) {
 
 namespace {
 
-using Factors = std::vector<int64_t>;
-
-int64_t product(const Factors& f, size_t begin, size_t end) {
-  int64_t p = 1;
-  for (size_t i = begin; i < end; ++i) p *= f[i];
-  return p;
-}
-
-// The products of the factors behind each bound of a list, outermost first: [8, 7] has 56, 7, 1.
-Factors bounds_of(const Factors& f) {
-  Factors bounds = {1};
-  for (size_t i = f.size(); i-- > 0;) bounds.push_back(bounds.back() * f[i]);
-  std::reverse(bounds.begin(), bounds.end());
-  return bounds;
-}
-
-Factors between(const Factors& bounds) {
-  Factors f;
-  for (size_t i = 0; i + 1 < bounds.size(); ++i) f.push_back(bounds[i] / bounds[i + 1]);
-  return f;
-}
-
-// `a` with those bounds of `b` that divide, and are divided by, the ones it has: [64, 56] by [64, 8, 7] is
-// [64, 8, 7]; [8, 7] by [28, 2] stays as it is. REQUIRES: equal products.
-Factors refined(const Factors& a, const Factors& b) {
-  Factors bounds = bounds_of(a);
-  for (int64_t bound : bounds_of(b)) {
-    auto behind = std::lower_bound(bounds.begin(), bounds.end(), bound, std::greater<>());
-    if (behind == bounds.end() || *behind == bound || behind == bounds.begin()) continue;
-    if (*std::prev(behind) % bound == 0 && bound % *behind == 0) bounds.insert(behind, bound);
-  }
-  return between(bounds);
-}
-
-// Of tensors of one shape. Whether one of them changed.
-bool refine_each_other(std::vector<Factors>* a, std::vector<Factors>* b) {
-  if (a->size() != b->size()) return false;
-  bool changed = false;
-  for (size_t d = 0; d < a->size(); ++d) {
-    Factors& mine = (*a)[d];
-    Factors& other = (*b)[d];
-    if (mine == other || product(mine, 0, mine.size()) != product(other, 0, other.size())) continue;
-    Factors x = refined(mine, other), y = refined(other, mine);
-    changed = changed || x != mine || y != other;
-    mine = std::move(x), other = std::move(y);
-  }
-  return changed;
-}
-
-// What is placed alike is numbered alike: bounds that only one of two tensors of one shape could take
-// are given up.
-void keep_common(std::vector<Factors>* a, std::vector<Factors>* b) {
-  if (a->size() != b->size()) return;
-  for (size_t d = 0; d < a->size(); ++d) {
-    if ((*a)[d] == (*b)[d]) continue;
-    const Factors x = bounds_of((*a)[d]), y = bounds_of((*b)[d]);
-    Factors both;
-    std::set_intersection(x.begin(), x.end(), y.begin(), y.end(), std::back_inserter(both),
-                          std::greater<>());
-    if (x.front() == y.front()) (*a)[d] = (*b)[d] = between(both);
-  }
-}
-
-// Where a label's factors lie in the factor list of a dimension: [begin, end), or false if its
-// bounds fall inside a factor.
-bool locate(const Factors& factors, const std::vector<int>& labels, const std::vector<Label>& info,
-            size_t which, size_t* begin, size_t* end) {
-  size_t at = 0;
-  for (size_t l = 0; l <= which; ++l) {
-    *begin = at;
-    int64_t p = 1;
-    while (p < info[labels[l]].size && at < factors.size()) p *= factors[at++];
-    if (p != info[labels[l]].size) return false;
-  }
-  *end = at;
-  return true;
-}
-
-// A factor of a label. A cut is one digit of an index: (index / inner) % size. Where a tensor has a
-// factor of this size with this much behind it, it is the same digit, whatever its others are.
-struct Digit {
-  int64_t size, inner;
-  bool operator==(const Digit&) const = default;
-};
-
-// Where a label occurs in a tensor: its digits are factors `begin` and on of dimension `dim`.
-struct Place {
-  int dim = -1;
-  size_t begin = 0;
-  std::vector<Digit> digits;
-  Placement cut(Digit digit) const {
-    const auto it = std::find(digits.begin(), digits.end(), digit);
-    return Placement::shard(dim, static_cast<int>(begin + (it - digits.begin())));
-  }
-};
-
 // The place of a label in a tensor, without a dimension where it does not occur. False if it occurs
 // twice, or its bounds fall inside a factor.
 bool find_label(const TensorLabels& tensor, size_t label, const std::vector<Label>& labels,
-                const std::vector<Factors>& factors, Place* place) {
+                const std::vector<Factors>& factors, LabelPlace* place) {
   for (size_t d = 0; d < tensor.dims.size(); ++d)
     for (size_t p = 0; p < tensor.dims[d].size(); ++p) {
       if (tensor.dims[d][p] != static_cast<int>(label)) continue;
@@ -134,7 +38,7 @@ bool find_label(const TensorLabels& tensor, size_t label, const std::vector<Labe
 }
 
 // Leaves those that these have too.
-void keep_common(const std::vector<Digit>& these, bool first, std::vector<Digit>* shared) {
+void keep_shared(const std::vector<Digit>& these, bool first, std::vector<Digit>* shared) {
   if (first) *shared = these;
   std::erase_if(*shared, [&](Digit digit) {
     return std::find(these.begin(), these.end(), digit) == these.end();
@@ -225,128 +129,150 @@ void Theory::classify() {
   first_tensor_.push_back(tensors_.size());
 }
 
-void Theory::refine() {
-  // Where the labels of a kind of node occur, by label. A dimension of several labels has to be cut
-  // at their bounds first.
-  struct Use {
-    int label;
-    size_t tensor;         // among the node's
-    size_t dim, position;  // position among the dimension's labels
-    const std::vector<int>* labels;
-  };
-  std::vector<std::vector<Use>> uses(kinds_.size());
-  for (size_t k = 0; k < kinds_.size(); ++k) {
-    const Signature& s = kinds_[k].signature;
-    if (s.labels.empty()) continue;
-    const size_t n = kinds_[k].first.index;
-    auto collect = [&](size_t t, const TensorLabels& tensor) {
-      const ValueId v = tensors(n)[t];
-      if (!v.valid()) return;
-      for (size_t d = 0; d < tensor.dims.size(); ++d) {
-        int64_t size = 1;
-        for (int l : tensor.dims[d]) size *= s.labels[l].size;
-        if (size != graph_.spec(v).shape[d]) continue;
-        for (size_t p = 0; p < tensor.dims[d].size(); ++p)
-          uses[k].push_back({tensor.dims[d][p], t, d, p, &tensor.dims[d]});
-      }
-    };
-    const size_t outputs = graph_.nodes[n].outputs.size();
-    const size_t inputs = first_tensor_[n + 1] - first_tensor_[n] - outputs;
-    for (size_t i = 0; i < inputs; ++i) collect(i, s.operands[i]);
-    for (size_t o = 0; o < outputs; ++o)
-      if (tensors(n)[inputs + o].valid()) collect(inputs + o, s.results[o]);
-    std::stable_sort(uses[k].begin(), uses[k].end(),
-                     [](const Use& a, const Use& b) { return a.label < b.label; });
+// Makes the table of triples of one node.
+class Theory::Derivation {
+ public:
+  Derivation(const Theory& theory, size_t n)
+      : theory_(theory),
+        graph_(theory.graph_),
+        n_(n),
+        node_(graph_.nodes[n]),
+        signature_(theory.kinds_[theory.kind_[n]].signature),
+        inputs_(graph_.inputs_of(node_)),
+        outputs_(node_.outputs),
+        whole_{std::vector<Placement>(inputs_.size()),
+               std::vector<Placement>(outputs_.size()),
+               0,
+               "",
+               {}},
+        table_(std::make_unique<std::vector<Triple>>()) {}
+
+  std::unique_ptr<std::vector<Triple>> run() {
+    const OpDef* op = is_source(node_) ? nullptr : theory_.lookup_(node_.op);
+    std::vector<ExtraRule> extra;
+    if (op && op->extra) extra = op->extra(graph_, node_);
+    add(whole_);
+    if (is_source(node_)) add_pieces();
+    for (size_t l = 0; l < signature_.labels.size(); ++l)
+      if (signature_.labels[l].kind != LabelKind::blocked) cut_label(l);
+    for (const std::vector<int>& set : signature_.linear) add_linear(set);
+    for (const ExtraRule& rule : extra) add_extra(rule);
+    return std::move(table_);
   }
 
-  // A node is looked at again only after a value it touches has changed.
-  int64_t clock = 0;
-  std::vector<int64_t> changed_at(graph_.values.size(), 0), seen_at(graph_.nodes.size(), -1);
-  Factors sizes, shared;
-  auto visit = [&](size_t n) {
-    const std::vector<Label>& labels = kinds_[kind_[n]].signature.labels;
-    const std::vector<Use>& used = uses[kind_[n]];
-    const auto begin_use = used.begin(), end_use = used.end();
-    const ValueId* const of = tensors(n);
-    bool due = false;
-    for (auto u = begin_use; u != end_use && !due; ++u)
-      due = changed_at[of[u->tensor].index] > seen_at[n];
-    if (!due) return false;
-    seen_at[n] = clock;
-    bool changed = false;
-    auto write = [&](ValueId v) {
-      changed_at[v.index] = ++clock;
-      changed = true;
-    };
-    for (auto u = begin_use; u != end_use; ++u) {
-      if (u->labels->size() < 2 || u->position != 0) continue;
-      sizes.clear();
-      for (int l : *u->labels) sizes.push_back(labels[l].size);
-      Factors& mine = factors_[of[u->tensor].index][u->dim];
-      Factors fine = refined(mine, sizes);
-      if (fine == mine) continue;
-      mine = std::move(fine);
-      write(of[u->tensor]);
-    }
-    for (auto u = begin_use; u != end_use;) {
-      auto last = u;
-      while (last != end_use && last->label == u->label) ++last;
-      // The factors of this label at every place; usually they are the same. What two places
-      // cannot both have (8 x 7 and 28 x 2) each keeps as it is.
-      bool located = true, equal = true;
-      shared.clear();
-      size_t begin, end;
-      for (auto w = u; w != last && located; ++w) {
-        const Factors& f = factors_[of[w->tensor].index][w->dim];
-        located = locate(f, *w->labels, labels, w->position, &begin, &end);
-        if (!located) break;
-        auto from = f.begin() + static_cast<int64_t>(begin),
-             to = f.begin() + static_cast<int64_t>(end);
-        if (w == u) {
-          shared.assign(from, to);
-        } else if (!std::equal(shared.begin(), shared.end(), from, to)) {
-          equal = false;
-          shared = refined(shared, Factors(from, to));
-        }
-      }
-      if (located && !equal)
-        for (auto w = u; w != last; ++w) {
-          Factors& f = factors_[of[w->tensor].index][w->dim];
-          locate(f, *w->labels, labels, w->position, &begin, &end);
-          auto from = f.begin() + static_cast<int64_t>(begin),
-               to = f.begin() + static_cast<int64_t>(end);
-          const Factors old(from, to);
-          const Factors fine = refined(old, shared);
-          if (fine == old) continue;
-          f.insert(f.erase(from, to), fine.begin(), fine.end());
-          write(of[w->tensor]);
-        }
-      u = last;
-    }
-    if (changed) seen_at[n] = clock - 1;  // what it wrote may interact within the node
-    return changed;
-  };
-  // Parameters and their gradients (buffers and their updates) are placed alike, so they share
-  // factors.
-  auto share = [&](ValueId a, ValueId b) {
-    if (!b.valid() || !refine_each_other(&factors_[a.index], &factors_[b.index])) return false;
-    changed_at[a.index] = changed_at[b.index] = ++clock;
-    return true;
-  };
-  // Refinement only ever adds boundaries, so this ends; a handful of sweeps is usual.
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (size_t n = 0; n < graph_.nodes.size(); ++n) changed = visit(n) || changed;
-    for (const Parameter& p : graph_.parameters) changed = share(p.value, p.gradient) || changed;
-    for (const Buffer& b : graph_.buffers) changed = share(b.value, b.update) || changed;
-    if (!changed) break;
-    for (size_t n = graph_.nodes.size(); n-- > 0;) changed = visit(n) || changed;
+ private:
+  [[noreturn]] void misfit() const {
+    throw user_error("graph",
+                     "node {} calls {} with {} tensors and {} results, which it cannot take; "
+                     "capture the model again",
+                     n_, node_.op, inputs_.size(), outputs_.size());
   }
-  for (const Parameter& p : graph_.parameters)
-    if (p.gradient.valid()) keep_common(&factors_[p.value.index], &factors_[p.gradient.index]);
-  for (const Buffer& b : graph_.buffers)
-    if (b.update.valid()) keep_common(&factors_[b.value.index], &factors_[b.update.index]);
-}
+
+  // Unless a tensor cannot be placed so, or there is such a triple.
+  void add(Triple triple) {
+    for (size_t i = 0; i < inputs_.size(); ++i)
+      if (!theory_.legal(inputs_[i], triple.in[i])) return;
+    for (size_t o = 0; o < outputs_.size(); ++o)
+      if (outputs_[o].valid() && !theory_.legal(outputs_[o], triple.out[o])) return;
+    for (const Triple& t : *table_)
+      if (t.in == triple.in && t.out == triple.out) return;
+    table_->push_back(std::move(triple));
+  }
+
+  // A source is made in any placement at no cost: {} parameter-shard(d) {S(d)}.
+  void add_pieces() {
+    for (Placement p : theory_.placements(outputs_[0])) {
+      if (!p.is_shard()) continue;
+      Triple t = whole_;
+      t.out[0] = p;
+      t.cut = theory_.cut_size(outputs_[0], p);
+      add(t);
+    }
+  }
+
+  // A triple for each digit of a label that all tensors with this label have.
+  void cut_label(size_t l) {
+    std::vector<Digit> shared;
+    bool first = true, agreed = true;
+    std::vector<LabelPlace> in(inputs_.size()), out(outputs_.size());
+    auto find = [&](ValueId v, const TensorLabels& tensor, LabelPlace* place) {
+      agreed = agreed && find_label(tensor, l, signature_.labels, theory_.factors_[v.index], place);
+      if (agreed && place->dim >= 0)
+        keep_shared(place->digits, std::exchange(first, false), &shared);
+    };
+    for (size_t i = 0; i < inputs_.size(); ++i) find(inputs_[i], signature_.operands[i], &in[i]);
+    for (size_t o = 0; o < outputs_.size(); ++o)
+      if (outputs_[o].valid()) find(outputs_[o], signature_.results[o], &out[o]);
+    if (!agreed) return;
+    for (const Digit digit : shared) cut_digit(signature_.labels[l], digit, in, out);
+  }
+
+  // `in` and `out`: where the label is in each tensor.
+  void cut_digit(const Label& label, Digit digit, const std::vector<LabelPlace>& in,
+                 const std::vector<LabelPlace>& out) {
+    Triple t = whole_;
+    t.cut = digit.size;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (in[i].dim >= 0)
+        t.in[i] = in[i].cut(digit);
+      else if (label.kind == LabelKind::reduction &&
+               std::count(signature_.added.begin(), signature_.added.end(), static_cast<int>(i)))
+        t.in[i] = Placement::partial();
+    }
+    for (size_t o = 0; o < outputs_.size(); ++o) {
+      if (!outputs_[o].valid()) continue;
+      if (out[o].dim >= 0)
+        t.out[o] = out[o].cut(digit);
+      else if (label.ignored_by >> o & 1)
+        t.out[o] = Placement::replicated();
+      else if (label.kind == LabelKind::reduction)
+        t.out[o] = Placement::partial();
+      else
+        return;
+    }
+    if (is_boundary(node_))
+      t.collectives = {{Collective::exchange, graph_.spec(outputs_[0]).bytes()}};
+    add(t);
+  }
+
+  // The operands of the set are partial sums, and so are the results.
+  void add_linear(const std::vector<int>& set) {
+    Triple t = whole_;
+    for (int i : set) {
+      if (i >= static_cast<int>(inputs_.size())) misfit();
+      t.in[i] = Placement::partial();
+    }
+    for (size_t o = 0; o < outputs_.size(); ++o)
+      if (outputs_[o].valid()) t.out[o] = Placement::partial();
+    add(t);
+  }
+
+  // If all that it cuts is cut into as many pieces.
+  void add_extra(const ExtraRule& rule) {
+    if (rule.operands.size() != inputs_.size() || rule.results.size() != outputs_.size()) misfit();
+    Triple t{rule.operands, rule.results, 0, rule.name, rule.collectives};
+    bool possible = true;
+    auto cut = [&](ValueId v, Placement p) {
+      if (!p.is_shard()) return;
+      possible = possible && theory_.legal(v, p) && (t.cut == 0 || t.cut == theory_.cut_size(v, p));
+      if (possible) t.cut = theory_.cut_size(v, p);
+    };
+    for (size_t i = 0; i < inputs_.size(); ++i) cut(inputs_[i], t.in[i]);
+    for (size_t o = 0; o < outputs_.size(); ++o)
+      if (outputs_[o].valid()) cut(outputs_[o], t.out[o]);
+    if (possible) add(t);
+  }
+
+  const Theory& theory_;
+  const Graph& graph_;
+  const size_t n_;
+  const Node& node_;
+  const Signature& signature_;
+  const std::vector<ValueId> inputs_;
+  const std::vector<ValueId>& outputs_;
+  const Triple whole_;  // every device does all of it
+  std::unique_ptr<std::vector<Triple>> table_;
+};
 
 void Theory::derive() {
   // Values with equal factors have equal numbers.
@@ -379,115 +305,8 @@ void Theory::derive() {
       triples_[n] = tables_[it->second].get();
       continue;
     }
-
-    const Node& node = graph_.nodes[n];
-    const std::vector<ValueId> inputs = graph_.inputs_of(node);
-    const std::vector<ValueId>& outputs = node.outputs;
-    const Signature& s = kinds_[kind_[n]].signature;
-    const OpDef* op = is_source(node) ? nullptr : lookup_(node.op);
-    std::vector<ExtraRule> extra;
-    if (op && op->extra) extra = op->extra(graph_, node);
-
-    auto misfit = [&] {
-      throw user_error("graph",
-                       "node {} calls {} with {} tensors and {} results, which it cannot take; "
-                       "capture the model again",
-                       n, node.op, inputs.size(), outputs.size());
-    };
-    auto table = std::make_unique<std::vector<Triple>>();
-    auto add = [&](Triple triple) {
-      for (size_t i = 0; i < inputs.size(); ++i)
-        if (!legal(inputs[i], triple.in[i])) return;
-      for (size_t o = 0; o < outputs.size(); ++o)
-        if (outputs[o].valid() && !legal(outputs[o], triple.out[o])) return;
-      for (const Triple& t : *table)
-        if (t.in == triple.in && t.out == triple.out) return;
-      table->push_back(std::move(triple));
-    };
-    Triple whole{
-        std::vector<Placement>(inputs.size()), std::vector<Placement>(outputs.size()), 0, "", {}};
-    add(whole);
-
-    if (is_source(node)) {
-      // A source is made in any placement at no cost: {} parameter-shard(d) {S(d)}.
-      for (Placement p : placements(outputs[0])) {
-        if (!p.is_shard()) continue;
-        Triple t = whole;
-        t.out[0] = p;
-        t.cut = cut_size(outputs[0], p);
-        add(t);
-      }
-    }
-
-    for (size_t l = 0; l < s.labels.size(); ++l) {
-      if (s.labels[l].kind == LabelKind::blocked) continue;
-      std::vector<Digit> shared;
-      bool first = true, agreed = true;
-      std::vector<Place> in(inputs.size()), out(outputs.size());
-      auto find = [&](ValueId v, const TensorLabels& tensor, Place* place) {
-        agreed = agreed && find_label(tensor, l, s.labels, factors_[v.index], place);
-        if (agreed && place->dim >= 0)
-          keep_common(place->digits, std::exchange(first, false), &shared);
-      };
-      for (size_t i = 0; i < inputs.size(); ++i) find(inputs[i], s.operands[i], &in[i]);
-      for (size_t o = 0; o < outputs.size(); ++o)
-        if (outputs[o].valid()) find(outputs[o], s.results[o], &out[o]);
-      if (!agreed) continue;
-      for (const Digit digit : shared) {
-        Triple t = whole;
-        t.cut = digit.size;
-        bool possible = true;
-        for (size_t i = 0; i < inputs.size(); ++i) {
-          if (in[i].dim >= 0)
-            t.in[i] = in[i].cut(digit);
-          else if (s.labels[l].kind == LabelKind::reduction &&
-                   std::count(s.added.begin(), s.added.end(), static_cast<int>(i)))
-            t.in[i] = Placement::partial();
-        }
-        for (size_t o = 0; o < outputs.size(); ++o) {
-          if (!outputs[o].valid()) continue;
-          if (out[o].dim >= 0)
-            t.out[o] = out[o].cut(digit);
-          else if (s.labels[l].ignored_by >> o & 1)
-            t.out[o] = Placement::replicated();
-          else if (s.labels[l].kind == LabelKind::reduction)
-            t.out[o] = Placement::partial();
-          else
-            possible = false;
-        }
-        if (possible && is_boundary(node))
-          t.collectives = {{Collective::exchange, graph_.spec(outputs[0]).bytes()}};
-        if (possible) add(t);
-      }
-    }
-
-    for (const auto& set : s.linear) {
-      Triple t = whole;
-      for (int i : set) {
-        if (i >= static_cast<int>(inputs.size())) misfit();
-        t.in[i] = Placement::partial();
-      }
-      for (size_t o = 0; o < outputs.size(); ++o)
-        if (outputs[o].valid()) t.out[o] = Placement::partial();
-      add(t);
-    }
-
-    for (const ExtraRule& rule : extra) {
-      if (rule.operands.size() != inputs.size() || rule.results.size() != outputs.size()) misfit();
-      Triple t{rule.operands, rule.results, 0, rule.name, rule.collectives};
-      bool possible = true;
-      auto cut = [&](ValueId v, Placement p) {
-        if (!p.is_shard()) return;
-        possible = possible && legal(v, p) && (t.cut == 0 || t.cut == cut_size(v, p));
-        if (possible) t.cut = cut_size(v, p);
-      };
-      for (size_t i = 0; i < inputs.size(); ++i) cut(inputs[i], t.in[i]);
-      for (size_t o = 0; o < outputs.size(); ++o)
-        if (outputs[o].valid()) cut(outputs[o], t.out[o]);
-      if (possible) add(t);
-    }
-    triples_[n] = table.get();
-    tables_.push_back(std::move(table));
+    tables_.push_back(Derivation(*this, n).run());
+    triples_[n] = tables_.back().get();
   }
 }
 

@@ -92,6 +92,9 @@ class Theory {
     NodeId first;
   };
 
+  class Refinement;
+  class Derivation;
+
   void classify();
   void refine();
   void derive();

@@ -114,6 +114,209 @@ std::vector<Merged> merge(const BalanceProblem& problem, double share) {
   return merged;
 }
 
+// A problem and the units of its linear program. Columns are shares in units of the mean share, and
+// stage times in units of the longest work of the stage; costs are in units of their sum. So all
+// numbers are about 1.
+struct ScaledProblem {
+  explicit ScaledProblem(const BalanceProblem& of)
+      : problem(of),
+        types(of.devices.size()),
+        segments(of.sharded.size()),
+        padded(of.sharded.size(), 0) {
+    MOTLEY_CHECK(types >= 1 && segments >= 1);
+    MOTLEY_CHECK(problem.fixed.size() == types && problem.capacity.size() == types);
+    double count = 0;
+    for (int n : problem.devices) {
+      MOTLEY_CHECK(n >= 1);
+      count += n;
+    }
+    for (const BalanceStage& stage : problem.stages) {
+      MOTLEY_CHECK(stage.segment >= 0 && stage.segment < static_cast<int>(segments));
+      MOTLEY_CHECK(stage.sharded.size() == types || stage.sharded.size() == segments * types);
+      MOTLEY_CHECK(stage.replicated.size() == types);
+      padded[stage.segment] += stage.comm_padded;
+    }
+    share = 1 / count;
+    stages = merge(problem, share);
+    for (const Merged& stage : stages) unit += stage.scale;
+    for (double p : padded) unit += p * share;
+    if (unit == 0) unit = 1;
+  }
+  double bytes_unit(size_t type) const { return std::max(problem.capacity[type], 1.0); }
+
+  const BalanceProblem& problem;
+  const size_t types, segments;
+  std::vector<double> padded;  // [segment] seconds per unit of the largest share, of all stages
+  double share = 0;            // the mean
+  std::vector<Merged> stages;
+  double unit = 0;  // of costs, seconds
+};
+
+// The linear program of a problem. In an elastic one memory may be exceeded, and that is all that
+// costs.
+class BalanceProgram {
+ public:
+  BalanceProgram(const ScaledProblem& scaled, bool elastic)
+      : scaled_(scaled),
+        problem_(scaled.problem),
+        types_(scaled.types),
+        segments_(scaled.segments),
+        share_(scaled.share),
+        unit_(scaled.unit),
+        elastic_(elastic) {
+    for (size_t s = 0; s < segments_; ++s) add_shares(s);
+    if (!elastic) {
+      for (const Merged& stage : scaled.stages) add_stage(stage);
+      for (const BalanceExchange& x : problem_.exchanges)
+        if (x.bytes != 0 && !problem_.ports.empty()) add_exchange(x);
+    }
+    for (size_t j = 0; j < types_; ++j) add_memory(j);
+  }
+
+  bool solve() { return lp_.solve(); }
+
+  // Of the solution, as in Balance.
+  std::vector<std::vector<double>> ratio() const {
+    std::vector<std::vector<double>> result;
+    for (size_t s = 0; s < segments_; ++s) {
+      std::vector<double>& of_segment = result.emplace_back();
+      double sum = 0;
+      for (size_t j = 0; j < types_; ++j) {
+        of_segment.push_back(std::max(0.0, lp_.value[b_[s][j]] * share_));
+        sum += of_segment[j] * problem_.devices[j];
+      }
+      for (double& r : of_segment) r /= sum;
+    }
+    return result;
+  }
+
+  Weights weights() const {
+    Weights result;
+    result.compute.assign(types_, 0);
+    double sum = 0;
+    for (const auto& rows : work_) {
+      for (size_t j = 0; j < types_; ++j) {
+        const double dual = std::max(0.0, lp_.dual[rows[j]]);
+        result.compute[j] += dual;
+        sum += dual;
+      }
+    }
+    for (double& w : result.compute) w = sum > 0 ? w / sum : 1.0 / static_cast<double>(types_);
+    for (size_t j = 0; j < types_; ++j) {
+      if (memory_[j] < 0) continue;
+      const double bytes = scaled_.bytes_unit(j);
+      const double dual = std::max(0.0, -lp_.dual[memory_[j]]) * unit_ / bytes;
+      if (dual > 0 && result.memory.empty()) result.memory.assign(types_, 0);
+      if (dual > 0) result.memory[j] = dual;
+    }
+    return result;
+  }
+
+  // REQUIRES: elastic.
+  std::vector<double> lacking_bytes() const {
+    std::vector<double> result;
+    for (size_t j = 0; j < types_; ++j)
+      result.push_back(extra_[j] < 0 ? 0 : lp_.value[extra_[j]] * scaled_.bytes_unit(j));
+    return result;
+  }
+
+ private:
+  using Terms = std::vector<std::pair<int, double>>;
+  // Columns: what lies below a device more in the first segment of an exchange than in the second,
+  // and less.
+  struct Difference {
+    int more, less;
+  };
+
+  void add_shares(size_t segment) {
+    Terms whole;
+    b_.emplace_back();
+    const int largest = lp_.column(elastic_ ? 0 : scaled_.padded[segment] * share_ / unit_);
+    for (size_t j = 0; j < types_; ++j) {
+      const int column = lp_.column(0);
+      b_.back().push_back(column);
+      whole.emplace_back(column, problem_.devices[j] * share_);
+      lp_.row(0, kClpInf, {{largest, 1}, {column, -1}});
+    }
+    lp_.row(1, 1, whole);
+  }
+
+  void add_stage(const Merged& stage) {
+    const int time = lp_.column(stage.scale / unit_);
+    work_.emplace_back();
+    for (size_t j = 0; j < types_; ++j) {
+      Terms terms{{time, 1}};
+      for (size_t s = 0; s < segments_; ++s)
+        terms.emplace_back(b_[s][j], -stage.sharded[s * types_ + j]);
+      work_.back().push_back(lp_.row(stage.replicated[j], kClpInf, terms));
+    }
+  }
+
+  // An exchange takes as long as the port that takes longest, in either direction.
+  void add_exchange(const BalanceExchange& x) {
+    double slowest = 0;
+    for (const BalancePort& port : problem_.ports)
+      slowest = std::max(slowest, port.seconds_per_byte);
+    const int time = lp_.column(x.bytes * slowest / unit_);
+    std::map<std::vector<double>, Difference> known;  // by the devices below
+    const auto moved = [&](const std::vector<double>& devices) {
+      const auto [it, fresh] = known.try_emplace(devices);
+      if (fresh) it->second = add_difference(x, devices);
+      return it->second;
+    };
+    for (const BalancePort& port : problem_.ports) {
+      const Difference first = moved(port.before), end = moved(port.until);
+      const double ratio = port.seconds_per_byte / slowest;
+      lp_.row(0, kClpInf, {{time, 1}, {end.more, -ratio}, {first.less, -ratio}});
+      lp_.row(0, kClpInf, {{time, 1}, {end.less, -ratio}, {first.more, -ratio}});
+    }
+  }
+
+  // `devices`: [type] below the device.
+  Difference add_difference(const BalanceExchange& x, const std::vector<double>& devices) {
+    const int more_column = lp_.column(0), less_column = lp_.column(0);
+    Terms more{{more_column, 1}}, less{{less_column, 1}};
+    for (size_t j = 0; j < types_; ++j) {
+      const double below = devices[j] * share_;
+      more.emplace_back(b_[x.a][j], -below);
+      more.emplace_back(b_[x.b][j], below);
+      less.emplace_back(b_[x.a][j], below);
+      less.emplace_back(b_[x.b][j], -below);
+    }
+    lp_.row(0, kClpInf, more);
+    lp_.row(0, kClpInf, less);
+    return {more_column, less_column};
+  }
+
+  void add_memory(size_t type) {
+    memory_.push_back(-1);
+    extra_.push_back(-1);
+    if (problem_.capacity[type] == kInfinity) return;
+    Terms terms;
+    const double bytes = scaled_.bytes_unit(type);
+    for (size_t s = 0; s < segments_; ++s) {
+      terms.emplace_back(b_[s][type], problem_.sharded[s][type] * share_ / bytes);
+    }
+    if (elastic_) {
+      extra_[type] = lp_.column(problem_.devices[type] * bytes * share_ / 1e9);
+      terms.emplace_back(extra_[type], -1);
+    }
+    memory_[type] =
+        lp_.row(-kClpInf, (problem_.capacity[type] - problem_.fixed[type]) / bytes, terms);
+  }
+
+  const ScaledProblem& scaled_;
+  const BalanceProblem& problem_;
+  const size_t types_, segments_;
+  const double share_, unit_;
+  const bool elastic_;
+  LinearProgram lp_;
+  std::vector<std::vector<int>> b_;     // [segment][type] columns
+  std::vector<std::vector<int>> work_;  // [merged stage][type] rows
+  std::vector<int> memory_;             // [type] rows, -1: has no limit
+  std::vector<int> extra_;              // [type] columns of memory that it lacks, -1: none
+};
+
 // How much less of a tensor lies below a device in segment b than in segment a.
 double difference(const std::vector<double>& devices, const std::vector<double>& a,
                   const std::vector<double>& b) {
@@ -153,154 +356,20 @@ double step_seconds(const BalanceProblem& problem, const std::vector<std::vector
 }
 
 Balance balance(const BalanceProblem& problem) {
-  const size_t types = problem.devices.size(), segments = problem.sharded.size();
-  MOTLEY_CHECK(types >= 1 && segments >= 1);
-  MOTLEY_CHECK(problem.fixed.size() == types && problem.capacity.size() == types);
-  double count = 0;
-  for (int n : problem.devices) {
-    MOTLEY_CHECK(n >= 1);
-    count += n;
-  }
-  std::vector<double> padded(segments, 0);
-  for (const BalanceStage& stage : problem.stages) {
-    MOTLEY_CHECK(stage.segment >= 0 && stage.segment < static_cast<int>(segments));
-    MOTLEY_CHECK(stage.sharded.size() == types || stage.sharded.size() == segments * types);
-    MOTLEY_CHECK(stage.replicated.size() == types);
-    padded[stage.segment] += stage.comm_padded;
-  }
-  // Columns are shares in units of the mean share, and stage times in units of the longest work of
-  // the stage; costs in units of their sum. So all numbers are about 1.
-  const double share = 1 / count;
-  const std::vector<Merged> stages = merge(problem, share);
-  double unit = 0;
-  for (const Merged& stage : stages) unit += stage.scale;
-  for (double p : padded) unit += p * share;
-  if (unit == 0) unit = 1;
-
+  const ScaledProblem scaled(problem);
   Balance result;
-  result.rows = static_cast<int>(stages.size());
-  const auto build = [&](bool elastic, LinearProgram* lp, std::vector<std::vector<int>>* b,
-                         std::vector<std::vector<int>>* work, std::vector<int>* memory,
-                         std::vector<int>* extra) {
-    for (size_t s = 0; s < segments; ++s) {
-      std::vector<std::pair<int, double>> whole;
-      b->emplace_back();
-      const int largest = lp->column(elastic ? 0 : padded[s] * share / unit);
-      for (size_t j = 0; j < types; ++j) {
-        const int column = lp->column(0);
-        b->back().push_back(column);
-        whole.emplace_back(column, problem.devices[j] * share);
-        lp->row(0, kClpInf, {{largest, 1}, {column, -1}});
-      }
-      lp->row(1, 1, whole);
-    }
-    for (const Merged& stage : stages) {
-      if (elastic) break;
-      const int time = lp->column(stage.scale / unit);
-      work->emplace_back();
-      for (size_t j = 0; j < types; ++j) {
-        std::vector<std::pair<int, double>> terms{{time, 1}};
-        for (size_t s = 0; s < segments; ++s)
-          terms.emplace_back((*b)[s][j], -stage.sharded[s * types + j]);
-        work->back().push_back(lp->row(stage.replicated[j], kClpInf, terms));
-      }
-    }
-    for (const BalanceExchange& x : problem.exchanges) {
-      if (elastic || problem.ports.empty()) break;
-      if (x.bytes == 0) continue;
-      double slowest = 0;
-      for (const BalancePort& port : problem.ports)
-        slowest = std::max(slowest, port.seconds_per_byte);
-      const int time = lp->column(x.bytes * slowest / unit);
-      // What lies below a device more in a than in b, and less; by what lies below it.
-      std::map<std::vector<double>, std::pair<int, int>> known;
-      const auto moved = [&](const std::vector<double>& devices) {
-        const auto [it, fresh] = known.try_emplace(devices);
-        if (!fresh) return it->second;
-        it->second = {lp->column(0), lp->column(0)};
-        std::vector<std::pair<int, double>> more{{it->second.first, 1}},
-            less{{it->second.second, 1}};
-        for (size_t j = 0; j < types; ++j) {
-          const double below = devices[j] * share;
-          more.emplace_back((*b)[x.a][j], -below);
-          more.emplace_back((*b)[x.b][j], below);
-          less.emplace_back((*b)[x.a][j], below);
-          less.emplace_back((*b)[x.b][j], -below);
-        }
-        lp->row(0, kClpInf, more);
-        lp->row(0, kClpInf, less);
-        return it->second;
-      };
-      for (const BalancePort& port : problem.ports) {
-        const auto first = moved(port.before), end = moved(port.until);
-        const double ratio = port.seconds_per_byte / slowest;
-        lp->row(0, kClpInf, {{time, 1}, {end.first, -ratio}, {first.second, -ratio}});
-        lp->row(0, kClpInf, {{time, 1}, {end.second, -ratio}, {first.first, -ratio}});
-      }
-    }
-    for (size_t j = 0; j < types; ++j) {
-      memory->push_back(-1);
-      extra->push_back(-1);
-      if (problem.capacity[j] == kInfinity) continue;
-      std::vector<std::pair<int, double>> terms;
-      const double bytes = std::max(problem.capacity[j], 1.0);
-      for (size_t s = 0; s < segments; ++s) {
-        terms.emplace_back((*b)[s][j], problem.sharded[s][j] * share / bytes);
-      }
-      if (elastic) {
-        (*extra)[j] = lp->column(problem.devices[j] * bytes * share / 1e9);
-        terms.emplace_back((*extra)[j], -1);
-      }
-      (*memory)[j] = lp->row(-kClpInf, (problem.capacity[j] - problem.fixed[j]) / bytes, terms);
-    }
-  };
-
-  LinearProgram lp;
-  std::vector<std::vector<int>> b, work;
-  std::vector<int> memory, extra;
-  build(false, &lp, &b, &work, &memory, &extra);
-  result.feasible = lp.solve();
+  result.rows = static_cast<int>(scaled.stages.size());
+  BalanceProgram program(scaled, false);
+  result.feasible = program.solve();
   if (!result.feasible) {
-    LinearProgram elastic;
-    b.clear();
-    memory.clear();
-    extra.clear();
-    build(true, &elastic, &b, &work, &memory, &extra);
+    BalanceProgram elastic(scaled, true);
     MOTLEY_CHECK(elastic.solve(), "elastic balance");
-    for (size_t j = 0; j < types; ++j) {
-      const double bytes = std::max(problem.capacity[j], 1.0);
-      result.lacking_bytes.push_back(extra[j] < 0 ? 0 : elastic.value[extra[j]] * bytes);
-    }
+    result.lacking_bytes = elastic.lacking_bytes();
     return result;
   }
-  for (size_t s = 0; s < segments; ++s) {
-    std::vector<double> ratio;
-    double sum = 0;
-    for (size_t j = 0; j < types; ++j) {
-      ratio.push_back(std::max(0.0, lp.value[b[s][j]] * share));
-      sum += ratio[j] * problem.devices[j];
-    }
-    for (double& r : ratio) r /= sum;
-    result.ratio.push_back(std::move(ratio));
-  }
+  result.ratio = program.ratio();
   result.seconds = step_seconds(problem, result.ratio);
-  result.weights.compute.assign(types, 0);
-  double sum = 0;
-  for (const auto& rows : work) {
-    for (size_t j = 0; j < types; ++j) {
-      const double dual = std::max(0.0, lp.dual[rows[j]]);
-      result.weights.compute[j] += dual;
-      sum += dual;
-    }
-  }
-  for (double& w : result.weights.compute) w = sum > 0 ? w / sum : 1.0 / static_cast<double>(types);
-  for (size_t j = 0; j < types; ++j) {
-    if (memory[j] < 0) continue;
-    const double bytes = std::max(problem.capacity[j], 1.0);
-    const double dual = std::max(0.0, -lp.dual[memory[j]]) * unit / bytes;
-    if (dual > 0 && result.weights.memory.empty()) result.weights.memory.assign(types, 0);
-    if (dual > 0) result.weights.memory[j] = dual;
-  }
+  result.weights = program.weights();
   return result;
 }
 

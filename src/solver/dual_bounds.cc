@@ -16,24 +16,9 @@ namespace {
 constexpr int kMostForms = 9;   // that users of a value may need; beyond it has no lambda
 constexpr int kMostUsers = 24;  // likewise
 
-}  // namespace
-
-DualBounds::DualBounds(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
-                       const std::vector<std::vector<double>>& prices, SweepLimits sweeps,
-                       std::vector<double>* warm)
-    : sweeps_(sweeps), problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
-  const size_t values = problem.value_table.size();
-  const int steps = static_cast<int>(order.steps.size());
-  frozen_.assign(values, 0);
-  wide_.assign(values, 0);
-  node_begin_.assign(problem.nodes.size() + 1, 0);
-  for (size_t n = 0; n < problem.nodes.size(); ++n) {
-    const ProblemNode& node = problem.nodes[n];
-    node_begin_[n + 1] =
-        node_begin_[n] + static_cast<int>(node.inputs.size() + node.outputs.size());
-  }
-  ports_.resize(node_begin_.back());
-  std::vector<std::vector<uint32_t>> forms(problem.option_tables.size());  // [table][slot]
+// [option table][slot] the forms that some option has there; of a table without options, nothing.
+std::vector<std::vector<uint32_t>> forms_of_slots(const Problem& problem) {
+  std::vector<std::vector<uint32_t>> forms(problem.option_tables.size());
   for (size_t t = 0; t < forms.size(); ++t) {
     for (const Option& option : problem.option_tables[t].options) {
       forms[t].resize(option.in.size() + option.out.size());
@@ -43,9 +28,42 @@ DualBounds::DualBounds(const Problem& problem, const Order& order, std::vector<F
       }
     }
   }
-  for (int k = 0; k < steps; ++k) {
-    const int n = order.steps[k].node;
-    const ProblemNode& node = problem.nodes[n];
+  return forms;
+}
+
+}  // namespace
+
+DualBounds::DualBounds(const Problem& problem, const Order& order, std::vector<FormSpace>* spaces,
+                       const std::vector<std::vector<double>>& prices, SweepLimits sweeps,
+                       std::vector<double>* warm)
+    : sweeps_(sweeps), problem_(problem), order_(order), spaces_(*spaces), prices_(prices) {
+  find_ports();
+  sort_ports();
+  freeze_wide();
+  link_touches();
+  share_lambda();
+  if (warm->size() == lambda_.size()) lambda_ = *warm;
+  big_ = 4 * most_expensive() + 1e-300;
+  improve(chained());
+  if (!folded_.empty()) improve(tied());
+  *warm = lambda_;
+  add_up();
+  left_begin_.assign(order.touches.size(), -1);
+}
+
+// The ports of all nodes; each has a lambda of its own so far.
+void DualBounds::find_ports() {
+  node_begin_.assign(problem_.nodes.size() + 1, 0);
+  for (size_t n = 0; n < problem_.nodes.size(); ++n) {
+    const ProblemNode& node = problem_.nodes[n];
+    node_begin_[n + 1] =
+        node_begin_[n] + static_cast<int>(node.inputs.size() + node.outputs.size());
+  }
+  ports_.resize(node_begin_.back());
+  const std::vector<std::vector<uint32_t>> forms = forms_of_slots(problem_);
+  for (int k = 0; k < static_cast<int>(order_.steps.size()); ++k) {
+    const int n = order_.steps[k].node;
+    const ProblemNode& node = problem_.nodes[n];
     const int inputs = static_cast<int>(node.inputs.size());
     for (int slot = 0; slot < node_begin_[n + 1] - node_begin_[n]; ++slot) {
       const int port = node_begin_[n] + slot;
@@ -55,35 +73,53 @@ DualBounds::DualBounds(const Problem& problem, const Order& order, std::vector<F
       ports_[port] = {n, value, k, slot, made, mask, port, 0};
     }
   }
-  value_begin_.assign(values + 1, 0);
+}
+
+// By value, and then by step.
+void DualBounds::sort_ports() {
+  value_begin_.assign(problem_.value_table.size() + 1, 0);
   for (const Port& port : ports_) ++value_begin_[port.value + 1];
   std::partial_sum(value_begin_.begin(), value_begin_.end(), value_begin_.begin());
   value_ports_.resize(ports_.size());
   std::vector<int> end(value_begin_.begin(), value_begin_.end() - 1);
-  for (const OrderStep& step : order.steps) {
+  for (const OrderStep& step : order_.steps) {
     for (int port = node_begin_[step.node]; port < node_begin_[step.node + 1]; ++port) {
       value_ports_[end[ports_[port].value]++] = port;
     }
   }
+}
+
+// Values of more forms or users than sweeps can handle.
+void DualBounds::freeze_wide() {
+  const size_t values = problem_.value_table.size();
+  frozen_.assign(values, 0);
+  wide_.assign(values, 0);
   for (size_t v = 0; v < values; ++v) {
     uint32_t need = 0;
     for (int port : ports_of(v)) need |= ports_[port].made ? 0 : ports_[port].forms;
     if (std::popcount(need) > kMostForms) wide_[v] = 1;
     if (wide_[v] || ports_of(v).size() > kMostUsers) frozen_[v] = 1;
   }
-  touch_before_.assign(order.touches.size(), -1);
-  std::vector<int> latest(values, -1);
-  for (size_t t = 0; t < order.touches.size(); ++t) {
-    touch_before_[t] = latest[order.touches[t].value];
-    latest[order.touches[t].value] = static_cast<int>(t);
-  }
+}
 
+void DualBounds::link_touches() {
+  touch_before_.assign(order_.touches.size(), -1);
+  std::vector<int> latest(problem_.value_table.size(), -1);
+  for (size_t t = 0; t < order_.touches.size(); ++t) {
+    touch_before_[t] = latest[order_.touches[t].value];
+    latest[order_.touches[t].value] = static_cast<int>(t);
+  }
+}
+
+// Gives the blocks in the middle of repeats the same lambda, and all lambda its rows.
+void DualBounds::share_lambda() {
+  const int steps = static_cast<int>(order_.steps.size());
   step_like_.resize(steps);
   std::iota(step_like_.begin(), step_like_.end(), 0);
-  for (const Repeat& repeat : order.repeats) fold(repeat);
+  for (const Repeat& repeat : order_.repeats) fold(repeat);
   for (int k = 0; k < steps; ++k) {
     if (step_like_[k] == k) continue;
-    const int n = order.steps[k].node, like = order.steps[step_like_[k]].node;
+    const int n = order_.steps[k].node, like = order_.steps[step_like_[k]].node;
     for (int slot = 0; slot < node_begin_[n + 1] - node_begin_[n]; ++slot) {
       ports_[node_begin_[n] + slot].like = node_begin_[like] + slot;
     }
@@ -94,55 +130,60 @@ DualBounds::DualBounds(const Problem& problem, const Order& order, std::vector<F
   }
   for (Port& port : ports_) port.row = ports_[port.like].row;
   lambda_.assign(static_cast<size_t>(rows) * kMaxForms, 0);
-  if (warm->size() == lambda_.size()) lambda_ = *warm;
-  big_ = 0;
-  for (const OrderStep& step : order.steps) {
+}
+
+// The price of all nodes at their worst, or of the worst conversion if that is more.
+double DualBounds::most_expensive() const {
+  double sum = 0;
+  for (const OrderStep& step : order_.steps) {
     double most = 0;
-    for (double price : prices_[problem.nodes[step.node].table]) {
+    for (double price : prices_[problem_.nodes[step.node].table]) {
       if (price < kInfinity) most = std::max(most, price);
     }
-    big_ += most;
+    sum += most;
   }
-  for (const FormTable& table : problem.form_tables) {
+  for (const FormTable& table : problem_.form_tables) {
     for (double cost : table.convert) {
-      if (cost < kInfinity) big_ = std::max(big_, cost);
+      if (cost < kInfinity) sum = std::max(sum, cost);
     }
   }
-  big_ = 4 * big_ + 1e-300;
-  improve(chained());
-  if (!folded_.empty()) improve(tied());
-  *warm = lambda_;
+  return sum;
+}
 
-  node_least_.resize(problem.nodes.size());
+// The leasts of all nodes and values, and the bound that they make up.
+void DualBounds::add_up() {
+  node_least_.resize(problem_.nodes.size());
   bound_ = 0;
-  for (int k = 0; k < steps; ++k) {
-    const int n = order.steps[k].node;
+  for (int k = 0; k < static_cast<int>(order_.steps.size()); ++k) {
+    const int n = order_.steps[k].node;
     node_least_[n] =
-        step_like_[k] == k ? option_costs(n) : node_least_[order.steps[step_like_[k]].node];
+        step_like_[k] == k ? option_costs(n) : node_least_[order_.steps[step_like_[k]].node];
     bound_ += node_least_[n];
   }
+  const size_t values = problem_.value_table.size();
   value_least_.resize(values);
-  // Values whose ports have the lambda of another value's, port by port, have its least.
-  const auto like = [&](size_t v) -> size_t {
-    const auto list = ports_of(v);
-    if (list.empty()) return v;
-    const size_t other = ports_[ports_[list[0]].like].value;
-    const auto others = ports_of(other);
-    if (other >= v || list.size() != others.size() || frozen_[v] != frozen_[other] ||
-        problem.value_table[v] != problem.value_table[other]) {
-      return v;
-    }
-    for (size_t i = 0; i < list.size(); ++i) {
-      if (ports_[list[i]].like != ports_[others[i]].like) return v;
-    }
-    return other;
-  };
   for (size_t v = 0; v < values; ++v) {
-    const size_t other = like(v);
+    const size_t other = value_like(v);
     value_least_[v] = other < v ? value_least_[other] : least(static_cast<int>(v), 0, true, 0);
     bound_ += value_least_[v];
   }
-  left_begin_.assign(order.touches.size(), -1);
+}
+
+// An earlier value whose least this one has, as their ports have the same lambda, port by port; the
+// value itself if there is none.
+size_t DualBounds::value_like(size_t v) const {
+  const auto list = ports_of(v);
+  if (list.empty()) return v;
+  const size_t other = ports_[ports_[list[0]].like].value;
+  const auto others = ports_of(other);
+  if (other >= v || list.size() != others.size() || frozen_[v] != frozen_[other] ||
+      problem_.value_table[v] != problem_.value_table[other]) {
+    return v;
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (ports_[list[i]].like != ports_[others[i]].like) return v;
+  }
+  return other;
 }
 
 void DualBounds::Sweeps::join(const Port& at, int port, int value) {

@@ -99,6 +99,14 @@ class DualBounds {
     std::vector<const Wants*> wants;      // [value] see wants()
   };
 
+  void find_ports();
+  void sort_ports();
+  void freeze_wide();
+  void link_touches();
+  void share_lambda();
+  double most_expensive() const;
+  void add_up();
+  size_t value_like(size_t value) const;
   // The sets out of `all` that some `users` forms make up; with the empty one.
   const Wants& wants(uint32_t all, size_t users);
   void fold(const Repeat& repeat);

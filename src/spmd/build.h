@@ -17,6 +17,8 @@
 // not partial.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -118,6 +120,7 @@ class ProblemBuilder {
   Program program(const solver::Solution& solution) const;
 
  private:
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();  // after all nodes
   using Held = std::pair<ValueId, Placement>;
   struct Form {
     ValueId top;     // nearest to the root of the members that have it
@@ -141,6 +144,10 @@ class ProblemBuilder {
     std::vector<int>
         triple;  // [option] triple of the node it came from, or placement number of a token
   };
+
+  struct Views;
+  class NodeAdder;
+  class Translation;
 
   std::span<const ValueId> inputs(NodeId node) const {
     return {inputs_.data() + first_input_[node.index],
@@ -172,6 +179,12 @@ class ProblemBuilder {
   static bool is_received(const Node& node);
   bool is_reduction(const Step& step) const;
   void contract();
+  void list_inputs();
+  void list_placements();
+  Views join_views();
+  void make_forms(Views* views);
+  void find_uses();
+  void find_gradients();
   void add_values();
   void add_nodes();
   std::vector<Placement> stored_choices(ValueId source) const;

@@ -96,8 +96,8 @@ TEST(Interference, WhatIsHiddenIsThatOfTheWalk) {
       const Fractions fractions(model->cluster(), shares);
       ProblemBuilder builder(theory, *plain, Optimizer::adamw, Restriction::data_parallel);
       builder.price(fractions);
-      const Program program = builder.program(
-          solver::solve_folded(builder.problem(), solver::make_order(builder.problem()), {{1}, {}}));
+      const Program program = builder.program(solver::solve_folded(
+          builder.problem(), solver::make_order(builder.problem()), {{1}, {}}));
       const auto messages = gradient_messages(theory, program, shares);
       if (messages.empty()) continue;
       const std::vector<bool> barrier = barriers(theory, program, shares);
@@ -109,8 +109,9 @@ TEST(Interference, WhatIsHiddenIsThatOfTheWalk) {
       if (behind || messages.back().ready >= wait) continue;
       const Seconds hidden = hidden_seconds(theory, program, *model, fractions),
                     without = hidden_seconds(theory, program, *plain, fractions);
-      EXPECT_NEAR(hidden, hidden_by_walking(theory, program, *model, fractions,
-                                            static_cast<int>(last.base() - first) - 1, wait),
+      EXPECT_NEAR(hidden,
+                  hidden_by_walking(theory, program, *model, fractions,
+                                    static_cast<int>(last.base() - first) - 1, wait),
                   1e-9)
           << name;
       EXPECT_LE(hidden, without * (1 + 1e-12)) << name;

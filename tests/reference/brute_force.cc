@@ -26,6 +26,66 @@ Solution infeasible() {
   return solution;
 }
 
+// An integer program: columns from 0 to an upper bound, rows between two bounds.
+struct Column {
+  double cost, upper;
+  bool binary;
+};
+struct Row {
+  double lower, upper;
+  std::vector<std::pair<int, double>> terms;  // (column, coefficient)
+};
+struct IntegerProgram {
+  std::vector<Column> columns;
+  std::vector<Row> rows;
+
+  int add(const Column& column) {
+    columns.push_back(column);
+    return static_cast<int>(columns.size()) - 1;
+  }
+  int add(Row row) {
+    rows.push_back(std::move(row));
+    return static_cast<int>(rows.size()) - 1;
+  }
+  void put(int row, int column, double x) { rows[row].terms.emplace_back(column, x); }
+};
+
+// Hands a program over, by column.
+Cbc_Model* load(const IntegerProgram& program) {
+  const auto& [columns, rows] = program;
+  std::vector<CoinBigIndex> start{0};
+  std::vector<int> index;
+  std::vector<double> element, lower(columns.size(), 0), upper, cost, row_lower, row_upper;
+  std::vector<std::vector<std::pair<int, double>>> by_column(columns.size());
+  for (size_t r = 0; r < rows.size(); ++r) {
+    row_lower.push_back(rows[r].lower);
+    row_upper.push_back(rows[r].upper == kInf ? std::numeric_limits<double>::max() : rows[r].upper);
+    std::map<int, double> merged;
+    for (const auto& [column, coefficient] : rows[r].terms) merged[column] += coefficient;
+    for (const auto& [column, coefficient] : merged) {
+      by_column[column].emplace_back(static_cast<int>(r), coefficient);
+    }
+  }
+  for (size_t c = 0; c < columns.size(); ++c) {
+    for (const auto& [row, coefficient] : by_column[c]) {
+      index.push_back(row);
+      element.push_back(coefficient);
+    }
+    start.push_back(static_cast<CoinBigIndex>(index.size()));
+    upper.push_back(columns[c].upper);
+    cost.push_back(columns[c].cost);
+  }
+  Cbc_Model* model = Cbc_newModel();
+  Cbc_setLogLevel(model, 0);
+  Cbc_loadProblem(model, static_cast<int>(columns.size()), static_cast<int>(rows.size()),
+                  start.data(), index.data(), element.data(), lower.data(), upper.data(),
+                  cost.data(), row_lower.data(), row_upper.data());
+  for (size_t c = 0; c < columns.size(); ++c) {
+    if (columns[c].binary) Cbc_setInteger(model, static_cast<int>(c));
+  }
+  return model;
+}
+
 // Solves a loaded model to a proven optimum and frees it. `choice`: [node][option] its column, -1:
 // the option is not allowed; prices are in `unit`.
 Solution solve(Cbc_Model* model, double unit, const std::vector<std::vector<int>>& choice,
@@ -53,6 +113,106 @@ Solution solve(Cbc_Model* model, double unit, const std::vector<std::vector<int>
   return solution;
 }
 
+// The highest price of an option or a conversion; 1: all are free.
+double highest_price(const Problem& problem, const Weights& weights) {
+  double highest = 0;
+  for (const OptionTable& table : problem.option_tables) {
+    for (const Option& option : table.options) {
+      const double p = price(option, weights);
+      if (p < kInf) highest = std::max(highest, p);
+    }
+  }
+  for (const FormTable& table : problem.form_tables) {
+    for (double p : table.convert) {
+      if (p < kInf) highest = std::max(highest, p);
+    }
+  }
+  return highest == 0 ? 1 : highest;
+}
+
+using ByForm = std::map<int, std::vector<int>>;  // form -> columns of options
+
+// Of one value: arcs between its forms, each bought once, and a flow for each form that is required.
+// `made`: options that make a form; `wanted`: form -> [consumer] its options that ask for it.
+void add_flows(const FormTable& table, double unit, const ByForm& made,
+               const std::map<int, std::vector<std::vector<int>>>& wanted,
+               IntegerProgram* program) {
+  const int n = table.forms;
+  std::map<std::pair<int, int>, int> bought;
+  for (int a = 0; a < n && !wanted.empty(); ++a) {
+    for (int b = 0; b < n; ++b) {
+      if (a == b || table.convert[a * n + b] == kInf) continue;
+      bought[{a, b}] = program->add(Column{table.convert[a * n + b] / unit, 1, true});
+    }
+  }
+  for (const auto& [form, consumers] : wanted) {
+    // required >= any consumer's choice of this form; the flow carries `required` units to it.
+    const int required = program->add(Column{0, 1, false});
+    for (const auto& list : consumers) {
+      Row row{0, kInf, {{required, 1}}};
+      for (int column : list) row.terms.emplace_back(column, -1);
+      program->add(std::move(row));
+    }
+    std::vector<Row> balance(n, Row{0, kInf, {}});  // inflow + made >= outflow + required
+    balance[form].terms.emplace_back(required, -1);
+    for (const auto& [from, list] : made) {
+      for (int column : list) balance[from].terms.emplace_back(column, 1);
+    }
+    for (const auto& [arc, buy] : bought) {
+      const int flow = program->add(Column{0, 1, false});
+      balance[arc.first].terms.emplace_back(flow, -1);
+      balance[arc.second].terms.emplace_back(flow, 1);
+      program->add(Row{0, kInf, {{buy, 1}, {flow, -1}}});
+    }
+    for (Row& row : balance) program->add(std::move(row));
+  }
+}
+
+// Of one value: a column per form made and set of forms required, at the cost of completing the one
+// to the other. `made`: options that make a form; `wanted`: of each consumer, options that ask for
+// a form.
+void add_sets(const FormTable& table, const ByForm& made, const std::vector<ByForm>& wanted,
+              IntegerProgram* program) {
+  uint32_t all = 0;
+  size_t most = 0;  // forms asked for at once; a node may read a value several times
+  for (const ByForm& consumer : wanted) {
+    std::map<int, size_t> at_once;
+    for (const auto& [form, options] : consumer) {
+      all |= 1u << form;
+      for (int o : options) ++at_once[o];
+    }
+    size_t of_one = 0;
+    for (const auto& [option, forms] : at_once) of_one = std::max(of_one, forms);
+    most += of_one;
+  }
+  if (all == 0) return;
+  std::map<int, int> produced;  // form -> row: sets completed from it = options that make it
+  for (const auto& [form, options] : made) {
+    produced[form] = program->add(Row{0, 0, {}});
+    for (int column : options) program->put(produced[form], column, -1);
+  }
+  // Every consumer's form is in the set.
+  std::vector<std::pair<int, int>> asks;  // (form, row)
+  for (const ByForm& consumer : wanted) {
+    for (const auto& [form, options] : consumer) {
+      asks.emplace_back(form, program->add(Row{0, kInf, {}}));
+      for (int column : options) program->put(asks.back().second, column, -1);
+    }
+  }
+  for (uint32_t want = all; want != 0; want = (want - 1) & all) {
+    if (static_cast<size_t>(std::popcount(want)) > most) continue;
+    for (const auto& [form, row] : produced) {
+      const double c = complete(table, form, want, 0, nullptr);
+      if (c == kInf) continue;
+      const int column = program->add(Column{c, 1, false});
+      program->put(row, column, 1);
+      for (const auto& [asked, ask] : asks) {
+        if (want >> asked & 1) program->put(ask, column, 1);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Solution brute_force(const Problem& problem, const Weights& weights) {
@@ -74,38 +234,14 @@ Solution brute_force(const Problem& problem, const Weights& weights) {
   }
 }
 
+// One "choice" variable per option; per value, arcs of positive cost bought once and one flow per
+// required form.
 Solution integer_program(const Problem& problem, const Weights& weights) {
-  Cbc_Model* model = Cbc_newModel();
-  Cbc_setLogLevel(model, 0);
-  // One "choice" variable per option; per value, arcs of positive cost bought once and one flow per
-  // required form. Variables and rows are collected first and handed over by column.
-  struct Column {
-    double cost;
-    double upper;
-    bool binary;
-  };
-  std::vector<Column> columns;
-  struct Row {
-    double lower, upper;
-    std::vector<std::pair<int, double>> terms;
-  };
-  std::vector<Row> rows;
-  double unit = 0;  // prices are scaled to about 1
-  for (const OptionTable& table : problem.option_tables) {
-    for (const Option& option : table.options) {
-      const double p = price(option, weights);
-      if (p < kInf) unit = std::max(unit, p);
-    }
-  }
-  for (const FormTable& table : problem.form_tables) {
-    for (double p : table.convert) {
-      if (p < kInf) unit = std::max(unit, p);
-    }
-  }
-  if (unit == 0) unit = 1;
+  IntegerProgram program;
+  const double unit = highest_price(problem, weights);  // prices are scaled to about 1
   std::vector<std::vector<int>> choice(problem.nodes.size());
   const size_t values = problem.value_table.size();
-  std::vector<std::map<int, std::vector<int>>> made(values);  // [value] form -> choices
+  std::vector<ByForm> made(values);  // [value]
   std::vector<std::map<int, std::vector<std::vector<int>>>> wanted(values);
   for (size_t i = 0; i < problem.nodes.size(); ++i) {
     const ProblemNode& node = problem.nodes[i];
@@ -113,8 +249,7 @@ Solution integer_program(const Problem& problem, const Weights& weights) {
     std::map<std::pair<int, int>, std::vector<int>> wants;  // (value, form) -> choices of this node
     for (const Option& option : problem.option_tables[node.table].options) {
       const double p = price(option, weights);
-      const int column = static_cast<int>(columns.size());
-      columns.push_back({p < kInf ? p / unit : 0, p < kInf ? 1.0 : 0.0, true});
+      const int column = program.add(Column{p < kInf ? p / unit : 0, p < kInf ? 1.0 : 0.0, true});
       choice[i].push_back(column);
       one.terms.emplace_back(column, 1);
       for (size_t k = 0; k < node.inputs.size(); ++k) {
@@ -125,110 +260,33 @@ Solution integer_program(const Problem& problem, const Weights& weights) {
         made[node.outputs[k]][option.out[k]].push_back(column);
       }
     }
-    rows.push_back(std::move(one));
+    program.add(std::move(one));
     for (auto& [key, list] : wants) wanted[key.first][key.second].push_back(std::move(list));
   }
-  for (size_t v = 0; v < values; ++v) {
-    const FormTable& table = problem.form_tables[problem.value_table[v]];
-    const int n = table.forms;
-    std::map<std::pair<int, int>, int> bought;
-    for (int a = 0; a < n && !wanted[v].empty(); ++a) {
-      for (int b = 0; b < n; ++b) {
-        if (a == b || table.convert[a * n + b] == kInf) continue;
-        bought[{a, b}] = static_cast<int>(columns.size());
-        columns.push_back({table.convert[a * n + b] / unit, 1, true});
-      }
-    }
-    for (const auto& [form, consumers] : wanted[v]) {
-      // required >= any consumer's choice of this form; the flow carries `required` units to it.
-      const int required = static_cast<int>(columns.size());
-      columns.push_back({0, 1, false});
-      for (const auto& list : consumers) {
-        Row row{0, kInf, {{required, 1}}};
-        for (int column : list) row.terms.emplace_back(column, -1);
-        rows.push_back(std::move(row));
-      }
-      std::vector<Row> balance(n, Row{0, kInf, {}});  // inflow + made >= outflow + required
-      balance[form].terms.emplace_back(required, -1);
-      for (const auto& [from, list] : made[v]) {
-        for (int column : list) balance[from].terms.emplace_back(column, 1);
-      }
-      for (const auto& [arc, buy] : bought) {
-        const int flow = static_cast<int>(columns.size());
-        columns.push_back({0, 1, false});
-        balance[arc.first].terms.emplace_back(flow, -1);
-        balance[arc.second].terms.emplace_back(flow, 1);
-        rows.push_back({0, kInf, {{buy, 1}, {flow, -1}}});
-      }
-      for (Row& row : balance) rows.push_back(std::move(row));
-    }
-  }
-  std::vector<CoinBigIndex> start{0};
-  std::vector<int> index;
-  std::vector<double> element, lower(columns.size(), 0), upper, cost, row_lower, row_upper;
-  std::vector<std::vector<std::pair<int, double>>> by_column(columns.size());
-  for (size_t r = 0; r < rows.size(); ++r) {
-    row_lower.push_back(rows[r].lower);
-    row_upper.push_back(rows[r].upper == kInf ? std::numeric_limits<double>::max() : rows[r].upper);
-    std::map<int, double> merged;
-    for (const auto& [column, coefficient] : rows[r].terms) merged[column] += coefficient;
-    for (const auto& [column, coefficient] : merged) {
-      by_column[column].emplace_back(static_cast<int>(r), coefficient);
-    }
-  }
-  for (size_t c = 0; c < columns.size(); ++c) {
-    for (const auto& [row, coefficient] : by_column[c]) {
-      index.push_back(row);
-      element.push_back(coefficient);
-    }
-    start.push_back(static_cast<CoinBigIndex>(index.size()));
-    upper.push_back(columns[c].upper);
-    cost.push_back(columns[c].cost);
-  }
-  Cbc_loadProblem(model, static_cast<int>(columns.size()), static_cast<int>(rows.size()),
-                  start.data(), index.data(), element.data(), lower.data(), upper.data(),
-                  cost.data(), row_lower.data(), row_upper.data());
-  for (size_t c = 0; c < columns.size(); ++c) {
-    if (columns[c].binary) Cbc_setInteger(model, static_cast<int>(c));
-  }
-  return solve(model, unit, choice, problem, weights);
+  for (size_t v = 0; v < values; ++v)
+    add_flows(problem.form_tables[problem.value_table[v]], unit, made[v], wanted[v], &program);
+  return solve(load(program), unit, choice, problem, weights);
 }
 
 // One column per option and one per (value, produced form, set of forms its consumers ask for), at
 // the cost of completing the form to the set. Fewer rows than flows and a tighter relaxation, so
 // that captured models are within reach.
 Solution integer_program_by_sets(const Problem& problem, const Weights& weights) {
-  Cbc_Model* model = Cbc_newModel();
-  Cbc_setLogLevel(model, 0);
-  std::vector<double> cost;
-  std::vector<std::vector<std::pair<int, double>>> by_column;
-  std::vector<double> row_lower, row_upper;
-  const auto add_column = [&](double c) {
-    cost.push_back(c);
-    by_column.emplace_back();
-    return static_cast<int>(cost.size()) - 1;
-  };
-  const auto add_row = [&](double lower, double upper) {
-    row_lower.push_back(lower);
-    row_upper.push_back(upper);
-    return static_cast<int>(row_lower.size()) - 1;
-  };
-  const auto put = [&](int row, int column, double x) { by_column[column].emplace_back(row, x); };
+  IntegerProgram program;
   const size_t values = problem.value_table.size();
-  std::vector<std::map<int, std::vector<int>>> made(values);  // [value] form -> options
-  // [value][consumer] form -> options
-  std::vector<std::vector<std::map<int, std::vector<int>>>> wanted(values);
+  std::vector<ByForm> made(values);                 // [value]
+  std::vector<std::vector<ByForm>> wanted(values);  // [value][consumer]
   std::vector<std::vector<int>> choice(problem.nodes.size());
   for (size_t i = 0; i < problem.nodes.size(); ++i) {
     const ProblemNode& node = problem.nodes[i];
-    const int one = add_row(1, 1);
-    std::map<int, std::map<int, std::vector<int>>> wants;  // value -> form -> options
+    const int one = program.add(Row{1, 1, {}});
+    std::map<int, ByForm> wants;  // value -> form -> options
     for (const Option& option : problem.option_tables[node.table].options) {
       const double p = price(option, weights);
-      const int column = p < kInf ? add_column(p) : -1;
+      const int column = p < kInf ? program.add(Column{p, 1, true}) : -1;
       choice[i].push_back(column);
       if (column < 0) continue;
-      put(one, column, 1);
+      program.put(one, column, 1);
       std::set<std::pair<int, int>> asked;
       for (size_t k = 0; k < node.inputs.size(); ++k) asked.emplace(node.inputs[k], option.in[k]);
       for (const auto& [value, form] : asked) wants[value][form].push_back(column);
@@ -237,69 +295,12 @@ Solution integer_program_by_sets(const Problem& problem, const Weights& weights)
     }
     for (auto& [value, forms] : wants) wanted[value].push_back(std::move(forms));
   }
-  for (size_t v = 0; v < values; ++v) {
-    uint32_t all = 0;
-    size_t most = 0;  // forms asked for at once; a node may read a value several times
-    for (const auto& consumer : wanted[v]) {
-      std::map<int, size_t> at_once;
-      for (const auto& [form, options] : consumer) {
-        all |= 1u << form;
-        for (int o : options) ++at_once[o];
-      }
-      size_t of_one = 0;
-      for (const auto& [option, forms] : at_once) of_one = std::max(of_one, forms);
-      most += of_one;
-    }
-    if (all == 0) continue;
-    const FormTable& table = problem.form_tables[problem.value_table[v]];
-    std::map<int, int> produced;  // form -> row: sets completed from it = options that make it
-    for (const auto& [form, options] : made[v]) {
-      produced[form] = add_row(0, 0);
-      for (int column : options) put(produced[form], column, -1);
-    }
-    // Every consumer's form is in the set.
-    std::vector<std::pair<int, int>> asks;  // (form, row)
-    for (const auto& consumer : wanted[v]) {
-      for (const auto& [form, options] : consumer) {
-        asks.emplace_back(form, add_row(0, kInf));
-        for (int column : options) put(asks.back().second, column, -1);
-      }
-    }
-    for (uint32_t want = all; want != 0; want = (want - 1) & all) {
-      if (static_cast<size_t>(std::popcount(want)) > most) continue;
-      for (const auto& [form, row] : produced) {
-        const double c = complete(table, form, want, 0, nullptr);
-        if (c == kInf) continue;
-        const int column = add_column(c);
-        put(row, column, 1);
-        for (const auto& [asked, ask] : asks) {
-          if (want >> asked & 1) put(ask, column, 1);
-        }
-      }
-    }
-  }
-  const double unit = std::max(1e-300, *std::max_element(cost.begin(), cost.end()));
-  for (double& c : cost) c /= unit;
-  std::vector<CoinBigIndex> start{0};
-  std::vector<int> index;
-  std::vector<double> element, lower(cost.size(), 0), upper(cost.size(), 1);
-  for (const auto& column : by_column) {
-    for (const auto& [row, x] : column) {
-      index.push_back(row);
-      element.push_back(x);
-    }
-    start.push_back(static_cast<CoinBigIndex>(index.size()));
-  }
-  for (double& u : row_upper) u = u == kInf ? std::numeric_limits<double>::max() : u;
-  Cbc_loadProblem(model, static_cast<int>(cost.size()), static_cast<int>(row_lower.size()),
-                  start.data(), index.data(), element.data(), lower.data(), upper.data(),
-                  cost.data(), row_lower.data(), row_upper.data());
-  for (const auto& columns : choice) {
-    for (int column : columns) {
-      if (column >= 0) Cbc_setInteger(model, column);
-    }
-  }
-  return solve(model, unit, choice, problem, weights);
+  for (size_t v = 0; v < values; ++v)
+    add_sets(problem.form_tables[problem.value_table[v]], made[v], wanted[v], &program);
+  double unit = 1e-300;
+  for (const Column& column : program.columns) unit = std::max(unit, column.cost);
+  for (Column& column : program.columns) column.cost /= unit;
+  return solve(load(program), unit, choice, problem, weights);
 }
 
 std::string check_solution(const Problem& problem, const Solution& solution,

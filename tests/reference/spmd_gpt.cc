@@ -169,15 +169,35 @@ const std::vector<Rule> kNorm = {
 const std::vector<Rule> kNormBackward = {
     {{S0, S0, S0, R}, {S0, P, P}}, {{S1, S1, S1, R}, {S1, P, P}}, {{R, R, R, R}, {R, R, R}}};
 
-}  // namespace
+const std::vector<Rule> kSource = {{{}, {R}}, {{}, {S0}}, {{}, {S1}}};
 
-Problem gpt_problem(const GptShape& shape) {
-  ProblemBuilder b(shape);
-  const double tokens = shape.batch * shape.sequence, h = shape.hidden, f = 4 * h;
-  const double act = tokens * h, wide = tokens * f;
-  const double scores = shape.batch * shape.heads * shape.sequence * shape.sequence;
-  const int kAct = 5, kMatrix = 4, kVector = 3, kIds = 4;
+constexpr int kAct = 5, kMatrix = 4, kVector = 3, kIds = 4;  // how many forms
 
+// The nodes of a step in their order; dx is the gradient of x.
+class Gpt {
+ public:
+  explicit Gpt(const GptShape& shape)
+      : shape_(shape),
+        b_(shape),
+        tokens_(shape.batch * shape.sequence),
+        h_(shape.hidden),
+        f_(4 * h_),
+        act_(tokens_ * h_),
+        wide_(tokens_ * f_),
+        scores_(shape.batch * shape.heads * shape.sequence * shape.sequence) {}
+
+  Problem step() {
+    int x = embed();
+    std::vector<Layer> layers(shape_.layers);
+    for (Layer& layer : layers) x = forward(x, &layer);
+    int dhead = 0;
+    int dx = head(x, &dhead);
+    for (int i = shape_.layers - 1; i >= 0; --i) dx = backward(layers[i], dx);
+    embed_backward(dx, dhead);
+    return b_.take();
+  }
+
+ private:
   struct Linear {
     int x, w, b;
     double in, out;
@@ -185,146 +205,170 @@ Problem gpt_problem(const GptShape& shape) {
   struct Norm {
     int x, stats, w, b;
   };
-  const auto norm = [&](int x, Norm* saved) {
-    const int w = b.parameter(h, kVector), bias = b.parameter(h, kVector);
-    const int y = b.value(act, kAct), stats = b.value(2 * tokens, kIds);
-    b.node("norm", 8 * act, 4 * act, kNorm, {x, w, bias}, {y, stats});
-    *saved = {x, stats, w, bias};
-    return y;
-  };
-  const auto linear = [&](int x, double in, double out, Linear* saved) {
-    const int w = b.parameter(in * out, kMatrix), bias = b.parameter(out, kVector);
-    const int y = b.value(tokens * out, kAct);
-    b.node("linear", 2 * tokens * in * out, 2 * (in * out + tokens * (in + out)), kLinear,
-           {x, w, bias}, {y});
-    *saved = {x, w, bias, in, out};
-    return y;
-  };
-  const auto norm_backward = [&](const Norm& saved, int dy) {
-    const int dx = b.value(act, kAct), dw = b.gradient_of(saved.w), db = b.gradient_of(saved.b);
-    b.node("norm_backward", 16 * act, 8 * act, kNormBackward, {dy, saved.x, saved.stats, saved.w},
-           {dx, dw, db});
-    b.update(saved.w, dw);
-    b.update(saved.b, db);
-    return dx;
-  };
-  const auto linear_backward = [&](const Linear& saved, int dy) {
-    const double flops = 2 * tokens * saved.in * saved.out;
-    const double bytes = 2 * (saved.in * saved.out + tokens * (saved.in + saved.out));
-    const int dx = b.value(tokens * saved.in, kAct);
-    const int dw = b.gradient_of(saved.w), db = b.gradient_of(saved.b);
-    b.node("linear_input", flops, bytes, kLinearInput, {dy, saved.w}, {dx});
-    b.node("linear_weight", flops, bytes, kLinearWeight, {saved.x, dy}, {dw});
-    b.node("linear_bias", tokens * saved.out, 2 * tokens * saved.out, kBias, {dy}, {db});
-    b.update(saved.w, dw);
-    b.update(saved.b, db);
-    return dx;
-  };
-  const auto unary = [&](const char* op, double elements, const std::vector<Rule>& rules,
-                         const std::vector<int>& in) {
-    const int y = b.value(elements, kAct);
-    b.node(op, 4 * elements, 4 * elements, rules, in, {y});
-    return y;
-  };
-  const auto attend = [&](const char* op, double elements, const std::vector<Rule>& rules, int x,
-                          int y) {
-    const int z = b.value(elements, kAct);
-    b.node(op, 2 * scores * h / shape.heads, 2 * (scores + 2 * act), rules, {x, y}, {z});
-    return z;
-  };
-  const std::vector<Rule> source = {{{}, {R}}, {{}, {S0}}, {{}, {S1}}};
-
-  const int ids = b.value(tokens, kIds), mask = b.value(shape.sequence * shape.sequence, kIds);
-  const int targets = b.value(tokens, kIds);
-  b.node("ids", 0, 0, source, {}, {ids});
-  b.node("mask", 1e3, shape.sequence * shape.sequence, source, {}, {mask});
-  const int table = b.parameter(shape.vocabulary * h, kMatrix);
-  int x = b.value(act, kAct);
-  const std::vector<Rule> embed = {
-      {{S0, R}, {S0}}, {{S1, R}, {S1}}, {{R, S1}, {S2}}, {{R, S0}, {P}}, {{R, R}, {R}}};
-  b.node("embed", act, 6 * act, embed, {ids, table}, {x});
-
   struct Layer {
     Norm norm1, norm2;
     Linear q, k, v, out, up, down;
     int query, key, val, probability, hidden;
   };
-  std::vector<Layer> layers(shape.layers);
-  for (Layer& l : layers) {
-    const int y = norm(x, &l.norm1);
-    l.query = linear(y, h, h, &l.q);
-    l.key = linear(y, h, h, &l.k);
-    l.val = linear(y, h, h, &l.v);
-    const int raw = attend("scores", scores, kScores, l.query, l.key);
-    const int masked = b.value(scores, kAct);
-    b.node("mask_add", scores, 4 * scores, kMask, {raw, mask}, {masked});
-    l.probability =
-        unary("softmax", scores, {kUnary[0], kUnary[1], kUnary[2], kUnary[3]}, {masked});
-    const int context = attend("mix", act, kMix, l.probability, l.val);
-    const int projected = linear(context, h, h, &l.out);
-    x = unary("add", act, kAdd, {x, projected});
-    const int z = norm(x, &l.norm2);
-    l.hidden = linear(z, h, f, &l.up);
-    const int active = unary("gelu", wide, kUnary, {l.hidden});
-    const int down = linear(active, f, h, &l.down);
-    x = unary("add", act, kAdd, {x, down});
-  }
-  Norm last;
-  const int y = norm(x, &last);
-  const double v = shape.vocabulary;
-  const int head = shape.tied ? table : b.parameter(v * h, kMatrix);
-  const int logits = b.value(tokens * v, kAct);
-  const std::vector<Rule> project = {
-      {{S0, R}, {S0}}, {{S1, R}, {S1}}, {{R, S0}, {S2}}, {{S2, S1}, {P}}, {{R, R}, {R}}};
-  b.node("logits", 2 * act * v, 2 * tokens * v, project, {y, head}, {logits});
-  b.node("targets", 0, 0, source, {}, {targets});
-  const int loss = b.value(1, 2);
-  const std::vector<Rule> entropy = {{{S0, S0}, {P}}, {{S1, S1}, {P}}, {{R, R}, {R}}};
-  b.node("loss", 4 * tokens * v, 4 * tokens * v, entropy, {logits, targets}, {loss});
 
-  b.begin_backward();
-  const int dlogits = b.value(tokens * v, kAct);
-  b.node("loss_backward", 4 * tokens * v, 4 * tokens * v,
-         {{{S0, S0}, {S0}}, {{S1, S1}, {S1}}, {{R, R}, {R}}}, {logits, targets}, {dlogits});
-  const int dy = b.value(act, kAct);
-  const std::vector<Rule> project_input = {
-      {{S0, R}, {S0}}, {{S1, R}, {S1}}, {{S2, S0}, {P}}, {{R, S1}, {S2}}, {{R, R}, {R}}};
-  b.node("logits_input", 2 * act * v, 2 * tokens * v, project_input, {dlogits, head}, {dy});
-  const std::vector<Rule> project_weight = {
-      {{S0, S0}, {P}}, {{S1, S1}, {P}}, {{S2, R}, {S0}}, {{R, S2}, {S1}}, {{R, R}, {R}}};
-  int dhead = b.gradient_of(head);
-  b.node("logits_weight", 2 * act * v, 2 * tokens * v, project_weight, {dlogits, y}, {dhead});
-  if (!shape.tied) b.update(head, dhead);
-  int dx = norm_backward(last, dy);
-  for (int i = shape.layers - 1; i >= 0; --i) {
-    const Layer& l = layers[i];
+  int norm(int x, Norm* saved) {
+    const int w = b_.parameter(h_, kVector), bias = b_.parameter(h_, kVector);
+    const int y = b_.value(act_, kAct), stats = b_.value(2 * tokens_, kIds);
+    b_.node("norm", 8 * act_, 4 * act_, kNorm, {x, w, bias}, {y, stats});
+    *saved = {x, stats, w, bias};
+    return y;
+  }
+
+  int linear(int x, double in, double out, Linear* saved) {
+    const int w = b_.parameter(in * out, kMatrix), bias = b_.parameter(out, kVector);
+    const int y = b_.value(tokens_ * out, kAct);
+    b_.node("linear", 2 * tokens_ * in * out, 2 * (in * out + tokens_ * (in + out)), kLinear,
+            {x, w, bias}, {y});
+    *saved = {x, w, bias, in, out};
+    return y;
+  }
+
+  int norm_backward(const Norm& saved, int dy) {
+    const int dx = b_.value(act_, kAct), dw = b_.gradient_of(saved.w), db = b_.gradient_of(saved.b);
+    b_.node("norm_backward", 16 * act_, 8 * act_, kNormBackward,
+            {dy, saved.x, saved.stats, saved.w}, {dx, dw, db});
+    b_.update(saved.w, dw);
+    b_.update(saved.b, db);
+    return dx;
+  }
+
+  int linear_backward(const Linear& saved, int dy) {
+    const double flops = 2 * tokens_ * saved.in * saved.out;
+    const double bytes = 2 * (saved.in * saved.out + tokens_ * (saved.in + saved.out));
+    const int dx = b_.value(tokens_ * saved.in, kAct);
+    const int dw = b_.gradient_of(saved.w), db = b_.gradient_of(saved.b);
+    b_.node("linear_input", flops, bytes, kLinearInput, {dy, saved.w}, {dx});
+    b_.node("linear_weight", flops, bytes, kLinearWeight, {saved.x, dy}, {dw});
+    b_.node("linear_bias", tokens_ * saved.out, 2 * tokens_ * saved.out, kBias, {dy}, {db});
+    b_.update(saved.w, dw);
+    b_.update(saved.b, db);
+    return dx;
+  }
+
+  int unary(const char* op, double elements, const std::vector<Rule>& rules,
+            const std::vector<int>& in) {
+    const int y = b_.value(elements, kAct);
+    b_.node(op, 4 * elements, 4 * elements, rules, in, {y});
+    return y;
+  }
+
+  int attend(const char* op, double elements, const std::vector<Rule>& rules, int x, int y) {
+    const int z = b_.value(elements, kAct);
+    b_.node(op, 2 * scores_ * h_ / shape_.heads, 2 * (scores_ + 2 * act_), rules, {x, y}, {z});
+    return z;
+  }
+
+  int embed() {
+    ids_ = b_.value(tokens_, kIds);
+    mask_ = b_.value(shape_.sequence * shape_.sequence, kIds);
+    targets_ = b_.value(tokens_, kIds);
+    b_.node("ids", 0, 0, kSource, {}, {ids_});
+    b_.node("mask", 1e3, shape_.sequence * shape_.sequence, kSource, {}, {mask_});
+    table_ = b_.parameter(shape_.vocabulary * h_, kMatrix);
+    const int x = b_.value(act_, kAct);
+    const std::vector<Rule> rules = {
+        {{S0, R}, {S0}}, {{S1, R}, {S1}}, {{R, S1}, {S2}}, {{R, S0}, {P}}, {{R, R}, {R}}};
+    b_.node("embed", act_, 6 * act_, rules, {ids_, table_}, {x});
+    return x;
+  }
+
+  int forward(int x, Layer* l) {
+    const int y = norm(x, &l->norm1);
+    l->query = linear(y, h_, h_, &l->q);
+    l->key = linear(y, h_, h_, &l->k);
+    l->val = linear(y, h_, h_, &l->v);
+    const int raw = attend("scores", scores_, kScores, l->query, l->key);
+    const int masked = b_.value(scores_, kAct);
+    b_.node("mask_add", scores_, 4 * scores_, kMask, {raw, mask_}, {masked});
+    l->probability =
+        unary("softmax", scores_, {kUnary[0], kUnary[1], kUnary[2], kUnary[3]}, {masked});
+    const int context = attend("mix", act_, kMix, l->probability, l->val);
+    const int projected = linear(context, h_, h_, &l->out);
+    x = unary("add", act_, kAdd, {x, projected});
+    const int z = norm(x, &l->norm2);
+    l->hidden = linear(z, h_, f_, &l->up);
+    const int active = unary("gelu", wide_, kUnary, {l->hidden});
+    const int down = linear(active, f_, h_, &l->down);
+    return unary("add", act_, kAdd, {x, down});
+  }
+
+  // Behind the layers, to the loss and back.
+  int head(int x, int* dhead) {
+    Norm last;
+    const int y = norm(x, &last);
+    const double v = shape_.vocabulary;
+    const int weight = shape_.tied ? table_ : b_.parameter(v * h_, kMatrix);
+    const int logits = b_.value(tokens_ * v, kAct);
+    const std::vector<Rule> project = {
+        {{S0, R}, {S0}}, {{S1, R}, {S1}}, {{R, S0}, {S2}}, {{S2, S1}, {P}}, {{R, R}, {R}}};
+    b_.node("logits", 2 * act_ * v, 2 * tokens_ * v, project, {y, weight}, {logits});
+    b_.node("targets", 0, 0, kSource, {}, {targets_});
+    const int loss = b_.value(1, 2);
+    const std::vector<Rule> entropy = {{{S0, S0}, {P}}, {{S1, S1}, {P}}, {{R, R}, {R}}};
+    b_.node("loss", 4 * tokens_ * v, 4 * tokens_ * v, entropy, {logits, targets_}, {loss});
+
+    b_.begin_backward();
+    const int dlogits = b_.value(tokens_ * v, kAct);
+    b_.node("loss_backward", 4 * tokens_ * v, 4 * tokens_ * v,
+            {{{S0, S0}, {S0}}, {{S1, S1}, {S1}}, {{R, R}, {R}}}, {logits, targets_}, {dlogits});
+    const int dy = b_.value(act_, kAct);
+    const std::vector<Rule> project_input = {
+        {{S0, R}, {S0}}, {{S1, R}, {S1}}, {{S2, S0}, {P}}, {{R, S1}, {S2}}, {{R, R}, {R}}};
+    b_.node("logits_input", 2 * act_ * v, 2 * tokens_ * v, project_input, {dlogits, weight}, {dy});
+    const std::vector<Rule> project_weight = {
+        {{S0, S0}, {P}}, {{S1, S1}, {P}}, {{S2, R}, {S0}}, {{R, S2}, {S1}}, {{R, R}, {R}}};
+    *dhead = b_.gradient_of(weight);
+    b_.node("logits_weight", 2 * act_ * v, 2 * tokens_ * v, project_weight, {dlogits, y}, {*dhead});
+    if (!shape_.tied) b_.update(weight, *dhead);
+    return norm_backward(last, dy);
+  }
+
+  int backward(const Layer& l, int dx) {
     const int dactive = linear_backward(l.down, dx);
-    const int dhidden = unary("gelu_backward", wide, kBinary, {dactive, l.hidden});
+    const int dhidden = unary("gelu_backward", wide_, kBinary, {dactive, l.hidden});
     const int dz = norm_backward(l.norm2, linear_backward(l.up, dhidden));
-    dx = unary("add", act, kAdd, {dx, dz});
+    dx = unary("add", act_, kAdd, {dx, dz});
     const int dcontext = linear_backward(l.out, dx);
-    const int dp = attend("scores", scores, kScores, dcontext, l.val);
-    const int dval = attend("mix_t", act, kMixT, l.probability, dcontext);
-    const int draw = unary("softmax_backward", scores, kBinary, {dp, l.probability});
-    const int dquery = attend("mix", act, kMix, draw, l.key);
-    const int dkey = attend("mix_t", act, kMixT, draw, l.query);
-    int dnorm = unary("add", act, kAdd, {linear_backward(l.q, dquery), linear_backward(l.k, dkey)});
-    dnorm = unary("add", act, kAdd, {dnorm, linear_backward(l.v, dval)});
-    dx = unary("add", act, kAdd, {dx, norm_backward(l.norm1, dnorm)});
+    const int dp = attend("scores", scores_, kScores, dcontext, l.val);
+    const int dval = attend("mix_t", act_, kMixT, l.probability, dcontext);
+    const int draw = unary("softmax_backward", scores_, kBinary, {dp, l.probability});
+    const int dquery = attend("mix", act_, kMix, draw, l.key);
+    const int dkey = attend("mix_t", act_, kMixT, draw, l.query);
+    int dnorm =
+        unary("add", act_, kAdd, {linear_backward(l.q, dquery), linear_backward(l.k, dkey)});
+    dnorm = unary("add", act_, kAdd, {dnorm, linear_backward(l.v, dval)});
+    return unary("add", act_, kAdd, {dx, norm_backward(l.norm1, dnorm)});
   }
-  int dtable = b.gradient_of(table);
-  const std::vector<Rule> embed_weight = {
-      {{S0, S0}, {P}}, {{S1, S1}, {P}}, {{R, S2}, {S1}}, {{R, R}, {R}}, {{R, P}, {P}}};
-  b.node("embed_weight", act, 6 * act, embed_weight, {ids, dx}, {dtable});
-  if (shape.tied) {
-    const int sum = b.gradient_of(table);
-    const std::vector<Rule> add = {
-        {{R, R}, {R}}, {{P, P}, {P}}, {{S0, S0}, {S0}}, {{S1, S1}, {S1}}};
-    b.node("add_matrix", v * h, 12 * v * h, add, {dtable, dhead}, {sum});
-    dtable = sum;
+
+  void embed_backward(int dx, int dhead) {
+    int dtable = b_.gradient_of(table_);
+    const std::vector<Rule> embed_weight = {
+        {{S0, S0}, {P}}, {{S1, S1}, {P}}, {{R, S2}, {S1}}, {{R, R}, {R}}, {{R, P}, {P}}};
+    b_.node("embed_weight", act_, 6 * act_, embed_weight, {ids_, dx}, {dtable});
+    if (shape_.tied) {
+      const double v = shape_.vocabulary;
+      const int sum = b_.gradient_of(table_);
+      const std::vector<Rule> add = {
+          {{R, R}, {R}}, {{P, P}, {P}}, {{S0, S0}, {S0}}, {{S1, S1}, {S1}}};
+      b_.node("add_matrix", v * h_, 12 * v * h_, add, {dtable, dhead}, {sum});
+      dtable = sum;
+    }
+    b_.update(table_, dtable);
   }
-  b.update(table, dtable);
-  return b.take();
-}
+
+  const GptShape& shape_;
+  ProblemBuilder b_;
+  const double tokens_, h_, f_, act_, wide_, scores_;
+  int ids_ = 0, mask_ = 0, targets_ = 0, table_ = 0;
+};
+
+}  // namespace
+
+Problem gpt_problem(const GptShape& shape) { return Gpt(shape).step(); }
 
 }  // namespace motley::solver
