@@ -11,7 +11,7 @@ namespace motley {
 
 namespace {
 
-// The larger of two ranks' numbers, on all of them.
+// The largest of all ranks' numbers, on each of them.
 double largest(Communicator& group, double mine) {
   at::Tensor all = at::full({1}, mine, at::TensorOptions(group.device()).dtype(at::kDouble));
   group.all_reduce(all, Reduction::max);
