@@ -1,8 +1,10 @@
 // Gradients that are summed beside the backward pass: when their messages may start, and what hides.
 #include "cost/overlap.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <vector>
 
 #include "uneven.h"
@@ -69,6 +71,76 @@ TEST(Overlap, MessagesAreReadyBeforeTheyAreNeededAndHideNoMoreThanThereIs) {
           }
         }
       }
+}
+
+// One message for all gradients, one for each, and what lies between train alike, and what a message
+// holds is what its sizes say.
+TEST(Overlap, MessagesOfAnySizeTrainAsOneDevice) {
+  for (const char* model : kModels) {
+    const std::vector<StepReport> expected =
+        train_on_threads(plan_of(model, 12, uneven_cluster(1)), {}, 3);
+    Plan plan = plan_of(model, 12, uneven_cluster(3), spmd::Restriction::data_parallel);
+    std::set<size_t> counts;
+    for (const GradientSizes& sizes : {GradientSizes{0, 0}, GradientSizes{600, 2000},
+                                       GradientSizes{8000, 600}, GradientSizes(), kLargestSizes}) {
+      plan.program.sizes = sizes;
+      EXPECT_THAT(check(plan), testing::IsEmpty());
+      const auto messages = gradient_messages(*plan.theory, plan.program, Shares(plan.ratios));
+      counts.insert(messages.size());
+      for (const GradientMessage& m : messages) {
+        Bytes bytes = 0, most = 0;
+        for (int s : m.steps) {
+          const auto own =
+              static_cast<Bytes>(plan.graph->spec(plan.program.steps[s].value).bytes());
+          bytes += own;
+          most = std::max(most, own);
+        }
+        EXPECT_TRUE(m.steps.size() == 1 || most < sizes.alone);
+        EXPECT_TRUE(m.steps.size() == 1 || bytes - most < sizes.together);
+      }
+      const std::vector<StepReport> steps = train_on_threads(plan, {}, 3);
+      for (size_t i = 0; i < steps.size(); ++i)
+        EXPECT_NEAR(steps[i].loss, expected[i].loss, 2e-5 * expected[i].loss) << model;
+    }
+    EXPECT_GT(counts.size(), 2u) << model;
+  }
+}
+
+// Where messages cost mostly latency they are few; where little follows them they are not kept back.
+TEST(Overlap, SizesFollowTheNetwork) {
+  const char* model = "mlp:layers=12,hidden=512,in=64,classes=5";
+  const auto chosen = [&](Seconds latency, BytesPerSecond bandwidth) {
+    Cluster cluster = uneven_cluster(3);
+    cluster.groups[0].link = {LinkKind::switched, bandwidth, latency};
+    planner::ProgramRequest request;
+    request.model = model;
+    request.batch = 48;
+    request.baselines = request.alternation.certify = false;
+    request.alternation.overlap = true;
+    request.alternation.restriction = spmd::Restriction::data_parallel;
+    return planner::plan_program(canonicalize(capture(model, 48).graph), cluster, request);
+  };
+  const planner::ProgramResult slow = chosen(5e-3, 1e9);
+  ASSERT_TRUE(slow.feasible);
+  const Plan& plan = slow.plan;
+  EXPECT_GT(plan.program.sizes.alone, GradientSizes().alone);
+  // What was chosen is the best of all, and better than the usual sizes by what it says.
+  const CostModel model_of_cost(plan.cluster);
+  const Shares shares(plan.ratios);
+  const Fractions fractions(plan.cluster, shares);
+  const auto step = [&](const GradientSizes& sizes) {
+    const Program program{plan.program.steps, sizes};
+    return cost_of(*plan.theory, program, model_of_cost, fractions, plan.optimizer).step -
+           hidden_seconds(*plan.theory, program, model_of_cost, fractions);
+  };
+  const Seconds least = step(plan.program.sizes);
+  EXPECT_LT(least, 0.95 * step({}));
+  for (Bytes alone = 256 << 10; alone <= kLargestSizes.alone; alone *= 4)
+    for (Bytes together = 1 << 20; together <= kLargestSizes.together; together *= 4)
+      EXPECT_GE(step({alone, together}), least * (1 - 1e-3)) << alone << " " << together;
+  EXPECT_EQ(parse_plan(to_json(plan).dump(), "plan").program.sizes, plan.program.sizes);
+
+  EXPECT_EQ(chosen(1e-7, 1e9).plan.program.sizes, GradientSizes());
 }
 
 // Gradients that are summed and gathered one by one are waited for all along the backward pass.

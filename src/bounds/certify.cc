@@ -178,6 +178,7 @@ void Certifier::divide(const BoundRequest& request, const Class& weak, int64_t l
   for (const Decision& d : weak.decided) separate.push_back(d.gradient);
   if (gradient.valid()) separate.push_back(gradient);
   ProblemBuilder builder(theory_, model_, optimizer_, restriction_, from, separate);
+  builder.set_sizes(kLargestSizes);
   builder.price(*request.fractions);
   const Order order = make_order(builder.problem());
   WarmStart warm;

@@ -88,6 +88,7 @@ class MemoryBoundSearch {
       from_ = stretches();
       builder_.emplace(theory, model, optimizer, restriction, from_);
     }
+    builder_->set_sizes(kLargestSizes);
     builder_->price(*request.fractions);
     const NodeId peak_node = MemoryProblem::peak_node(theory, *builder_, *request.fractions);
     if (!peak_node.valid()) return;

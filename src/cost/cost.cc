@@ -139,14 +139,23 @@ Bytes CostModel::moved(const InnerCollective& inner) const {
 Seconds CostModel::gradient_all_reduce(const TensorSpec& gradient, GradientRun* run) const {
   const GradientRun before = *run;
   run->any = true;
-  run->small = before.small || gradient.bytes() < kAloneBytes;
+  run->small = before.small || static_cast<Bytes>(gradient.bytes()) < run->sizes.alone;
   const Bytes bytes = moved(Collective::all_reduce, gradient);
   if (replicas_.piece.empty())
-    return before.small ? message_seconds(*this, gradient) : net_.all_reduce(bytes);
+    return (before.small ? message_seconds(*this, gradient, run->sizes) : net_.all_reduce(bytes)) +
+           copying_seconds(gradient, run->sizes);
   // A whole gradient pays for its reduction over replicas with its update.
   const double paid = *std::max_element(replicas_.piece.begin(), replicas_.piece.end());
   return (before.any ? 0 : replicas_.fixed) +
          bytes * std::max(0.0, replicas_.seconds_per_byte - paid);
+}
+
+Seconds CostModel::copying_seconds(const TensorSpec& gradient, const GradientSizes& sizes) const {
+  const auto bytes = static_cast<Bytes>(gradient.bytes());
+  if (bytes >= sizes.alone || bytes < GradientSizes().alone) return 0;
+  BytesPerSecond slowest = cluster_.types[0].memory_bandwidth;
+  for (const DeviceType& t : cluster_.types) slowest = std::min(slowest, t.memory_bandwidth);
+  return 2 * bytes / slowest;
 }
 
 Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer, Seconds* linear) const {
@@ -386,7 +395,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
   };
   new_stage();
   std::vector<std::vector<PricedCall>> priced(theory.tables());  // equal calls cost the same
-  GradientRun run;
+  GradientRun run(program.sizes);
   // `padded`: seconds per unit of the largest share, of which `seconds` holds the present value.
   // `follows`: a gradient behind another, in its stage.
   auto communicate = [&](Seconds seconds, Seconds padded, double largest, int segment, bool follows,
@@ -418,18 +427,18 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
         const auto bytes = static_cast<Bytes>(graph.spec(value).bytes());
         cost.exchanged[static_cast<size_t>(from) * theory.segments() + to] += bytes;
         if (seconds > 0) {
-          run = {};
+          run.end();
           communicate(seconds, 0, 0, from, false, 1);
           cost.stages.back().comm_fixed -=
               bytes * fractions.exchange(triple.cut, from, to, model.net());
         }
       } else {
-        if (!triple.collectives.empty()) run = {};
+        if (!triple.collectives.empty()) run.end();
         for (const InnerCollective& c : triple.collectives)
           communicate(model.net().all_reduce(model.moved(c)), 0, 0, 0, false, 1);
       }
       if (price.free) continue;
-      run = {};
+      run.end();
       StageCost& stage = cost.stages.back();
       for (int t = 0; t < types; ++t) {
         stage.compute[t] += price.seconds[t];
@@ -448,7 +457,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
     double largest = shares.largest;
     const bool gradient = step.kind == Collective::all_reduce && pure[step.value.index];
     const bool follows = gradient && run.any;
-    if (!gradient) run = {};
+    if (!gradient) run.end();
     Seconds seconds = gradient ? model.gradient_all_reduce(graph.spec(step.value), &run)
                                : model.collective(step.kind, bytes, shares, step.form);
     communicate(seconds,

@@ -67,6 +67,10 @@ inline constexpr std::string_view kHalfRate = ":bf16";
 // ones, of whatever neighbours, are one message, and each is its part of it (message_seconds() in
 // overlap.h); the first one pays for a message of its own.
 struct GradientRun {
+  explicit GradientRun(const GradientSizes& of) : sizes(of) {}
+  void end() { any = small = false; }
+
+  GradientSizes sizes;
   bool any = false, small = false;  // whether there is one; whether there is a small one
 };
 
@@ -97,6 +101,9 @@ class CostModel {
   // Seconds of an all-reduce of a gradient on its way to the optimizer: with replicas, what it adds
   // to their reduction. `run`: the gradients before it; it is added to them.
   Seconds gradient_all_reduce(const TensorSpec& gradient, GradientRun* run) const;
+  // Of it, seconds in which a gradient is copied to its message; of those that are small at the
+  // usual sizes too, 0.
+  Seconds copying_seconds(const TensorSpec& gradient, const GradientSizes& sizes) const;
   // Seconds of the optimizer on one parameter of which `parameter_bytes` are local, and of its
   // gradient's reduction over replicas. `linear`: what they would be if all of it were cached,
   // which is linear in the bytes but for the overhead.

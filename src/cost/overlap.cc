@@ -41,12 +41,13 @@ std::vector<bool> barriers(const Theory& theory, const Program& program, const S
   return result;
 }
 
-Seconds message_seconds(const CostModel& model, const TensorSpec& gradient) {
+Seconds message_seconds(const CostModel& model, const TensorSpec& gradient,
+                        const GradientSizes& sizes) {
   const auto bytes = static_cast<Bytes>(gradient.bytes());
   const Bytes moved = model.moved(Collective::all_reduce, gradient);
-  if (bytes >= kAloneBytes || bytes == 0) return model.net().all_reduce(moved);
+  if (bytes >= sizes.alone || bytes == 0) return model.net().all_reduce(moved);
   // Of the largest message that small gradients make up: seconds per byte are least there.
-  constexpr Bytes largest = kMessageBytes + kAloneBytes;
+  const Bytes largest = sizes.together + sizes.alone;
   return bytes / largest * model.net().all_reduce(largest * moved / bytes);
 }
 
@@ -92,13 +93,13 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
     auto phase = [&](int s) { return (s >= phases.backward) + (s >= phases.reduction); };
     auto spec = [&](int s) -> const TensorSpec& { return graph.spec(program.steps[s].value); };
     const auto size = static_cast<Bytes>(spec(g.step).bytes());
-    if (size >= kAloneBytes) {
+    if (size >= program.sizes.alone) {
       messages.push_back({g.ready, {g.step}});
       continue;
     }
-    const bool joins = filling >= 0 && bytes < kMessageBytes && last_barrier == g.barrier &&
-                       g.ready < std::min(first, g.step) && phase(first) == phase(g.step) &&
-                       spec(first).dtype == spec(g.step).dtype;
+    const bool joins = filling >= 0 && bytes < program.sizes.together &&
+                       last_barrier == g.barrier && g.ready < std::min(first, g.step) &&
+                       phase(first) == phase(g.step) && spec(first).dtype == spec(g.step).dtype;
     if (!joins) {
       filling = static_cast<int>(messages.size());
       messages.emplace_back();
@@ -120,6 +121,7 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
 
 std::vector<int> gradient_buckets(const Theory& theory, const Program& program) {
   const Graph& graph = theory.graph();
+  const GradientSizes& sizes = program.sizes;
   const std::vector<bool> pure = pure_gradients(graph);
   const int end = static_cast<int>(program.steps.size());
   std::vector<int> ends(end, -1);
@@ -135,10 +137,10 @@ std::vector<int> gradient_buckets(const Theory& theory, const Program& program) 
     const TensorSpec& spec = graph.spec(program.steps[s].value);
     auto bytes = static_cast<Bytes>(spec.bytes());
     int next = s + 1;
-    for (; bytes < kAloneBytes && next < end && gradient(next); ++next) {
+    for (; bytes < sizes.alone && next < end && gradient(next); ++next) {
       const TensorSpec& other = graph.spec(program.steps[next].value);
       const auto more = static_cast<Bytes>(other.bytes());
-      if (other.dtype != spec.dtype || more >= kAloneBytes || bytes + more > kMessageBytes) break;
+      if (other.dtype != spec.dtype || more >= sizes.alone || bytes + more > sizes.together) break;
       bytes += more;
     }
     ends[s] = next;
@@ -147,8 +149,12 @@ std::vector<int> gradient_buckets(const Theory& theory, const Program& program) 
   return ends;
 }
 
-Seconds hidden_seconds(const Theory& theory, const Program& program, const CostModel& model,
-                       const Fractions& fractions, ValueId* first) {
+namespace {
+
+// Of hidden_seconds(). *charged: seconds that cost_of() charges for gradients.
+Seconds hidden_of(const Theory& theory, const Program& program, const CostModel& model,
+                  const Fractions& fractions, ValueId* first, Seconds* charged) {
+  *charged = 0;
   if (first != nullptr) *first = {};
   const Shares& shares = fractions.shares();
   const std::vector<GradientMessage> messages = gradient_messages(theory, program, shares);
@@ -159,7 +165,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   std::vector<Computed> now(types);
   Seconds busy = 0;    // until when the network carries messages
   Seconds hidden = 0;  // what cost_of() charges for them, less what is waited for
-  GradientRun run;
+  GradientRun run(program.sizes);
   size_t next = 0, begun = 0;  // begun: the message since which the network has not been idle
   bool waiting = false;
   auto last_of = [&](const GradientMessage& message) {
@@ -191,19 +197,22 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
       const Step& step = program.steps[s];
       if (gradient[s]) {
         settle();
-        hidden += model.gradient_all_reduce(theory.graph().spec(step.value), &run);
+        const TensorSpec& spec = theory.graph().spec(step.value);
+        const Seconds seconds = model.gradient_all_reduce(spec, &run);
+        *charged += seconds;
+        hidden += seconds - model.copying_seconds(spec, program.sizes);
         continue;
       }
       if (barrier[s]) {
         now.assign(types, {});
         busy = 0;
         waiting = false;
-        run = {};
+        run.end();
       }
       if (step.is_compute()) {
         const Work work = work_of(theory, step.node, theory.triples(step.node)[step.triple]);
         if (!work.free) {
-          run = {};
+          run.end();
           const auto& f = fractions.by_type(work.cut);
           for (int t = 0; t < types; ++t)
             now[t].add(model.compute(t, work, f[t]), busy, model.cluster().types[t].interference);
@@ -223,6 +232,43 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   }
   settle();
   return hidden;
+}
+
+}  // namespace
+
+Seconds hidden_seconds(const Theory& theory, const Program& program, const CostModel& model,
+                       const Fractions& fractions, ValueId* first) {
+  Seconds charged = 0;
+  return hidden_of(theory, program, model, fractions, first, &charged);
+}
+
+std::vector<GradientSizes> usual_sizes() {
+  std::vector<GradientSizes> all;
+  for (Bytes together = GradientSizes().together; together <= kLargestSizes.together; together *= 4)
+    for (Bytes alone = GradientSizes().alone; alone <= std::min(together, kLargestSizes.alone);
+         alone *= 4)
+      all.push_back({alone, together});
+  return all;
+}
+
+std::vector<SizesTried> try_sizes(const Theory& theory, const Program& program,
+                                  const CostModel& model, const Fractions& fractions,
+                                  Seconds worth) {
+  std::vector<SizesTried> tried;
+  const auto waited = [&](const GradientSizes& sizes) {
+    const Program sized{program.steps, sizes};
+    Seconds charged = 0;
+    const Seconds hidden = hidden_of(theory, sized, model, fractions, nullptr, &charged);
+    return charged - hidden;
+  };
+  const Seconds now = waited(program.sizes);
+  if (now < worth) return tried;
+  for (const GradientSizes& sizes : usual_sizes())
+    if (const Seconds seconds = sizes == program.sizes ? now : waited(sizes); seconds < now - worth)
+      tried.push_back({sizes, seconds});
+  std::stable_sort(tried.begin(), tried.end(),
+                   [](const SizesTried& a, const SizesTried& b) { return a.waited < b.waited; });
+  return tried;
 }
 
 }  // namespace motley

@@ -16,9 +16,6 @@
 
 namespace motley {
 
-constexpr Bytes kMessageBytes = 1 << 20;  // small gradients are gathered up to this size
-constexpr Bytes kAloneBytes = 256 << 10;  // larger ones travel as they are, uncopied
-
 struct GradientMessage {
   int ready = 0;           // step of the program after which it may start
   std::vector<int> steps;  // its all-reduces, ascending; all come after `ready`
@@ -35,11 +32,13 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
 
 // [step] Of a program whose collectives travel beside computation (shard/duplex.h): where the
 // message ends that begins with this step: all-reduces of pure gradients of one type that stand side by
-// side, small ones up to kMessageBytes, large ones alone. Of other steps, -1.
+// side, in messages of the program's sizes. Of other steps, -1.
 std::vector<int> gradient_buckets(const Theory& theory, const Program& program);
 
-// Seconds for which a gradient keeps the network busy at least, alone or as part of a message.
-Seconds message_seconds(const CostModel& model, const TensorSpec& gradient);
+// Seconds for which a gradient keeps the network busy at least, alone or as part of a message of
+// these sizes; of kLargestSizes: of any sizes.
+Seconds message_seconds(const CostModel& model, const TensorSpec& gradient,
+                        const GradientSizes& sizes);
 
 // Seconds by which a step is shorter than cost_of(...).step; 0 over a backend that hides nothing.
 // Slightly negative where many messages pay latencies that one would not and nothing is there to hide
@@ -50,5 +49,18 @@ Seconds message_seconds(const CostModel& model, const TensorSpec& gradient);
 // there is computation after it.
 Seconds hidden_seconds(const Theory& theory, const Program& program, const CostModel& model,
                        const Fractions& fractions, ValueId* first = nullptr);
+
+// Sizes that are worth a try: powers of four, the usual ones first.
+std::vector<GradientSizes> usual_sizes();
+
+struct SizesTried {
+  GradientSizes sizes;
+  Seconds waited;  // a step, for gradients
+};
+// Sizes with which a step waits for its gradients less than with the program's, by
+// more than `worth` seconds; the best first. Empty where all waiting is not worth as much.
+std::vector<SizesTried> try_sizes(const Theory& theory, const Program& program,
+                                  const CostModel& model, const Fractions& fractions,
+                                  Seconds worth);
 
 }  // namespace motley

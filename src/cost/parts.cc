@@ -84,9 +84,9 @@ class Parts {
       Seconds seconds = 0;
     };
     std::vector<std::vector<Priced>> priced(theory_.tables());
-    GradientRun run;
+    GradientRun run(program_.sizes);
     for (int s = 0; s < end_; ++s) {
-      if (s == phases_.backward || s == phases_.reduction) run = {};
+      if (s == phases_.backward || s == phases_.reduction) run.end();
       const Step& step = program_.steps[s];
       Seconds seconds = 0;
       if (step.is_compute()) {
@@ -94,7 +94,7 @@ class Parts {
         const Triple& triple = triples[step.triple];
         if (!triple.collectives.empty()) {
           seconds = inner_seconds(theory_, step.node, triple, model_, fractions_);
-          if (seconds > 0) run = {};
+          if (seconds > 0) run.end();
         }
         auto& table = priced[theory_.table(step.node)];
         table.resize(triples.size());
@@ -109,7 +109,7 @@ class Parts {
         }
         if (!price.free) {
           seconds += price.seconds;
-          run = {};
+          run.end();
         }
       } else if (!moves_nothing(step.kind)) {
         const Bytes bytes = model_.moved(step.kind, graph_.spec(step.value));
@@ -122,7 +122,7 @@ class Parts {
               step.kind, bytes, fractions_.profile(theory_.cut(step.value, cut), model_.net()),
               step.form);
         }
-        if (!gradient) run = {};
+        if (!gradient) run.end();
       }
       PhaseSeconds& to = result_[part_of(step)].seconds;
       (s < phases_.backward    ? to.forward

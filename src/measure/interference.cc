@@ -41,7 +41,7 @@ std::optional<double> measure_interference(Communicator& group, const CalibrateO
     const auto step = [&] { return runner.run(StepRunner::Timed::nothing); };
     for (int i = 0; i < 3; ++i) step();
     const Seconds longest = largest(group, step());
-    at::Tensor message = at::zeros({static_cast<int64_t>(kMessageBytes) / 4},
+    at::Tensor message = at::zeros({static_cast<int64_t>(GradientSizes().together) / 4},
                                    at::TensorOptions(options.device).dtype(at::kFloat));
     const auto send = [&] { group.all_reduce(message); };
     send();

@@ -376,6 +376,9 @@ std::string describe(const Plan& plan) {
                        plan.duplex ? "computation" : "the backward pass");
   for (size_t t = 0; t < cost.compute.size(); ++t)
     out += fmt::format(", {} busy {}", plan.cluster.types[t].name, format_seconds(cost.compute[t]));
+  if (const GradientSizes& sizes = plan.program.sizes; sizes != GradientSizes())
+    out += fmt::format("\n  gradients   of less than {} share messages of about {}",
+                       format_bytes(sizes.alone), format_bytes(sizes.together));
   out += "\n  memory      ";
   for (size_t t = 0; t < cost.memory.peak.size(); ++t) {
     const Bytes most = allocated_bytes(cost.memory, model, static_cast<int>(t));

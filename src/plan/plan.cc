@@ -52,6 +52,20 @@ Program read_program(const Theory& theory, const Json& list, const std::string& 
   return program;
 }
 
+GradientSizes read_sizes(const Json& json, const std::string& name) {
+  Fields fields(json, "plan", name);
+  GradientSizes sizes;
+  const auto read = [&](const char* field, Bytes most) {
+    const int64_t bytes = fields.integer(field);
+    if (bytes < 0 || static_cast<Bytes>(bytes) > most)
+      throw fields.bad(field, fmt::format("is {}; give bytes from 0 to {:.0f}", bytes, most));
+    return static_cast<Bytes>(bytes);
+  };
+  sizes.alone = read("alone", kLargestSizes.alone);
+  sizes.together = read("together", kLargestSizes.together);
+  return sizes;
+}
+
 std::vector<double> read_ratios(const Json& list, const std::string& name) {
   std::vector<double> ratios;
   for (size_t i = 0; i < list.size(); ++i) {
@@ -382,6 +396,9 @@ Json to_json(const Plan& plan) {
     j["pipeline"] = to_json(*plan.pipeline);
   else
     j["program"] = program_lines(plan.running(), plan.program);
+  if (const GradientSizes& sizes = plan.program.sizes; sizes != GradientSizes())
+    j["gradient_messages"] = {{"alone", static_cast<int64_t>(sizes.alone)},
+                              {"together", static_cast<int64_t>(sizes.together)}};
   if (plan.duplex) j["duplex"] = {{"parts", plan.duplex->samples}};
   j["fingerprint"] = fmt::format("{:016x}", plan.graph_fingerprint);
   j["graph"] = lines(to_text(*plan.graph));
@@ -421,7 +438,7 @@ Plan parse_plan(const std::string& text, const std::string& name) {
                                ? std::strtoull(fields.text("fingerprint").c_str(), nullptr, 16)
                                : 0;
   if (const Json* pipeline = fields.find("pipeline")) {
-    for (const char* other : {"ratios", "program", "duplex"})
+    for (const char* other : {"ratios", "program", "duplex", "gradient_messages"})
       if (fields.find(other))
         throw fields.bad(other, "cannot be combined with a pipeline; its stages have their own");
     if (version == 1)
@@ -437,6 +454,8 @@ Plan parse_plan(const std::string& text, const std::string& name) {
     if (const Json* duplex = fields.find("duplex"))
       plan.duplex = read_duplex(*duplex, *plan.theory, plan.batch, name + ": duplex");
     plan.program = read_program(plan.running(), fields.array("program"), name + ": program");
+    if (const Json* sizes = fields.find("gradient_messages"))
+      plan.program.sizes = read_sizes(*sizes, name + ": gradient_messages");
   }
   if (fields.find("reductions")) {
     const Json& list = fields.array("reductions");

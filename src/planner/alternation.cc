@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "cost/overlap.h"
 #include "planner/alternation_search.h"
 #include "solver/balance.h"
 #include "solver/folded.h"
@@ -43,6 +44,7 @@ constexpr double kWorthWaiting = 1e-2;
 
 constexpr double kWorthRestart = 5e-3;  // gap for which rounds begin elsewhere too
 constexpr double kHalfway[] = {0.5, 0.75};
+constexpr size_t kSizesTried = 3;
 constexpr int64_t kRoughStates = 8;  // of each step, of a search for a bound alone
 
 }  // namespace
@@ -53,6 +55,7 @@ AlternationSearch::AlternationSearch(const Theory& theory, const CostModel& mode
       model_(model),
       options_(options),
       builder_(theory, model, options.optimizer, options.restriction) {
+  if (options.overlap && options.sizes) builder_.set_sizes(kLargestSizes);
   options_.limits.deadline = options.limits.deadline.counting();
   if (options.warm) warm_ = *options.warm;
   // The order looks at which conversions exist; any shares will do for that.
@@ -219,7 +222,9 @@ void AlternationSearch::finish() {
     polish();
     polishing_ = false;
   }
-  if (options_.overlap) hide();
+  if (!options_.overlap) return;
+  hide();
+  if (options_.sizes) choose_sizes();
 }
 
 void AlternationSearch::restart(const std::function<void()>& rounds) {
@@ -244,6 +249,7 @@ void AlternationSearch::restart(const std::function<void()>& rounds) {
   best_program_ = program;
   first_ = first;
   best_blocks_ = blocks;
+  sizes_ = best_.program.sizes;
 }
 
 void AlternationSearch::leave_out() {
@@ -353,6 +359,22 @@ void AlternationSearch::hide() {
     ratios = next;
   }
   pricing_ = nullptr;
+}
+
+void AlternationSearch::choose_sizes() {
+  const Shares shares(best_.ratios);
+  const Fractions fractions(model_.cluster(), shares, options_.redundancy);
+  const std::vector<SizesTried> tried =
+      try_sizes(theory_, best_.program, model_, fractions, kWorthOtherSizes * best_.step());
+  // Longer messages need more memory.
+  const Program& program = *best_program_;
+  const Ratios ratios = best_.ratios;
+  for (size_t i = 0; i < tried.size() && i < kSizesTried; ++i) {
+    sizes_ = tried[i].sizes;
+    offer(program, ratios);
+    if (best_.program.sizes == sizes_) break;
+  }
+  sizes_ = best_.program.sizes;
 }
 
 Solution AlternationSearch::solve(const Ratios& ratios, const Weights& weights) {

@@ -42,6 +42,7 @@ namespace motley::planner {
 struct Alternation;
 class AlternationSearch;
 
+constexpr double kWorthOtherSizes = 1e-3;  // of the step: what messages of other sizes have to gain
 constexpr double kNearly = 1.1;  // times the best step: what is within is improved and bounded too
 
 struct AlternationOptions {
@@ -51,6 +52,7 @@ struct AlternationOptions {
   bool memory_limit = true;
   bool recompute = true;       // where memory is short, blocks may be computed again (recompute.h)
   bool overlap = false;        // gradients overlap with the backward pass
+  bool sizes = true;           // which may be in messages of other sizes then
   std::vector<double> ratios;  // fixed ratios, of all segments; empty: found
   bool polish = true;          // also try shares near those of the best pair
   const Alternation* known = nullptr;  // a pair that the answer must not be worse than

@@ -77,13 +77,14 @@ bool AlternationSearch::fits(const ProgramCost& cost) const {
 const AlternationSearch::Offer& AlternationSearch::offer(const Program& program,
                                                          const Ratios& ratios) {
   for (const Offer& o : offers_)
-    if (o.program == &program && o.ratios == ratios) return o;
+    if (o.program == &program && o.ratios == ratios && o.sizes == sizes_) return o;
   const Deadline& deadline = options_.limits.deadline;
   deadline.spend(static_cast<int64_t>(program.steps.size()));
   if (best_.feasible || restarted_) deadline.check();
   Shares shares(ratios);
   Fractions fractions(model_.cluster(), shares, options_.redundancy);
   Program formed = program;
+  formed.sizes = sizes_;
   choose_forms(theory_, &formed, model_, fractions);
   ProgramCost cost = cost_of(theory_, formed, model_, fractions, options_.optimizer,
                              options_.micro_batches, options_.memory_limit);
@@ -120,7 +121,7 @@ const AlternationSearch::Offer& AlternationSearch::offer(const Program& program,
         keep(std::move(lean->program), lean->cost, lean_hidden, std::move(lean->blocks));
       }
   }
-  offers_.push_back({&program, ratios, std::move(cost), hidden, fit});
+  offers_.push_back({&program, ratios, sizes_, std::move(cost), hidden, fit});
   return offers_.back();
 }
 

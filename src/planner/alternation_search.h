@@ -98,6 +98,9 @@ class AlternationSearch {
   // Rounds at prices that know of the overlap.
   void hide();
 
+  // The best program with its gradients in messages of other sizes.
+  void choose_sizes();
+
   // Parameters, gradients and optimizer state have to be somewhere, once (under data parallelism on
   // every device). If all devices together are too small for them, no program fits, and no search
   // is needed to say so.
@@ -111,6 +114,7 @@ class AlternationSearch {
   struct Offer {
     const Program* program;  // of pool_
     Ratios ratios;
+    GradientSizes sizes;
     ProgramCost cost;
     Seconds hidden;
     bool fits;
@@ -192,6 +196,7 @@ class AlternationSearch {
   std::vector<Ratios> seen_;
   Alternation best_, beaten_;              // beaten_: the best so far, while rounds begin anew
   const Program* best_program_ = nullptr;  // of pool_
+  GradientSizes sizes_;                    // that programs are offered with
   std::string no_program_, lack_;
   double least_excess_ = 0;
   bool restarted_ = false;         // rounds begin anew, and beaten_ is the best so far

@@ -33,7 +33,8 @@ Seconds by_itself(const Graph& graph, const CostModel& model) {
   Seconds most = 0;
   for (const Parameter& p : graph.parameters) {
     if (!p.gradient.valid()) continue;
-    GradientRun alone, joined{true, true};
+    GradientRun alone({}), joined({});
+    joined.any = joined.small = true;
     most = std::max(most, model.gradient_all_reduce(graph.spec(p.gradient), &alone) -
                               model.gradient_all_reduce(graph.spec(p.gradient), &joined));
   }
@@ -194,6 +195,7 @@ TEST(Alternation, LowerBoundHoldsWithOverlap) {
       EXPECT_LE(best.lower_bound, best.step() * (1 + 1e-12));
       EXPECT_NEAR(best.hidden, hidden_seconds(theory, best.program, model, fractions), 1e-12);
       ProblemBuilder all(theory, model, options.optimizer);
+      all.set_sizes(kLargestSizes);
       all.price(fractions);
       const auto step = [&](const Program& program) {
         const Seconds hidden = hidden_seconds(theory, program, model, fractions);
@@ -220,6 +222,9 @@ TEST(Alternation, LowerBoundHoldsWithOverlap) {
             for (Option& option : table.options) option.comm += 1e-4 * rng.uniform();
           programs.push_back(sums.program(solve_folded(random, order_of_sums, {{0.5, 0.5}, {}})));
         }
+        if (i % 2 > 0)
+          programs.back().sizes = {std::pow(10, 7 * rng.uniform()),
+                                   std::pow(10, 7 * rng.uniform())};
         seconds.push_back(step(programs.back()));
         EXPECT_GE(seconds.back(), best.lower_bound * (1 - 1e-9)) << name;
       }
@@ -238,6 +243,7 @@ TEST(Alternation, LowerBoundHoldsWithOverlap) {
         }
         ProblemBuilder builder(theory, model, options.optimizer, Restriction::none,
                                trial % 2 == 0 ? from : std::vector<int64_t>(), separate);
+        builder.set_sizes(kLargestSizes);
         builder.price(fractions);
         const Order order = make_order(builder.problem());
         const auto least = [&](int barrier, int closed, const std::vector<Decision>& decided) {

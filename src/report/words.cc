@@ -122,7 +122,7 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
     c.bytes += bytes * count;
     c.seconds += seconds * count;
   };
-  GradientRun run;
+  GradientRun run(program.sizes);
   for (size_t i = 0; i < program.steps.size(); ++i) {
     const Step& step = program.steps[i];
     const int index = static_cast<int>(i);
@@ -137,14 +137,14 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
         const TensorSpec& spec = graph.spec(graph.node(step.node).outputs[0]);
         add("exchange", to_string(spec), "two segments have other shares", count,
             static_cast<Bytes>(spec.bytes()), s);
-        run = {};
+        run.end();
         continue;
       }
       for (const InnerCollective& c : triple.collectives)
         add("all_reduce inside " + triple.kernel, graph.node(step.node).op,
             "the operator is cut along what it sums over", count, model.moved(c),
             model.net().all_reduce(model.moved(c)));
-      if (!work_of(theory, step.node, triple).free) run = {};
+      if (!work_of(theory, step.node, triple).free) run.end();
       continue;
     }
     if (moves_nothing(step.kind)) continue;
@@ -156,7 +156,7 @@ void add_communications(const std::string& where, const Theory& theory, const Pr
              : model.collective(step.kind, bytes,
                                 fractions.profile(theory.cut(step.value, cut), model.net()),
                                 step.form);
-    if (!pure) run = {};
+    if (!pure) run.end();
     add(fmt::format("{}{} of {}", step.form == PieceForm::grouped ? "grouped " : "",
                     to_string(step.kind), role_of(graph, gradient, step.value)),
         to_string(graph.spec(step.value)), reason(theory, program, i), count, bytes, seconds);

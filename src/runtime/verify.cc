@@ -40,7 +40,7 @@ Plan in_precision(const Plan& plan, DType dtype, DType compute) {
                "the graph in {} has {} nodes, not {}", to_string(dtype), other.graph->nodes.size(),
                plan.graph->nodes.size());
   auto translate = [](const Theory& from, const Program& program, const Theory& to) {
-    Program result;
+    Program result{{}, program.sizes};
     for (const Step& step : program.steps)
       result.steps.push_back(
           parse_step(to, to_text(from, step), "the program in another precision"));

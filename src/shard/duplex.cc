@@ -262,6 +262,7 @@ class Mirror {
     reduce(-1);
     for (int i = 0; i < steps; ++i)
       if (roles_[i].late && !emitted_.count(i)) emit(i, 0);
+    out_.sizes = program_.sizes;
     return std::move(out_);
   }
 
@@ -503,7 +504,7 @@ Program pieces_first(const Theory& part, const Program& program) {
         return true;
     return false;
   };
-  Program result;
+  Program result{{}, program.sizes};
   for (size_t i = 0; i < steps.size(); ++i)
     if (early[i]) result.steps.push_back(steps[i]);
   for (size_t i = 0; i < steps.size(); ++i)

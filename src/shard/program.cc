@@ -130,7 +130,7 @@ Program phase_ordered(const Theory& theory, const Program& program) {
     late[s] = free;
     if (!free) for_each_read(theory, step, [&](ValueId v, Placement p) { needed.insert({v, p}); });
   }
-  Program ordered;
+  Program ordered{{}, program.sizes};
   ordered.steps.reserve(program.steps.size());
   for (bool turn : {false, true})
     for (size_t s = 0; s < program.steps.size(); ++s)
@@ -195,7 +195,7 @@ Program scattered_in_passes(const Theory& theory, const Program& program) {
     behind[at].push_back(s);
     for_each_made(theory, program.steps[s], [&](ValueId v, Placement p) { made[{v, p}] = at; });
   }
-  Program result;
+  Program result{{}, program.sizes};
   result.steps.reserve(program.steps.size());
   for (int s = 0; s < phases.reduction; ++s) {
     result.steps.push_back(program.steps[s]);
@@ -231,7 +231,7 @@ Program weights_later(const Theory& theory, const Program& program) {
     for_each_read(theory, step, [&](ValueId v, Placement p) { needed.insert({v, p}); });
   }
   if (!stays) return program;
-  Program result;
+  Program result{{}, program.sizes};
   result.steps.reserve(program.steps.size());
   for (bool turn : {false, true})
     for (int s = 0; s < phases.reduction; ++s) {

@@ -36,6 +36,7 @@
 #include <string>
 #include <vector>
 
+#include "core/units.h"
 #include "shard/theory.h"
 
 namespace motley {
@@ -62,8 +63,20 @@ struct Step {
   friend bool operator==(const Step&, const Step&) = default;
 };
 
+// How all-reduces of gradients share messages: those of fewer bytes than `alone` are copied together
+// until there are `together`, larger ones travel as they are. Of short messages latency is a large
+// part; of long ones what is ready waits for what is not.
+struct GradientSizes {
+  Bytes alone = 256 << 10, together = 1 << 20;
+
+  friend bool operator==(const GradientSizes&, const GradientSizes&) = default;
+};
+// No sizes are above these.
+inline constexpr GradientSizes kLargestSizes{4 << 20, 16 << 20};
+
 struct Program {
   std::vector<Step> steps;
+  GradientSizes sizes = {};
 };
 
 std::string to_text(const Theory& theory, const Step& step);

@@ -132,18 +132,21 @@ class Walk {
 
   void communicate(int begin, int end) {
     Bytes bytes = 0;
+    Seconds copying = 0;
     for (int i = begin; i < end; ++i) {
       const Step& step = program_.steps[i];
+      const TensorSpec& spec = graph_.spec(step.value);
       wait_for({step.value, step.from});
-      bytes += model_.moved(step.kind, graph_.spec(step.value));
+      bytes += model_.moved(step.kind, spec);
+      if (end > begin + 1) copying += model_.copying_seconds(spec, program_.sizes);
     }
     const Step& step = program_.steps[begin];
     const Placement cut = step.from.is_shard() ? step.from : step.to;
-    const Seconds there =
-        transfer(model_.collective(step.kind, bytes,
-                                   fractions_.profile(theory_.cut(step.value, cut), model_.net()),
-                                   step.form),
-                 to_string(step.kind));
+    const Seconds there = transfer(
+        copying + model_.collective(step.kind, bytes,
+                                    fractions_.profile(theory_.cut(step.value, cut), model_.net()),
+                                    step.form),
+        to_string(step.kind));
     for (int i = begin; i < end; ++i)
       there_[{program_.steps[i].value, program_.steps[i].to}] = there;
     if (!model_.backend().hides)

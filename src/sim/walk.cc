@@ -41,7 +41,7 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
       spend(d, s, name, WalkKind::comm);
     }
   };
-  GradientRun run;
+  GradientRun run(program.sizes);
   for (int i = begin; i < end; ++i) {
     if (options.deadline.over()) throw TimeIsUp();
     const Step& step = program.steps[i];
@@ -50,7 +50,7 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
       if (is_boundary(graph.node(step.node))) {
         if (const Seconds s = inner_seconds(theory, step.node, triple, model, fractions); s > 0) {
           communicate(s, "exchange");
-          run = {};
+          run.end();
         }
         continue;
       }
@@ -58,7 +58,7 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
         communicate(model.net().all_reduce(model.moved(c)), "all_reduce in " + triple.kernel);
       const Work& work = works[i - begin];
       if (work.free) continue;
-      run = {};
+      run.end();
       const auto& f = fractions.by_device(work.cut);
       for (int d : first)
         spend(d, model.compute(cluster.devices[d].type, work, f[d]), graph.node(step.node).op,
@@ -72,7 +72,7 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
                    : model.collective(step.kind, model.moved(step.kind, spec),
                                       fractions.profile(theory.cut(step.value, cut), model.net()),
                                       step.form);
-      if (!gradient) run = {};
+      if (!gradient) run.end();
       communicate(s, to_string(step.kind));
     }
   }

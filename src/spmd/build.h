@@ -51,6 +51,10 @@ class ProblemBuilder {
                  Restriction restriction = Restriction::none, std::vector<int64_t> parts = {},
                  std::vector<ValueId> separate = {});
 
+  // Of messages of gradients, as they are priced from then on; the usual ones until then. Of
+  // kLargestSizes: no program of any sizes is cheaper.
+  void set_sizes(const GradientSizes& sizes) { sizes_ = sizes; }
+
   const solver::Problem& problem() const { return problem_; }
   // The node of the graph that a node of the problem runs; invalid: what it is about is stored,
   // or it only reads.
@@ -206,6 +210,7 @@ class ProblemBuilder {
   Restriction restriction_;
   std::vector<int64_t> parts_;
   std::vector<ValueId> separate_;
+  GradientSizes sizes_;
 
   std::vector<int> class_of_;                 // [graph value] -> class
   std::vector<bool> contracted_;              // [graph node]

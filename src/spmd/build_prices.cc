@@ -36,7 +36,8 @@ void ProblemBuilder::price(const Fractions& fractions, int micro_batches,
 void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
                                        const OverlapPricing* pricing) {
   const Graph& graph = theory_.graph();
-  GradientRun joined{true, true};
+  GradientRun joined(sizes_);
+  joined.any = joined.small = true;
   for (size_t t = 0; t < problem_.form_tables.size(); ++t) {
     if (table_class_[t] < 0) continue;
     const bool closed = pricing && pricing->stretch(table_use_[t]) >= pricing->closed;
@@ -79,8 +80,8 @@ void ProblemBuilder::price_conversions(const Fractions& fractions, double part,
         if (reduced && decision != nullptr)
           cost = decision->reduced ? 0 : kInfinity;
         else if (reduced && pricing)
-          cost =
-              pricing->gradients[pricing->stretch(table_first_[t])] * message_seconds(model_, spec);
+          cost = pricing->gradients[pricing->stretch(table_first_[t])] *
+                 message_seconds(model_, spec, sizes_);
         else if (gradient && kind == Collective::all_reduce)
           cost = model_.gradient_all_reduce(spec, &joined);
         else
@@ -212,7 +213,8 @@ OverlapCost ProblemBuilder::overlap_cost(const Program& program, const Fractions
     const TensorSpec& spec = graph.spec(step.value);
     if (is_reduction(step)) {
       if (pricing.decision(root_of(step.value)) == nullptr)
-        cost.gradients[pricing.stretch(ready(step.value))] += message_seconds(model_, spec);
+        cost.gradients[pricing.stretch(ready(step.value))] +=
+            message_seconds(model_, spec, sizes_);
       continue;
     }
     const Placement cut = step.from.is_shard() ? step.from : step.to;
@@ -239,7 +241,7 @@ OverlapCost ProblemBuilder::overlap_cost(const Program& program, const Fractions
 }
 
 Seconds ProblemBuilder::reduction_seconds(ValueId gradient) const {
-  return message_seconds(model_, theory_.graph().spec(gradient));
+  return message_seconds(model_, theory_.graph().spec(gradient), sizes_);
 }
 
 Seconds ProblemBuilder::waited_seconds(ValueId gradient) const {

@@ -182,7 +182,7 @@ Recomputation::Recomputation(const Theory& theory, const Program& program,
 
 Program Recomputation::with(const std::vector<bool>& chosen) const {
   const int steps = static_cast<int>(program_.steps.size());
-  Program result;
+  Program result{{}, program_.sizes};
   result.steps.reserve(steps + backward_);
   result.steps.assign(program_.steps.begin(), program_.steps.begin() + backward_);
   std::vector<bool> again(steps);  // forward steps that ran again
@@ -270,7 +270,7 @@ Program gathered_again(const Theory& theory, const Program& program) {
     if (!alone) continue;
     for (const Made& m : made) makers[m] = {s, copy};
   }
-  Program result;
+  Program result{{}, program.sizes};
   result.steps.assign(program.steps.begin(), program.steps.begin() + backward);
   std::vector<bool> again(steps);
   const std::function<void(const Step&)> want = [&](const Step& step) {

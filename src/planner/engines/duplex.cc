@@ -16,6 +16,7 @@
 #include "bounds/compute_bound.h"
 #include "cluster/resources.h"
 #include "core/error.h"
+#include "cost/overlap.h"
 #include "planner/batch_step.h"
 #include "planner/engines.h"
 #include "reduce/cluster.h"
@@ -215,6 +216,7 @@ class DuplexSearch {
       hurried = hurried && best_program_.steps.empty();
       if (hurried) request.alternation.limits.deadline = options_.limits.deadline.part(kFirst);
       request.alternation.certify_work = 1e-9;
+      request.alternation.sizes = false;  // they are chosen in the end
       ProgramPlanner planner(part, prices, request);
       ProgramResult found = planner.run();
       ++result_.planned;
@@ -367,30 +369,59 @@ class DuplexSearch {
     Bytes lacking = std::numeric_limits<Bytes>::infinity();
     for (const StageDivision& division : divisions) {
       if (!best_program_.steps.empty()) options_.limits.deadline.check();
-      plan_->program = mirrored(duplex, part, program, division, where);
-      const std::vector<Bytes> peak =
-          memory_of(plan_->running(), plan_->program, fractions, model_.types(), options_.optimizer)
-              .peak;
-      Bytes over = 0;
-      for (int t = 0; t < model_.types() && options_.memory_limit; ++t)
-        over = std::max(over, peak[t] - cluster_.types[t].memory);
-      lacking = std::min(lacking, over);
-      if (over > 0) continue;
-      const Seconds seconds = simulate(*plan_, false, options_.limits.deadline).step;
-      // What runs again in the backward pass may not be sent during the forward pass.
-      if (seconds >= best_ || !motley::check(plan_->running(), plan_->program).empty()) continue;
-      best_ = seconds;
-      best_program_ = plan_->program;
-      best_ratios_ = ratios;
-      peak_ = peak;
-      note_ = fmt::format("{} part{} in {} stages, {} of computation and {} of communication",
-                          duplex.parts(), duplex.parts() == 1 ? "" : "s", division.begin.size(),
-                          format_seconds(*compute), format_seconds(*comm));
+      bool better = false;
+      lacking = std::min(lacking,
+                         offer(mirrored(duplex, part, program, division, where), best_, &better));
+      if (better)
+        note_ = fmt::format("{} part{} in {} stages, {} of computation and {} of communication",
+                            duplex.parts(), duplex.parts() == 1 ? "" : "s", division.begin.size(),
+                            format_seconds(*compute), format_seconds(*comm));
     }
     return lacking;
   }
 
+  // Keeps a program that takes less than `below`. Returns the bytes that the fullest device lacks.
+  Bytes offer(Program program, Seconds below, bool* better) {
+    plan_->program = std::move(program);
+    const Shares shares(plan_->ratios);
+    const std::vector<Bytes> peak =
+        memory_of(plan_->running(), plan_->program, Fractions(cluster_, shares), model_.types(),
+                  options_.optimizer)
+            .peak;
+    Bytes over = 0;
+    for (int t = 0; t < model_.types() && options_.memory_limit; ++t)
+      over = std::max(over, peak[t] - cluster_.types[t].memory);
+    if (over > 0) return over;
+    const Seconds seconds = simulate(*plan_, false, options_.limits.deadline).step;
+    // What runs again in the backward pass may not be sent during the forward pass.
+    *better = seconds < below && motley::check(plan_->running(), plan_->program).empty();
+    if (!*better) return over;
+    best_ = seconds;
+    best_program_ = plan_->program;
+    best_ratios_ = plan_->ratios;
+    peak_ = peak;
+    return over;
+  }
+
+  // The best program with its gradients in messages of other sizes.
+  void choose_sizes() {
+    if (std::none_of(best_program_.steps.begin(), best_program_.steps.end(), [](const Step& s) {
+          return !s.is_compute() && s.kind == Collective::all_reduce;
+        }))
+      return;
+    plan_->ratios = best_ratios_;
+    const std::vector<Step> steps = best_program_.steps;
+    try {
+      for (const GradientSizes& sizes : usual_sizes()) {
+        bool better = false;
+        offer({steps, sizes}, (1 - kWorthOtherSizes) * best_, &better);
+      }
+    } catch (const TimeIsUp&) {
+    }
+  }
+
   void finish() {
+    choose_sizes();
     plan_->engine = "duplex";
     plan_->model = options_.model;
     plan_->batch = options_.batch;
