@@ -213,8 +213,7 @@ OverlapCost ProblemBuilder::overlap_cost(const Program& program, const Fractions
     const TensorSpec& spec = graph.spec(step.value);
     if (is_reduction(step)) {
       if (pricing.decision(root_of(step.value)) == nullptr)
-        cost.gradients[pricing.stretch(ready(step.value))] +=
-            message_seconds(model_, spec, sizes_);
+        cost.gradients[pricing.stretch(ready(step.value))] += message_seconds(model_, spec, sizes_);
       continue;
     }
     const Placement cut = step.from.is_shard() ? step.from : step.to;
