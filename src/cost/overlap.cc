@@ -242,6 +242,17 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   return hidden_of(theory, program, model, fractions, first, &charged);
 }
 
+Seconds gradient_seconds(const Theory& theory, const Program& program, const CostModel& model) {
+  const Graph& graph = theory.graph();
+  const std::vector<bool> pure = pure_gradients(graph);
+  GradientRun run(program.sizes);
+  Seconds seconds = 0;
+  for (const Step& step : program.steps)
+    if (!step.is_compute() && step.kind == Collective::all_reduce && pure[step.value.index])
+      seconds += model.gradient_all_reduce(graph.spec(step.value), &run);
+  return seconds;
+}
+
 std::vector<GradientSizes> usual_sizes() {
   std::vector<GradientSizes> all;
   for (Bytes together = GradientSizes().together; together <= kLargestSizes.together; together *= 4)

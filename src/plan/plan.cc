@@ -52,8 +52,17 @@ Program read_program(const Theory& theory, const Json& list, const std::string& 
   return program;
 }
 
-GradientSizes read_sizes(const Json& json, const std::string& name) {
-  Fields fields(json, "plan", name);
+void add_sizes(const GradientSizes& sizes, Json* to) {
+  if (sizes == GradientSizes()) return;
+  (*to)["gradient_messages"] = {{"alone", static_cast<int64_t>(sizes.alone)},
+                                {"together", static_cast<int64_t>(sizes.together)}};
+}
+
+// Those of a program, if it has other ones than usual.
+GradientSizes read_sizes(const Fields& program, const std::string& name) {
+  const Json* json = program.find("gradient_messages");
+  if (json == nullptr) return {};
+  Fields fields(*json, "plan", name + ": gradient_messages");
   GradientSizes sizes;
   const auto read = [&](const char* field, Bytes most) {
     const int64_t bytes = fields.integer(field);
@@ -121,8 +130,11 @@ Json to_json(const PipelinePlan& pipeline) {
       if (stage.recompute) k["recompute"] = true;
       // Replicas mostly run the program of the first.
       const bool same = &replica != &pipeline.replicas[0] &&
-                        stage.program.steps == pipeline.replicas[0].stages[s].program.steps;
-      if (!same) k["program"] = program_lines(pipeline.theory(static_cast<int>(s)), stage.program);
+                        stage.program == pipeline.replicas[0].stages[s].program;
+      if (!same) {
+        k["program"] = program_lines(pipeline.theory(static_cast<int>(s)), stage.program);
+        add_sizes(stage.program.sizes, &k);
+      }
       stages.push_back(std::move(k));
     }
     replicas.push_back({{"micro_batches", replica.micro_batches}, {"stages", std::move(stages)}});
@@ -235,10 +247,12 @@ std::unique_ptr<PipelinePlan> read_pipeline(const Json& json, const Theory& whol
         if (!b->is_boolean()) throw g.bad("recompute", "is " + b->dump() + "; give true or false");
         stage.recompute = b->get<bool>();
       }
-      if (r == 0 || g.find("program"))
+      if (r == 0 || g.find("program")) {
         stage.program = read_program(pipeline->theory(s), g.array("program"), here + ".program");
-      else
+        stage.program.sizes = read_sizes(g, here);
+      } else {
         stage.program = pipeline->replicas[0].stages[s].program;
+      }
       replica.stages.push_back(std::move(stage));
     }
     pipeline->replicas.push_back(std::move(replica));
@@ -396,9 +410,7 @@ Json to_json(const Plan& plan) {
     j["pipeline"] = to_json(*plan.pipeline);
   else
     j["program"] = program_lines(plan.running(), plan.program);
-  if (const GradientSizes& sizes = plan.program.sizes; sizes != GradientSizes())
-    j["gradient_messages"] = {{"alone", static_cast<int64_t>(sizes.alone)},
-                              {"together", static_cast<int64_t>(sizes.together)}};
+  add_sizes(plan.program.sizes, &j);
   if (plan.duplex) j["duplex"] = {{"parts", plan.duplex->samples}};
   j["fingerprint"] = fmt::format("{:016x}", plan.graph_fingerprint);
   j["graph"] = lines(to_text(*plan.graph));
@@ -454,8 +466,7 @@ Plan parse_plan(const std::string& text, const std::string& name) {
     if (const Json* duplex = fields.find("duplex"))
       plan.duplex = read_duplex(*duplex, *plan.theory, plan.batch, name + ": duplex");
     plan.program = read_program(plan.running(), fields.array("program"), name + ": program");
-    if (const Json* sizes = fields.find("gradient_messages"))
-      plan.program.sizes = read_sizes(*sizes, name + ": gradient_messages");
+    plan.program.sizes = read_sizes(fields, name);
   }
   if (fields.find("reductions")) {
     const Json& list = fields.array("reductions");

@@ -219,7 +219,7 @@ std::vector<Communication> communications(const Plan& plan) {
         const Cluster part = part_of(plan.cluster, stage.devices);
         const std::string text = to_yaml(part);
         const bool known = std::any_of(seen.begin(), seen.end(), [&](const auto& k) {
-          return std::get<0>(k) == text && std::get<1>(k)->steps == stage.program.steps &&
+          return std::get<0>(k) == text && *std::get<1>(k) == stage.program &&
                  std::get<2>(k) == stage.ratios && std::get<3>(k) == passes;
         });
         if (known) continue;

@@ -77,6 +77,8 @@ inline constexpr GradientSizes kLargestSizes{4 << 20, 16 << 20};
 struct Program {
   std::vector<Step> steps;
   GradientSizes sizes = {};
+
+  friend bool operator==(const Program&, const Program&) = default;
 };
 
 std::string to_text(const Theory& theory, const Step& step);

@@ -257,7 +257,7 @@ class Simulator {
       return list;
     };
     return a.recompute == b.recompute && a.ratios == b.ratios &&
-           a.program.steps == b.program.steps && programs(a) == programs(b);
+           a.program == b.program && programs(a) == programs(b);
   }
 
   PassTime pass(const Stage& stage, size_t r, int s,
