@@ -51,7 +51,6 @@ class PlanBuilder::Composer {
   std::unique_ptr<Plan> run(std::string* reason) {
     if (make()) {
       plan_->graph_fingerprint = builder_.step_->fingerprint();
-      plan_->theory = std::make_unique<Theory>(*plan_->graph);
       return std::move(plan_);
     }
     *reason = reason_;
@@ -61,7 +60,8 @@ class PlanBuilder::Composer {
  private:
   bool make() {
     if (!cut() || !seat() || !find_programs()) return false;
-    plan_->graph = std::make_unique<Graph>(builder_.step_->graph());
+    plan_->graph = {builder_.step_, &builder_.step_->graph()};
+    plan_->theory = {builder_.step_, &builder_.step_->theory()};
     divide();
     find_reductions();
     if (!time_stages()) return false;
@@ -362,7 +362,7 @@ class PlanBuilder::Composer {
   void choose_warm_ups() {
     if (stages_per_device_ > 1) {
       result_.schedule = "interleaved";
-      step_ = simulate(*plan_, false, request_.limits.deadline).step;
+      step_ = PipelineSteps(*plan_, request_.limits.deadline).step();
       return;
     }
     int held = 0;
@@ -498,7 +498,7 @@ class PlanBuilder::Composer {
   // Whether the plan takes less than the best so far, which it is then. No: there is no time to see.
   bool faster() {
     try {
-      const Seconds step = simulate(*plan_, false, request_.limits.deadline).step;
+      const Seconds step = PipelineSteps(*plan_, request_.limits.deadline).step();
       if (step >= step_ * (1 - 1e-9)) return false;
       step_ = step;
       return true;
