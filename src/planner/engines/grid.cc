@@ -34,6 +34,7 @@ constexpr int kHurried = 3;         // of each, looked at before those that take
 constexpr double kWorth = 1.1;      // times the best estimate that one may have
 constexpr int kLayers = 48;
 constexpr int kContext[] = {2, 4, 8};
+constexpr size_t kFewNodes = 20000;  // of graphs whose micro-batches may be worked out in vain
 
 // Layers of every stage whose blocks (of the model, by the names of its parameters) are given; what
 // comes before the first block or behind a block is with it. Empty: the model has others.
@@ -95,8 +96,14 @@ class GridPlanner {
     PlanBuilder& builder = builder_of(samples);
     layers_ = builder.size();
     const grid::Model model = grid_model(builder, samples);
-    const grid::SearchResult found =
-        grid::search(estimator_of(model, cluster_), search_options(model));
+    grid::SearchResult found;
+    const int beside = request_.threads != 1 && !fixed_.micro_batch;
+    parallel_for(1 + beside, request_.threads, [&](int i) {
+      if (i == 0)
+        found = grid::search(estimator_of(model, cluster_), search_options(model));
+      else
+        prepare_small();
+    });
     result_.lower_bound = found.lower_bound;
     result_.reason = found.ranked.empty() ? found.reason : found.stop_reason;
     // First strategies whose stages fit with their best programs, as the others take long to plan.
@@ -131,6 +138,15 @@ class GridPlanner {
     return *builder;
   }
 
+  // The micro-batches that most strategies have, beside the search for strategies.
+  void prepare_small() {
+    if (step_->graph().nodes.size() > kFewNodes) return;
+    for (const int64_t size : {1, 2}) try {
+        if (request_.batch % size == 0 && step_->of(size)) step_->layers(size, wanted_);
+      } catch (const TimeIsUp&) {
+      }
+  }
+
   // Fixed stages that are not of so many layers as there are may be of blocks.
   void take_fixed_blocks(int64_t samples) {
     if (!fixed_.stages || builder_of(samples).size() == wanted_) return;
@@ -163,6 +179,7 @@ class GridPlanner {
     options.recompute = {grid::Recompute::none};
     if (request_.memory_limit && request_.recompute)
       options.recompute.push_back(grid::Recompute::full);
+    options.threads = request_.threads;
     options.seed = request_.limits.seed;
     options.deadline = request_.limits.deadline.part(kSearching);
     return options;
