@@ -9,9 +9,12 @@
 
 namespace motley {
 
+int threads_of(int threads) {
+  return threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
 void parallel_for(int n, int threads, const std::function<void(int)>& body) {
-  if (threads <= 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  threads = std::min(threads, n);
+  threads = std::min(threads_of(threads), n);
   std::atomic<int> next = 0;
   std::atomic<bool> failed = false;
   std::mutex mutex;

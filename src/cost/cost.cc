@@ -382,7 +382,7 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
                  ProgramCost* out) {
   const Graph& graph = theory.graph();
   const int types = model.types();
-  const std::vector<bool> pure = pure_gradients(graph);
+  const std::vector<bool>& pure = theory.pure_gradients();
   ProgramCost& cost = *out;
   cost.compute.assign(types, 0);
   cost.exchanged.assign(static_cast<size_t>(theory.segments()) * theory.segments(), 0);

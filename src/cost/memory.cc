@@ -29,6 +29,7 @@ class Account {
         phased_(phased),
         kept_(kept),
         stored_(stored_placements(theory, program)),
+        messages_(gradient_messages(theory, program, fractions.shares())),
         segments_(theory.segments()),
         end_(static_cast<int>(program.steps.size())),
         local_(static_cast<size_t>(end_ + 2) * static_cast<size_t>(types)),
@@ -66,16 +67,16 @@ class Account {
   Amount as_parameter(const Parameter& p, Bytes bytes) const {
     return {bytes, theory_.cut(p.value, stored_[p.value.index])};
   }
-  void add(const Amount& a, std::vector<Bytes>* bytes) const {
-    const std::vector<Bytes> local = local_bytes(a, fractions_);
-    for (int t = 0; t < types_; ++t) (*bytes)[t] += local[t];
+  void add(const Amount& a, std::vector<Bytes>* bytes) {
+    local_bytes(a, fractions_, &one_);
+    for (int t = 0; t < types_; ++t) (*bytes)[t] += one_[t];
   }
   // From before the first step to behind the last.
   void hold(const Amount& a, int first, int last, double sign = 1) {
-    const std::vector<Bytes> local = local_bytes(a, fractions_);
+    local_bytes(a, fractions_, &one_);
     for (const auto& [at, change] : {std::pair(first, sign), {last + 1, -sign}}) {
       for (int t = 0; t < types_; ++t)
-        local_[static_cast<size_t>(at) * types_ + t] += change * local[t];
+        local_[static_cast<size_t>(at) * types_ + t] += change * one_[t];
       (a.cut.size > 0 ? cut_[static_cast<size_t>(at) * segments_ + a.cut.segment] : whole_[at]) +=
           change * a.bytes;
     }
@@ -83,10 +84,10 @@ class Account {
 
   // Of what is counted as state, and is not there before step `made`.
   void make_later(const Amount& a, int made) {
-    const std::vector<Bytes> local = local_bytes(a, fractions_);
+    local_bytes(a, fractions_, &one_);
     for (int t = 0; t < types_; ++t) {
-      unmade_[t] += local[t];
-      unmade_[static_cast<size_t>(made) * types_ + t] -= local[t];
+      unmade_[t] += one_[t];
+      unmade_[static_cast<size_t>(made) * types_ + t] -= one_[t];
     }
   }
 
@@ -203,7 +204,7 @@ class Account {
   void add_workspace() {
     std::vector<int> start(end_);
     std::iota(start.begin(), start.end(), 0);
-    for (const GradientMessage& m : gradient_messages(theory_, program_, fractions_.shares()))
+    for (const GradientMessage& m : messages_)
       for (int s : m.steps) {
         start[s] = phased_ ? m.steps[0] : m.ready;
         // A message of several beside their sums over micro-batches.
@@ -232,17 +233,16 @@ class Account {
     const Phases phases = phased_ ? phases_of(theory_, program_) : Phases{};
     const int boundary = phased_ ? phases.backward : -1;
     const bool splits = phased_ && phases.weights < phases.reduction;
-    std::set<ValueId> inputs;
+    std::vector<bool> inputs(graph_.values.size()), parameters(graph_.values.size());
     for (const Input& i : graph_.inputs)
-      if (is_received(i)) inputs.insert(i.value);
-    std::set<ValueId> parameters;
-    for (const Parameter& p : graph_.parameters) parameters.insert(p.value);
-    for (const Storage& x : storages(theory_, program_, fractions_, phased_)) {
-      const auto state = [&](const auto& what) { return parameters.count(what.first) > 0; };
+      if (is_received(i)) inputs[i.value.index] = true;
+    for (const Parameter& p : graph_.parameters) parameters[p.value.index] = true;
+    for (const Storage& x : storages(theory_, program_, fractions_, phased_, messages_)) {
+      const auto state = [&](const auto& what) { return bool(parameters[what.first.index]); };
       if (std::any_of(x.to_end.begin(), x.to_end.end(), state)) continue;
       const Amount a = amount(x.value, x.placement);
       if (x.made < boundary && x.last >= boundary) add(a, &memory_.held);
-      if (x.made < boundary && inputs.count(x.value) > 0) add(a, &memory_.held_inputs);
+      if (x.made < boundary && inputs[x.value.index]) add(a, &memory_.held_inputs);
       // Added to its sum when it is there; where passes are split, in the last one.
       const bool is_summed = summed_.count({x.value, x.placement}) > 0;
       const int until = splits && x.made < phases.weights ? phases.reduction - 1 : x.made;
@@ -296,6 +296,7 @@ class Account {
   const bool phased_;
   const ZeroShare& kept_;
   const std::vector<Placement> stored_;
+  const std::vector<GradientMessage> messages_;
   const size_t segments_;
   const int end_;
   // What is made (positive) and freed (negative) before each step: local bytes, [step][type], and
@@ -306,6 +307,7 @@ class Account {
   Bytes state_whole_ = 0;
   std::vector<const Parameter*> persistent_;  // [value] whose gradient it is, counted as state
   std::set<std::pair<ValueId, Placement>> summed_;
+  std::vector<Bytes> one_;  // [type] local bytes of what is added
   MemoryCost memory_;
 };
 

@@ -34,7 +34,7 @@ bool is_barrier(const Theory& theory, const std::vector<bool>& pure, const Step&
 }  // namespace
 
 std::vector<bool> barriers(const Theory& theory, const Program& program, const Shares& shares) {
-  const std::vector<bool> pure = pure_gradients(theory.graph());
+  const std::vector<bool>& pure = theory.pure_gradients();
   std::vector<bool> result;
   result.reserve(program.steps.size());
   for (const Step& step : program.steps) result.push_back(is_barrier(theory, pure, step, shares));
@@ -54,7 +54,7 @@ Seconds message_seconds(const CostModel& model, const TensorSpec& gradient,
 std::vector<GradientMessage> gradient_messages(const Theory& theory, const Program& program,
                                                const Shares& shares) {
   const Graph& graph = theory.graph();
-  const std::vector<bool> pure = pure_gradients(graph);
+  const std::vector<bool>& pure = theory.pure_gradients();
   const Phases phases = phases_of(theory, program);
   std::map<std::pair<ValueId, Placement>, int> made;  // of pure gradients
   auto note = [&](ValueId v, Placement p, int s) {
@@ -122,7 +122,7 @@ std::vector<GradientMessage> gradient_messages(const Theory& theory, const Progr
 std::vector<int> gradient_buckets(const Theory& theory, const Program& program) {
   const Graph& graph = theory.graph();
   const GradientSizes& sizes = program.sizes;
-  const std::vector<bool> pure = pure_gradients(graph);
+  const std::vector<bool>& pure = theory.pure_gradients();
   const int end = static_cast<int>(program.steps.size());
   std::vector<int> ends(end, -1);
   auto gradient = [&](int s) {
@@ -244,7 +244,7 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
 
 Seconds gradient_seconds(const Theory& theory, const Program& program, const CostModel& model) {
   const Graph& graph = theory.graph();
-  const std::vector<bool> pure = pure_gradients(graph);
+  const std::vector<bool>& pure = theory.pure_gradients();
   GradientRun run(program.sizes);
   Seconds seconds = 0;
   for (const Step& step : program.steps)

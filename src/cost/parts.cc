@@ -24,7 +24,7 @@ class Parts {
         consumers_(graph_.consumers()),
         part_of_(std::move(given)),
         phases_(phases_of(theory, program)),
-        pure_(pure_gradients(graph_)),
+        pure_(theory.pure_gradients()),
         end_(static_cast<int>(program.steps.size())),
         result_(parts) {
     MOTLEY_CHECK(part_of_.size() == graph_.nodes.size() && parts >= 1);
@@ -172,7 +172,8 @@ class Parts {
       summed.insert({v, p});
     }
     std::vector<Bytes> change(static_cast<size_t>(end_) + 2);  // [step]
-    for (const Storage& x : storages(theory_, program_, fractions_, true)) {
+    for (const Storage& x : storages(theory_, program_, fractions_, true,
+                                     gradient_messages(theory_, program_, fractions_.shares()))) {
       if (std::any_of(x.to_end.begin(), x.to_end.end(),
                       [&](const auto& what) { return persistent[what.first.index]; }))
         continue;  // state
@@ -190,6 +191,7 @@ class Parts {
         change[x.last + 1] -= bytes;
       }
     }
+    std::vector<Bytes> local;
     Bytes now = 0;
     for (int s = 0; s < end_; ++s) {
       now += change[s];
@@ -197,7 +199,7 @@ class Parts {
       Bytes fixed = 0;
       for (const Amount& amount : workspace_of(theory_, program_.steps[s], fractions_)) {
         Bytes most = 0;
-        const std::vector<Bytes> local = local_bytes(amount, fractions_);
+        local_bytes(amount, fractions_, &local);
         for (size_t t = 0; t < local.size(); ++t) most = std::max(most, local[t] * fullness_[t]);
         fixed += most;
       }

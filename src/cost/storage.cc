@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cost/overlap.h"
 #include "graph/op.h"
 #include "graph/segment.h"
 #include "shard/held_index.h"
@@ -22,7 +21,8 @@ namespace {
 
 class Storages {
  public:
-  Storages(const Theory& theory, const Program& program, const Fractions& fractions, bool phased)
+  Storages(const Theory& theory, const Program& program, const Fractions& fractions, bool phased,
+           const std::vector<GradientMessage>& messages)
       : theory_(theory),
         graph_(theory.graph()),
         program_(program),
@@ -33,7 +33,7 @@ class Storages {
         index_(graph_.values.size(), held_),
         root_(held_.size()),
         sent_(program.steps.size(), -1) {
-    for (const GradientMessage& m : gradient_messages(theory, program, fractions.shares()))
+    for (const GradientMessage& m : messages)
       for (int s : m.steps) {
         sent_[s] = phased ? m.steps[0] : m.ready;
         if (m.steps.size() > 1) together_.push_back(s);
@@ -122,8 +122,9 @@ class Storages {
 }  // namespace
 
 std::vector<Storage> storages(const Theory& theory, const Program& program,
-                              const Fractions& fractions, bool phases) {
-  return Storages(theory, program, fractions, phases).run();
+                              const Fractions& fractions, bool phases,
+                              const std::vector<GradientMessage>& messages) {
+  return Storages(theory, program, fractions, phases, messages).run();
 }
 
 }  // namespace motley

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cost/cost.h"
+#include "cost/overlap.h"
 
 namespace motley {
 
@@ -19,8 +20,10 @@ struct Storage : Held {
 // small gradients that travel as one message (overlap.h) are there twice when it starts. With
 // `phases` gradients are sums over micro-batches when the reduction begins, and not those of a
 // pass.
+// `messages`: of gradients (overlap.h).
 std::vector<Storage> storages(const Theory& theory, const Program& program,
-                              const Fractions& fractions, bool phases);
+                              const Fractions& fractions, bool phases,
+                              const std::vector<GradientMessage>& messages);
 
 // Whether the pieces of a cut of a value are each one run of its elements.
 bool is_one_run(const Theory& theory, ValueId value, Placement cut);
@@ -32,7 +35,7 @@ struct Amount {
   Bytes below = std::numeric_limits<Bytes>::infinity();  // of devices whose piece is larger: none
 };
 // [type] Local bytes at most.
-std::vector<Bytes> local_bytes(const Amount& amount, const Fractions& fractions);
+void local_bytes(const Amount& amount, const Fractions& fractions, std::vector<Bytes>* local);
 
 // What a step takes besides its operands and results while it runs: buffers of collectives,
 // temporaries of operators and optimizers. Libraries keep more on some devices

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <string_view>
+#include <unordered_set>
 
 #include "cost/storage.h"
 #include "graph/op.h"
@@ -36,13 +37,13 @@ constexpr std::string_view kElementwise =
     "minimum mul ne pow remainder rsub sub where xlogy bitwise_not logical_not "
     "logical_xor isnan isinf";
 
-bool is_in(std::string_view words, std::string_view op) {
-  for (size_t at = words.find(op); at != std::string_view::npos; at = words.find(op, at + 1)) {
-    const size_t end = at + op.size();
-    if ((at == 0 || words[at - 1] == ' ') && (end == words.size() || words[end] == ' '))
-      return true;
+std::unordered_set<std::string_view> words_of(std::string_view text) {
+  std::unordered_set<std::string_view> words;
+  for (size_t at = 0, end = 0; at < text.size(); at = end + 1) {
+    end = std::min(text.find(' ', at), text.size());
+    words.insert(text.substr(at, end - at));
   }
-  return false;
+  return words;
 }
 
 class Workspace {
@@ -113,6 +114,8 @@ class Workspace {
       add(node.outputs[0], triple.out[0]);
       return;
     }
+    static const std::unordered_set<std::string_view> elementwise_words = words_of(kElementwise),
+                                                      direct_words = words_of(kDirect);
     const OpDef* op = find_op(node.op);
     if (op && op->random) return draw(node.outputs[0], triple.out[0]);
     if (op && op->alias) return;
@@ -123,9 +126,9 @@ class Workspace {
       rule(triple, inputs);
     else if (name == "convolution" || name == "convolution_backward")
       convolution(node, triple, inputs, name == "convolution");
-    else if (is_in(kElementwise, name))
+    else if (elementwise_words.count(name))
       elementwise(node, triple, inputs);
-    else if (!is_in(kDirect, name))
+    else if (!direct_words.count(name))
       largest_again(node, triple, inputs);
   }
 
@@ -253,12 +256,11 @@ std::vector<Amount> workspace_of(const Theory& theory, const Step& step,
   return Workspace(theory, step, fractions).run();
 }
 
-std::vector<Bytes> local_bytes(const Amount& amount, const Fractions& fractions) {
-  std::vector<double> f = fractions.by_type(amount.cut);
-  if (amount.below < std::numeric_limits<Bytes>::infinity())
-    f = fractions.by_type(amount.cut, amount.below / amount.bytes);
-  for (double& x : f) x *= amount.bytes;
-  return f;
+void local_bytes(const Amount& amount, const Fractions& fractions, std::vector<Bytes>* local) {
+  *local = amount.below < std::numeric_limits<Bytes>::infinity()
+               ? fractions.by_type(amount.cut, amount.below / amount.bytes)
+               : fractions.by_type(amount.cut);
+  for (Bytes& x : *local) x *= amount.bytes;
 }
 
 double update_workspace(Optimizer optimizer) { return optimizer == Optimizer::sgd ? 2 : 3; }

@@ -39,7 +39,7 @@ bool scatters_activations(const Plan& plan) {
   if (!plan.pipeline) return false;
   for (int s = 0; s < plan.pipeline->stages(); ++s) {
     const Theory& theory = plan.pipeline->theory(s);
-    const std::vector<bool> gradient = pure_gradients(theory.graph());
+    const std::vector<bool>& gradient = theory.pure_gradients();
     for (const Step& step : plan.pipeline->replicas[0].stages[s].program.steps)
       if (!step.is_compute() && step.kind == Collective::reduce_scatter &&
           !gradient[step.value.index])

@@ -54,6 +54,24 @@ class Ranges {
     }
     return sum;
   }
+  // What allowed() and period() look at for ranges [., j) on stage s.
+  struct Row {
+    const double *time, *memory;  // sums up to a layer; no memory: no limit
+    const int* blocks;            // likewise; null: none is needed
+    const Seconds* into;          // behind a layer; of the stages but the first
+    Seconds out;
+    Bytes limit;
+    bool blocking;
+  };
+  Row row(int s, int j) const {
+    return {time_[s].data(),
+            memory_.empty() ? nullptr : memory_[s].data(),
+            needs_block_ ? blocks_.data() : nullptr,
+            s > 0 ? problem_.transfer[s - 1].data() : nullptr,
+            s + 1 < stages_ ? problem_.transfer[s][j - 1] : 0,
+            memory_.empty() ? 0 : problem_.limit[s],
+            problem_.blocking};
+  }
   Seconds time(int s, int i, int j) const { return time_[s][j] - time_[s][i]; }
   Seconds into(int s, int i) const { return s > 0 ? problem_.transfer[s - 1][i - 1] : 0; }
   Seconds period(int s, int i, int j) const {
@@ -77,43 +95,70 @@ struct Solved {
   std::vector<int> cuts;  // end of each stage
 };
 
-Solved solve(const Ranges& r, bool minimax, Seconds threshold) {
-  const int stages = r.stages(), layers = r.layers();
-  std::vector<std::vector<Seconds>> best(stages, std::vector<Seconds>(layers + 1, kNever));
-  std::vector<std::vector<int>> from(stages, std::vector<int>(layers + 1, -1));
-  for (int s = 0; s < stages; ++s) {
-    for (int j = s + 1; j <= layers - (stages - 1 - s); ++j) {
-      if (s + 1 == stages && j < layers) continue;
-      const int shortest = s == 0 ? 0 : j - 1, longest = s == 0 ? 0 : s;
-      for (int i = shortest; i >= longest; --i) {
-        // Longer ranges only take more time and memory.
-        if (r.time(s, i, j) > (minimax ? best[s][j] : threshold) || r.memory_over(s, i, j)) break;
-        const Seconds before = s == 0 ? 0 : best[s - 1][i];
-        if (before == kNever || !r.allowed(s, i, j)) continue;
-        const Seconds period = r.period(s, i, j);
-        if (period > threshold) continue;
-        const Seconds value =
-            minimax ? std::max(before, period) : before + r.time(s, i, j) + r.into(s, i);
-        if (value < best[s][j]) {
-          best[s][j] = value;
-          from[s][j] = i;
-        }
+class Solver {
+ public:
+  explicit Solver(const Ranges& ranges)
+      : r_(ranges),
+        width_(r_.layers() + 1),
+        best_(static_cast<size_t>(r_.stages()) * width_),
+        from_(best_.size()) {}
+
+  Solved operator()(bool minimax, Seconds threshold) {
+    const int stages = r_.stages(), layers = r_.layers();
+    std::fill(best_.begin(), best_.end(), kNever);
+    for (int s = 0; s < stages; ++s)
+      for (int j = s + 1 == stages ? layers : s + 1; j <= layers - (stages - 1 - s); ++j)
+        minimax ? end_stage<true>(s, j, threshold) : end_stage<false>(s, j, threshold);
+    Solved solved;
+    solved.value = best_[at(stages - 1, layers)];
+    if (solved.value == kNever) return solved;
+    solved.cuts.resize(stages);
+    solved.period = 0;
+    for (int s = stages - 1, j = layers; s >= 0; --s) {
+      solved.cuts[s] = j;
+      const int i = from_[at(s, j)];
+      solved.period = std::max(solved.period, r_.period(s, i, j));
+      j = i;
+    }
+    return solved;
+  }
+
+ private:
+  size_t at(int s, int j) const { return static_cast<size_t>(s) * width_ + j; }
+
+  // The best beginning of stage s that ends in front of layer j.
+  template <bool minimax>
+  void end_stage(int s, int j, Seconds threshold) {
+    const Ranges::Row row = r_.row(s, j);
+    const Seconds* before = s == 0 ? nullptr : &best_[at(s - 1, 0)];
+    Seconds best = kNever;
+    int from = -1;
+    const int longest = s == 0 ? 0 : s;
+    for (int i = s == 0 ? 0 : j - 1; i >= longest; --i) {
+      const Seconds time = row.time[j] - row.time[i];
+      // Longer ranges only take more time and memory.
+      if (time > (minimax ? best : threshold)) break;
+      if (row.memory && row.memory[j] - row.memory[i] > row.limit) break;
+      const Seconds so_far = before ? before[i] : 0;
+      if (so_far == kNever || (row.blocks && row.blocks[j] == row.blocks[i])) continue;
+      const Seconds into = before ? row.into[i - 1] : 0;
+      const Seconds period = row.blocking ? time + into + row.out : std::max(time, into / 2);
+      if (period > threshold) continue;
+      const Seconds value = minimax ? std::max(so_far, period) : so_far + time + into;
+      if (value < best) {
+        best = value;
+        from = i;
       }
     }
+    best_[at(s, j)] = best;
+    from_[at(s, j)] = from;
   }
-  Solved solved;
-  solved.value = best[stages - 1][layers];
-  if (solved.value == kNever) return solved;
-  solved.cuts.resize(stages);
-  solved.period = 0;
-  for (int s = stages - 1, j = layers; s >= 0; --s) {
-    solved.cuts[s] = j;
-    const int i = from[s][j];
-    solved.period = std::max(solved.period, r.period(s, i, j));
-    j = i;
-  }
-  return solved;
-}
+
+  const Ranges& r_;
+  const int width_;
+  std::vector<Seconds> best_;  // [stage, end]
+  std::vector<int> from_;
+};
 
 }  // namespace
 
@@ -158,16 +203,17 @@ Assignment assign_layers(const AssignProblem& problem) {
     }
   };
   if (r.stages() > r.layers()) return {};
-  const Solved least = solve(r, true, kNever);
+  Solver solve(r);
+  const Solved least = solve(true, kNever);
   ++best.solves;
   if (least.value == kNever) return {};
-  const Solved low = solve(r, false, least.period);
+  const Solved low = solve(false, least.period);
   keep(low, low.value);
   // Longer periods cannot pay for themselves.
   const Seconds longest =
       repeats > 0 ? std::max(least.period, (best.cost - r.least_time()) / repeats * (1 + 1e-12))
                   : kNever;
-  const Solved high = solve(r, false, longest);
+  const Solved high = solve(false, longest);
   keep(high, high.value);
   // Open intervals of periods (lo, hi) whose best sum is at least `sum`.
   struct Interval {
@@ -179,7 +225,7 @@ Assignment assign_layers(const AssignProblem& problem) {
     open.pop_back();
     if (at.lo >= at.hi || repeats * at.lo + at.sum >= best.cost * (1 - 1e-12)) continue;
     const Seconds middle = at.lo + (at.hi - at.lo) / 2;
-    const Solved s = solve(r, false, middle);
+    const Solved s = solve(false, middle);
     keep(s, s.value);
     open.push_back({middle, at.hi, at.sum});
     if (s.value != kNever) open.push_back({at.lo, std::min(middle, s.period), s.value});

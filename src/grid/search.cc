@@ -9,6 +9,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/parallel.h"
 #include "grid/bounds.h"
 #include "grid/placement.h"
 
@@ -75,8 +76,7 @@ class Search {
                        : tightest_.empty()                 ? "no strategy suits the batch"
                                                            : tightest_;
     } else if (!options_.heuristic_only) {
-      for (size_t i = 0; i < std::min(kFinalists, ranked.size()) && !options_.deadline.over(); ++i)
-        refine(&ranked[i]);
+      refine_all();
       std::stable_sort(ranked.begin(), ranked.end(), faster);
     }
     result_.seconds = now_s() - start;
@@ -281,22 +281,38 @@ class Search {
     return c->estimate.step < best;
   }
 
-  // Other placements and layers of a finalist.
-  void refine(Candidate* c) {
+  void refine_all() {
+    std::vector<Candidate>& ranked = result_.ranked;
+    const auto count = static_cast<int>(std::min(kFinalists, ranked.size()));
+    std::vector<SearchCounters> counters(count);
+    std::vector<Seconds> tail;
+    for (int i = 0; i < count; ++i) tail.push_back(first_bound_.tail(ranked[i].strategy));
+    parallel_for(count, options_.threads, [&](int i) {
+      if (!options_.deadline.over()) refine(tail[i], &ranked[i], &counters[i]);
+    });
+    for (const SearchCounters& c : counters) {
+      result_.counters.estimated += c.estimated;
+      result_.counters.assign_solves += c.assign_solves;
+    }
+  }
+
+  // Other placements and layers of a finalist. `tail`: of its first bound.
+  void refine(Seconds tail, Candidate* c, SearchCounters* counters) const {
     const int devices = estimator_.cluster().size();
     if (!fixed_.devices && !fixed_.stages) {
       if (nodes_.kinds > 1 && options_.anneal_steps > 0)
         *c = anneal_placement(estimator_, *c, options_.memory, options_.seed, options_.anneal_steps,
-                              &result_.counters);
+                              counters);
       if (const int64_t limit =
               options_.enumerate_limit * kFewDevices / std::max(kFewDevices, devices);
           limit > 0)
-        enumerate_devices(limit, c);
+        enumerate_devices(limit, tail, c, counters);
     }
-    if (!fixed_.stages) polish(estimator_, options_.memory, c, &result_.counters);
+    if (!fixed_.stages) polish(estimator_, options_.memory, c, counters);
   }
 
-  void enumerate_devices(int64_t limit, Candidate* found) {
+  void enumerate_devices(int64_t limit, Seconds tail, Candidate* found,
+                         SearchCounters* counters) const {
     const Candidate start = *found;
     const Strategy& s = start.strategy;
     enumerate_placements(
@@ -306,13 +322,12 @@ class Search {
           next.strategy.devices = devices;
           const Mesh mesh = estimator_.mesh(next.strategy);
           if (!give_micro_batches(estimator_, options_.global_batch, mesh, &next.strategy) ||
-              placed_bound(estimator_, next.strategy, mesh) + first_bound_.tail(s) >=
-                  found->estimate.step ||
-              !assign(estimator_, mesh, options_.memory, &next.strategy, &result_.counters) ||
+              placed_bound(estimator_, next.strategy, mesh) + tail >= found->estimate.step ||
+              !assign(estimator_, mesh, options_.memory, &next.strategy, counters) ||
               estimator_.lower_bound(next.strategy, mesh) >= found->estimate.step)
             return;
           next.estimate = estimator_.estimate(next.strategy, mesh);
-          ++result_.counters.estimated;
+          ++counters->estimated;
           if ((next.estimate.fits || !options_.memory) && next.estimate.step < found->estimate.step)
             *found = std::move(next);
         });

@@ -51,7 +51,8 @@ struct SearchOptions {
   int64_t enumerate_limit = 300;
   int anneal_steps = 60;  // of each finalist's placement, on clusters of mixed nodes
   uint64_t seed = 0;
-  int keep = 10;  // ranked strategies returned
+  int keep = 10;    // ranked strategies returned
+  int threads = 1;  // that refine finalists; what is found does not depend on it
   Deadline deadline;
 };
 

@@ -48,8 +48,8 @@ struct Plan {
   int redundancy = 0;
   Cluster cluster;
   Ratios ratios;  // [segment][device] share of every cut factor; sum 1 each. Pipelines: empty
-  std::unique_ptr<Graph> graph;  // the whole batch's step; stable addresses: theory refers to it
-  std::unique_ptr<Theory> theory;
+  std::shared_ptr<const Graph> graph;  // the whole batch's step; theory refers to it
+  std::shared_ptr<const Theory> theory;
   Program program;                         // pipelines: empty; of `duplex`: of its graph
   std::unique_ptr<PipelinePlan> pipeline;  // null: one SPMD program
   // The batch in parts whose communication hides behind one another's computation (shard/duplex.h);
@@ -75,8 +75,8 @@ struct Plan {
 
   void set_graph(Graph g) {
     graph_fingerprint = fingerprint(g);
-    graph = std::make_unique<Graph>(std::move(g));
-    theory = std::make_unique<Theory>(*graph);
+    graph = std::make_shared<Graph>(std::move(g));
+    theory = std::make_shared<Theory>(*graph);
   }
 };
 

@@ -21,14 +21,18 @@ void BatchStep::check_time(const Deadline& deadline) const {
 }
 
 std::shared_ptr<const MicroBatch> BatchStep::of(int64_t samples) {
-  const std::lock_guard lock(mutex_);
-  if (const auto known = parts_.find(samples); known != parts_.end()) return known->second;
+  std::unique_lock lock(mutex_);
+  Entry<MicroBatch>& entry = parts_[samples];
+  lock.unlock();
+  const std::lock_guard own(entry.mutex);
+  if (entry.known) return entry.known;
   MOTLEY_CHECK(samples > 0 && batch_ % samples == 0);
   check_time(deadline_);
   try {
-    return parts_[samples] = std::make_shared<MicroBatch>(
+    return entry.known = std::make_shared<MicroBatch>(
                micro_batch_of(theory_, batch_, static_cast<int>(batch_ / samples), graph_.model));
   } catch (const UserError& error) {
+    lock.lock();
     why_not_ = error.what();
     return nullptr;
   }
@@ -42,9 +46,11 @@ uint64_t BatchStep::fingerprint() {
 
 const pipeline::Layers& BatchStep::layers(int64_t samples, int count) {
   const std::shared_ptr<const MicroBatch> part = of(samples);
-  const std::lock_guard lock(mutex_);
-  const std::pair key(samples, count);
-  if (const auto known = layers_.find(key); known != layers_.end()) return known->second;
+  std::unique_lock lock(mutex_);
+  Entry<pipeline::Layers>& entry = layers_[{samples, count}];
+  lock.unlock();
+  const std::lock_guard own(entry.mutex);
+  if (entry.known) return *entry.known;
   check_time(deadline_);
   pipeline::LayerOptions options{.layers = std::max(0, count), .deadline = deadline_};
   if (count == kBlockLayers) {
@@ -53,7 +59,8 @@ const pipeline::Layers& BatchStep::layers(int64_t samples, int count) {
       if (block[n] == static_cast<int>(options.begin.size()) && !is_source(part->graph.nodes[n]))
         options.begin.push_back(NodeId(static_cast<int64_t>(n)));
   }
-  return layers_[key] = pipeline::find_layers(part->graph, options);
+  entry.known = std::make_shared<pipeline::Layers>(pipeline::find_layers(part->graph, options));
+  return *entry.known;
 }
 
 std::string BatchStep::why_not() const {

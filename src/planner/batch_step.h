@@ -31,7 +31,7 @@ class BatchStep {
   std::string why_not() const;  // of the last that was null
   // Throws TimeIsUp where less is left than what looks at every node takes, about: as the theory.
   void check_time(const Deadline& deadline) const;
-  // The layers of such a micro-batch, about so many; 0: the finest; kBlockLayers: its blocks. REQUIRES: of(samples).
+  // The layers of such a micro-batch, about so many; for several threads. 0: the finest; kBlockLayers: its blocks. REQUIRES: of(samples).
   const pipeline::Layers& layers(int64_t samples, int count);
 
  private:
@@ -43,8 +43,13 @@ class BatchStep {
   int64_t batch_;
   const Deadline deadline_;
   mutable std::mutex mutex_;  // of what follows
-  std::map<int64_t, std::shared_ptr<const MicroBatch>> parts_;
-  std::map<std::pair<int64_t, int>, pipeline::Layers> layers_;
+  template <typename T>
+  struct Entry {
+    std::mutex mutex;  // of what follows
+    std::shared_ptr<const T> known;
+  };
+  std::map<int64_t, Entry<MicroBatch>> parts_;
+  std::map<std::pair<int64_t, int>, Entry<pipeline::Layers>> layers_;
   std::optional<uint64_t> fingerprint_;
   std::string why_not_;
 };

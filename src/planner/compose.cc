@@ -13,6 +13,7 @@
 #include "net/messages.h"
 #include "pipeline/schedules.h"
 #include "planner/division.h"
+#include "planner/interleave.h"
 #include "planner/stage_reductions.h"
 #include "reduce/cluster.h"
 #include "sim/exchange.h"
@@ -24,32 +25,15 @@ namespace {
 
 constexpr double kSplitGain = 0.005;  // of the step, that split backward passes have to bring
 
-// Gives stages that share their devices the warm-up counts of the interleaved schedule; why there
-// are none, if so.
-std::string interleave(const PipelinePlan& pipeline, ReplicaPlan* replica, int* stages_per_device) {
-  const auto groups = stage_groups(*replica);
-  if (groups.size() == replica->stages.size()) return "";
-  *stages_per_device = static_cast<int>(groups[0].size());
-  const std::vector<int> counts = pipeline::interleaved_counts(
-      static_cast<int>(groups.size()), *stages_per_device, replica->micro_batches);
-  for (size_t g = 0; g < groups.size(); ++g) {
-    for (int s : groups[g]) replica->stages[s].warm_up = counts[g];
-    for (const Tied& tied : pipeline.parts().tied)
-      if (std::count_if(tied.stages.begin(), tied.stages.end(), [&](int s) {
-            return std::binary_search(groups[g].begin(), groups[g].end(), s);
-          }) > 1)
-        return "stages that share a parameter would share devices";
-  }
-  return ticks_of(*replica).empty() ? "interleaved stages would wait for each other for ever" : "";
-}
-
 }  // namespace
 
 // One composition on its way to a plan.
 class PlanBuilder::Composer {
  public:
-  Composer(PlanBuilder* builder, const Composition& composition, const std::string& engine)
+  Composer(PlanBuilder* builder, const Composition& composition, const std::string& engine,
+           StagePrograms::Draft* draft)
       : builder_(*builder),
+        draft_(draft),
         request_(builder->request()),
         cluster_(builder->groups().whole()),
         composition_(composition),
@@ -67,7 +51,6 @@ class PlanBuilder::Composer {
   std::unique_ptr<Plan> run(std::string* reason) {
     if (make()) {
       plan_->graph_fingerprint = builder_.step_->fingerprint();
-      plan_->theory = std::make_unique<Theory>(*plan_->graph);
       return std::move(plan_);
     }
     *reason = reason_;
@@ -77,7 +60,8 @@ class PlanBuilder::Composer {
  private:
   bool make() {
     if (!cut() || !seat() || !find_programs()) return false;
-    plan_->graph = std::make_unique<Graph>(builder_.step_->graph());
+    plan_->graph = {builder_.step_, &builder_.step_->graph()};
+    plan_->theory = {builder_.step_, &builder_.step_->theory()};
     divide();
     find_reductions();
     if (!time_stages()) return false;
@@ -202,8 +186,9 @@ class PlanBuilder::Composer {
              .replicas = result_.replicas.size() > 1});
       }
     }
-    if (const int failed = builder_.programs_.find(tasks, &found_); failed >= 0) {
-      reason_ = fmt::format("stage {}: {}", failed % stages_, found_[failed]->reason);
+    std::string why;
+    if (const int failed = builder_.programs_.find(tasks, &found_, &why, draft_); failed >= 0) {
+      reason_ = fmt::format("stage {}: {}", failed % stages_, why);
       return false;
     }
     auto next = found_.begin();
@@ -377,7 +362,7 @@ class PlanBuilder::Composer {
   void choose_warm_ups() {
     if (stages_per_device_ > 1) {
       result_.schedule = "interleaved";
-      step_ = simulate(*plan_, false, request_.limits.deadline).step;
+      step_ = PipelineSteps(*plan_, request_.limits.deadline).step();
       return;
     }
     int held = 0;
@@ -513,7 +498,7 @@ class PlanBuilder::Composer {
   // Whether the plan takes less than the best so far, which it is then. No: there is no time to see.
   bool faster() {
     try {
-      const Seconds step = simulate(*plan_, false, request_.limits.deadline).step;
+      const Seconds step = PipelineSteps(*plan_, request_.limits.deadline).step();
       if (step >= step_ * (1 - 1e-9)) return false;
       step_ = step;
       return true;
@@ -538,6 +523,7 @@ class PlanBuilder::Composer {
   }
 
   PlanBuilder& builder_;
+  StagePrograms::Draft* const draft_;
   const PlanOptions& request_;
   const Cluster& cluster_;
   const Composition& composition_;
@@ -559,32 +545,35 @@ class PlanBuilder::Composer {
 };
 
 const ReductionProgram& PlanBuilder::joint_reduction(const net::Groups& ranks, Bytes bytes) {
+  const std::lock_guard lock(mutex_);
   auto [it, fresh] = joint_.try_emplace(ranks);
   if (fresh) it->second = reduce::joint_reduction(groups().whole(), ranks, bytes);
   return it->second;
 }
 
 std::unique_ptr<Plan> PlanBuilder::compose_divided(Composition* composition, int most,
-                                                   const std::string& engine, std::string* reason) {
+                                                   const std::string& engine, std::string* reason,
+                                                   StagePrograms::Draft* draft) {
   const std::vector<ReplicaChoice>& replicas = composition->replicas;
   for (const ReplicaChoice& replica : replicas)  // these cannot divide gradients
     if (replica.micro_batches != replicas[0].micro_batches) most = std::min(most, 1);
   const int least = composition->zero;
-  if (auto plan = compose(*composition, engine, reason); plan || most <= least) return plan;
+  if (auto plan = compose(*composition, engine, reason, draft); plan || most <= least) return plan;
   // Where most division does not help, less does not.
   composition->zero = most;
-  std::unique_ptr<Plan> plan = compose(*composition, engine, reason);
+  std::unique_ptr<Plan> plan = compose(*composition, engine, reason, draft);
   for (int level = least + 1; plan && level < most; ++level) {
     composition->zero = level;
-    if (auto less = compose(*composition, engine, reason)) return less;
+    if (auto less = compose(*composition, engine, reason, draft)) return less;
   }
   composition->zero = most;
   return plan;
 }
 
 std::unique_ptr<Plan> PlanBuilder::compose(const Composition& composition,
-                                           const std::string& engine, std::string* reason) {
-  Composer composer(this, composition, engine);
+                                           const std::string& engine, std::string* reason,
+                                           StagePrograms::Draft* draft) {
+  Composer composer(this, composition, engine, draft);
   if (auto plan = composer.run(reason); plan || !composer.lacks_memory()) return plan;
   // Its programs leave room for what is in flight, all but what is known in the end alone.
   Composition fewer = composition;
@@ -592,7 +581,7 @@ std::unique_ptr<Plan> PlanBuilder::compose(const Composition& composition,
   for (ReplicaChoice& replica : fewer.replicas)
     for (StageChoice& stage : replica.stages)
       other = std::exchange(stage.in_flight, 0) > 0 || other;
-  return other ? Composer(this, fewer, engine).run(reason) : nullptr;
+  return other ? Composer(this, fewer, engine, draft).run(reason) : nullptr;
 }
 
 }  // namespace motley::planner

@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "plan/plan.h"
 #include "planner/batch_step.h"
@@ -34,14 +36,18 @@ class PlanBuilder : public LayeredGraph {
         step_(std::move(step)),
         programs_(this->request(), &search()) {}
 
-  // The plan, simulated; nothing and the reason if it does not fit.
+  // The plan, simulated; nothing and the reason if it does not fit. With drafts of their own,
+  // threads may compose at the same time.
   std::unique_ptr<Plan> compose(const Composition& composition, const std::string& engine,
-                                std::string* reason);
+                                std::string* reason, StagePrograms::Draft* draft = nullptr);
 
   // The plan at the least level of ZeRO from the composition's own to `most` at which it fits, which
   // the composition then has; nothing and the reason if there is none.
   std::unique_ptr<Plan> compose_divided(Composition* composition, int most,
-                                        const std::string& engine, std::string* reason);
+                                        const std::string& engine, std::string* reason,
+                                        StagePrograms::Draft* draft = nullptr);
+  bool holds(const StagePrograms::Draft& draft) const { return programs_.holds(draft); }
+  void take(StagePrograms::Draft&& draft) { programs_.take(std::move(draft)); }
 
   int planned() const { return search().count(); }  // program searches
   // Whether the best program of some stage did not fit into memory.
@@ -49,6 +55,7 @@ class PlanBuilder : public LayeredGraph {
   // As of StagePrograms.
   bool slow() const { return programs_.slow(); }
   void set_hurried(bool hurried) { programs_.set_hurried(hurried); }
+  void set_threads(int threads) { programs_.set_threads(threads); }
 
  private:
   class Composer;
@@ -57,6 +64,7 @@ class PlanBuilder : public LayeredGraph {
 
   std::shared_ptr<BatchStep> step_;
   StagePrograms programs_;
+  std::mutex mutex_;  // of what follows
   std::map<net::Groups, ReductionProgram> joint_;
 };
 

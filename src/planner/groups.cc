@@ -31,6 +31,11 @@ const DeviceGroups::Kind& DeviceGroups::kind_of(Cluster part, OverReplicas repli
 }
 
 const DeviceGroups::Kind& DeviceGroups::of(const std::vector<int>& devices) {
+  const std::lock_guard lock(mutex_);
+  return alone(devices);
+}
+
+const DeviceGroups::Kind& DeviceGroups::alone(const std::vector<int>& devices) {
   const Kind*& kind = by_devices_[devices];
   if (kind == nullptr) kind = &kind_of(part_of(cluster_, devices), {});
   return *kind;
@@ -38,7 +43,8 @@ const DeviceGroups::Kind& DeviceGroups::of(const std::vector<int>& devices) {
 
 const DeviceGroups::Kind& DeviceGroups::of(const net::Groups& groups, size_t k,
                                            const ReductionProgram* joint) {
-  if (groups.size() == 1) return of(groups[0]);
+  const std::lock_guard lock(mutex_);
+  if (groups.size() == 1) return alone(groups[0]);
   auto [together, fresh] = together_.try_emplace(groups);
   if (fresh) together->second = {static_cast<int>(together_.size()), shared_by(cluster_, groups)};
   const Kind*& kind = by_groups_[{together->second.number, k, joint != nullptr}];

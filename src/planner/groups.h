@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -14,7 +15,8 @@
 
 namespace motley::planner {
 
-// Groups of devices as clusters of their own, each kind once: groups that look alike are one.
+// Groups of devices as clusters of their own, each kind once: groups that look alike are one. For
+// several threads, on which the numbers of kinds depend.
 class DeviceGroups {
  public:
   struct Kind {
@@ -38,10 +40,12 @@ class DeviceGroups {
   const Kind& of(const net::Groups& groups, size_t k, const ReductionProgram* joint);
 
  private:
+  const Kind& alone(const std::vector<int>& devices);
   const Kind& kind_of(Cluster part, OverReplicas replicas);
 
   const Cluster& cluster_;
   const bool planned_;
+  std::mutex mutex_;  // of what follows
   std::map<std::vector<int>, const Kind*> by_devices_;
   struct Together {
     int number = 0;

@@ -35,9 +35,9 @@ AlternationOptions lean_of(AlternationOptions options) {
 }  // namespace
 
 int StagePrograms::number_of(const Graph& graph, const std::string& strategy) {
-  return numbers_
-      .try_emplace(strategy + "\n" + to_text(anonymous(graph)), static_cast<int>(numbers_.size()))
-      .first->second;
+  std::string text = strategy + "\n" + to_text(anonymous(graph));
+  const std::lock_guard lock(mutex_);
+  return numbers_.try_emplace(std::move(text), static_cast<int>(numbers_.size())).first->second;
 }
 
 StagePrograms::StageKey StagePrograms::key_of(const StageTask& t) {
@@ -45,19 +45,24 @@ StagePrograms::StageKey StagePrograms::key_of(const StageTask& t) {
           t.in_flight, t.recompute,     t.thorough,          t.divided};
 }
 
-int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found) {
-  for (const StageKey& key : refused_) stages_.erase(key);
-  refused_.clear();
+int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found,
+                        std::string* why, Draft* draft) {
   found->assign(tasks.size(), nullptr);
+  std::map<StageKey, Planned>& stages = draft ? draft->stages_ : stages_;
   // What is found for one stage helps the next on a group of its kind; kinds are independent.
-  std::vector<std::vector<int>> chains;  // tasks on groups that look alike, in order
-  std::map<int, size_t> chain_of;        // [group]
+  struct Chain {
+    std::vector<int> tasks;  // on groups that look alike, in order
+    int failed = -1;         // the first in whose way something is
+    std::string why;
+  };
+  std::vector<Chain> chains;
+  std::map<int, size_t> chain_of;  // [group]
   std::vector<StageTask> fresh;
   for (size_t i = 0; i < tasks.size(); ++i) {
     const size_t chain = chain_of.try_emplace(tasks[i].group->number, chains.size()).first->second;
     if (chain == chains.size()) chains.emplace_back();
-    chains[chain].push_back(static_cast<int>(i));
-    if (!stages_.count(key_of(tasks[i]))) fresh.push_back(tasks[i]);
+    chains[chain].tasks.push_back(static_cast<int>(i));
+    if (known_of(key_of(tasks[i]), draft) == nullptr) fresh.push_back(tasks[i]);
   }
   // One after another, nothing is searched for behind the first strategy that does not fit.
   const bool in_turn =
@@ -65,57 +70,78 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
                                             [](const StageTask& t) { return t.strategy.empty(); });
   if (!in_turn) plan_unlimited(fresh);
   bool failed = false;  // in turn
-  parallel_for(static_cast<int>(chains.size()), request_.threads, [&](int c) {
-    for (int i : chains[c]) {
+  parallel_for(static_cast<int>(chains.size()), threads_, [&](int c) {
+    for (int i : chains[c].tasks) {
       if (in_turn && failed) break;
-      StageTask task = tasks[i];
+      const StageKey key = key_of(tasks[i]);
       std::unique_lock lock(mutex_);
-      auto [it, unknown] = stages_.try_emplace(key_of(task));
+      const Planned* known = known_of(key, draft);
       lock.unlock();
-      (*found)[i] = &it->second;
-      if (unknown) try {
-          for (int held : std::set<int, std::greater<>>{task.in_flight, task.fewer, 1}) {
-            task.in_flight = held;
-            it->second = plan(task);
-            if (it->second.feasible || hurried_) break;
-          }
-          if (hurried_ && !it->second.feasible) {
-            lock.lock();
-            refused_.push_back(it->first);
-            lock.unlock();
-          }
-        } catch (const TimeIsUp&) {  // not known, then
-          lock.lock();
-          stages_.erase(it);
-          throw;
+      Planned refused;
+      if (known == nullptr) {
+        Planned planned;
+        StageTask task = tasks[i];
+        for (int held : std::set<int, std::greater<>>{task.in_flight, task.fewer, 1}) {
+          task.in_flight = held;
+          planned = plan(task);
+          if (planned.feasible || hurried_) break;
         }
-      if (it->second.feasible) continue;
-      if (it->second.slow) was_slow_ = true;
+        lock.lock();
+        if (planned.feasible || !hurried_) {
+          known = &stages.try_emplace(key, std::move(planned)).first->second;
+        } else {
+          refused = std::move(planned);
+          if (draft) draft->refused_.insert(key);
+        }
+        lock.unlock();
+      }
+      (*found)[i] = known;
+      const Planned& answer = known ? *known : refused;
+      if (answer.feasible) continue;
+      chains[c].failed = i;
+      chains[c].why = answer.reason;
+      if (answer.slow) was_slow_ = true;
       if (in_turn) failed = true;
       break;
     }
   });
-  for (const std::vector<int>& chain : chains)
-    for (int i : chain)
-      if (!(*found)[i]->feasible) return i;
+  for (const Chain& chain : chains)
+    if (chain.failed >= 0) {
+      *why = chain.why;
+      return chain.failed;
+    }
   return -1;
 }
 
-const Planned& StagePrograms::unlimited(const StageTask& task, bool lean, solver::WarmStart* warm) {
+const Planned* StagePrograms::known_of(const StageKey& key, const Draft* draft) const {
+  if (const auto it = stages_.find(key); it != stages_.end()) return &it->second;
+  if (draft == nullptr) return nullptr;
+  const auto it = draft->stages_.find(key);
+  return it != draft->stages_.end() ? &it->second : nullptr;
+}
+
+bool StagePrograms::holds(const Draft& draft) const {
+  return std::none_of(draft.refused_.begin(), draft.refused_.end(),
+                      [&](const StageKey& key) { return stages_.count(key) > 0; });
+}
+
+void StagePrograms::take(Draft&& draft) { stages_.merge(draft.stages_); }
+
+const Planned* StagePrograms::unlimited(const StageTask& task, bool lean, solver::WarmStart* warm,
+                                        bool wait) {
   lean = lean && task.strategy.empty();  // else it says what is cut
   std::unique_lock lock(mutex_);
-  auto [it, fresh] =
-      unlimited_.try_emplace({task.number, task.group->number, task.micro_batches, lean});
+  Unlimited& entry = unlimited_[{task.number, task.group->number, task.micro_batches, lean}];
   lock.unlock();
+  std::unique_lock its(entry.mutex, std::defer_lock);
+  if (wait)
+    its.lock();
+  else if (!its.try_lock())
+    return nullptr;
   double no_price = 0;
-  if (fresh) try {
-      it->second = search(task, task.group->model, false, lean, &no_price, warm);
-    } catch (const TimeIsUp&) {  // not known, then
-      lock.lock();
-      unlimited_.erase(it);
-      throw;
-    }
-  return it->second;
+  if (!entry.known) entry.planned = search(task, task.group->model, false, lean, &no_price, warm);
+  entry.known = true;
+  return &entry.planned;
 }
 
 Planned StagePrograms::search(const StageTask& task, const CostModel& model, bool memory_limit,
@@ -200,21 +226,28 @@ void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
   for (const StageTask& t : tasks)
     if (known.emplace(t.number, t.group->number, t.micro_batches, t.pieces()).second)
       distinct.push_back(&t);
-  parallel_for(static_cast<int>(distinct.size()), request_.threads, [&](int i) {
-    const StageTask& task = *distinct[i];
-    solver::WarmStart warm;
-    const Planned& best = unlimited(task, task.pieces(), &warm);
-    if (!request_.memory_limit || !best.feasible || task.pieces() || !task.strategy.empty() ||
-        task.group->cluster.size() == 1 || hurried_ || fits(task, best))
-      return;
-    unlimited(task, true, &warm);
-  });
+  // First what no other thread searches for already.
+  std::vector<char> done(distinct.size(), false);
+  for (const bool wait : {false, true})
+    parallel_for(static_cast<int>(distinct.size()), threads_, [&](int i) {
+      if (!done[i]) done[i] = plan_unlimited(*distinct[i], wait);
+    });
+}
+
+bool StagePrograms::plan_unlimited(const StageTask& task, bool wait) {
+  solver::WarmStart warm;
+  const Planned* best = unlimited(task, task.pieces(), &warm, wait);
+  if (best == nullptr) return false;
+  if (!request_.memory_limit || !best->feasible || task.pieces() || !task.strategy.empty() ||
+      task.group->cluster.size() == 1 || hurried_ || fits(task, *best))
+    return true;
+  return unlimited(task, true, &warm, wait) != nullptr;
 }
 
 Planned StagePrograms::plan(const StageTask& task) {
   const Theory& theory = *task.theory;
   const DeviceGroups::Kind& group = *task.group;
-  Planned planned = unlimited(task, task.pieces(), nullptr);
+  Planned planned = *unlimited(task, task.pieces(), nullptr);
   if (!request_.memory_limit || !planned.feasible || fits(task, planned))
     return as_run(task, std::move(planned));
   if (!task.strategy.empty() || hurried_) {
@@ -253,7 +286,7 @@ Planned StagePrograms::plan(const StageTask& task) {
   const Planned* lean = nullptr;
   Planned in_pieces;
   if (group.cluster.size() > 1 && !task.pieces()) {
-    const Planned& cut = unlimited(task, true, nullptr);
+    const Planned& cut = *unlimited(task, true, nullptr);
     if (cut.feasible && fits(task, cut)) {
       lean = &cut;
     } else if (cut.feasible) {

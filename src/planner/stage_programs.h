@@ -8,6 +8,7 @@
 #include <compare>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -46,17 +47,34 @@ struct StageTask {
 };
 
 class StagePrograms {
+  // Graph, group, stages per device, count, in flight, recompute, thorough, divided.
+  using StageKey = std::tuple<int, int, int, int, int, bool, bool, Divided>;
+
  public:
   // Both outlive this.
   StagePrograms(const PlanOptions& request, ProgramSearch* search)
-      : request_(request), search_(*search) {}
+      : request_(request), search_(*search), threads_(request.threads) {}
 
   // Graphs of one number are the same but for names, and planned by the same strategy.
   int number_of(const Graph& graph, const std::string& strategy = {});
 
+  // What is found beside other threads, and what was refused.
+  class Draft {
+    friend StagePrograms;
+    std::map<StageKey, Planned> stages_;
+    std::set<StageKey> refused_;
+  };
+
   // [task] The best that fit; what it points to stays. Returns the first task in whose way
-  // something is, or -1.
-  int find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found);
+  // something is, or -1, and `*why`. With a draft, stages that are found are known to it alone, and
+  // threads may have drafts of their own while they hurry (set_hurried): what they ask for twice
+  // is searched for once.
+  int find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found,
+           std::string* why, Draft* draft = nullptr);
+  // Whether it is as if it had been found now: nothing was refused that is known by now.
+  bool holds(const Draft& draft) const;
+  // Its stages are known from now on, unless they were.
+  void take(Draft&& draft);
 
   // Whether the best program of some stage did not fit into memory.
   bool limited() const { return was_limited_; }
@@ -67,6 +85,9 @@ class StagePrograms {
   // Until told otherwise, stages whose best program does not fit are refused at once, and planned
   // again when they are next asked for.
   void set_hurried(bool hurried) { hurried_ = hurried; }
+
+  // Of searches; as PlanOptions say, until told otherwise.
+  void set_threads(int threads) { threads_ = threads; }
 
  private:
   // `memory_price`: of a like stage, in; of this one, out. `lean`: parameters and their state are
@@ -84,8 +105,12 @@ class StagePrograms {
   std::string lack_of(const StageTask& task, const Planned& planned) const;
   // As it runs: with pieces held, if it is to.
   static Planned as_run(const StageTask& task, Planned planned);
-  // The best program regardless of memory; of equal graphs and groups once.
-  const Planned& unlimited(const StageTask& task, bool lean, solver::WarmStart* warm);
+  // The best program regardless of memory; of equal graphs and groups once. Unless told to wait,
+  // nothing if another thread searches for it.
+  const Planned* unlimited(const StageTask& task, bool lean, solver::WarmStart* warm,
+                           bool wait = true);
+  // Finds it for a stage, and the lean one beside it if that will be asked for.
+  bool plan_unlimited(const StageTask& task, bool wait);
   // Finds what plan() will ask for first, for all tasks at the same time.
   void plan_unlimited(const std::vector<StageTask>& tasks);
   // The best that fits.
@@ -93,22 +118,27 @@ class StagePrograms {
 
   const PlanOptions& request_;
   ProgramSearch& search_;
-  std::map<std::string, int> numbers_;                            // of graphs
-  std::map<std::tuple<int, int, int, bool>, Planned> unlimited_;  // graph, group, count, lean
+  std::atomic<int> threads_;
+  std::map<std::string, int> numbers_;  // of graphs
+  struct Unlimited {
+    std::mutex mutex;  // of what follows
+    bool known = false;
+    Planned planned;
+  };
+  std::map<std::tuple<int, int, int, bool>, Unlimited> unlimited_;  // graph, group, count, lean
   // Graph, group, count, and whether pieces are held.
   std::map<std::tuple<int, int, int, bool>, std::vector<Planned>> limited_;
   // Likewise, of groups of one type: the memory below which nothing fits.
   std::map<std::tuple<int, int, int, bool>, Bytes> unfit_;
   std::map<int, double> memory_price_;  // by group
-  // And in flight, recompute, thorough, divided.
-  using StageKey = std::tuple<int, int, int, int, int, bool, bool, Divided>;
   static StageKey key_of(const StageTask& task);
+  // What is known of a stage, to the draft too; null: nothing.
+  const Planned* known_of(const StageKey& key, const Draft* draft) const;
   std::map<StageKey, Planned> stages_;
   std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
-                      // their own, and so entries
+                      // their own, and so entries, or drafts
   std::atomic<bool> was_limited_ = false, was_slow_ = false;
   bool hurried_ = false;
-  std::vector<StageKey> refused_;  // at once, by the last find()
 };
 
 }  // namespace motley::planner

@@ -22,7 +22,7 @@ class Checker {
       : theory_(theory),
         graph_(theory.graph()),
         program_(program),
-        pure_(pure_gradients(theory.graph())),
+        pure_(theory.pure_gradients()),
         ran_(graph_.nodes.size()) {}
 
   std::vector<std::string> run() {

@@ -412,7 +412,7 @@ std::unique_ptr<Duplex> duplex_of(const Theory& whole, const std::vector<int64_t
 
 std::vector<StepRole> roles_of(const Duplex& duplex, const Theory& part, const Program& program) {
   const int end = static_cast<int>(program.steps.size());
-  const std::vector<bool> pure = pure_gradients(part.graph());
+  const std::vector<bool>& pure = part.pure_gradients();
   std::vector<StepRole> roles(end);
   std::map<Made, int> last;  // the step that made it last
   for (int i = 0; i < end; ++i) {

@@ -118,7 +118,7 @@ bool is_backward(const Theory& theory, const Step& step) {
 }  // namespace
 
 Program phase_ordered(const Theory& theory, const Program& program) {
-  const std::vector<bool> pure = pure_gradients(theory.graph());
+  const std::vector<bool>& pure = theory.pure_gradients();
   std::set<std::pair<ValueId, Placement>> needed;  // by steps that stay
   std::vector<bool> late(program.steps.size());
   for (size_t s = program.steps.size(); s-- > 0;) {
@@ -139,7 +139,7 @@ Program phase_ordered(const Theory& theory, const Program& program) {
 }
 
 Phases phases_of(const Theory& theory, const Program& program) {
-  const std::vector<bool> pure = pure_gradients(theory.graph());
+  const std::vector<bool>& pure = theory.pure_gradients();
   Phases phases;
   phases.reduction = static_cast<int>(program.steps.size());
   while (phases.reduction > 0 && may_reduce(theory, pure, program.steps[phases.reduction - 1]))

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "shard/factors.h"
+#include "shard/program.h"
 
 namespace motley {
 
@@ -48,7 +49,10 @@ void keep_shared(const std::vector<Digit>& these, bool first, std::vector<Digit>
 }  // namespace
 
 Theory::Theory(const Graph& graph, Lookup lookup)
-    : graph_(graph), lookup_(lookup), segments_(segments_of(graph)) {
+    : graph_(graph),
+      lookup_(lookup),
+      segments_(segments_of(graph)),
+      pure_gradients_(motley::pure_gradients(graph)) {
   factors_.resize(graph.values.size());
   for (size_t v = 0; v < graph.values.size(); ++v)
     for (int64_t n : graph.values[v].spec.shape)

@@ -70,6 +70,8 @@ class Theory {
   Cut cut(NodeId node, const Triple& triple) const {
     return triple.cut > 0 ? Cut(triple.cut, segment(node)) : Cut();
   }
+  // Of the graph (shard/program.h).
+  const std::vector<bool>& pure_gradients() const { return pure_gradients_; }
   int segments() const { return segments_.count; }
   int segment(ValueId value) const { return segments_.of_value[value.index]; }
   int segment(NodeId node) const { return segments_.of_node[node.index]; }
@@ -103,6 +105,7 @@ class Theory {
   const Graph& graph_;
   Lookup lookup_;
   Segments segments_;
+  std::vector<bool> pure_gradients_;
   std::vector<Kind> kinds_;
   std::vector<int> kind_;             // [node]
   std::vector<ValueId> tensors_;      // of all nodes: inputs, then outputs, invalid ones too

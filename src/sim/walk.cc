@@ -16,7 +16,7 @@ std::vector<int> walk(const Theory& theory, const Program& program, const CostMo
   const Graph& graph = theory.graph();
   const Cluster& cluster = model.cluster();
   std::vector<Seconds>& now = *times;
-  const std::vector<bool> pure = pure_gradients(graph);
+  const std::vector<bool>& pure = theory.pure_gradients();
   std::vector<Work> works(static_cast<size_t>(end - begin));
   std::set<Cut> cuts;
   for (int i = begin; i < end; ++i) {

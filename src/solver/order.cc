@@ -1,8 +1,6 @@
 #include "solver/order.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <limits>
 #include <numeric>
 #include <tuple>
@@ -10,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "solver/greedy.h"
 #include "solver/repeats.h"
 
 namespace motley::solver {
@@ -36,78 +35,6 @@ class Interner {
 
  private:
   std::unordered_map<std::vector<int>, int, VectorHash> ids_;
-};
-
-// Forms that a table's options make and require, per output and input.
-struct TableForms {
-  std::vector<uint32_t> in, out;
-};
-
-std::vector<TableForms> forms_of_tables(const Problem& problem) {
-  std::vector<TableForms> forms(problem.option_tables.size());
-  for (size_t t = 0; t < forms.size(); ++t) {
-    for (const Option& option : problem.option_tables[t].options) {
-      forms[t].in.resize(option.in.size());
-      forms[t].out.resize(option.out.size());
-      for (size_t k = 0; k < option.in.size(); ++k) forms[t].in[k] |= 1u << option.in[k];
-      for (size_t k = 0; k < option.out.size(); ++k) forms[t].out[k] |= 1u << option.out[k];
-    }
-  }
-  return forms;
-}
-
-// Nodes that are eliminated in one step.
-using Item = std::vector<int>;
-
-// The distinct values of every item, in order of appearance, and the weight of every value. Values
-// that live within a cluster are left out.
-struct Wiring {
-  Wiring(const Problem& problem, const std::vector<Item>& items) {
-    const auto forms = forms_of_tables(problem);
-    const size_t values = problem.value_table.size();
-    made.assign(values, 0);
-    need.assign(values, 0);
-    uses.assign(values, 0);
-    weight.assign(values, 0);
-    std::vector<int> seen(values, -1);
-    for (size_t i = 0; i < items.size(); ++i) {
-      for (int n : items[i]) {
-        const ProblemNode& node = problem.nodes[n];
-        const TableForms& table = forms[node.table];
-        for (size_t k = 0; k < table.in.size(); ++k) need[node.inputs[k]] |= table.in[k];
-        for (size_t k = 0; k < table.out.size(); ++k) made[node.outputs[k]] |= table.out[k];
-        for (const auto* values_of : {&node.inputs, &node.outputs}) {
-          for (int value : *values_of) {
-            if (seen[value] != static_cast<int>(i)) ++uses[value];
-            seen[value] = static_cast<int>(i);
-          }
-        }
-      }
-    }
-    seen.assign(values, -1);
-    begin.push_back(0);
-    for (size_t i = 0; i < items.size(); ++i) {
-      for (int n : items[i]) {
-        const ProblemNode& node = problem.nodes[n];
-        for (const auto* values_of : {&node.inputs, &node.outputs}) {
-          for (int value : *values_of) {
-            if (seen[value] == static_cast<int>(i)) continue;
-            seen[value] = static_cast<int>(i);
-            if (uses[value] > 1 || items[i].size() == 1) list.push_back(value);
-          }
-        }
-      }
-      begin.push_back(static_cast<int>(list.size()));
-    }
-    for (size_t v = 0; v < values; ++v) {
-      weight[v] = std::log2(1.0 + std::popcount(made[v] | need[v]));
-    }
-  }
-
-  std::vector<int> begin, list;  // values of item i: list[begin[i] .. begin[i + 1])
-  std::vector<uint32_t> made, need;
-  std::vector<int> uses;  // [value] items that touch it
-  std::vector<double> weight;
 };
 
 std::vector<int> folded_positions(const Problem& problem) {
@@ -361,117 +288,10 @@ std::vector<double> widths(const Order& order, const Wiring& wiring,
   return width;
 }
 
-// Improves sequences of items, of which some have been eliminated already.
-class Greedy {
- public:
-  Greedy(const Wiring& wiring, const OrderOptions& options)
-      : wiring_(wiring), options_(options), left_(wiring.uses) {}
-
-  void eliminate(int node) {
-    for (int at = wiring_.begin[node]; at < wiring_.begin[node + 1]; ++at) {
-      const int value = wiring_.list[at];
-      if (left_[value] == wiring_.uses[value]) width_ += wiring_.weight[value];
-      if (--left_[value] == 0) width_ -= wiring_.weight[value];
-    }
-  }
-
-  // A better sequence for nodes[from, to), as positions relative to `from`.
-  std::vector<int> improve(const std::vector<int>& nodes, int from, int to, StretchMemo* memo) {
-    return memo ? memo->of(look_of(nodes, from, to), [&] { return improve(nodes, from, to); })
-                : improve(nodes, from, to);
-  }
-  std::vector<int> improve(const std::vector<int>& nodes, int from, int to) {
-    const std::vector<int> saved_left = left_;
-    const double saved_width = width_;
-    const auto restore = [&] {
-      for (int k = from; k < to; ++k) {
-        for (int at = wiring_.begin[nodes[k]]; at < wiring_.begin[nodes[k] + 1]; ++at) {
-          left_[wiring_.list[at]] = saved_left[wiring_.list[at]];
-        }
-      }
-      width_ = 0;
-    };
-    std::vector<int> best(to - from), pending, chosen;
-    for (int k = 0; k < to - from; ++k) best[k] = k;
-    double best_cost = 0;
-    width_ = 0;  // whatever is live already counts as often in every sequence
-    for (int k = from; k < to; ++k) best_cost += step_cost(nodes[k]);
-    restore();
-    Rng rng(options_.seed);
-    for (int restart = 0; restart < options_.restarts; ++restart) {
-      const double noise = restart == 0 ? 0 : 0.5 * (1 + restart % 6);
-      pending.resize(to - from);
-      for (int k = 0; k < to - from; ++k) pending[k] = k;
-      chosen.clear();
-      double cost = 0;
-      while (!pending.empty() && cost < best_cost) {
-        const int window = std::min<int>(options_.window, static_cast<int>(pending.size()));
-        int pick = 0;
-        double least = std::numeric_limits<double>::infinity();
-        for (int c = 0; c < window; ++c) {
-          const double score =
-              delta(nodes[from + pending[c]]) + 0.02 * c + (noise > 0 ? noise * rng.uniform() : 0);
-          if (score < least) {
-            least = score;
-            pick = c;
-          }
-        }
-        cost += step_cost(nodes[from + pending[pick]]);
-        chosen.push_back(pending[pick]);
-        pending.erase(pending.begin() + pick);
-      }
-      if (pending.empty() && cost < best_cost) {
-        best_cost = cost;
-        best = chosen;
-      }
-      restore();
-    }
-    width_ = saved_width;
-    return best;
-  }
-
- private:
-  std::vector<int> look_of(const std::vector<int>& nodes, int from, int to) {  // all it looks at
-    std::vector<int> look;
-    std::unordered_map<int, int> number;
-    for (int k = from; k < to; ++k) {
-      for (int at = wiring_.begin[nodes[k]]; at < wiring_.begin[nodes[k] + 1]; ++at) {
-        const int value = wiring_.list[at];
-        const auto [it, fresh] = number.try_emplace(value, static_cast<int>(number.size()));
-        look.push_back(it->second);
-        if (fresh)
-          look.insert(look.end(), {left_[value], left_[value] == wiring_.uses[value],
-                                   std::popcount(wiring_.made[value] | wiring_.need[value])});
-      }
-      look.push_back(-1);
-    }
-    return look;
-  }
-
-  double delta(int node) const {
-    double sum = 0;
-    for (int at = wiring_.begin[node]; at < wiring_.begin[node + 1]; ++at) {
-      const int value = wiring_.list[at];
-      if (left_[value] == wiring_.uses[value]) sum += wiring_.weight[value];
-      if (left_[value] == 1) sum -= wiring_.weight[value];
-    }
-    return sum;
-  }
-
-  double step_cost(int node) {
-    eliminate(node);
-    return std::exp2(width_);
-  }
-
-  const Wiring& wiring_;
-  const OrderOptions& options_;
-  std::vector<int> left_;  // [value] nodes yet to be eliminated
-  double width_ = 0;
-};
-
 // Orders the nodes of each cluster, all that is outside counting as still to come. Clusters of
 // equal structure are ordered alike.
-void order_clusters(const Problem& problem, const OrderOptions& options, std::vector<Item>* items) {
+void order_clusters(const Problem& problem, const OrderOptions& options, StretchMemo* stretches,
+                    std::vector<Item>* items) {
   std::vector<Item> nodes;
   for (size_t i = 0; i < problem.nodes.size(); ++i) nodes.push_back({static_cast<int>(i)});
   const Wiring wiring(problem, nodes);
@@ -495,7 +315,8 @@ void order_clusters(const Problem& problem, const OrderOptions& options, std::ve
     const auto [it, fresh] = known.try_emplace(key);
     const Item before = item;
     if (fresh) {
-      it->second = Greedy(wiring, options).improve(before, 0, static_cast<int>(before.size()));
+      it->second =
+          Greedy(wiring, options).improve(before, 0, static_cast<int>(before.size()), stretches);
     }
     for (size_t k = 0; k < before.size(); ++k) item[k] = before[it->second[k]];
   }
@@ -503,20 +324,10 @@ void order_clusters(const Problem& problem, const OrderOptions& options, std::ve
 
 }  // namespace
 
-std::vector<int> StretchMemo::of(std::vector<int> key,
-                                 const std::function<std::vector<int>()>& improve) {
-  std::unique_lock lock(mutex_);
-  if (const auto it = known_.find(key); it != known_.end()) return ++reused_, it->second;
-  lock.unlock();
-  std::vector<int> sequence = improve();
-  lock.lock();
-  return known_.try_emplace(std::move(key), std::move(sequence)).first->second;
-}
-
 Order make_order(const Problem& problem, const OrderOptions& options, StretchMemo* stretches) {
   validate(problem);
   std::vector<Item> items = folded_items(problem, options.clusters);
-  order_clusters(problem, options, &items);
+  order_clusters(problem, options, stretches, &items);
   const auto flat = [&] {
     std::vector<int> nodes;
     for (const Item& item : items) nodes.insert(nodes.end(), item.begin(), item.end());

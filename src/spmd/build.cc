@@ -204,7 +204,7 @@ void ProblemBuilder::find_uses() {
 }
 
 void ProblemBuilder::find_gradients() {
-  const std::vector<bool> pure = pure_gradients(theory_.graph());
+  const std::vector<bool>& pure = theory_.pure_gradients();
   for (const Class& c : classes_) gradient_class_.push_back(pure[c.root.index]);
   gradient_view_.assign(classes_.size(), false);
   for (size_t v = 0; v < pure.size(); ++v)

@@ -5,12 +5,16 @@
 // all devices concerned, whose programs are searched. A group of several device types is at each
 // layer as slow as its slowest member, so that bounds by types hold for it.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <map>
+#include <memory>
 #include <numeric>
 #include <set>
 #include <utility>
 
 #include "core/error.h"
+#include "core/parallel.h"
 #include "graph/op.h"
 #include "grid/search.h"
 #include "planner/compose.h"
@@ -30,6 +34,7 @@ constexpr int kHurried = 3;         // of each, looked at before those that take
 constexpr double kWorth = 1.1;      // times the best estimate that one may have
 constexpr int kLayers = 48;
 constexpr int kContext[] = {2, 4, 8};
+constexpr size_t kFewNodes = 20000;  // of graphs whose micro-batches may be worked out in vain
 
 // Layers of every stage whose blocks (of the model, by the names of its parameters) are given; what
 // comes before the first block or behind a block is with it. Empty: the model has others.
@@ -91,8 +96,14 @@ class GridPlanner {
     PlanBuilder& builder = builder_of(samples);
     layers_ = builder.size();
     const grid::Model model = grid_model(builder, samples);
-    const grid::SearchResult found =
-        grid::search(estimator_of(model, cluster_), search_options(model));
+    grid::SearchResult found;
+    const int beside = request_.threads != 1 && !fixed_.micro_batch;
+    parallel_for(1 + beside, request_.threads, [&](int i) {
+      if (i == 0)
+        found = grid::search(estimator_of(model, cluster_), search_options(model));
+      else
+        prepare_small();
+    });
     result_.lower_bound = found.lower_bound;
     result_.reason = found.ranked.empty() ? found.reason : found.stop_reason;
     // First strategies whose stages fit with their best programs, as the others take long to plan.
@@ -127,6 +138,15 @@ class GridPlanner {
     return *builder;
   }
 
+  // The micro-batches that most strategies have, beside the search for strategies.
+  void prepare_small() {
+    if (step_->graph().nodes.size() > kFewNodes) return;
+    for (const int64_t size : {1, 2}) try {
+        if (request_.batch % size == 0 && step_->of(size)) step_->layers(size, wanted_);
+      } catch (const TimeIsUp&) {
+      }
+  }
+
   // Fixed stages that are not of so many layers as there are may be of blocks.
   void take_fixed_blocks(int64_t samples) {
     if (!fixed_.stages || builder_of(samples).size() == wanted_) return;
@@ -159,15 +179,77 @@ class GridPlanner {
     options.recompute = {grid::Recompute::none};
     if (request_.memory_limit && request_.recompute)
       options.recompute.push_back(grid::Recompute::full);
+    options.threads = request_.threads;
     options.seed = request_.limits.seed;
     options.deadline = request_.limits.deadline.part(kSearching);
     return options;
+  }
+
+  // A strategy on its way to plans.
+  struct Attempt {
+    grid::Strategy strategy;
+    PlanBuilder* builder = nullptr;
+    StagePrograms::Draft draft;  // of what is planned beside others
+    std::unique_ptr<Plan> plan, jointly;
+    std::string reason;  // why there is no plan
+    bool out_of_time = false;
+  };
+
+  // Plans at the same time what compose_all() will in any case, while it hurries.
+  void compose_beside(const std::vector<grid::Candidate>& ranked) {
+    int tried[2][2] = {};
+    std::set<std::string> looks;
+    std::set<int64_t> sizes;
+    std::vector<Attempt*> attempts;
+    for (size_t c = 0; c < ranked.size(); ++c) {
+      grid::Strategy s = ranked[c].strategy;
+      const bool parts = s.cp > 1 || s.ep > 1;
+      if (++tried[s.interleave > 1][parts] > std::min(kHurried, parts ? kParted : kComposed))
+        continue;
+      if (ranked[c].estimate.step > kWorth * ranked[0].estimate.step) break;
+      s.zero = levels_of(s, fixed_, false)[0];
+      const int merged = merged_replicas(s);
+      if (!even(s, merged) || !looks.insert(look_of(s, merged)).second) continue;
+      beside_[c].strategy = s;
+      sizes.insert(s.micro_batch * merged);
+    }
+    const std::vector<int64_t> all(sizes.begin(), sizes.end());
+    parallel_for(static_cast<int>(all.size()), request_.threads, [&](int i) {
+      if (!builders_.count(all[i]) && step_->of(all[i])) step_->layers(all[i], wanted_);
+    });
+    for (auto& [c, attempt] : beside_) {
+      const int64_t size = attempt.strategy.micro_batch * merged_replicas(attempt.strategy);
+      if (step_->of(size)) attempt.builder = &builder_of(size);
+      if (!attempt.builder || attempt.builder->size() != layers_) continue;
+      attempt.builder->set_hurried(true);
+      attempts.push_back(&attempt);
+    }
+    std::atomic<int> left = static_cast<int>(attempts.size());
+    std::atomic<bool> over = false;
+    const int threads = threads_of(request_.threads);
+    const auto share = [&] {  // threads among those that are left
+      for (auto& [size, builder] : builders_)
+        builder->set_threads(threads / std::clamp<int>(left, 1, threads));
+    };
+    share();
+    parallel_for(left, threads, [&](int i) {
+      attempts[i]->out_of_time = true;
+      if (!over) try {
+          make(attempts[i], &attempts[i]->draft);
+          attempts[i]->out_of_time = false;
+        } catch (const TimeIsUp&) {
+          over = true;
+        }
+      --left;
+      share();
+    });
   }
 
   // [candidate] *made: whether it has been planned.
   void compose_all(const std::vector<grid::Candidate>& ranked, std::vector<char>* made) {
     int composed[2][2] = {}, tried[2][2] = {};
     bool any = false;
+    if (hurried_ && request_.threads != 1) compose_beside(ranked);
     for (size_t c = 0; c < ranked.size(); ++c) {
       grid::Strategy s = ranked[c].strategy;
       const bool parts = s.cp > 1 || s.ep > 1;
@@ -179,7 +261,7 @@ class GridPlanner {
       for (int level : levels_of(s, fixed_, divided)) {
         s.zero = level;
         bool skipped = false;
-        if (!(*made)[c]) (*made)[c] = compose(s, &skipped);
+        if (!(*made)[c]) (*made)[c] = compose(c, s, &skipped);
         if ((*made)[c]) any = true, ++count;
         if ((*made)[c] || skipped) break;
       }
@@ -211,9 +293,9 @@ class GridPlanner {
     return fmt::format("{} {}", grid::to_string(group), fmt::join(group.micro_batches, " "));
   }
 
-  // Plans of a strategy at the levels of ZeRO that its replicas, or the devices of its stages (3),
+  // Plans of a candidate's strategy at the levels of ZeRO that its replicas, or the devices of its stages (3),
   // can have. Whether there are any; if it was not even tried, *skipped.
-  bool compose(grid::Strategy s, bool* skipped) {
+  bool compose(size_t c, const grid::Strategy& s, bool* skipped) {
     *skipped = true;
     const int merged = merged_replicas(s);
     if (!even(s, merged)) return false;
@@ -227,6 +309,30 @@ class GridPlanner {
     if (own.size() != layers_) return false;
     own.set_hurried(hurried_);
     *skipped = false;
+    Attempt attempt;
+    if (const auto it = beside_.find(c); it != beside_.end() && hurried_) {
+      if (it->second.out_of_time) throw TimeIsUp();
+      if (own.holds(it->second.draft)) attempt = std::move(it->second);
+    }
+    if (attempt.builder) {
+      own.take(std::move(attempt.draft));
+    } else {
+      attempt.strategy = s;
+      attempt.builder = &own;
+      make(&attempt, nullptr);
+    }
+    if (attempt.plan || !hurried_) seen_.insert(look);
+    if (!attempt.plan) {
+      if (result_.candidates.empty()) result_.reason = attempt.reason;
+      return false;
+    }
+    add(std::move(attempt.plan), s, "");
+    if (attempt.jointly) add(std::move(attempt.jointly), s, " placed jointly");
+    return true;
+  }
+
+  void make(Attempt* attempt, StagePrograms::Draft* draft) {
+    const grid::Strategy& s = attempt->strategy;
     Composition composition = composition_of(s);
     // The least level at which it fits.
     const bool any = !fixed_.zero && composition.replicas.size() > 1;
@@ -234,21 +340,12 @@ class GridPlanner {
               most = any && request_.memory_limit ? 2 : least;
     composition.try_zero = any;
     composition.zero = least;
-    std::string reason;
-    std::unique_ptr<Plan> plan = own.compose_divided(&composition, most, "grid", &reason);
-    if (plan || !hurried_) seen_.insert(look);
-    if (!plan) {
-      if (result_.candidates.empty()) result_.reason = reason;
-      return false;
-    }
-    std::unique_ptr<Plan> jointly;
-    if (!fixed_.devices && s.interleave == 1 &&
-        place_jointly(cluster_, {everywhere_}, *plan, &composition,
+    attempt->plan =
+        attempt->builder->compose_divided(&composition, most, "grid", &attempt->reason, draft);
+    if (attempt->plan && !fixed_.devices && s.interleave == 1 &&
+        place_jointly(cluster_, {everywhere_}, *attempt->plan, &composition,
                       request_.limits.deadline.part(kPlacing)))
-      jointly = own.compose(composition, "grid", &reason);
-    add(std::move(plan), s, "");
-    if (jointly) add(std::move(jointly), s, " placed jointly");
-    return true;
+      attempt->jointly = attempt->builder->compose(composition, "grid", &attempt->reason, draft);
   }
 
   void add(std::unique_ptr<Plan> plan, grid::Strategy s, const char* how) {
@@ -267,7 +364,8 @@ class GridPlanner {
   int wanted_ = 0;       // layers; 0: what the model has
   bool finest_ = false;  // however many these are
   int layers_ = 0;
-  std::set<std::string> seen_;  // looks of what was planned
+  std::map<size_t, Attempt> beside_;  // by candidate: of those that are planned in any case
+  std::set<std::string> seen_;        // looks of what was planned
   bool hurried_ = false;
   EngineResult result_;
 };
