@@ -15,6 +15,7 @@
 #include "planner/engines.h"
 #include "planner/planner.h"
 #include "runtime/verify.h"
+#include "sim/simulate.h"
 
 namespace motley {
 namespace {
@@ -90,6 +91,32 @@ TEST(Accumulation, EqualsOneDeviceAndComputesNothingAgain) {
   }
   EXPECT_GT(uneven, 0);
   EXPECT_GT(faster, 0);
+}
+
+// Where latency counts, gradients share long messages at the end of the step, as the plan says.
+TEST(Accumulation, SendsGradientsInMessagesOfPlannedSizes) {
+  planner::PlanOptions options;
+  options.model = "mlp:layers=6,hidden=288,in=10,classes=7";
+  options.batch = 16;
+  options.engine = "spmd";
+  options.micro_batches = {8};
+  options.strategy = "dp-ev";
+  Cluster cluster = two_and_two(1e12);
+  for (Group& group : cluster.groups) group.link.latency = 1e-2;
+  planner::EngineResult found = plan_accumulated(options, cluster, graphs_of(options.model),
+                                                 std::numeric_limits<double>::infinity());
+  ASSERT_FALSE(found.candidates.empty()) << found.reason;
+  Plan& made = *found.candidates[0].plan;
+  Program& program = made.pipeline->replicas[0].stages[0].program;
+  EXPECT_GT(program.sizes.alone, GradientSizes().alone);
+  EXPECT_THAT(check(made), IsEmpty());
+  const Plan read = parse_plan(to_json(made).dump(), "plan");
+  EXPECT_EQ(read.pipeline->replicas[0].stages[0].program.sizes, program.sizes);
+  const Verification v = verify_plan(made, DType::f64, 5);
+  EXPECT_LT(v.loss_error, 1e-9);
+  EXPECT_LT(v.gradient_error, 1e-9) << v.worst_parameter;
+  program.sizes = {};
+  EXPECT_GT(simulate(made).step, 2 * made.predicted_step_s);
 }
 
 // Batch normalisation of a part of the batch is not that of one device: who asks for one program gets

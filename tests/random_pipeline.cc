@@ -161,6 +161,8 @@ Program random_stage_program(const RandomPipeline& what, const Plan& plan, int s
   builder.price(Fractions(model.cluster(), shares));
   Program program = phase_ordered(theory, random_program(builder, rng));
   if (what.pieces && rng->chance(0.8)) program = spmd::hold_pieces(theory, program);
+  const size_t steps = program.steps.size();
+  program.sizes = {static_cast<Bytes>(1 << steps % 18), static_cast<Bytes>(1 << steps % 21)};
   return program;
 }
 

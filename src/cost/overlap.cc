@@ -242,10 +242,11 @@ Seconds hidden_seconds(const Theory& theory, const Program& program, const CostM
   return hidden_of(theory, program, model, fractions, first, &charged);
 }
 
-Seconds gradient_seconds(const Theory& theory, const Program& program, const CostModel& model) {
+Seconds gradient_seconds(const Theory& theory, const Program& program, const GradientSizes& sizes,
+                         const CostModel& model) {
   const Graph& graph = theory.graph();
   const std::vector<bool>& pure = theory.pure_gradients();
-  GradientRun run(program.sizes);
+  GradientRun run(sizes);
   Seconds seconds = 0;
   for (const Step& step : program.steps)
     if (!step.is_compute() && step.kind == Collective::all_reduce && pure[step.value.index])

@@ -50,8 +50,10 @@ Seconds message_seconds(const CostModel& model, const TensorSpec& gradient,
 Seconds hidden_seconds(const Theory& theory, const Program& program, const CostModel& model,
                        const Fractions& fractions, ValueId* first = nullptr);
 
-// What cost_of() charges for the gradients of a program, if nothing that takes time lies between them.
-Seconds gradient_seconds(const Theory& theory, const Program& program, const CostModel& model);
+// What cost_of() charges for the gradients of a program in messages of these sizes, if nothing that
+// takes time lies between them.
+Seconds gradient_seconds(const Theory& theory, const Program& program, const GradientSizes& sizes,
+                         const CostModel& model);
 
 // Sizes that are worth a try: powers of four, the usual ones first.
 std::vector<GradientSizes> usual_sizes();

@@ -48,6 +48,14 @@ std::string describe_reductions(const Plan& plan) {
   return out;
 }
 
+// Of messages of gradients, if they have other sizes than usual.
+std::string describe_sizes(const Program& program, const std::string& whose) {
+  const GradientSizes& sizes = program.sizes;
+  if (sizes == GradientSizes()) return "";
+  return fmt::format("  gradients   {}of less than {} share messages of about {}\n", whose,
+                     format_bytes(sizes.alone), format_bytes(sizes.together));
+}
+
 std::string describe_schedule(const PipelinePlan& pipeline) {
   std::vector<int> counts;
   std::vector<std::string> behind;
@@ -152,6 +160,9 @@ std::string describe_pipeline(const Plan& plan) {
   for (const Tied& tied : pipeline.parts().tied)
     out += fmt::format("  tied        {} in stages {}\n",
                        plan.graph->parameters[tied.parameter].name, fmt::join(tied.stages, ", "));
+  for (int s = 0; s < pipeline.stages(); ++s)
+    out += describe_sizes(pipeline.replicas[0].stages[s].program,
+                          pipeline.stages() > 1 ? fmt::format("of stage {} ", s) : "");
   for (int s = 0; s < pipeline.stages(); ++s) {
     const DividedState divided = divided_state(pipeline, s);
     if (!divided.any()) continue;
@@ -376,10 +387,7 @@ std::string describe(const Plan& plan) {
                        plan.duplex ? "computation" : "the backward pass");
   for (size_t t = 0; t < cost.compute.size(); ++t)
     out += fmt::format(", {} busy {}", plan.cluster.types[t].name, format_seconds(cost.compute[t]));
-  if (const GradientSizes& sizes = plan.program.sizes; sizes != GradientSizes())
-    out += fmt::format("\n  gradients   of less than {} share messages of about {}",
-                       format_bytes(sizes.alone), format_bytes(sizes.together));
-  out += "\n  memory      ";
+  out += "\n" + describe_sizes(plan.program, "") + "  memory      ";
   for (size_t t = 0; t < cost.memory.peak.size(); ++t) {
     const Bytes most = allocated_bytes(cost.memory, model, static_cast<int>(t));
     out += fmt::format(

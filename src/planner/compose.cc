@@ -12,9 +12,11 @@
 #include "core/error.h"
 #include "net/messages.h"
 #include "pipeline/schedules.h"
+#include "planner/alternation.h"
 #include "planner/division.h"
 #include "planner/interleave.h"
 #include "planner/stage_reductions.h"
+#include "planner/stage_sizes.h"
 #include "reduce/cluster.h"
 #include "sim/exchange.h"
 #include "sim/pipeline.h"
@@ -68,6 +70,7 @@ class PlanBuilder::Composer {
     choose_warm_ups();
     try_joint_reductions();
     try_division();
+    try_sizes();
     try_split();
     return as_scheduled() && fits();
   }
@@ -352,10 +355,7 @@ class PlanBuilder::Composer {
                    static_cast<Bytes>(builder_.graph().spec(t.value).bytes()),
                    is_down ? &down : &up);
     }
-    pipeline::LinkTime link;
-    link.forward = net::messages_time(topology, down);
-    link.backward = net::messages_time(topology, up);
-    return link;
+    return {net::messages_time(topology, down), net::messages_time(topology, up)};
   }
 
   // Warm-up counts: every schedule that is one, in the simulator.
@@ -439,6 +439,18 @@ class PlanBuilder::Composer {
     if (faster()) return;
     result_.zero.clear();
     std::swap(others, plan_->reductions);
+  }
+
+  // Gradients in messages of other sizes, if that is faster and there is room.
+  void try_sizes() {
+    const auto sizes = stage_sizes(result_, kinds_, kWorthOtherSizes * step_);
+    if (sizes.empty()) return;
+    const Seconds before = step_;
+    set_sizes(sizes, &result_);
+    if (faster() && fits()) return;
+    set_sizes({}, &result_);
+    step_ = before;
+    lacks_memory_ = false;
   }
 
   // Gradients of weights in passes of their own, if that is faster.
