@@ -222,6 +222,7 @@ class GridPlanner {
       if (step_->of(size)) attempt.builder = &builder_of(size);
       if (!attempt.builder || attempt.builder->size() != layers_) continue;
       attempt.builder->set_hurried(true);
+      attempt.draft.backwards = attempts.size() % 2 == 1;
       attempts.push_back(&attempt);
     }
     std::atomic<int> left = static_cast<int>(attempts.size());
