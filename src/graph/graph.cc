@@ -50,10 +50,6 @@ int64_t TensorSpec::numel() const {
   return n;
 }
 
-std::string to_string(const TensorSpec& spec) {
-  return fmt::format("{}[{}]", to_string(spec.dtype), fmt::join(spec.shape, ","));
-}
-
 NodeId Graph::add(std::string op, std::vector<Arg> args, const std::vector<TensorSpec>& specs,
                   Phase phase) {
   NodeId id(static_cast<int64_t>(nodes.size()));

@@ -259,6 +259,12 @@ class Line {
 
 }  // namespace
 
+std::string to_string(const TensorSpec& spec) {
+  std::string text;
+  append_spec(spec, &text);
+  return text;
+}
+
 std::string to_text(const Graph& graph) {
   std::string out = "model " + graph.model + "\n";
   for (const Node& node : graph.nodes) {

@@ -101,14 +101,21 @@ class Solver {
       : r_(ranges),
         width_(r_.layers() + 1),
         best_(static_cast<size_t>(r_.stages()) * width_),
+        before_(width_),
         from_(best_.size()) {}
 
   Solved operator()(bool minimax, Seconds threshold) {
     const int stages = r_.stages(), layers = r_.layers();
     std::fill(best_.begin(), best_.end(), kNever);
-    for (int s = 0; s < stages; ++s)
-      for (int j = s + 1 == stages ? layers : s + 1; j <= layers - (stages - 1 - s); ++j)
+    for (int s = 0; s < stages; ++s) {
+      const int first = s + 1 == stages ? layers : s + 1, last = layers - (stages - 1 - s);
+      if (s > 0 && !minimax && !r_.row(s, first).blocking) {
+        end_stage(s, first, last, threshold);
+        continue;
+      }
+      for (int j = first; j <= last; ++j)
         minimax ? end_stage<true>(s, j, threshold) : end_stage<false>(s, j, threshold);
+    }
     Solved solved;
     solved.value = best_[at(stages - 1, layers)];
     if (solved.value == kNever) return solved;
@@ -154,9 +161,38 @@ class Solver {
     from_[at(s, j)] = from;
   }
 
+  // The same for all ends from `first` to `last`, of sums, where links have no part in periods. What
+  // holds for an end whatever the beginning is found out once: ranges that are too long are so for
+  // later ends too, and a beginning whose link is too slow is none for any.
+  void end_stage(int s, int first, int last, Seconds threshold) {
+    const Ranges::Row row = r_.row(s, first);
+    const Seconds *time = row.time, *into = row.into, *before = &best_[at(s - 1, 0)];
+    for (int i = s; i < last; ++i) before_[i] = into[i - 1] / 2 > threshold ? kNever : before[i];
+    int longest = s, shortest = s;  // beginnings: [longest, shortest) of those that are left
+    for (int j = first; j <= last; ++j) {
+      while (longest < j && (time[j] - time[longest] > threshold ||
+                             (row.memory && row.memory[j] - row.memory[longest] > row.limit)))
+        ++longest;
+      while (shortest < j && !(row.blocks && row.blocks[j] == row.blocks[shortest])) ++shortest;
+      Seconds best = kNever;
+      int from = -1;
+      const Seconds end = time[j];
+      for (int i = shortest - 1; i >= longest; --i) {
+        const Seconds value = before_[i] + (end - time[i]) + into[i - 1];
+        if (value < best) {
+          best = value;
+          from = i;
+        }
+      }
+      best_[at(s, j)] = best;
+      from_[at(s, j)] = from;
+    }
+  }
+
   const Ranges& r_;
   const int width_;
-  std::vector<Seconds> best_;  // [stage, end]
+  std::vector<Seconds> best_;    // [stage, end]
+  std::vector<Seconds> before_;  // [beginning] of the stage at hand
   std::vector<int> from_;
 };
 

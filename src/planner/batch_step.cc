@@ -38,7 +38,7 @@ std::shared_ptr<const MicroBatch> BatchStep::of(int64_t samples) {
   }
 }
 
-uint64_t BatchStep::fingerprint() {
+uint64_t BatchStep::fingerprint() const {
   const std::lock_guard lock(mutex_);
   if (!fingerprint_) fingerprint_ = motley::fingerprint(graph_);
   return *fingerprint_;
@@ -66,6 +66,12 @@ const pipeline::Layers& BatchStep::layers(int64_t samples, int count) {
 std::string BatchStep::why_not() const {
   const std::lock_guard lock(mutex_);
   return why_not_;
+}
+
+void take_step(std::shared_ptr<const BatchStep> step, Plan* plan) {
+  plan->graph_fingerprint = step->fingerprint();
+  plan->graph = {step, &step->graph()};
+  plan->theory = {step, &step->theory()};
 }
 
 }  // namespace motley::planner

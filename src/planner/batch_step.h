@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "pipeline/layers.h"
+#include "plan/plan.h"
 #include "shard/micro_batch.h"
 
 namespace motley::planner {
@@ -21,7 +22,7 @@ class BatchStep {
   BatchStep(Graph graph, int64_t batch, const Deadline& deadline = {});
 
   const Graph& graph() const { return graph_; }
-  uint64_t fingerprint();  // of the graph
+  uint64_t fingerprint() const;  // of the graph
   const Theory& theory() const { return theory_; }
   int64_t batch() const { return batch_; }
 
@@ -50,8 +51,11 @@ class BatchStep {
   };
   std::map<int64_t, Entry<MicroBatch>> parts_;
   std::map<std::pair<int64_t, int>, Entry<pipeline::Layers>> layers_;
-  std::optional<uint64_t> fingerprint_;
+  mutable std::optional<uint64_t> fingerprint_;
   std::string why_not_;
 };
+
+// Gives a plan the step's graph and theory, which they share.
+void take_step(std::shared_ptr<const BatchStep> step, Plan* plan);
 
 }  // namespace motley::planner

@@ -51,10 +51,7 @@ class PlanBuilder::Composer {
   // Whether run() found programs, but no room for all that they hold.
   bool lacks_memory() const { return lacks_memory_; }
   std::unique_ptr<Plan> run(std::string* reason) {
-    if (make()) {
-      plan_->graph_fingerprint = builder_.step_->fingerprint();
-      return std::move(plan_);
-    }
+    if (make()) return std::move(plan_);
     *reason = reason_;
     return nullptr;
   }
@@ -62,8 +59,7 @@ class PlanBuilder::Composer {
  private:
   bool make() {
     if (!cut() || !seat() || !find_programs()) return false;
-    plan_->graph = {builder_.step_, &builder_.step_->graph()};
-    plan_->theory = {builder_.step_, &builder_.step_->theory()};
+    take_step(builder_.step_, plan_.get());
     divide();
     find_reductions();
     if (!time_stages()) return false;

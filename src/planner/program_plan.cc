@@ -1,9 +1,11 @@
 #include "planner/program_plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <iterator>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -20,8 +22,8 @@ namespace motley::planner {
 
 using namespace spmd;
 
-Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& request,
-               const Alternation& s) {
+Plan make_plan(std::shared_ptr<const BatchStep> step, const Cluster& cluster,
+               const ProgramRequest& request, const Alternation& s) {
   Plan plan;
   plan.model = request.model;
   plan.batch = request.batch;
@@ -29,7 +31,7 @@ Plan make_plan(Graph graph, const Cluster& cluster, const ProgramRequest& reques
   plan.redundancy = request.alternation.redundancy;
   plan.cluster = cluster;
   plan.ratios = s.ratios;
-  plan.set_graph(std::move(graph));
+  take_step(std::move(step), &plan);
   plan.program = s.program;
   const CostModel model(cluster);
   const Shares shares(s.ratios);
@@ -144,6 +146,7 @@ class ProgramPlanner::Work {
     if (!request_.strategy.empty()) options_ = restricted(request_.strategy, cluster, options_);
     options_.overlap = backend_of(cluster_).hides;
     options_.certify = false;
+    options_.found = [this](Seconds found) { note(found); };
     if (options_.orders == nullptr) options_.orders = &orders_;
   }
 
@@ -153,6 +156,8 @@ class ProgramPlanner::Work {
     std::iota(all.begin(), all.end(), 0);
     whole_ = best_ = attempt_on(cluster_, all, reductions_of(cluster_));
     const bool parts = request_.parts && free;
+    if (parts) parts_ = parts_of(cluster_);
+    ahead_.resize(parts_.size());
     if (request_.threads != 1 && graph_.nodes.size() < kFewNodes) {
       find_baselines([&] { search(whole_.get()); });
     } else {
@@ -164,6 +169,7 @@ class ProgramPlanner::Work {
     if (free && !best_->found.feasible && options_.memory_limit && !request_.planned)
       search_cut(best_.get());
     if (parts) search_parts();
+    forget_ahead();
     // On one device a strategy is a program with collectives that do nothing.
     if (free && cluster_.size() > 1 && rival_.feasible &&
         !(best_->found.feasible && best_->found.step() <= rival_.step())) {
@@ -197,7 +203,15 @@ class ProgramPlanner::Work {
     CostModel model;
     std::unique_ptr<Alternator> alternator;  // null: there was no time for it
     Alternation found;
+    double seconds = 0;  // of its searches
   };
+
+  // A step that some search has found.
+  void note(Seconds step) {
+    for (Seconds before = least_step_; step < before;)
+      if (least_step_.compare_exchange_weak(before, step)) break;
+    if (request_.alternation.found) request_.alternation.found(step);
+  }
 
   static bool better(const Alternation& a, const Alternation& b) {
     return a.feasible && (!b.feasible || a.step() < b.step());
@@ -211,7 +225,7 @@ class ProgramPlanner::Work {
   static std::shared_ptr<Attempt> attempt_on(const Cluster& cluster, std::vector<int> devices,
                                              std::vector<ReductionProgram> reductions) {
     return std::shared_ptr<Attempt>(new Attempt{
-        cluster, std::move(devices), reductions, CostModel(cluster, reductions), nullptr, {}});
+        cluster, std::move(devices), reductions, CostModel(cluster, reductions), nullptr, {}, 0});
   }
 
   void search(Attempt* attempt) { search(attempt, options_); }
@@ -242,7 +256,10 @@ class ProgramPlanner::Work {
     const std::lock_guard lock(mutex_);
     solves_ += found.solves - solves;
     states_ += found.states - states;
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    attempt->seconds += seconds;
+    seconds_ += seconds;
   }
 
   Alternation find_baseline(const Known& known, const CostModel& plain, char* slow) const {
@@ -251,6 +268,7 @@ class ProgramPlanner::Work {
     options.recompute = false;
     options.certify = false;
     options.orders = options_.orders;
+    options.found = options_.found;
     options.limits.deadline = deadline_.part(kOfBaseline);
     Alternation found;
     found.reason = kNoTime;
@@ -263,17 +281,28 @@ class ProgramPlanner::Work {
     return found;
   }
 
-  // `beside`, unless empty: what runs on another thread meanwhile.
+  // `beside`, unless empty: what runs on another thread meanwhile; parts follow that will be
+  // searched too, as far as one can tell by then.
   void find_baselines(const std::function<void()>& beside) {
     const int count = request_.baselines ? static_cast<int>(std::size(kKnown)) : 0;
     std::vector<Alternation> found(count);
     std::vector<char> slow(count, 0);
     const CostModel plain(cluster_);
-    parallel_for(count + 1, beside ? request_.threads : 1, [&](int i) {
-      if (i > 0)
+    std::atomic<bool> over = false;
+    const int ahead = beside ? static_cast<int>(parts_.size()) : 0;
+    parallel_for(count + 1 + ahead, beside ? request_.threads : 1, [&](int i) {
+      if (i > count) {
+        const int p = i - count - 1;
+        if (over || least_step_ == std::numeric_limits<Seconds>::infinity()) return;
+        auto part = attempt_on_part(p, least_step_);
+        if (part) search(part.get());
+        ahead_[p] = std::move(part);
+      } else if (i > 0)
         found[i - 1] = find_baseline(kKnown[i - 1], plain, &slow[i - 1]);
-      else if (beside)
+      else if (beside) {
         beside();
+        over = true;
+      }
     });
     for (int k = 0; k < count; ++k) {
       Alternation& s = found[k];
@@ -296,18 +325,43 @@ class ProgramPlanner::Work {
   // A part has no more memory than the whole.
   void search_parts() {
     if (!best_->found.feasible && options_.memory_limit) return;
-    std::vector<std::shared_ptr<Attempt>> parts;
-    for (const std::vector<int>& devices : parts_of(cluster_)) {
-      if (options_.redundancy > 0 && devices.size() < 2) continue;  // nowhere to keep it
-      const Cluster part = part_of(cluster_, devices);
-      if (!best_->found.feasible ||
-          bounds::compute_bound(theory_, CostModel(part)) < best_->found.step())
-        parts.push_back(attempt_on(part, devices, reductions_of(part)));
+    const Seconds step =
+        best_->found.feasible ? best_->found.step() : std::numeric_limits<Seconds>::infinity();
+    std::vector<std::shared_ptr<Attempt>> parts, fresh;
+    for (size_t p = 0; p < parts_.size(); ++p) {
+      auto part = attempt_on_part(p, step);
+      if (part && ahead_[p])
+        part = std::move(ahead_[p]);
+      else if (part)
+        fresh.push_back(part);
+      if (part) parts.push_back(std::move(part));
     }
-    parallel_for(static_cast<int>(parts.size()), request_.threads,
-                 [&](int p) { search(parts[p].get()); });
+    parallel_for(static_cast<int>(fresh.size()), request_.threads,
+                 [&](int p) { search(fresh[p].get()); });
     for (const auto& part : parts)
       if (better(part->found, best_->found)) best_ = part;
+  }
+
+  // Null if no program of the part takes less than the step.
+  std::shared_ptr<Attempt> attempt_on_part(size_t p, Seconds step) const {
+    const std::vector<int>& devices = parts_[p];
+    if (options_.redundancy > 0 && devices.size() < 2) return nullptr;  // nowhere to keep it
+    const Cluster part = part_of(cluster_, devices);
+    if (step < std::numeric_limits<Seconds>::infinity() &&
+        bounds::compute_bound(theory_, CostModel(part)) >= step)
+      return nullptr;
+    return attempt_on(part, devices, reductions_of(part));
+  }
+
+  // What was searched for in vain does not count.
+  void forget_ahead() {
+    for (const auto& part : ahead_)
+      if (part) {
+        solves_ -= part->found.solves;
+        states_ -= part->found.states;
+        seconds_ -= part->seconds;
+      }
+    ahead_.clear();
   }
 
   ProgramResult result() const {
@@ -323,7 +377,7 @@ class ProgramPlanner::Work {
     result.hidden_s = best.hidden;
     result.devices = best_->devices;
     if (!best.feasible) return result;
-    result.plan = make_plan(graph_, best_->cluster, request_, best);
+    result.plan = make_plan(step_, best_->cluster, request_, best);
     const auto largest = static_cast<Bytes>(largest_all_reduce(
         *result.plan.theory, result.plan.program, !best_->model.backend().half_sums));
     result.plan.reductions = best_->reductions;
@@ -341,7 +395,10 @@ class ProgramPlanner::Work {
   solver::OrderMemo orders_;
   const Deadline deadline_;
   std::shared_ptr<Attempt> whole_, best_;
-  Alternation rival_;  // the best baseline
+  std::vector<std::vector<int>> parts_;          // of the cluster
+  std::vector<std::shared_ptr<Attempt>> ahead_;  // [part] searched before it was sure to be
+  std::atomic<Seconds> least_step_ = std::numeric_limits<Seconds>::infinity();  // found so far
+  Alternation rival_;                                                           // the best baseline
   bool slow_ = false;  // there was no time for one of them
   std::vector<StrategyTime> baselines_;
   std::mutex mutex_;    // of what follows, as searches run on threads

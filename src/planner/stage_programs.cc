@@ -68,7 +68,7 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
   const bool in_turn =
       request_.threads == 1 && std::none_of(tasks.begin(), tasks.end(),
                                             [](const StageTask& t) { return t.strategy.empty(); });
-  if (!in_turn) plan_unlimited(fresh);
+  if (!in_turn) plan_unlimited(fresh, draft && draft->backwards);
   bool failed = false;  // in turn
   parallel_for(static_cast<int>(chains.size()), threads_, [&](int c) {
     for (int i : chains[c].tasks) {
@@ -220,18 +220,24 @@ std::string StagePrograms::lack_of(const StageTask& task, const Planned& planned
   return text;
 }
 
-void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks) {
+void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks, bool backwards) {
   std::vector<const StageTask*> distinct;  // the first of equal ones has most in flight
   std::set<std::tuple<int, int, int, bool>> known;
   for (const StageTask& t : tasks)
     if (known.emplace(t.number, t.group->number, t.micro_batches, t.pieces()).second)
       distinct.push_back(&t);
-  // First what no other thread searches for already.
+  if (backwards) std::reverse(distinct.begin(), distinct.end());
+  // First what no other thread searches for already. Threads may be given while searches go on.
   std::vector<char> done(distinct.size(), false);
   for (const bool wait : {false, true})
-    parallel_for(static_cast<int>(distinct.size()), threads_, [&](int i) {
-      if (!done[i]) done[i] = plan_unlimited(*distinct[i], wait);
-    });
+    for (size_t i = 0; i < distinct.size();) {
+      const int threads = threads_,
+                count = threads == 1 ? 1 : static_cast<int>(distinct.size() - i);
+      parallel_for(count, threads, [&](int k) {
+        if (!done[i + k]) done[i + k] = plan_unlimited(*distinct[i + k], wait);
+      });
+      i += count;
+    }
 }
 
 bool StagePrograms::plan_unlimited(const StageTask& task, bool wait) {

@@ -60,6 +60,11 @@ class StagePrograms {
 
   // What is found beside other threads, and what was refused.
   class Draft {
+   public:
+    // Begins with the last stage, so that like ones are not worked out at the same time elsewhere.
+    bool backwards = false;
+
+   private:
     friend StagePrograms;
     std::map<StageKey, Planned> stages_;
     std::set<StageKey> refused_;
@@ -112,7 +117,7 @@ class StagePrograms {
   // Finds it for a stage, and the lean one beside it if that will be asked for.
   bool plan_unlimited(const StageTask& task, bool wait);
   // Finds what plan() will ask for first, for all tasks at the same time.
-  void plan_unlimited(const std::vector<StageTask>& tasks);
+  void plan_unlimited(const std::vector<StageTask>& tasks, bool backwards);
   // The best that fits.
   Planned plan(const StageTask& task);
 

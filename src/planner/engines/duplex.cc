@@ -112,7 +112,7 @@ class DuplexSearch {
  private:
   void take_parts(const std::vector<int64_t>& samples, const std::string& where) {
     plan_ = std::make_unique<Plan>();
-    plan_->set_graph(step_->graph());
+    take_step(step_, plan_.get());
     plan_->duplex = duplex_of(*plan_->theory, samples, where);
   }
 

@@ -34,7 +34,9 @@ constexpr int kHurried = 3;         // of each, looked at before those that take
 constexpr double kWorth = 1.1;      // times the best estimate that one may have
 constexpr int kLayers = 48;
 constexpr int kContext[] = {2, 4, 8};
-constexpr size_t kFewNodes = 20000;  // of graphs whose micro-batches may be worked out in vain
+// Of graphs of which threads plan several strategies at a time: of larger ones, the first should not
+// have to wait.
+constexpr size_t kFewNodes = 20'000;
 
 // Layers of every stage whose blocks (of the model, by the names of its parameters) are given; what
 // comes before the first block or behind a block is with it. Empty: the model has others.
@@ -73,6 +75,7 @@ class GridPlanner {
         fixed_(fixed),
         groups_(cluster),
         step_(step_of(request, graph_of)),
+        small_(request.threads != 1 && step_->graph().nodes.size() < kFewNodes),
         everywhere_(cluster.size()) {
     result_.engine = "grid";
     result_.record = request.record;
@@ -97,12 +100,14 @@ class GridPlanner {
     layers_ = builder.size();
     const grid::Model model = grid_model(builder, samples);
     grid::SearchResult found;
-    const int beside = request_.threads != 1 && !fixed_.micro_batch;
-    parallel_for(1 + beside, request_.threads, [&](int i) {
-      if (i == 0)
+    // Beside it the micro-batches that most strategies have.
+    parallel_for(small_ && !fixed_.micro_batch ? 2 : 1, request_.threads, [&](int i) {
+      if (i == 0) {
         found = grid::search(estimator_of(model, cluster_), search_options(model));
-      else
-        prepare_small();
+      } else {
+        for (const int size : {1, 2})
+          if (request_.batch % size == 0) prepare(size);
+      }
     });
     result_.lower_bound = found.lower_bound;
     result_.reason = found.ranked.empty() ? found.reason : found.stop_reason;
@@ -138,13 +143,12 @@ class GridPlanner {
     return *builder;
   }
 
-  // The micro-batches that most strategies have, beside the search for strategies.
-  void prepare_small() {
-    if (step_->graph().nodes.size() > kFewNodes) return;
-    for (const int64_t size : {1, 2}) try {
-        if (request_.batch % size == 0 && step_->of(size)) step_->layers(size, wanted_);
-      } catch (const TimeIsUp&) {
-      }
+  // What builder_of() will ask for, if there is time.
+  void prepare(int64_t size) {
+    try {
+      if (step_->of(size)) step_->layers(size, wanted_);
+    } catch (const TimeIsUp&) {
+    }
   }
 
   // Fixed stages that are not of so many layers as there are may be of blocks.
@@ -214,14 +218,17 @@ class GridPlanner {
       sizes.insert(s.micro_batch * merged);
     }
     const std::vector<int64_t> all(sizes.begin(), sizes.end());
-    parallel_for(static_cast<int>(all.size()), request_.threads, [&](int i) {
-      if (!builders_.count(all[i]) && step_->of(all[i])) step_->layers(all[i], wanted_);
-    });
+    parallel_for(static_cast<int>(all.size()), request_.threads, [&](int i) { prepare(all[i]); });
     for (auto& [c, attempt] : beside_) {
       const int64_t size = attempt.strategy.micro_batch * merged_replicas(attempt.strategy);
-      if (step_->of(size)) attempt.builder = &builder_of(size);
+      try {
+        if (step_->of(size)) attempt.builder = &builder_of(size);
+      } catch (const TimeIsUp&) {
+        attempt.out_of_time = true;
+      }
       if (!attempt.builder || attempt.builder->size() != layers_) continue;
       attempt.builder->set_hurried(true);
+      attempt.draft.backwards = attempts.size() % 2 == 1;
       attempts.push_back(&attempt);
     }
     std::atomic<int> left = static_cast<int>(attempts.size());
@@ -229,7 +236,7 @@ class GridPlanner {
     const int threads = threads_of(request_.threads);
     const auto share = [&] {  // threads among those that are left
       for (auto& [size, builder] : builders_)
-        builder->set_threads(threads / std::clamp<int>(left, 1, threads));
+        if (builder) builder->set_threads(threads / std::clamp<int>(left, 1, threads));
     };
     share();
     parallel_for(left, threads, [&](int i) {
@@ -249,7 +256,7 @@ class GridPlanner {
   void compose_all(const std::vector<grid::Candidate>& ranked, std::vector<char>* made) {
     int composed[2][2] = {}, tried[2][2] = {};
     bool any = false;
-    if (hurried_ && request_.threads != 1) compose_beside(ranked);
+    if (hurried_ && small_) compose_beside(ranked);
     for (size_t c = 0; c < ranked.size(); ++c) {
       grid::Strategy s = ranked[c].strategy;
       const bool parts = s.cp > 1 || s.ep > 1;
@@ -359,6 +366,7 @@ class GridPlanner {
   DeviceGroups groups_;
   SearchCache cache_;
   const std::shared_ptr<BatchStep> step_;
+  const bool small_;             // and there are threads
   std::vector<int> everywhere_;  // all devices
   std::map<int64_t, std::unique_ptr<PlanBuilder>> builders_;
   int wanted_ = 0;       // layers; 0: what the model has
