@@ -256,8 +256,8 @@ class Simulator {
       for (ReductionProgram& program : list) program.devices.clear();
       return list;
     };
-    return a.recompute == b.recompute && a.ratios == b.ratios &&
-           a.program == b.program && programs(a) == programs(b);
+    return a.recompute == b.recompute && a.ratios == b.ratios && a.program == b.program &&
+           programs(a) == programs(b);
   }
 
   PassTime pass(const Stage& stage, size_t r, int s,
