@@ -68,7 +68,7 @@ std::string BatchStep::why_not() const {
   return why_not_;
 }
 
-void take_step(std::shared_ptr<const BatchStep> step, Plan* plan) {
+void take_step(const std::shared_ptr<const BatchStep>& step, Plan* plan) {
   plan->graph_fingerprint = step->fingerprint();
   plan->graph = {step, &step->graph()};
   plan->theory = {step, &step->theory()};

@@ -56,6 +56,6 @@ class BatchStep {
 };
 
 // Gives a plan the step's graph and theory, which they share.
-void take_step(std::shared_ptr<const BatchStep> step, Plan* plan);
+void take_step(const std::shared_ptr<const BatchStep>& step, Plan* plan);
 
 }  // namespace motley::planner

@@ -22,7 +22,7 @@ namespace motley::planner {
 
 using namespace spmd;
 
-Plan make_plan(std::shared_ptr<const BatchStep> step, const Cluster& cluster,
+Plan make_plan(const std::shared_ptr<const BatchStep>& step, const Cluster& cluster,
                const ProgramRequest& request, const Alternation& s) {
   Plan plan;
   plan.model = request.model;
@@ -31,7 +31,7 @@ Plan make_plan(std::shared_ptr<const BatchStep> step, const Cluster& cluster,
   plan.redundancy = request.alternation.redundancy;
   plan.cluster = cluster;
   plan.ratios = s.ratios;
-  take_step(std::move(step), &plan);
+  take_step(step, &plan);
   plan.program = s.program;
   const CostModel model(cluster);
   const Shares shares(s.ratios);

@@ -98,7 +98,7 @@ ProgramResult plan_program(std::shared_ptr<const BatchStep> step, const Cluster&
 std::string part_in_words(const std::vector<int>& devices, int of, const std::string& cluster);
 
 // A plan from one alternation.
-Plan make_plan(std::shared_ptr<const BatchStep> step, const Cluster& cluster,
+Plan make_plan(const std::shared_ptr<const BatchStep>& step, const Cluster& cluster,
                const ProgramRequest& request, const Alternation& alternation);
 
 }  // namespace motley::planner
