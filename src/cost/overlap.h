@@ -62,8 +62,8 @@ struct SizesTried {
   GradientSizes sizes;
   Seconds waited;  // a step, for gradients
 };
-// Sizes with which a step waits for its gradients less than with the program's, by
-// more than `worth` seconds; the best first. Empty where all waiting is not worth as much.
+// Sizes with which a step waits for its gradients less than with the program's, by more than `worth`
+// seconds; the best first. Empty where all waiting is not worth as much.
 std::vector<SizesTried> try_sizes(const Theory& theory, const Program& program,
                                   const CostModel& model, const Fractions& fractions,
                                   Seconds worth);

@@ -32,7 +32,8 @@ class BatchStep {
   std::string why_not() const;  // of the last that was null
   // Throws TimeIsUp where less is left than what looks at every node takes, about: as the theory.
   void check_time(const Deadline& deadline) const;
-  // The layers of such a micro-batch, about so many; for several threads. 0: the finest; kBlockLayers: its blocks. REQUIRES: of(samples).
+  // The layers of such a micro-batch, about so many; for several threads. 0: the finest;
+  // kBlockLayers: its blocks. REQUIRES: of(samples).
   const pipeline::Layers& layers(int64_t samples, int count);
 
  private:

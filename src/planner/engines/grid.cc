@@ -300,8 +300,8 @@ class GridPlanner {
     return fmt::format("{} {}", grid::to_string(group), fmt::join(group.micro_batches, " "));
   }
 
-  // Plans of a candidate's strategy at the levels of ZeRO that its replicas, or the devices of its stages (3),
-  // can have. Whether there are any; if it was not even tried, *skipped.
+  // Plans of a candidate's strategy at the levels of ZeRO that its replicas, or the devices of its
+  // stages (3), can have. Whether there are any; if it was not even tried, *skipped.
   bool compose(size_t c, const grid::Strategy& s, bool* skipped) {
     *skipped = true;
     const int merged = merged_replicas(s);
