@@ -13,6 +13,7 @@
 #include "planner/planner.h"
 #include "reference/sample.h"
 #include "runtime/verify.h"
+#include "shard/joined.h"
 #include "sim/simulate.h"
 #include "solver/folded.h"
 #include "solver/order.h"
@@ -52,6 +53,10 @@ Plan random_plan(const std::string& model, int64_t batch, int parts, Rng* rng) {
   division.ahead = static_cast<int>(rng->below(4));
   for (size_t s = 0; s < division.begin.size() * static_cast<size_t>(parts); ++s)
     division.slack.push_back(1e4 * rng->uniform());
+  if (rng->chance(0.7))
+    for (size_t s = 0; s < division.begin.size(); ++s) division.whole.push_back(rng->chance(0.5));
+  for (int i = 0; i < steps; ++i)
+    if (rng->chance(dense)) division.reduce_at.push_back(i);
   plan.program = mirrored(*plan.duplex, part, program, division, "test");
   return plan;
 }
@@ -70,6 +75,7 @@ const char* const kModels[] = {
 
 TEST(Duplex, RandomProgramsInPartsAreOneDevice) {
   Rng rng(25);
+  int calls = 0, sums = 0, in_place = 0;  // of all parts at once
   for (const char* model : kModels)
     for (const auto& [batch, parts] : {std::pair(8, 2), {7, 2}, {11, 3}, {6, 1}}) {
       SCOPED_TRACE(fmt::format("{}, {} samples in {} parts", model, batch, parts));
@@ -78,6 +84,12 @@ TEST(Duplex, RandomProgramsInPartsAreOneDevice) {
       const Plan plan = parse_plan(text, "made.json");
       EXPECT_EQ(to_json(plan).dump(), text);
       ASSERT_THAT(check(plan, false), IsEmpty());
+      for (const JoinedCall& call : joined_calls(plan.running(), plan.program)) {
+        ++calls;
+        sums += call.sums();
+        in_place += call.own != std::vector<bool>(call.own.size()) &&
+                    call.copied == std::vector<bool>(call.copied.size());
+      }
       const Verification v = verify_plan(plan, DType::f64, static_cast<uint64_t>(batch));
       EXPECT_TRUE(v.equivalent) << v.gradient_error << " of " << v.worst_parameter << ", loss "
                                 << v.loss_error;
@@ -90,6 +102,34 @@ TEST(Duplex, RandomProgramsInPartsAreOneDevice) {
       }
       EXPECT_GE(sim.step, most * (1 - 1e-9));  // no program is faster than either
     }
+  EXPECT_GT(calls, 500);
+  EXPECT_GT(sums, 50);
+  EXPECT_GT(in_place, 100);
+}
+
+// Every step that says joined wrongly is found: no other steps may run together.
+TEST(Duplex, CheckerFindsWrongJoinedSteps) {
+  Rng rng(27);
+  int refused = 0;
+  for (const char* model : {kModels[1], kModels[2], kModels[8]})
+    for (int trial = 0; trial < 8; ++trial) {
+      Plan plan = random_plan(model, 8, 2, &rng);
+      ASSERT_THAT(check(plan, false), IsEmpty());
+      for (int change = 0; change < 10; ++change) {
+        Program& program = plan.program;
+        Step& step = program.steps[rng.below(program.steps.size())];
+        step.joined = !step.joined;
+        if (const std::vector<std::string> problems = check(plan, false); problems.empty()) {
+          // Steps that may as well run one by one, or together.
+          EXPECT_TRUE(verify_plan(plan, DType::f64, 1).equivalent);
+        } else {
+          EXPECT_THAT(problems[0], HasSubstr("says joined"));
+          ++refused;
+        }
+        step.joined = !step.joined;
+      }
+    }
+  EXPECT_GT(refused, 150);
 }
 
 // Parameters gathered again in the backward pass, ahead of their use, and layers computed again.
@@ -190,6 +230,39 @@ TEST(Duplex, IsChosenWhereItPays) {
   const planner::PlanReport fast = planned(model, 16, cluster_of(2, 2, 1e13), 0);
   ASSERT_FALSE(fast.candidates.empty());
   EXPECT_FALSE(fast.candidates[0].plan->duplex);
+}
+
+// One layer of twelve has experts and communicates; the others take both parts at once, which
+// launches half as much, and is faster than taking turns. It runs as one device does.
+TEST(Duplex, PartsTakeTurnsOnlyWhereItPays) {
+  const std::string model =
+      "bert-moe:layers=12,hidden=48,heads=4,seq=16,vocab=128,experts=4,every=12";
+  Cluster cluster = cluster_of(1, 1, 5e7);
+  for (DeviceType& type : cluster.types) {
+    type.flops = 1.5e10;
+    type.memory_bandwidth = 2e9;
+    type.overhead = 16e-6;
+  }
+  planner::PlanOptions options;
+  options.model = model;
+  options.batch = 8;
+  options.duplex = 2;
+  options.strategy = "expert-parallel";
+  options.baselines = false;
+  const planner::PlanReport report =
+      planner::plan([&](int64_t samples) { return captured(model, samples); }, cluster, options);
+  ASSERT_FALSE(report.candidates.empty());
+  const std::string text = to_json(*report.candidates[0].plan).dump();
+  Plan plan = parse_plan(text, "mixed.json");
+  const std::vector<JoinedCall> calls = joined_calls(plan.running(), plan.program);
+  EXPECT_GT(calls.size(), 300);
+  EXPECT_THAT(check(plan), IsEmpty());
+  EXPECT_TRUE(verify_plan(plan, DType::f64, 1).equivalent);
+  const Simulation mixed = simulate(plan);
+  EXPECT_NEAR(mixed.step, plan.predicted_step_s, 1e-9);
+  EXPECT_GT(mixed.overlap, 0.3);
+  for (Step& step : plan.program.steps) step.joined = false;
+  EXPECT_GT(simulate(plan).step, 1.05 * mixed.step);
 }
 
 // What the program prints on standard output or, if it fails, on standard error.

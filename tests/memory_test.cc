@@ -9,11 +9,13 @@
 
 #include "capture/capture.h"
 #include "core/error.h"
+#include "core/rng.h"
 #include "counted.h"
 #include "graph/canonical.h"
 #include "graph/precision.h"
 #include "planner/engines.h"
 #include "planner/program_plan.h"
+#include "shard/joined.h"
 #include "sim/simulate.h"
 
 namespace motley {
@@ -80,6 +82,50 @@ TEST(Memory, ProgramsHoldNoMoreThanPlanned) {
         EXPECT_GT(*std::max_element(shares.begin(), shares.end()), 0.55) << what;
       }
   }
+}
+
+// Parts that take turns, and stages of all parts at once, whose rows lie one behind the other.
+TEST(Memory, PartsHoldNoMoreThanPlanned) {
+  Rng rng(29);
+  size_t joined = 0;
+  for (const char* model : kModels) {
+    if (std::string_view(model).starts_with("convnet") ||
+        std::string_view(model).starts_with("res"))
+      continue;  // batch normalisation
+    const Graph graph = canonicalize(capture(model, 16).graph);
+    for (const char* strategy : {"dp-cp", "zero", "tensor-parallel"})
+      for (const double whole : {0.0, 0.5, 1.0}) {
+        Plan plan;
+        plan.engine = "duplex";
+        plan.model = model;
+        plan.batch = 16;
+        plan.cluster = load_cluster("local-mixed-4");
+        plan.set_graph(graph);
+        plan.duplex = duplex_of(*plan.theory, even_parts(16, 2), "test");
+        const Graph& of_part = plan.duplex->first->graph;
+        const Plan found = spmd_plan(of_part, model, 8, strategy, Optimizer::adamw);
+        plan.ratios = found.ratios;
+        const Theory part(of_part);
+        StageDivision division;
+        for (int i = 0; i < static_cast<int>(found.program.steps.size()); ++i)
+          if (i == 0 || rng.chance(0.05)) {
+            division.begin.push_back(i);
+            division.whole.push_back(rng.chance(whole));
+          }
+        plan.program = mirrored(*plan.duplex, part, found.program, division, "test");
+        joined += joined_calls(plan.running(), plan.program).size();
+        const Shares shares(plan.ratios);
+        const MemoryCost memory =
+            memory_of(plan.running(), plan.program, Fractions(plan.cluster, shares),
+                      static_cast<int>(plan.cluster.types.size()), plan.optimizer);
+        for (const Device& device : plan.cluster.devices)
+          plan.peak_memory_bytes.push_back(memory.peak[device.type]);
+        const std::string what = fmt::format("{} {} {}", model, strategy, whole);
+        const std::vector<double> held = shares_of(plan, what);
+        EXPECT_GT(*std::max_element(held.begin(), held.end()), 0.5) << what;
+      }
+  }
+  EXPECT_GT(joined, 1000);
 }
 
 TEST(Memory, StateKeptTwiceIsPlanned) {

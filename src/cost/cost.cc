@@ -5,6 +5,7 @@
 
 #include "cluster/second_holders.h"
 #include "core/error.h"
+#include "cost/joined.h"
 #include "cost/overlap.h"
 
 namespace motley {
@@ -375,8 +376,7 @@ PricedCall price_call(const Work& work, const CostModel& model, const Fractions&
   return price;
 }
 
-// The stages of the steps [begin, end): collectives of pure gradients, of which
-// `gradient_part` counts, and computation.
+// The stages of the steps [begin, end); of collectives of pure gradients `gradient_part` counts.
 void price_steps(const Theory& theory, const Program& program, const CostModel& model,
                  const Fractions& fractions, int begin, int end, double gradient_part,
                  ProgramCost* out) {
@@ -410,8 +410,17 @@ void price_steps(const Theory& theory, const Program& program, const CostModel& 
     stage.segment = segment;
     cost.comm += seconds;
   };
+  const std::vector<JoinedCall> calls = joined_calls(theory, program);
+  auto call = calls.begin();
   for (int s = begin; s < end; ++s) {
     const Step& step = program.steps[s];
+    while (call != calls.end() && call->begin < s) ++call;
+    if (call != calls.end() && call->begin == s && call->end <= end) {
+      add_joined(theory, program, *call, model, fractions, &cost);
+      run.end();
+      s = call->end - 1;
+      continue;
+    }
     if (step.is_compute()) {
       const auto& triples = theory.triples(step.node);
       const Triple& triple = triples[step.triple];

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cost/cost.h"
+#include "cost/joined.h"
 #include "cost/storage.h"
 
 namespace motley {
@@ -21,9 +22,19 @@ struct Queue {
 Queue queue_of(const Theory& theory, const Program& program, const CostModel& model,
                const Fractions& fractions, int type, int begin, int end) {
   Queue queue;
+  const std::vector<JoinedCall> calls = joined_calls(theory, program);
+  size_t next = 0;
   for (int s = begin; s < end; ++s) {
     const Step& step = program.steps[s];
     if (!step.is_compute()) continue;
+    while (next < calls.size() && calls[next].begin < s) ++next;
+    if (next < calls.size() && calls[next].begin == s && calls[next].end <= end) {
+      const JoinedWork work(theory, program, calls[next]);
+      queue.add(work.launch(model, type),
+                work.seconds(model, type, [&](Cut cut) { return fractions.by_type(cut)[type]; }));
+      s = calls[next].end - 1;
+      continue;
+    }
     const Work work = work_of(theory, step.node, theory.triples(step.node)[step.triple]);
     if (!work.free)
       queue.add(model.launch(type, work),

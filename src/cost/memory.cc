@@ -6,6 +6,7 @@
 #include "cost/overlap.h"
 #include "cost/storage.h"
 #include "graph/stage.h"
+#include "shard/joined.h"
 
 namespace motley {
 
@@ -210,6 +211,15 @@ class Account {
         // A message of several beside their sums over micro-batches.
         const Step& step = program_.steps[s];
         if (phased_ && m.steps.size() > 1) hold(amount(step.value, step.to), start[s], start[s]);
+      }
+    // One call on the rows of all parts takes what the calls of all do, and copies of rows.
+    for (const JoinedCall& call : joined_calls(theory_, program_))
+      for (int s = call.begin; s < call.begin + call.parts; ++s) {
+        start[s] = call.begin;
+        size_t i = 0;
+        for_each_read(theory_, program_.steps[s], [&](ValueId v, Placement p) {
+          if (call.copied[i++]) hold(amount(v, p), call.begin, call.end - 1);
+        });
       }
     for (int s = 0; s < end_; ++s)
       for (const Amount& a : workspace_of(theory_, program_.steps[s], fractions_))

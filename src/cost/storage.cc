@@ -1,10 +1,12 @@
 #include "cost/storage.h"
 
 #include <algorithm>
+#include <map>
 
 #include "graph/op.h"
 #include "graph/segment.h"
 #include "shard/held_index.h"
+#include "shard/joined.h"
 
 namespace motley {
 
@@ -39,11 +41,14 @@ class Storages {
         if (m.steps.size() > 1) together_.push_back(s);
       }
     std::sort(together_.begin(), together_.end());
+    for (const JoinedCall& call : joined_calls(theory, program))
+      for (int s = call.begin; s < call.end && !call.sums(); ++s) call_of_[s] = call.begin;
   }
 
   std::vector<Storage> run() {
     const int end = static_cast<int>(program_.steps.size());
     std::vector<Storage> all(held_.size());
+    std::map<std::pair<int, int>, std::vector<int>> joined;  // [call, result] entries of held_
     for (int h = 0; h < static_cast<int>(held_.size()); ++h) {
       const Step& step = program_.steps[held_[h].made];
       root_[h] = h;
@@ -52,10 +57,21 @@ class Storages {
         place_result(h, step, &all[h]);
       else
         place_conversion(h, step, &all);
+      if (const auto it = call_of_.find(held_[h].made); it != call_of_.end())
+        joined[{it->second, graph_.value(held_[h].value).output}].push_back(h);
       index_.add(h);
       Storage& root = all[root_[h]];
       root.last = std::max(root.last, held_[h].last);
       if (held_[h].last == end) root.to_end.emplace_back(held_[h].value, held_[h].placement);
+    }
+    // What one call made for all parts is one tensor, and lives as long as any of its rows.
+    for (const auto& [call, rows] : joined) {
+      int made = end, last = 0;
+      for (int h : rows) {
+        made = std::min(made, all[root_[h]].made);
+        last = std::max(last, all[root_[h]].last);
+      }
+      for (int h : rows) all[root_[h]].made = made, all[root_[h]].last = last;
     }
     std::vector<Storage> roots;
     for (size_t h = 0; h < held_.size(); ++h)
@@ -91,6 +107,7 @@ class Storages {
     if (step.kind != Collective::all_reduce || other < 0) return;
     Storage& operand = (*all)[root_[other]];
     const bool dies = root_[other] == other && operand.last == s && !is_source_(operand.made) &&
+                      !call_of_.count(operand.made) &&
                       !(phased_ && operand.made < phases_.reduction && s >= phases_.reduction);
     if (std::binary_search(together_.begin(), together_.end(), s)) {
       (*all)[h].made = sent_[s];
@@ -114,9 +131,10 @@ class Storages {
   const Phases phases_;
   const std::vector<Held> held_;
   HeldIndex index_;
-  std::vector<int> root_;      // [entry of held_]
-  std::vector<int> sent_;      // [step] of a gradient: where its message starts; -1: no gradient
-  std::vector<int> together_;  // steps of messages of several, ascending
+  std::vector<int> root_;       // [entry of held_]
+  std::vector<int> sent_;       // [step] of a gradient: where its message starts; -1: no gradient
+  std::vector<int> together_;   // steps of messages of several, ascending
+  std::map<int, int> call_of_;  // steps that make rows of one tensor, by where that begins
 };
 
 }  // namespace

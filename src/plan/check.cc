@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "plan/plan.h"
+#include "shard/joined.h"
 
 namespace motley {
 
@@ -191,6 +192,7 @@ std::vector<std::string> check_pipeline(const Plan& plan) {
       if (stage.weights_behind < 0 || (!splits && stage.weights_behind > 0))
         here(fmt::format("weights_behind is {}; give at least 0, and 0 where no step says later",
                          stage.weights_behind));
+      if (has_joined(stage.program)) here("a step says joined, which is for parts of a batch");
       auto wrong = check(fresh.theory(s), stage.program);
       if (wrong.empty()) wrong = check_phases(fresh.theory(s), stage.program);
       for (const std::string& text : wrong) here(text);
@@ -276,6 +278,9 @@ std::vector<std::string> check(const Plan& plan, bool memory_limit) {
   problems = check(running, plan.program);
   if (has_later(plan.program))
     problems.push_back("a step says later, which is for stages of pipelines");
+  if (has_joined(plan.program) && !duplex)
+    problems.push_back("a step says joined, which is for parts of a batch (duplex)");
+  if (duplex && problems.empty()) problems = check_joined(*duplex, plan.program);
   if (static_cast<int>(plan.ratios.size()) != theory.segments() ||
       std::any_of(plan.ratios.begin(), plan.ratios.end(), [&](const auto& ratios) {
         return static_cast<int>(ratios.size()) != plan.cluster.size();

@@ -6,6 +6,7 @@
 #include "cost/allocated.h"
 #include "cost/overlap.h"
 #include "plan/plan.h"
+#include "shard/joined.h"
 
 namespace motley {
 
@@ -362,6 +363,8 @@ std::string describe(const Plan& plan) {
     out += fmt::format(
         "  duplex      {} parts, of {} samples: one communicates while another computes\n",
         plan.duplex->parts(), fmt::join(plan.duplex->samples, " and "));
+  if (const size_t calls = joined_calls(theory, plan.program).size(); calls > 0)
+    out += fmt::format("              {} operators run once for all parts\n", calls);
   out += describe_precision(plan) + describe_shares(plan) + describe_stored(plan) +
          describe_recomputation(plan) + describe_communication(plan, shares) +
          describe_reductions(plan);

@@ -4,6 +4,7 @@
 #include "cost/overlap.h"
 #include "graph/op.h"
 #include "runtime/instruction.h"
+#include "shard/joined.h"
 
 namespace motley {
 
@@ -54,6 +55,9 @@ void Executor::compile() {
   for (size_t m = 0; m < messages.size(); ++m)
     for (int s : messages[m].steps) message_of[s] = static_cast<int>(m);
   size_t next_message = 0;
+  std::vector<JoinedCall> calls;
+  if (options_.duplex != nullptr) calls = joined_calls(theory_, program_);
+  size_t next_call = 0;
 
   auto operand_of = [&](int s) { return slot(program_.steps[s].value, program_.steps[s].from); };
   auto last_use = [&](int s) {
@@ -77,6 +81,19 @@ void Executor::compile() {
     if (s == phases.backward) backward_ = instructions_.size();
     if (s == phases.weights) weights_ = instructions_.size();
     if (s == phases.reduction) reduction_ = instructions_.size();
+    if (next_call < calls.size() && calls[next_call].begin == s) {
+      const JoinedCall& call = calls[next_call++];
+      std::vector<Instruction> list;
+      for (int j = call.begin; j < call.end; ++j) {
+        list.push_back(compiled(program_.steps[j]));
+        list.back().free = dead[j];
+      }
+      if (join(&list, call)) {
+        s = call.end - 1;
+        instructions_.push_back(std::move(list[0]));
+        continue;
+      }
+    }
     Instruction in = step.is_compute() ? compiled(step) : Instruction();
     in.free = dead[s];
     if (!step.is_compute()) {
@@ -134,6 +151,7 @@ Executor::Instruction Executor::compiled(const Step& step) const {
   for (size_t o = 0; o < node.outputs.size(); ++o) {
     ValueId v = node.outputs[o];
     in.results.push_back(v.valid() ? slot(v, triple.out[o]) : -1);
+    in.made.push_back(v);
     in.result_shapes.push_back(v.valid() ? local_shape(v, triple.out[o]) : Shape{});
   }
   if (triple.cut > 0) {
@@ -168,6 +186,62 @@ Executor::Instruction Executor::compiled(const Step& step) const {
     set_operator(triple, std::move(operand_shapes), &in);
   }
   return in;
+}
+
+// Makes one call of those of a node in all parts, and of what adds up its results, in the place of the
+// first. Not if this device has no rows of some part: then they run one by one.
+bool Executor::join(std::vector<Instruction>* calls, const JoinedCall& call) const {
+  using Kind = Instruction::Kind;
+  const Duplex& duplex = *options_.duplex;
+  Instruction& in = (*calls)[0];
+  const auto& first = duplex.nodes[0];
+  const auto n = std::find(first.begin(), first.end(), in.id) - first.begin();
+  if (static_cast<size_t>(n) == first.size() || call.parts != duplex.parts()) return false;
+  const Duplex::Joining& joining = duplex.joining[n];
+  for (int p = 0; p < call.parts; ++p)
+    if ((*calls)[p].kind != Kind::call) return false;
+  if (!joining.possible || joining.sums != call.sums()) return false;
+  const Graph& graph = theory_.graph();
+  std::vector<Shape> operand_shapes, result_shapes = in.result_shapes;
+  const std::vector<ValueId> inputs = graph.inputs_of(*in.node);
+  const Triple& triple = theory_.triples(in.id)[program_.steps[call.begin].triple];
+  for (size_t i = 0; i < inputs.size(); ++i)
+    operand_shapes.push_back(local_shape(inputs[i], triple.in[i]));
+  in.operand_rows = joining.operands;
+  in.result_rows = joining.results;
+  for (int p = 1; p < call.parts; ++p) {
+    const Instruction& other = (*calls)[p];
+    const Step& step = program_.steps[call.begin + p];
+    const std::vector<ValueId> own = graph.inputs_of(*other.node);
+    for (size_t i = 0; i < own.size(); ++i)
+      if (const int d = joining.operands[i]; d >= 0)
+        operand_shapes[i][d] +=
+            local_shape(own[i], theory_.triples(step.node)[step.triple].in[i])[d];
+    for (size_t o = 0; o < result_shapes.size(); ++o)
+      if (const int d = joining.results[o]; d >= 0)
+        result_shapes[o][d] += other.result_shapes[o][d];
+    in.operands.insert(in.operands.end(), other.operands.begin(), other.operands.end());
+  }
+  const auto take = [&](const Instruction& of, bool results) {
+    in.free.insert(in.free.end(), of.free.begin(), of.free.end());
+    if (!results) return;
+    in.results.insert(in.results.end(), of.results.begin(), of.results.end());
+    in.result_shapes.insert(in.result_shapes.end(), of.result_shapes.begin(),
+                            of.result_shapes.end());
+    in.placements.insert(in.placements.end(), of.placements.begin(), of.placements.end());
+    in.made.insert(in.made.end(), of.made.begin(), of.made.end());
+  };
+  if (call.sums())
+    in.results.clear(), in.result_shapes.clear(), in.placements.clear(), in.made.clear();
+  for (int s = 1; s < call.end - call.begin; ++s)
+    take((*calls)[s], !call.sums() || call.begin + s + 1 == call.end);
+  const OpDef* def = find_op(in.node->op);
+  in.args = in.node->args;
+  if (def && def->size_arg >= 0) in.args[def->size_arg] = result_shapes[0];
+  if (def && def->localize)
+    def->localize({graph, *in.node, operand_shapes, result_shapes}, &in.args);
+  in.kind = Kind::joined;
+  return true;
 }
 
 void Executor::set_operator(const Triple& triple, std::vector<Shape> operand_shapes,

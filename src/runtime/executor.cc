@@ -239,6 +239,8 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
       return in.rule(
           {graph, *in.node, operands, in.result_shapes, communicator_, in.begin, in.length});
     }
+    case Instruction::Kind::joined:
+      return compute_joined(in);
     case Instruction::Kind::random: {
       const TensorSpec& spec = graph.spec(in.node->outputs[0]);
       const int stream =
@@ -383,7 +385,7 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
       if (is_compute)
         for (size_t o = 0; o < in.results.size(); ++o)
           if (in.results[o] >= 0)
-            options_.observe(in.node->outputs[o], in.placements[o], values_[in.results[o]]);
+            options_.observe(in.made[o], in.placements[o], values_[in.results[o]]);
     }
     if (since > 0) blocked_ += now_seconds() - since;
     for (int s : in.free) values_[s].reset();

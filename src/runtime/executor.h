@@ -29,6 +29,7 @@
 
 namespace motley {
 
+struct JoinedCall;
 struct Operator;
 class Background;
 
@@ -44,8 +45,9 @@ struct ExecutorOptions {
   std::vector<int> random_stream;
   std::vector<PartCut> random_part;
   int parts = 1;  // micro-batches
-  // [node] The same of a step in parts (shard/duplex.h).
+  // [node] The same of a step in parts (shard/duplex.h), and whose steps may run in one call.
   std::vector<Duplex::Rows> random_rows;
+  const Duplex* duplex = nullptr;
   // Collectives are started where they stand and waited for where their results are read.
   bool asynchronous = false;
   bool overlap = true;  // false: every collective is waited for where it stands
@@ -133,6 +135,7 @@ class Executor {
   void compile();
   std::vector<std::vector<int>> assign_slots(const Phases& phases);
   Instruction compiled(const Step& step) const;
+  bool join(std::vector<Instruction>* calls, const JoinedCall& call) const;
   void set_operator(const Triple& triple, std::vector<Shape> operand_shapes, Instruction* in) const;
   void mark_sums();
   void run(size_t begin, size_t end, int64_t step, int64_t micro_batch);
@@ -151,6 +154,7 @@ class Executor {
   void send(const Instruction& instruction);
   std::vector<at::Tensor> compute(const Instruction& instruction, int64_t step_number,
                                   int64_t micro_batch);
+  std::vector<at::Tensor> compute_joined(const Instruction& instruction);
 
   const Theory& theory_;
   const Program& program_;

@@ -15,7 +15,8 @@ struct Executor::Instruction {
   enum class Kind : uint8_t {
     source,
     call,
-    rule,  // of the theory: kernels.cc
+    joined,  // of all parts of a batch (shard/joined.h)
+    rule,    // of the theory: kernels.cc
     random,
     empty,     // this device's piece is
     boundary,  // between segments
@@ -35,16 +36,20 @@ struct Executor::Instruction {
   // Empty piece: shapes of operands to call with (empty: the operand itself).
   std::vector<Shape> stand_in;
   std::vector<Placement> placements;  // of the results
-  Placement given;                    // boundary: of the operand
-  int64_t begin = 0, length = 0;      // of this device's piece of the cut dimension
-  std::vector<Step> steps;            // conversions: one, or a bucket of all-reduces
-  int message = -1;                   // send, bucket: which message of gradients
-  bool last = false;                  // one conversion: its operand is not read again
-  bool passes = false;                // boundary: nothing moves
-  bool beside = false;                // conversion: travels beside computation
-  bool meets = false;                 // a collective inside
-  std::vector<int> free;              // slots dead after this instruction
-  std::vector<int> sums;              // slots added to the sums of micro-batches after it
+  std::vector<ValueId> made;          // the results; not valid: an undefined output
+  // Joined: [operand] the dimension of the rows of all parts, -1: the same in all; [result of a part]
+  // likewise. Operands are listed part by part, and results, unless they are sums.
+  std::vector<int> operand_rows, result_rows;
+  Placement given;                // boundary: of the operand
+  int64_t begin = 0, length = 0;  // of this device's piece of the cut dimension
+  std::vector<Step> steps;        // conversions: one, or a bucket of all-reduces
+  int message = -1;               // send, bucket: which message of gradients
+  bool last = false;              // one conversion: its operand is not read again
+  bool passes = false;            // boundary: nothing moves
+  bool beside = false;            // conversion: travels beside computation
+  bool meets = false;             // a collective inside
+  std::vector<int> free;          // slots dead after this instruction
+  std::vector<int> sums;          // slots added to the sums of micro-batches after it
 };
 
 // Of a clock that runs evenly.

@@ -20,7 +20,7 @@ bool is_view(const Node& node) {
 class Joiner {
  public:
   Joiner(const Theory& whole, const std::vector<int64_t>& samples, const std::string& where)
-      : whole_(whole.graph()), where_(where), out_(std::make_unique<Duplex>()) {
+      : theory_(whole), whole_(whole.graph()), where_(where), out_(std::make_unique<Duplex>()) {
     out_->samples = samples;
     for (size_t p = 0; p < samples.size(); ++p) {
       const auto like = std::find(samples.begin(), samples.end(), samples[p]) - samples.begin();
@@ -43,6 +43,7 @@ class Joiner {
     out_->sums.resize(first.values.size());
     out_->graph.model = first.model;
     for (size_t n = 0; n < first.nodes.size(); ++n) add_node(n);
+    for (size_t n = 0; n < first.nodes.size(); ++n) out_->joining.push_back(joining_of(n));
     roles();
     out_->before = parts_[0]->before;
     out_->theory = std::make_unique<Theory>(out_->graph);
@@ -100,6 +101,46 @@ class Joiner {
       }
       out_->shared[n] = shared;
     }
+  }
+
+  // One call on all rows is the node of the whole batch, whose triple says where the rows are.
+  Duplex::Joining joining_of(size_t n) const {
+    const MicroBatch& part = *parts_[0];
+    const Node& node = part.graph.nodes[n];
+    const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
+    Duplex::Joining joining;
+    if (parts_.size() < 2 || out_->shared[n] || out_->late[n] || op == nullptr || op->alias ||
+        op->random || part.triples[n] < 0)
+      return {};
+    const NodeId whole = part.node_of[n];
+    const Triple& triple = theory_.triples(whole)[part.triples[n]];
+    const auto inputs = part.graph.inputs_of(node);
+    bool any = false;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Placement p = triple.in[i];
+      const bool same = out_->shared[part.graph.value(inputs[i]).producer.index];
+      if (same ? !p.is_replicated() : !p.is_shard() || p.factor != 0) return {};
+      joining.operands.push_back(same ? -1 : p.dim);
+      any = any || !same;
+    }
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      if (!node.outputs[o].valid()) {
+        joining.results.push_back(-1);
+        continue;
+      }
+      const Placement p = triple.out[o];
+      const Shape& shape = part.graph.spec(node.outputs[o]).shape;
+      joining.sums = joining.sums || p.is_partial();
+      if (!p.is_partial() && (!p.is_shard() || p.factor != 0 ||
+                              std::any_of(shape.begin(), shape.begin() + p.dim,
+                                          [](int64_t size) { return size != 1; })))
+        return {};
+      joining.results.push_back(p.is_partial() ? -1 : p.dim);
+    }
+    if (joining.sums && (node.outputs.size() != 1 || out_->sums[node.outputs[0].index].empty()))
+      return {};
+    joining.possible = any;
+    return joining;
   }
 
   void note(NodeId whole, int part, const Duplex::Rows& random) {
@@ -199,6 +240,7 @@ class Joiner {
       }
   }
 
+  const Theory& theory_;
   const Graph& whole_;
   const std::string where_;
   std::vector<std::shared_ptr<const MicroBatch>> parts_;
@@ -227,6 +269,7 @@ class Mirror {
     const int steps = static_cast<int>(program_.steps.size()),
               stages = static_cast<int>(division_.begin.size());
     find_needed();
+    find_read();
     // What is made again travels during the backward pass.
     int backward = phases_of(part_, program_).backward;
     while (backward < steps &&
@@ -250,14 +293,17 @@ class Mirror {
       for (int i = 0; i < steps; ++i)
         if (roles_[i].source) emit(i, p);
     for (int p = 0; p < duplex_.parts(); ++p) emit(groups[0], p);
-    for (int s = 0; s < stages; ++s)
+    for (int s = 0; s < stages; ++s) {
+      const bool whole = !division_.whole.empty() && division_.whole[s];
+      if (whole) emit_joined(bodies[s]);
       for (int p = 0; p < duplex_.parts(); ++p) {
-        emit(bodies[s], p);
+        if (!whole) emit(bodies[s], p);
         if (s + 1 < stages) emit(groups[s + 1], p);
         if (division_.reduce == Reduce::ready) reduce(-1);
         if (division_.reduce == Reduce::slack)
           reduce(division_.slack.at(static_cast<size_t>(s) * duplex_.parts() + p));
       }
+    }
     add_up_rest();
     reduce(-1);
     for (int i = 0; i < steps; ++i)
@@ -289,8 +335,42 @@ class Mirror {
       if (graph.loss.valid()) needed_.insert({graph.loss, p});
   }
 
+  // What the parts read of their own, beside the sums of gradients.
+  void find_read() {
+    for (size_t i = 0; i < program_.steps.size(); ++i)
+      if (!roles_[i].late)
+        for_each_read(part_, program_.steps[i], [&](ValueId v, Placement p) {
+          read_.insert({v, p});
+        });
+  }
+
   void emit(const std::vector<int>& list, int p) {
     for (const int i : list) emit(i, p);
+  }
+
+  // Step by step for all parts, in one call where that can be.
+  void emit_joined(const std::vector<int>& list) {
+    bool added = false;  // gradients, since some were reduced
+    for (const int i : list) {
+      const Step& step = program_.steps[i];
+      joins_ = step.is_compute() && duplex_.joining[step.node.index].possible;
+      if (joins_) {
+        const Triple& triple = part_.triples(step.node)[step.triple];
+        joins_ = triple.kernel.empty() && triple.collectives.empty();
+        const Made made{part_.graph().node(step.node).outputs[0], triple.out[0]};
+        if (duplex_.joining[step.node.index].sums)
+          joins_ = joins_ && needed_.count(made) && !summed_.count(made) && !read_.count(made);
+      }
+      const size_t sums = summed_.size();
+      for (int p = 0; p < duplex_.parts(); ++p) emit(i, p);
+      joins_ = false;
+      added = added || summed_.size() > sums;
+      if (!added || division_.reduce != Reduce::ready ||
+          !std::binary_search(division_.reduce_at.begin(), division_.reduce_at.end(), i))
+        continue;
+      reduce(-1);
+      added = false;
+    }
   }
 
   void emit(int i, int p) {
@@ -303,6 +383,7 @@ class Mirror {
     }
     Step made = step;
     made.each = false;
+    made.joined = joins_ && p > 0;
     if (step.is_compute()) {
       made.node = duplex_.nodes[p][step.node.index];
       made.triple = triple_of(part_.triples(step.node)[step.triple], made.node);
@@ -339,6 +420,7 @@ class Mirror {
       Step step;
       step.node = node;
       step.triple = triple_of(wanted, node);
+      step.joined = joins_;
       out_.steps.push_back(step);
     }
   }
@@ -386,6 +468,8 @@ class Mirror {
   const std::vector<StepRole> roles_;
   const std::vector<Placement> stored_;
   std::set<Made> needed_, summed_, viewed_, late_made_;
+  std::set<Made> read_;    // by parts
+  bool joins_ = false;     // the steps that are emitted run in one call
   std::set<int> emitted_;  // of what is run once
   Program out_;
 };

@@ -18,6 +18,9 @@
 //   stage k of every part in turn; behind it, the collectives that stage k + 1 of this part needs,
 //   which travel while the next part computes
 //
+// A stage that communicates little may be taken by all parts at once: its nodes run in calls on the
+// rows of all parts (shard/joined.h), which launches half as much, and hides nothing.
+//
 // Collectives of such a program are started where they stand, one after another, and waited for
 // where what they make is read (runtime/executor.h).
 #pragma once
@@ -42,6 +45,15 @@ class Duplex {
     int64_t begin = 0, length = 0;
   };
 
+  // Whether one call may make a node for all parts, on operands whose rows of all parts stand one
+  // behind the other.
+  struct Joining {
+    bool possible = false;
+    bool sums = false;          // its result is the sum of what the parts make
+    std::vector<int> operands;  // the dimension of the rows; -1: the same in all parts
+    std::vector<int> results;   // likewise, of rows; they are one run of elements
+  };
+
   std::vector<int64_t> samples;  // of every part; their sum is the batch
   Graph graph;
   std::unique_ptr<Theory> theory;
@@ -58,9 +70,10 @@ class Duplex {
   // [part][node of a part's graph] in `graph`; of what comes behind the sum of a gradient the same
   // in all parts.
   std::vector<std::vector<NodeId>> nodes;
-  std::vector<bool> late;       // [node of a part's graph] views of gradients, behind their sums
-  std::vector<bool> shared;     // [node of a part's graph] the same in all parts
-  std::vector<ValueId> summed;  // [value of a part's graph] the sum of all; invalid: none
+  std::vector<bool> late;        // [node of a part's graph] views of gradients, behind their sums
+  std::vector<bool> shared;      // [node of a part's graph] the same in all parts
+  std::vector<Joining> joining;  // [node of a part's graph]
+  std::vector<ValueId> summed;   // [value of a part's graph] the sum of all; invalid: none
   std::vector<std::vector<NodeId>> sums;  // [value of a part's graph] the additions, in order
 
   int parts() const { return static_cast<int>(samples.size()); }
@@ -90,6 +103,9 @@ struct StageDivision {
   int ahead = 0;
   // [stage * parts + part] Bytes of gradients that may travel beside it, for Reduce::slack.
   std::vector<double> slack;
+  std::vector<bool> whole;  // [stage] taken by all parts at once; empty: none is
+  // Steps, ascending, behind which gradients are reduced within such stages, for Reduce::ready.
+  std::vector<int> reduce_at;
 };
 
 // The first stage, from which on a step may be (of a collective: from which on its result may be

@@ -64,6 +64,7 @@ class Divider {
   MicroBatch whole() {
     out_.graph = graph_;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) out_.node_of.emplace_back(n);
+    out_.triples.assign(graph_.nodes.size(), -1);
     out_.inputs.resize(graph_.inputs.size());
     out_.random.resize(graph_.nodes.size());
     out_.updated_by_part.assign(graph_.buffers.size(), false);
@@ -263,7 +264,7 @@ class Divider {
         continue;
       }
       if (node.op == "motley::parameter" || node.op == "motley::buffer") needed_[n].insert(0);
-      for (int t : needed_[n]) emit_node(NodeId(n), theory_.triples(NodeId(n))[t], &each);
+      for (int t : needed_[n]) emit_node(NodeId(n), t, &each);
       for (ValueId v : node.outputs)
         if (v.valid()) convert(v);
     }
@@ -272,10 +273,11 @@ class Divider {
     out_.before = before_of(given_);
   }
 
-  void note(NodeId made, NodeId whole, PartCut random) {
+  void note(NodeId made, NodeId whole, PartCut random, int triple = -1) {
     MOTLEY_CHECK(static_cast<size_t>(made.index) == out_.node_of.size());
     out_.node_of.push_back(whole);
     out_.random.push_back(random);
+    out_.triples.push_back(triple);
   }
 
   PartCut cut_of(ValueId v, Placement p) const {
@@ -310,8 +312,9 @@ class Divider {
     value_[v.index][p] = out_.graph.node(id).outputs[0];
   }
 
-  void emit_node(NodeId id, const Triple& triple, std::vector<bool>* each) {
+  void emit_node(NodeId id, int number, std::vector<bool>* each) {
     const Node& node = graph_.node(id);
+    const Triple& triple = theory_.triples(id)[number];
     const std::vector<ValueId> inputs = graph_.inputs_of(node);
     std::vector<Shape> operand_shapes, result_shapes;
     for (size_t i = 0; i < inputs.size(); ++i)
@@ -338,7 +341,7 @@ class Divider {
     if (op && op->size_arg >= 0) args[op->size_arg] = result_shapes[0];
     if (op && op->localize) op->localize({graph_, node, operand_shapes, result_shapes}, &args);
     const NodeId made = out_.graph.add(node.op, std::move(args), specs, node.phase);
-    note(made, id, op && op->random ? cut_of(node.outputs[0], triple.out[0]) : PartCut());
+    note(made, id, op && op->random ? cut_of(node.outputs[0], triple.out[0]) : PartCut(), number);
     bool differs = is_batch_norm(triple);
     if (differs) out_.by_part.push_back(id);
     for (ValueId v : inputs) differs = differs || (*each)[v.index];

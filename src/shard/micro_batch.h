@@ -38,6 +38,7 @@ struct MicroBatch {
   int parts = 1;  // micro-batches
   // [node of `graph`] of the whole step; invalid: made for the micro-batch.
   std::vector<NodeId> node_of;
+  std::vector<int> triples;  // [node of `graph`] of that node (Theory::triples()); -1: none
   // [input of `graph`] what a micro-batch gets of it. The inputs of the whole step come first;
   // those behind are the outputs of `before`, in order.
   std::vector<PartCut> inputs;

@@ -15,10 +15,11 @@ bool has_forms(Collective kind) {
 }
 
 std::string to_text(const Theory& theory, const Step& step) {
-  const std::string again = fmt::format("{}{}", step.later ? "later " : "",
-                                        step.again  ? "again "
-                                        : step.each ? "each "
-                                                    : "");
+  const std::string again =
+      fmt::format("{}{}{}", step.later ? "later " : "", step.joined ? "joined " : "",
+                  step.again  ? "again "
+                  : step.each ? "each "
+                              : "");
   if (!step.is_compute())
     return fmt::format("{}{} %{} {} -> {}{}", again, to_string(step.kind), step.value.index,
                        to_string(step.from), to_string(step.to),
@@ -55,6 +56,10 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
     step.later = true;
     head = word(&at);
   }
+  if (head == "joined") {
+    step.joined = true;
+    head = word(&at);
+  }
   if (head == "again") {
     step.again = true;
     head = word(&at);
@@ -62,6 +67,7 @@ Step parse_step(const Theory& theory, const std::string& line, const std::string
     step.each = true;
     head = word(&at);
   }
+  if (step.joined && head != "node") throw fail("says joined, which is for nodes");
   if (head == "node") {
     step.node = NodeId(index(word(&at), graph.nodes.size(), "node"));
     std::string op = word(&at);
@@ -247,6 +253,11 @@ Program weights_later(const Theory& theory, const Program& program) {
 bool has_later(const Program& program) {
   return std::any_of(program.steps.rbegin(), program.steps.rend(),
                      [](const Step& step) { return step.later; });
+}
+
+bool has_joined(const Program& program) {
+  return std::any_of(program.steps.begin(), program.steps.end(),
+                     [](const Step& step) { return step.joined; });
 }
 
 std::vector<std::string> check_phases(const Theory& theory, const Program& program) {

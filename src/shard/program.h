@@ -31,6 +31,10 @@
 //   again node 12 aten::mm S(0), R -> S(0)
 //   each reduce_scatter %79 P -> S(0)
 //   later node 29 aten::mm S(1), S(0) -> P
+//   joined node 13 aten::mm S(0), R -> S(0)
+//
+// A step that says `joined` runs in one call with the step before it, which is the same of another
+// part of the batch (shard/joined.h).
 #pragma once
 
 #include <string>
@@ -55,9 +59,10 @@ struct Step {
   Placement from, to;
   Collective kind = Collective::all_reduce;
   PieceForm form = PieceForm::padded;
-  bool again = false;  // an equal step came before
-  bool each = false;   // in every pass, though the reduction could have it
-  bool later = false;  // in the pass of gradients of weights
+  bool again = false;   // an equal step came before
+  bool each = false;    // in every pass, though the reduction could have it
+  bool later = false;   // in the pass of gradients of weights
+  bool joined = false;  // in one call with the step before it
 
   bool is_compute() const { return node.valid(); }
   friend bool operator==(const Step&, const Step&) = default;
@@ -128,6 +133,8 @@ Program scattered_in_passes(const Theory& theory, const Program& program);
 Program weights_later(const Theory& theory, const Program& program);
 // Whether a phase-ordered program has such steps.
 bool has_later(const Program& program);
+// Whether steps run in one call with others.
+bool has_joined(const Program& program);
 
 // What keeps a program from running in phases: outputs of the forward pass that are made later, and
 // steps that say `later` where they may not. Empty if nothing does.

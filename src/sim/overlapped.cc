@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "cost/joined.h"
 #include "cost/overlap.h"
 #include "sim/alike.h"
 
@@ -81,8 +82,15 @@ class Walk {
     const std::vector<int> like = like_of(model_, fractions_, cuts, now_, options_.each);
     first_ = first_of(like);
     const std::vector<int> bucket = gradient_buckets(theory_, program_);
+    const std::vector<JoinedCall> calls = joined_calls(theory_, program_);
+    size_t next = 0;
     for (int i = 0; i < end; ++i) {
       if (options_.deadline.over()) throw TimeIsUp();
+      if (next < calls.size() && calls[next].begin == i) {
+        compute(calls[next]);
+        i = calls[next++].end - 1;
+        continue;
+      }
       const Step& step = program_.steps[i];
       if (step.is_compute()) {
         compute(step, works[i]);
@@ -165,11 +173,26 @@ class Walk {
     }
     if (work.free) return;
     const auto& f = fractions_.by_device(work.cut);
+    compute(step.node, [&](int d, int type) { return model_.compute(type, work, f[d]); });
+  }
+
+  // Of all parts.
+  void compute(const JoinedCall& call) {
+    for (int s = call.begin; s < call.begin + call.parts; ++s)
+      for_each_read(theory_, program_.steps[s], [&](ValueId v, Placement p) { wait_for({v, p}); });
+    const JoinedWork work(theory_, program_, call);
+    compute(program_.steps[call.begin].node, [&](int d, int type) {
+      return work.seconds(model_, type, [&](Cut cut) { return fractions_.by_device(cut)[d]; });
+    });
+  }
+
+  template <typename F>
+  void compute(NodeId node, F seconds) {
     for (int d : first_) {
       const int type = model_.cluster().devices[d].type;
-      const Seconds end = busy_.done(now_[d], model_.compute(type, work, f[d]),
-                                     model_.cluster().types[type].interference);
-      if (end > now_[d]) sink_(d, now_[d], end, node.op, WalkKind::compute, step.node);
+      const Seconds end =
+          busy_.done(now_[d], seconds(d, type), model_.cluster().types[type].interference);
+      if (end > now_[d]) sink_(d, now_[d], end, graph_.node(node).op, WalkKind::compute, node);
       now_[d] = end;
     }
   }

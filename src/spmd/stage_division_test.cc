@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "core/rng.h"
 
 namespace motley::spmd {
@@ -15,6 +17,7 @@ DivisionProblem random_problem(Rng* rng) {
   DivisionProblem problem;
   const int types = 1 + static_cast<int>(rng->below(2)), n = 2 + static_cast<int>(rng->below(9));
   problem.parts = 2 + static_cast<int>(rng->below(2));
+  problem.whole = rng->below(3) > 0;
   for (int t = 0; t < types; ++t)
     problem.interference.push_back(rng->below(2) ? 0 : rng->uniform());
   for (int i = 0; i < n; ++i) {
@@ -22,6 +25,9 @@ DivisionProblem random_problem(Rng* rng) {
     step.once = rng->below(6) == 0;
     if (i == 0 || i + 1 == n || rng->below(3) > 0) {
       for (int t = 0; t < types; ++t) step.compute.push_back(rng->uniform());
+      if (rng->below(3) > 0)
+        for (const Seconds seconds : step.compute)
+          step.all.push_back((1 + rng->uniform() * (problem.parts - 1)) * seconds);
       continue;
     }
     step.comm = 2 * rng->uniform();
@@ -33,25 +39,44 @@ DivisionProblem random_problem(Rng* rng) {
 
 Divided by_brute_force(const DivisionProblem& problem) {
   const int n = static_cast<int>(problem.steps.size());
-  Divided best{std::numeric_limits<double>::infinity(), {}};
+  Divided best{std::numeric_limits<double>::infinity(), {}, {}};
   for (int cuts = 0; cuts < 1 << (n - 1); ++cuts) {
     std::vector<int> begin = {0};
     for (int i = 1; i < n; ++i)
       if (cuts >> (i - 1) & 1) begin.push_back(i);
-    const Seconds seconds = division_seconds(problem, begin);
-    if (seconds < best.seconds) best = {seconds, begin};
+    for (int kinds = 0; kinds < (problem.whole ? 1 << begin.size() : 1); ++kinds) {
+      std::vector<bool> whole(begin.size());
+      for (size_t k = 0; k < begin.size(); ++k) whole[k] = kinds >> k & 1;
+      const Seconds seconds = division_seconds(problem, begin, whole);
+      if (seconds < best.seconds) best = {seconds, begin, whole};
+    }
   }
   return best;
 }
 
 TEST(StageDivision, EqualsTheBestOfAllDivisions) {
   Rng rng(25);
+  int mixed = 0;
   for (int i = 0; i < 400; ++i) {
     const DivisionProblem problem = random_problem(&rng);
     const Divided found = divide(problem), best = by_brute_force(problem);
     ASSERT_NEAR(found.seconds, best.seconds, 1e-12) << "problem " << i;
-    ASSERT_NEAR(division_seconds(problem, found.begin), found.seconds, 1e-12) << "problem " << i;
+    ASSERT_NEAR(division_seconds(problem, found.begin, found.whole), found.seconds, 1e-12)
+        << "problem " << i;
+    mixed += std::set<bool>(found.whole.begin(), found.whole.end()).size() == 2;
   }
+  EXPECT_GT(mixed, 40);
+}
+
+// Of three steps the second and third have nothing to hide behind: they run once for both parts.
+TEST(StageDivision, TakesAllPartsAtOnceWhereNothingHides) {
+  DivisionProblem problem{2, {0.0}, {{{1}}, {{}, 1, 0, 2}, {{1}}, {{2}}, {{2}}}, true};
+  for (DividedStep& step : problem.steps)
+    if (!step.compute.empty()) step.all = {1.5 * step.compute[0]};
+  const Divided found = divide(problem);
+  EXPECT_THAT(found.whole, ElementsAre(false, false, true));
+  EXPECT_THAT(found.begin, ElementsAre(0, ::testing::AnyOf(1, 2), 3));
+  EXPECT_DOUBLE_EQ(found.seconds, 1 + 1 + 1 + 1 + 6);
 }
 
 // a computes 1 s, sends 1 s, b computes 1 s: of two parts each, the one's 1 s of sending is beside

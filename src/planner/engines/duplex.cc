@@ -12,10 +12,12 @@
 #include <chrono>
 #include <limits>
 #include <memory>
+#include <optional>
 
 #include "bounds/compute_bound.h"
 #include "cluster/resources.h"
 #include "core/error.h"
+#include "cost/joined.h"
 #include "cost/overlap.h"
 #include "planner/batch_step.h"
 #include "planner/engines.h"
@@ -36,6 +38,8 @@ constexpr size_t kSmall = 60;      // nodes of problems that are polished
 constexpr size_t kPrograms = 6;    // of other engines that are tried as they are
 constexpr double kWorthIt = 0.98;  // of the step of another plan: less is not worth it
 constexpr double kFirst = 0.5;     // of the time, for the first program
+// Of the time in which parts take turns throughout: for some stages of all parts at once.
+constexpr double kWorthWhole = 0.999;
 
 // Computation takes 2 w of its time, communication 2 (1 - w).
 Cluster weighed(const Cluster& cluster, double w) {
@@ -150,11 +154,7 @@ class DuplexSearch {
     take_parts(samples, where);
     const Graph& graph = plan_->duplex->first->graph;
     const auto part = std::make_shared<const BatchStep>(graph, samples[0]);
-    // Parts launch every operator once each.
-    if (bounds::compute_bound(part->theory(), model_, parts) *
-            (static_cast<double>(options_.batch) / static_cast<double>(samples[0] * parts)) >=
-        best_)
-      return;
+    if (bounds::compute_bound(step_->theory(), model_) >= best_) return;
     double low = 0, high = 1, w = 0.5;
     for (int i = 0; i < kSearches; ++i) {
       options_.limits.deadline.check();
@@ -246,6 +246,7 @@ class DuplexSearch {
                                Seconds* compute, Seconds* comm) const {
     spmd::DivisionProblem problem;
     problem.parts = duplex.parts();
+    problem.whole = duplex.parts() > 1;
     for (const DeviceType& type : cluster_.types) problem.interference.push_back(type.interference);
     std::vector<Seconds> busy(cluster_.types.size(), 0);
     *comm = 0;
@@ -264,10 +265,17 @@ class DuplexSearch {
         *comm += times * inside;
         if (work.free && inside == 0) continue;
         const std::vector<double>& f = fractions.by_type(work.cut);
+        const Duplex::Joining& joining = duplex.joining[node.index];
+        std::optional<JoinedWork> joined;
+        if (joining.possible && inside == 0 && triple.kernel.empty())
+          joined.emplace(part, step.node, triple, joining, problem.parts);
         for (int t = 0; t < model_.types(); ++t) {
           const Seconds seconds = work.free ? 0 : model_.compute(t, work, f[t]);
           priced.compute.push_back(seconds + inside);
           busy[t] += times * seconds;
+          if (joined)
+            priced.all.push_back(
+                joined->seconds(model_, t, [&](Cut cut) { return fractions.by_type(cut)[t]; }));
         }
       } else if (!moves_nothing(step.kind)) {
         const Placement cut = step.from.is_shard() ? step.from : step.to;
@@ -361,21 +369,33 @@ class DuplexSearch {
           if (divisions.back().begin.size() < static_cast<size_t>(stages)) break;
         }
     } else {
-      const std::vector<int> begin = spmd::divide(problem).begin;
+      spmd::DivisionProblem turns = problem;
+      turns.whole = false;
+      const spmd::Divided in_turn = spmd::divide(turns);
       for (const int ahead : {0, 1})
         for (const Reduce reduce : {Reduce::ready, Reduce::slack, Reduce::end})
-          divisions.push_back({begin, reduce, ahead, slack_of(problem, begin)});
+          divisions.push_back({in_turn.begin, reduce, ahead, slack_of(problem, in_turn.begin), {}});
+      // Copies of rows are not in that formula; they are simulated.
+      const spmd::Divided mixed = spmd::divide(problem);
+      if (mixed.seconds < kWorthWhole * in_turn.seconds)
+        divisions.push_back({mixed.begin, Reduce::ready, 0, slack_of(problem, mixed.begin),
+                             mixed.whole, in_turn.begin});
     }
     Bytes lacking = std::numeric_limits<Bytes>::infinity();
-    for (const StageDivision& division : divisions) {
+    size_t best = 0;
+    for (size_t i = 0; i < divisions.size(); ++i) {
+      StageDivision& division = divisions[i];
       if (!best_program_.steps.empty()) options_.limits.deadline.check();
+      if (!division.whole.empty())
+        division.reduce = divisions[best].reduce, division.ahead = divisions[best].ahead;
       bool better = false;
       lacking = std::min(lacking,
                          offer(mirrored(duplex, part, program, division, where), best_, &better));
-      if (better)
-        note_ = fmt::format("{} part{} in {} stages, {} of computation and {} of communication",
-                            duplex.parts(), duplex.parts() == 1 ? "" : "s", division.begin.size(),
-                            format_seconds(*compute), format_seconds(*comm));
+      if (!better) continue;
+      best = i;
+      note_ = fmt::format("{} part{} in {} stages, {} of computation and {} of communication",
+                          duplex.parts(), duplex.parts() == 1 ? "" : "s", division.begin.size(),
+                          format_seconds(*compute), format_seconds(*comm));
     }
     return lacking;
   }
