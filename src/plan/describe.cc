@@ -363,8 +363,11 @@ std::string describe(const Plan& plan) {
     out += fmt::format(
         "  duplex      {} parts, of {} samples: one communicates while another computes\n",
         plan.duplex->parts(), fmt::join(plan.duplex->samples, " and "));
-  if (const size_t calls = joined_calls(theory, plan.program).size(); calls > 0)
-    out += fmt::format("              {} operators run once for all parts\n", calls);
+  size_t at_once = 0;
+  for (const JoinedCall& call : joined_calls(theory, plan.program))
+    at_once += !find_op(theory.graph().node(plan.program.steps[call.begin].node).op)->alias;
+  if (at_once > 0)
+    out += fmt::format("              {} operators run once for all parts\n", at_once);
   out += describe_precision(plan) + describe_shares(plan) + describe_stored(plan) +
          describe_recomputation(plan) + describe_communication(plan, shares) +
          describe_reductions(plan);

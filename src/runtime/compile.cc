@@ -129,6 +129,72 @@ void Executor::compile() {
   if (phases.weights == end) weights_ = instructions_.size();
   if (phases.reduction == end) reduction_ = instructions_.size();
   mark_sums();
+  if (!calls.empty() && !options_.observe) pass_whole();
+}
+
+// What one call makes for all parts, and only such calls read, need not be taken apart.
+void Executor::pass_whole() {
+  std::vector<int> made(values_.size(), 0);  // [slot] times
+  std::vector<std::vector<Instruction*>> readers(values_.size());
+  for (Instruction& in : instructions_) {
+    for (int s : in.results)
+      if (s >= 0) ++made[s];
+    for (int s : in.operands) readers[s].push_back(&in);
+    for (const Step& step : in.steps) {
+      ++made[slot(step.value, step.to)];
+      readers[slot(step.value, step.from)].push_back(&in);
+    }
+  }
+  for (const auto& [v, output] : outputs_) ++made[output.slot];
+  const Graph& graph = theory_.graph();
+  for (const auto& [key, s] : slots_)  // what the step hands on
+    if (key.first == graph.loss) ++made[s];
+  for (const Parameter& p : graph.parameters)
+    if (p.gradient.valid()) ++made[slot(p.gradient, stored(p.value))];
+  for (const Buffer& b : graph.buffers)
+    if (b.update.valid()) ++made[slot(b.update, stored(b.value))];
+  for (Instruction& in : instructions_) {
+    if (in.kind != Instruction::Kind::joined) continue;
+    const size_t results = in.result_rows.size();
+    if (in.results.size() <= results) continue;  // a sum
+    const size_t parts = in.results.size() / results;
+    for (size_t o = 0; o < results; ++o) {
+      std::vector<int> rows;  // slots
+      for (size_t p = 0; p < parts; ++p) rows.push_back(in.results[p * results + o]);
+      in.whole_result[o] =
+          rows[0] >= 0 && std::all_of(rows.begin(), rows.end(), [&](int s) {
+            return made[s] == 1 &&
+                   std::all_of(readers[s].begin(), readers[s].end(),
+                               [&](const Instruction* reader) {
+                                 return reader->reads_together(rows, in.result_rows[o]);
+                               });
+          });
+      if (!in.whole_result[o]) continue;
+      for (size_t p = 1; p < parts; ++p) {
+        in.result_shapes[o][in.result_rows[o]] +=
+            in.result_shapes[p * results + o][in.result_rows[o]];
+        in.results[p * results + o] = -1;
+      }
+      for (Instruction* reader : readers[rows[0]]) reader->take_whole(rows[0]);
+    }
+  }
+}
+
+bool Executor::Instruction::reads_together(const std::vector<int>& rows, int dim) const {
+  if (kind != Kind::joined) return false;
+  const size_t count = operand_rows.size();
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (std::find(rows.begin(), rows.end(), operands[i]) == rows.end()) continue;
+    if (operand_rows[i % count] != dim) return false;
+    for (size_t p = 0; p < rows.size(); ++p)
+      if (operands[p * count + i % count] != rows[p]) return false;
+  }
+  return true;
+}
+
+void Executor::Instruction::take_whole(int slot) {
+  for (size_t i = 0; i < operand_rows.size(); ++i)
+    if (operands[i] == slot) whole_operand[i] = true;
 }
 
 // The call of a node, of which this device has pieces.
@@ -209,6 +275,8 @@ bool Executor::join(std::vector<Instruction>* calls, const JoinedCall& call) con
     operand_shapes.push_back(local_shape(inputs[i], triple.in[i]));
   in.operand_rows = joining.operands;
   in.result_rows = joining.results;
+  in.whole_operand.assign(inputs.size(), false);
+  in.whole_result.assign(result_shapes.size(), false);
   for (int p = 1; p < call.parts; ++p) {
     const Instruction& other = (*calls)[p];
     const Step& step = program_.steps[call.begin + p];

@@ -138,6 +138,7 @@ class Executor {
   bool join(std::vector<Instruction>* calls, const JoinedCall& call) const;
   void set_operator(const Triple& triple, std::vector<Shape> operand_shapes, Instruction* in) const;
   void mark_sums();
+  void pass_whole();
   void run(size_t begin, size_t end, int64_t step, int64_t micro_batch);
   at::Tensor loss_of(Placement* placement) const;
   std::vector<at::Tensor> gradients() const;

@@ -40,6 +40,12 @@ struct Executor::Instruction {
   // Joined: [operand] the dimension of the rows of all parts, -1: the same in all; [result of a part]
   // likewise. Operands are listed part by part, and results, unless they are sums.
   std::vector<int> operand_rows, result_rows;
+  // Joined: [operand], [result of a part] the rows of all parts are passed on as one tensor, in the
+  // slot of the first part.
+  std::vector<bool> whole_operand, whole_result;
+  // Whether it reads the slots of all parts in one operand, if it reads any.
+  bool reads_together(const std::vector<int>& rows, int dim) const;
+  void take_whole(int slot);      // of the first part
   Placement given;                // boundary: of the operand
   int64_t begin = 0, length = 0;  // of this device's piece of the cut dimension
   std::vector<Step> steps;        // conversions: one, or a bucket of all-reduces

@@ -33,7 +33,7 @@ std::vector<at::Tensor> Executor::compute_joined(const Instruction& in) {
       *in.op, in.args,
       [&](ValueId) {
         const size_t i = next++;
-        if (in.operand_rows[i] < 0) return values_[in.operands[i]];
+        if (in.operand_rows[i] < 0 || in.whole_operand[i]) return values_[in.operands[i]];
         std::vector<at::Tensor> rows;
         for (size_t p = 0; p < parts; ++p) rows.push_back(values_[in.operands[p * operands + i]]);
         return one_behind_another(rows, in.operand_rows[i]);
@@ -45,6 +45,10 @@ std::vector<at::Tensor> Executor::compute_joined(const Instruction& in) {
   for (size_t o = 0; o < results; ++o) {
     const int dim = in.result_rows[o];
     if (dim < 0) continue;
+    if (in.whole_result[o]) {
+      pieces[o] = std::move(all[o]);
+      continue;
+    }
     int64_t begin = 0;
     for (size_t p = 0; p < parts; ++p) {
       const int64_t length = in.result_shapes[p * results + o][dim];

@@ -109,8 +109,8 @@ class Joiner {
     const Node& node = part.graph.nodes[n];
     const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
     Duplex::Joining joining;
-    if (parts_.size() < 2 || out_->shared[n] || out_->late[n] || op == nullptr || op->alias ||
-        op->random || part.triples[n] < 0)
+    if (parts_.size() < 2 || out_->shared[n] || out_->late[n] || op == nullptr || op->random ||
+        part.triples[n] < 0)
       return {};
     const NodeId whole = part.node_of[n];
     const Triple& triple = theory_.triples(whole)[part.triples[n]];
@@ -131,10 +131,9 @@ class Joiner {
       const Placement p = triple.out[o];
       const Shape& shape = part.graph.spec(node.outputs[o]).shape;
       joining.sums = joining.sums || p.is_partial();
-      if (!p.is_partial() && (!p.is_shard() || p.factor != 0 ||
-                              std::any_of(shape.begin(), shape.begin() + p.dim,
-                                          [](int64_t size) { return size != 1; })))
-        return {};
+      const bool one_run = op->alias || std::all_of(shape.begin(), shape.begin() + p.dim,
+                                                    [](int64_t size) { return size == 1; });
+      if (!p.is_partial() && (!p.is_shard() || p.factor != 0 || !one_run)) return {};
       joining.results.push_back(p.is_partial() ? -1 : p.dim);
     }
     if (joining.sums && (node.outputs.size() != 1 || out_->sums[node.outputs[0].index].empty()))
@@ -356,11 +355,17 @@ class Mirror {
       joins_ = step.is_compute() && duplex_.joining[step.node.index].possible;
       if (joins_) {
         const Triple& triple = part_.triples(step.node)[step.triple];
+        const Node& node = part_.graph().node(step.node);
+        const Made made{node.outputs[0], triple.out[0]};
         joins_ = triple.kernel.empty() && triple.collectives.empty();
-        const Made made{part_.graph().node(step.node).outputs[0], triple.out[0]};
+        // A view of rows that lie apart is one of each.
+        if (find_op(node.op)->alias)
+          joins_ = joins_ && together_.count({part_.graph().inputs_of(node)[0], triple.in[0]});
         if (duplex_.joining[step.node.index].sums)
           joins_ = joins_ && needed_.count(made) && !summed_.count(made) && !read_.count(made);
       }
+      if (joins_)
+        for_each_made(part_, step, [&](ValueId v, Placement p) { together_.insert({v, p}); });
       const size_t sums = summed_.size();
       for (int p = 0; p < duplex_.parts(); ++p) emit(i, p);
       joins_ = false;
@@ -383,6 +388,10 @@ class Mirror {
     }
     Step made = step;
     made.each = false;
+    if (!joins_)
+      for_each_made(part_, step, [&](ValueId v, Placement placement) {
+        together_.erase({v, placement});
+      });
     made.joined = joins_ && p > 0;
     if (step.is_compute()) {
       made.node = duplex_.nodes[p][step.node.index];
@@ -468,9 +477,10 @@ class Mirror {
   const std::vector<StepRole> roles_;
   const std::vector<Placement> stored_;
   std::set<Made> needed_, summed_, viewed_, late_made_;
-  std::set<Made> read_;    // by parts
-  bool joins_ = false;     // the steps that are emitted run in one call
-  std::set<int> emitted_;  // of what is run once
+  std::set<Made> read_;      // by parts
+  std::set<Made> together_;  // made for all parts at once
+  bool joins_ = false;       // the steps that are emitted run in one call
+  std::set<int> emitted_;    // of what is run once
   Program out_;
 };
 
