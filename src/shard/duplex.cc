@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "shard/joined.h"
 
 namespace motley {
 
@@ -43,7 +44,8 @@ class Joiner {
     out_->sums.resize(first.values.size());
     out_->graph.model = first.model;
     for (size_t n = 0; n < first.nodes.size(); ++n) add_node(n);
-    for (size_t n = 0; n < first.nodes.size(); ++n) out_->joining.push_back(joining_of(n));
+    for (size_t n = 0; n < first.nodes.size(); ++n)
+      out_->joining.push_back(joining_of(theory_, *parts_[0], *out_, n));
     roles();
     out_->before = parts_[0]->before;
     out_->theory = std::make_unique<Theory>(out_->graph);
@@ -101,45 +103,6 @@ class Joiner {
       }
       out_->shared[n] = shared;
     }
-  }
-
-  // One call on all rows is the node of the whole batch, whose triple says where the rows are.
-  Duplex::Joining joining_of(size_t n) const {
-    const MicroBatch& part = *parts_[0];
-    const Node& node = part.graph.nodes[n];
-    const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
-    Duplex::Joining joining;
-    if (parts_.size() < 2 || out_->shared[n] || out_->late[n] || op == nullptr || op->random ||
-        part.triples[n] < 0)
-      return {};
-    const NodeId whole = part.node_of[n];
-    const Triple& triple = theory_.triples(whole)[part.triples[n]];
-    const auto inputs = part.graph.inputs_of(node);
-    bool any = false;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const Placement p = triple.in[i];
-      const bool same = out_->shared[part.graph.value(inputs[i]).producer.index];
-      if (same ? !p.is_replicated() : !p.is_shard() || p.factor != 0) return {};
-      joining.operands.push_back(same ? -1 : p.dim);
-      any = any || !same;
-    }
-    for (size_t o = 0; o < node.outputs.size(); ++o) {
-      if (!node.outputs[o].valid()) {
-        joining.results.push_back(-1);
-        continue;
-      }
-      const Placement p = triple.out[o];
-      const Shape& shape = part.graph.spec(node.outputs[o]).shape;
-      joining.sums = joining.sums || p.is_partial();
-      const bool one_run = op->alias || std::all_of(shape.begin(), shape.begin() + p.dim,
-                                                    [](int64_t size) { return size == 1; });
-      if (!p.is_partial() && (!p.is_shard() || p.factor != 0 || !one_run)) return {};
-      joining.results.push_back(p.is_partial() ? -1 : p.dim);
-    }
-    if (joining.sums && (node.outputs.size() != 1 || out_->sums[node.outputs[0].index].empty()))
-      return {};
-    joining.possible = any;
-    return joining;
   }
 
   void note(NodeId whole, int part, const Duplex::Rows& random) {

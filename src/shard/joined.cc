@@ -61,6 +61,45 @@ class Rows {
 
 }  // namespace
 
+// One call on all rows is the node of the whole batch, whose triple says where the rows are.
+Duplex::Joining joining_of(const Theory& whole_step, const MicroBatch& part, const Duplex& duplex,
+                           size_t n) {
+  const Node& node = part.graph.nodes[n];
+  const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
+  Duplex::Joining joining;
+  if (duplex.parts() < 2 || duplex.shared[n] || duplex.late[n] || op == nullptr || op->random ||
+      part.triples[n] < 0)
+    return {};
+  const NodeId whole = part.node_of[n];
+  const Triple& triple = whole_step.triples(whole)[part.triples[n]];
+  const auto inputs = part.graph.inputs_of(node);
+  bool any = false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Placement p = triple.in[i];
+    const bool same = duplex.shared[part.graph.value(inputs[i]).producer.index];
+    if (same ? !p.is_replicated() : !p.is_shard() || p.factor != 0) return {};
+    joining.operands.push_back(same ? -1 : p.dim);
+    any = any || !same;
+  }
+  for (size_t o = 0; o < node.outputs.size(); ++o) {
+    if (!node.outputs[o].valid()) {
+      joining.results.push_back(-1);
+      continue;
+    }
+    const Placement p = triple.out[o];
+    const Shape& shape = part.graph.spec(node.outputs[o]).shape;
+    joining.sums = joining.sums || p.is_partial();
+    const bool one_run = op->alias || std::all_of(shape.begin(), shape.begin() + p.dim,
+                                                  [](int64_t size) { return size == 1; });
+    if (!p.is_partial() && (!p.is_shard() || p.factor != 0 || !one_run)) return {};
+    joining.results.push_back(p.is_partial() ? -1 : p.dim);
+  }
+  if (joining.sums && (node.outputs.size() != 1 || duplex.sums[node.outputs[0].index].empty()))
+    return {};
+  joining.possible = any;
+  return joining;
+}
+
 std::vector<JoinedCall> joined_calls(const Theory& theory, const Program& program) {
   std::vector<JoinedCall> calls;
   if (!has_joined(program)) return calls;

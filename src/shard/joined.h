@@ -23,6 +23,10 @@
 
 namespace motley {
 
+// Of node n of the first part's graph. REQUIRES: `duplex` has everything but this.
+Duplex::Joining joining_of(const Theory& whole, const MicroBatch& part, const Duplex& duplex,
+                           size_t n);
+
 struct JoinedCall {
   int begin = 0, parts = 0, end = 0;  // steps: those of the parts, and additions up to `end`
   std::vector<bool> own;              // [operand] every part has rows of its own
