@@ -10,6 +10,7 @@
 #include "cost/overlap.h"
 #include "planner/alternation_search.h"
 #include "solver/balance.h"
+#include "solver/cheapest.h"
 #include "solver/folded.h"
 #include "spmd/program_balance.h"
 #include "spmd/recompute.h"
@@ -58,11 +59,6 @@ AlternationSearch::AlternationSearch(const Theory& theory, const CostModel& mode
   if (options.overlap && options.sizes) builder_.set_sizes(kLargestSizes);
   options_.limits.deadline = options.limits.deadline.counting();
   if (options.warm) warm_ = *options.warm;
-  // The order looks at which conversions exist; any shares will do for that.
-  Shares shares(everywhere(even_ratios(model.cluster())));
-  builder_.price(Fractions(model.cluster(), shares, options_.redundancy));
-  order_ = options.orders ? &options.orders->of(builder_.problem())
-                          : &own_orders_.of(builder_.problem());
   if (options.memory_limit && options.recompute) {
     block_of_ = blocks_of(theory.graph());
     for (int b : block_of_) blocks_ = std::max(blocks_, b + 1);
@@ -382,12 +378,21 @@ Solution AlternationSearch::solve(const Ratios& ratios, const Weights& weights) 
   Fractions fractions(model_.cluster(), shares, options_.redundancy);
   builder_.price(fractions, options_.micro_batches, pricing_);
   if (price_at_slowest_) builder_.price_at_slowest_type();
-  Solution solution = solve_folded(builder_.problem(), *order_, weights, options_.limits, &warm_);
+  std::optional<Solution> plain = cheapest(builder_.problem(), weights);
+  Solution solution =
+      plain ? *std::move(plain)
+            : solve_folded(builder_.problem(), order(), weights, options_.limits, &warm_);
   ++best_.solves;
   best_.states += solution.states;
   if (solution.stop != StopReason::kOptimal && solution.stop != StopReason::kInfeasible)
     worst_stop_ = solution.stop;
   return solution;
+}
+
+const Order& AlternationSearch::order() {
+  if (order_ == nullptr)
+    order_ = &(options_.orders ? *options_.orders : own_orders_).of(builder_.problem());
+  return *order_;
 }
 
 Weights AlternationSearch::slowest() const {

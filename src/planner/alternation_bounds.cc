@@ -98,7 +98,7 @@ Seconds AlternationSearch::bound_overlapped(int64_t states, int divisions) {
   const Shares shares(ratios);
   const Fractions fractions(model_.cluster(), shares, options_.redundancy);
   Certifier certifier(theory_, model_, options_.optimizer, options_.restriction, options_.limits,
-                      &builder_, order_, &warm_, &pool_);
+                      &builder_, &order(), &warm_, &pool_);
   const Seconds bound = certifier.bound(
       {&fractions, [&] { return best_.step(); }, best_program_, first_,
        [&](const Program& program) { offer(program, ratios); },

@@ -136,6 +136,9 @@ class AlternationSearch {
 
   Solution solve(const Ratios& ratios, const Weights& weights);
 
+  // Of the problem, once it is priced: it does not depend on prices.
+  const Order& order();
+
   Weights slowest() const;
 
   Ratios by_device(const std::vector<std::vector<double>>& by_type) const;
@@ -186,7 +189,7 @@ class AlternationSearch {
   std::vector<Proven> proven_;
   ProblemBuilder builder_;
   OrderMemo own_orders_;
-  const Order* order_;
+  const Order* order_ = nullptr;  // once it is asked for
   Weights weights_;
   WarmStart warm_;
   const OverlapPricing* pricing_ = nullptr;  // in prices

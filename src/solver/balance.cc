@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "core/error.h"
 #include "core/infinity.h"
@@ -317,6 +318,39 @@ class BalanceProgram {
   std::vector<int> extra_;              // [type] columns of memory that it lacks, -1: none
 };
 
+// Devices of one type have the same share in every segment, if that fits.
+std::optional<Balance> of_one_type(const ScaledProblem& scaled) {
+  const BalanceProblem& problem = scaled.problem;
+  if (scaled.types > 1) return std::nullopt;
+  double bytes = problem.fixed[0];
+  for (const auto& sharded : problem.sharded) bytes += sharded[0] * scaled.share;
+  if (bytes > problem.capacity[0]) return std::nullopt;
+  Balance result;
+  result.feasible = true;
+  result.rows = static_cast<int>(scaled.stages.size());
+  result.ratio.assign(scaled.segments, {scaled.share / (scaled.share * problem.devices[0])});
+  result.seconds = step_seconds(problem, result.ratio);
+  result.weights.compute = {1};
+  return result;
+}
+
+Balance by_linear_program(const ScaledProblem& scaled) {
+  Balance result;
+  result.rows = static_cast<int>(scaled.stages.size());
+  BalanceProgram program(scaled, false);
+  result.feasible = program.solve();
+  if (!result.feasible) {
+    BalanceProgram elastic(scaled, true);
+    MOTLEY_CHECK(elastic.solve(), "elastic balance");
+    result.lacking_bytes = elastic.lacking_bytes();
+    return result;
+  }
+  result.ratio = program.ratio();
+  result.seconds = step_seconds(scaled.problem, result.ratio);
+  result.weights = program.weights();
+  return result;
+}
+
 // How much less of a tensor lies below a device in segment b than in segment a.
 double difference(const std::vector<double>& devices, const std::vector<double>& a,
                   const std::vector<double>& b) {
@@ -357,21 +391,14 @@ double step_seconds(const BalanceProblem& problem, const std::vector<std::vector
 
 Balance balance(const BalanceProblem& problem) {
   const ScaledProblem scaled(problem);
-  Balance result;
-  result.rows = static_cast<int>(scaled.stages.size());
-  BalanceProgram program(scaled, false);
-  result.feasible = program.solve();
-  if (!result.feasible) {
-    BalanceProgram elastic(scaled, true);
-    MOTLEY_CHECK(elastic.solve(), "elastic balance");
-    result.lacking_bytes = elastic.lacking_bytes();
-    return result;
-  }
-  result.ratio = program.ratio();
-  result.seconds = step_seconds(problem, result.ratio);
-  result.weights = program.weights();
-  return result;
+  if (auto plain = of_one_type(scaled)) return *std::move(plain);
+  return by_linear_program(scaled);
 }
+
+Balance balance_by_linear_program(const BalanceProblem& problem) {
+  return by_linear_program(ScaledProblem(problem));
+}
+
 
 double price(const PriceLine& line, const MaxMin& at) {
   double price = line.comm;

@@ -76,7 +76,10 @@ struct Balance {
   int rows = 0;                       // stages after merging
 };
 
+// Of one type of devices, that fits, without a linear program.
 Balance balance(const BalanceProblem& problem);
+// The same always by a linear program.
+Balance balance_by_linear_program(const BalanceProblem& problem);
 
 // What a program costs under fixed ratios if the device types took turns: under weights w it is
 // priced comm + sum_j w_j compute_j, at most the time of its step. With limits that it has to keep,

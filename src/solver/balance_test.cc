@@ -80,6 +80,28 @@ bool fits(const BalanceProblem& problem, const std::vector<std::vector<double>>&
   return true;
 }
 
+TEST(Balance, OneTypeNeedsNoLinearProgram) {
+  int feasible = 0, infeasible = 0;
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    SCOPED_TRACE(seed);
+    const int segments = 1 + static_cast<int>(seed % 3);
+    BalanceProblem problem = random_balance(seed, 1, segments, seed % 2 == 1);
+    if (segments > 1) add_exchanges(seed, &problem);
+    const Balance fast = balance(problem), slow = balance_by_linear_program(problem);
+    ASSERT_EQ(fast.feasible, slow.feasible);
+    ++(fast.feasible ? feasible : infeasible);
+    EXPECT_EQ(fast.rows, slow.rows);
+    EXPECT_EQ(fast.lacking_bytes, slow.lacking_bytes);
+    if (!fast.feasible) continue;
+    for (int s = 0; s < segments; ++s) EXPECT_DOUBLE_EQ(fast.ratio[s][0], slow.ratio[s][0]);
+    EXPECT_DOUBLE_EQ(fast.seconds, slow.seconds);
+    EXPECT_EQ(fast.weights.compute, slow.weights.compute);
+    EXPECT_TRUE(slow.weights.memory.empty());
+  }
+  EXPECT_GT(feasible, 100);
+  EXPECT_GT(infeasible, 50);
+}
+
 // Two types, one segment: the time is convex in b_0, so a ternary search between the bounds that
 // memory leaves finds the optimum.
 double two_type_twin(const BalanceProblem& problem) {
