@@ -79,6 +79,28 @@ class Ranges {
     // A link of its own carries one direction at a time: about half of both ways.
     return problem_.blocking ? time(s, i, j) + in + out : std::max(time(s, i, j), in / 2);
   }
+  // The least period above `lo` of a range that a stage may have.
+  Seconds next_period(Seconds lo) const {
+    Seconds least = kNever;
+    for (int s = 0; s < stages_; ++s) {
+      const int last = layers_ - (stages_ - 1 - s), shortest = s + 1 == stages_ ? layers_ : s + 1;
+      int above = shortest;  // of ranges that begin at i or later, none that ends before is above
+      for (int i = s; i <= (s == 0 ? 0 : last - 1); ++i) {
+        above = std::max(above, i + 1);
+        if (into(s, i) / 2 <= lo && !problem_.blocking)
+          while (above <= last && time(s, i, above) <= lo) ++above;
+        // The end that is nearest; what is blocked also depends on what an end hands on.
+        for (int j = problem_.blocking || into(s, i) / 2 > lo ? std::max(shortest, i + 1) : above;
+             j <= last && !memory_over(s, i, j); ++j) {
+          if (!allowed(s, i, j)) continue;
+          const Seconds at = period(s, i, j);
+          if (at > lo) least = std::min(least, at);
+          if (at > lo && !problem_.blocking) break;
+        }
+      }
+    }
+    return least;
+  }
 
  private:
   const AssignProblem& problem_;
@@ -260,7 +282,10 @@ Assignment assign_layers(const AssignProblem& problem) {
     const Interval at = open.back();
     open.pop_back();
     if (at.lo >= at.hi || repeats * at.lo + at.sum >= best.cost * (1 - 1e-12)) continue;
-    const Seconds middle = at.lo + (at.hi - at.lo) / 2;
+    const Seconds next = r.next_period(at.lo);
+    if (next >= at.hi || repeats * next + at.sum >= best.cost * (1 - 1e-12)) continue;
+    Seconds middle = at.lo + (at.hi - at.lo) / 2;
+    while (middle < next) middle += (at.hi - middle) / 2;
     const Solved s = solve(false, middle);
     keep(s, s.value);
     open.push_back({middle, at.hi, at.sum});
