@@ -8,14 +8,27 @@
 namespace motley::pipeline {
 
 Extensions::Extensions(const std::vector<int>& sequence) : n_(static_cast<int>(sequence.size())) {
-  std::vector<int> order(n_), next(n_);
+  std::vector<int> order(n_), next(n_), begin;
   std::iota(order.begin(), order.end(), 0);
   rank_ = sequence;
+  // By prefixes twice as long each time: by their second halves, which the last order tells, and
+  // then by their first.
   for (int width = 0;; width = width == 0 ? 1 : 2 * width) {
     auto key = [&](int i) {
       return std::pair(rank_[i], width == 0 ? 0 : i + width < n_ ? rank_[i + width] + 1 : 0);
     };
-    std::sort(order.begin(), order.end(), [&](int a, int b) { return key(a) < key(b); });
+    if (width == 0) {
+      std::sort(order.begin(), order.end(), [&](int a, int b) { return rank_[a] < rank_[b]; });
+    } else {
+      int at = 0;
+      for (int i = std::max(0, n_ - width); i < n_; ++i) next[at++] = i;
+      for (const int i : order)
+        if (i >= width) next[at++] = i - width;
+      begin.assign(n_ + 1, 0);
+      for (const int rank : rank_) ++begin[rank + 1];
+      std::partial_sum(begin.begin(), begin.end(), begin.begin());
+      for (const int i : next) order[begin[rank_[i]]++] = i;
+    }
     for (int i = 0; i < n_; ++i)
       next[order[i]] =
           i == 0 ? 0 : next[order[i - 1]] + (key(order[i - 1]) < key(order[i]) ? 1 : 0);

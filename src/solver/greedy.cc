@@ -55,7 +55,8 @@ class Stretch {
 
   // What eliminating an item would change of the width.
   double delta(int item) {
-    if (stale_[item]) delta_[item] = delta_of(item), stale_[item] = false;
+    if (stale_[item]) [[unlikely]]
+      delta_[item] = delta_of(item), stale_[item] = false;
     return delta_[item];
   }
 
@@ -179,10 +180,9 @@ std::vector<int> Greedy::improve(const std::vector<int>& items, int from, int to
       for (size_t c = 0; c < window.size(); ++c) {
         const double score = stretch.delta(window[c]) + 0.02 * static_cast<double>(c) +
                              (noise > 0 ? noise * rng.uniform() : 0);
-        if (score < least) {
-          least = score;
-          pick = c;
-        }
+        const bool less = score < least;  // as often as not: without a branch
+        least = less ? score : least;
+        pick = less ? c : pick;
       }
       chosen.push_back(window[pick]);
       cost += stretch.eliminate(window[pick]);
