@@ -394,7 +394,8 @@ std::vector<Bytes> reduction_workspace(const Theory& theory, const Program& prog
 
 std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
                                 const std::vector<int>& group, const Cluster& sub_cluster,
-                                Optimizer optimizer, const std::vector<DividedState>& divided) {
+                                Optimizer optimizer, const std::vector<DividedState>& divided,
+                                const KnownMemory& known) {
   const ReplicaPlan& of = plan.replicas[replica];
   const int types = static_cast<int>(sub_cluster.types.size());
   std::map<int, MemoryCost> memory;  // [stage]
@@ -403,8 +404,12 @@ std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
   for (int s : group) {
     const Shares shares(of.stages[s].ratios);
     const Fractions fractions(sub_cluster, shares);
-    memory[s] = memory_of(plan.theory(s), of.stages[s].program, fractions, types, optimizer, true,
-                          divided[s].kept(replica));
+    const ZeroShare kept = divided[s].kept(replica);
+    const MemoryCost* whole =
+        known && kept.optimizer.empty() && kept.gradient.empty() ? known(replica, s) : nullptr;
+    memory[s] = whole ? *whole
+                      : memory_of(plan.theory(s), of.stages[s].program, fractions, types, optimizer,
+                                  true, kept);
     back[s] = on_the_way_back(plan, replica, s);
     for (int t = 0; t < types; ++t) bytes[t] += memory[s].state[t] + memory[s].sums[t];
   }
@@ -463,7 +468,7 @@ bool held_alike(const PipelinePlan& plan, const Cluster& cluster, size_t a, size
 }  // namespace
 
 std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& cluster,
-                                   Optimizer optimizer) {
+                                   Optimizer optimizer, const KnownMemory& known) {
   std::vector<Bytes> bytes(cluster.size(), 0);
   const std::vector<DividedState> divided = divided_states(plan);
   for (size_t r = 0; r < plan.replicas.size(); ++r) {
@@ -481,7 +486,7 @@ std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& clus
       const std::vector<int>& devices = plan.replicas[r].stages[group[0]].devices;
       const Cluster part = part_of(cluster, devices);
       const std::vector<Bytes> by_type =
-          group_memory(plan, static_cast<int>(r), group, part, optimizer, divided);
+          group_memory(plan, static_cast<int>(r), group, part, optimizer, divided, known);
       for (size_t i = 0; i < devices.size(); ++i) bytes[devices[i]] = by_type[part.devices[i].type];
     }
   }

@@ -31,6 +31,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -172,15 +173,19 @@ int tied_among(const PipelinePlan& plan, int stage);
 std::vector<Bytes> reduction_workspace(const Theory& theory, const Program& program, int groups,
                                        bool replicas, const Fractions& fractions, int types);
 
+// What a stage of a replica holds with nothing divided, where that is known; null: it is not.
+using KnownMemory = std::function<const MemoryCost*(int replica, int stage)>;
+
 // Bytes on the fullest device of every type of the sub-cluster of a group of stages: parameters,
 // gradients, optimizer, sums of gradients, and the micro-batches in flight. `divided`: of every
 // stage.
 std::vector<Bytes> group_memory(const PipelinePlan& plan, int replica,
                                 const std::vector<int>& group, const Cluster& sub_cluster,
-                                Optimizer optimizer, const std::vector<DividedState>& divided);
+                                Optimizer optimizer, const std::vector<DividedState>& divided,
+                                const KnownMemory& known = {});
 
 // [device] of the whole cluster; 0 for a device without a stage.
 std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& cluster,
-                                   Optimizer optimizer);
+                                   Optimizer optimizer, const KnownMemory& known = {});
 
 }  // namespace motley

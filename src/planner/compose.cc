@@ -288,14 +288,20 @@ class PlanBuilder::Composer {
         continue;
       }
       for (int s = 0; s < stages_; ++s) {
-        if (!time_stage(r, s)) return false;
+        if (!time_stage(r, s, state_[s], &times_[r])) return false;
         if (s + 1 < stages_) times_[r].links.push_back(link_time(topology, r, s));
       }
     }
     return true;
   }
 
-  bool time_stage(size_t r, int s) { return time_stage(r, s, state_[s], &times_[r]); }
+  // With nothing divided, and where the program is still the one that was found; else null.
+  const MemoryCost* known_memory(size_t r, int s) const {
+    const Planned& found = *found_[r * stages_ + s];
+    const bool whole = state_[s].optimizer.empty() && state_[s].gradient.empty(),
+               same = found.program == result_.replicas[r].stages[s].program;
+    return whole && same ? found.memory.get() : nullptr;
+  }
 
   bool time_stage(size_t r, int s, const DividedState& state, pipeline::Pipeline* to) {
     const Theory& theory = result_.theory(s);
@@ -303,18 +309,19 @@ class PlanBuilder::Composer {
     const CostModel& model = kinds_[r][s]->model;
     const Shares shares(stage.ratios);
     const Fractions fractions(model.cluster(), shares);
-    const PhaseSeconds seconds =
-        phase_seconds(theory, stage.program, model, fractions, request_.optimizer);
-    pipeline::Pipeline& p = *to;
-    p.stages.push_back({seconds.forward, seconds.backward + (stage.recompute ? seconds.forward : 0),
-                        seconds.weights});
-    p.epilogue.push_back(seconds.reduction + seconds.update);
+    const auto seconds = phase_seconds(theory, stage.program, model, fractions, request_.optimizer);
+    to->stages.push_back({seconds.forward,
+                          seconds.backward + (stage.recompute ? seconds.forward : 0),
+                          seconds.weights});
+    to->epilogue.push_back(seconds.reduction + seconds.update);
     int limit = composition_.replicas[r].micro_batches;
     double waiting = 0;  // of what one in flight holds
     if (request_.memory_limit) {
+      const MemoryCost* known = state.any() ? nullptr : known_memory(r, s);
       const MemoryCost memory =
-          memory_of(theory, stage.program, fractions, model.types(), request_.optimizer, true,
-                    state.kept(static_cast<int>(r)));
+          known ? *known
+                : memory_of(theory, stage.program, fractions, model.types(), request_.optimizer,
+                            true, state.kept(static_cast<int>(r)));
       for (int t = 0; t < model.types(); ++t) {
         const Bytes one = memory.peak[t] + memory.sums[t],
                     more = memory.another(t, stage.recompute),
@@ -328,8 +335,8 @@ class PlanBuilder::Composer {
         if (more > 0) waiting = std::max(waiting, memory.waiting[t] / more);
       }
     }
-    p.in_flight_limit.push_back(limit);
-    p.waiting.push_back(waiting);
+    to->in_flight_limit.push_back(limit);
+    to->waiting.push_back(waiting);
     return true;
   }
 
@@ -517,13 +524,12 @@ class PlanBuilder::Composer {
 
   bool fits() {
     plan_->predicted_step_s = step_;
-    plan_->peak_memory_bytes = pipeline_memory(result_, cluster_, request_.optimizer);
+    plan_->peak_memory_bytes = pipeline_memory(result_, cluster_, request_.optimizer,
+                                               [&](int r, int s) { return known_memory(r, s); });
     if (request_.memory_limit)
       for (int d = 0; d < cluster_.size(); ++d)
-        if (plan_->peak_memory_bytes[d] > cluster_.type_of(d).memory) {
-          reason_ =
-              fmt::format("device {} lacks {}", d,
-                          format_bytes(plan_->peak_memory_bytes[d] - cluster_.type_of(d).memory));
+        if (const Bytes lack = plan_->peak_memory_bytes[d] - cluster_.type_of(d).memory; lack > 0) {
+          reason_ = fmt::format("device {} lacks {}", d, format_bytes(lack));
           lacks_memory_ = true;
           return false;
         }
@@ -539,9 +545,8 @@ class PlanBuilder::Composer {
   PipelinePlan& result_;  // of plan_
   std::string reason_;    // why there is no plan
   bool lacks_memory_ = false;
-  int stages_ = 0;
-  int stages_per_device_ = 1;       // stages on the same devices
-  std::vector<net::Groups> seats_;  // [stage][replica] devices
+  int stages_ = 0, stages_per_device_ = 1;  // the latter: on the same devices
+  std::vector<net::Groups> seats_;          // [stage][replica] devices
   StageGroups kinds_;
   std::vector<const Planned*> found_;                       // [replica * stages + stage]
   bool divides_ = false;                                    // replicas, the state of parameters

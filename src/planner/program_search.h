@@ -4,11 +4,13 @@
 
 #include <atomic>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "cost/cost.h"
 #include "planner/alternation.h"
 #include "planner/options.h"
 #include "shard/program.h"
@@ -33,6 +35,8 @@ struct Planned {
   bool slow = false;  // likewise
   Program program;
   std::vector<double> ratios;
+  // Of the program once a micro-batch, nothing divided among replicas; null: nobody asked yet.
+  std::shared_ptr<const MemoryCost> memory;
 };
 
 class ProgramSearch {

@@ -165,8 +165,8 @@ Planned StagePrograms::as_run(const StageTask& task, Planned planned) {
   return planned;
 }
 
-std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(const StageTask& task,
-                                                                const Planned& p) const {
+std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(
+    const StageTask& task, const Planned& p, std::shared_ptr<const MemoryCost>* known) const {
   const Cluster& cluster = task.group->cluster;
   const Divided& divided = task.divided;
   // As if the pieces of all replicas were alike.
@@ -183,8 +183,12 @@ std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(const StageTask&
     return memory_of(*task.theory, program, fractions, task.group->model.types(),
                      request_.optimizer, true, what);
   };
-  const Program program = as_run(task, p).program;
-  const MemoryCost memory = memory_with(program, kept);
+  Program in_pieces;
+  if (task.pieces() && p.feasible) in_pieces = spmd::hold_pieces(*task.theory, p.program);
+  const Program& program = task.pieces() && p.feasible ? in_pieces : p.program;
+  const auto counted = std::make_shared<const MemoryCost>(memory_with(program, kept));
+  const MemoryCost& memory = *counted;
+  if (known && kept.optimizer.empty() && kept.gradient.empty()) *known = counted;
   const int types = task.group->model.types();
   const std::vector<Bytes> at_the_end = reduction_workspace(
       *task.theory, program, task.exchanged_among, task.replicas, fractions, types);
@@ -204,8 +208,9 @@ std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(const StageTask&
   return shortages;
 }
 
-bool StagePrograms::fits(const StageTask& task, const Planned& planned) const {
-  const std::vector<Shortage> shortages = shortage_of(task, planned);
+bool StagePrograms::fits(const StageTask& task, const Planned& planned,
+                         std::shared_ptr<const MemoryCost>* memory) const {
+  const std::vector<Shortage> shortages = shortage_of(task, planned, memory);
   return std::all_of(shortages.begin(), shortages.end(),
                      [](const Shortage& r) { return r.lack <= 0; });
 }
@@ -254,8 +259,12 @@ Planned StagePrograms::plan(const StageTask& task) {
   const Theory& theory = *task.theory;
   const DeviceGroups::Kind& group = *task.group;
   Planned planned = *unlimited(task, task.pieces(), nullptr);
-  if (!request_.memory_limit || !planned.feasible || fits(task, planned))
-    return as_run(task, std::move(planned));
+  std::shared_ptr<const MemoryCost> memory;
+  if (!request_.memory_limit || !planned.feasible || fits(task, planned, &memory)) {
+    planned = as_run(task, std::move(planned));
+    planned.memory = std::move(memory);
+    return planned;
+  }
   if (!task.strategy.empty() || hurried_) {
     planned.feasible = false;
     planned.reason = lack_of(task, planned);

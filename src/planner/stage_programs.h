@@ -7,6 +7,7 @@
 #include <atomic>
 #include <compare>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -104,8 +105,11 @@ class StagePrograms {
   struct Shortage {
     Bytes lack = 0, others = 0, divided = 0;
   };
-  std::vector<Shortage> shortage_of(const StageTask& task, const Planned& planned) const;
-  bool fits(const StageTask& task, const Planned& planned) const;
+  // `memory`, unless null: of the program as it runs, as in Planned.
+  std::vector<Shortage> shortage_of(const StageTask& task, const Planned& planned,
+                                    std::shared_ptr<const MemoryCost>* memory = nullptr) const;
+  bool fits(const StageTask& task, const Planned& planned,
+            std::shared_ptr<const MemoryCost>* memory = nullptr) const;
   // "V100 lacks 3 GiB, T4 lacks 5 GiB"; empty if it fits.
   std::string lack_of(const StageTask& task, const Planned& planned) const;
   // As it runs: with pieces held, if it is to.
