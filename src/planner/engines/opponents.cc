@@ -245,9 +245,16 @@ class Opponent {
     const grid::Model model = grid_model(builder, samples);
     const grid::Estimator estimator = estimator_of(model, cluster_);
     std::vector<std::pair<Seconds, grid::Strategy>> order;
-    for (const grid::Strategy& s : uniform_strategies(model))
-      if (const grid::Estimate e = estimator.estimate(s); e.fits || !options_.memory_limit)
+    grid::Mesh mesh;  // of all strategies with the same degrees: one follows the other
+    int tp = 0, pp = 0;
+    for (const grid::Strategy& s : uniform_strategies(model)) {
+      options_.limits.deadline.check();
+      estimator.check(s);
+      if (s.tp != tp || s.pp != pp) mesh = estimator.mesh(s);
+      tp = s.tp, pp = s.pp;
+      if (const grid::Estimate e = estimator.estimate(s, mesh); e.fits || !options_.memory_limit)
         order.emplace_back(e.step, s);
+    }
     std::stable_sort(order.begin(), order.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     best_.reason = "no degrees with even layers fit";
