@@ -298,9 +298,9 @@ class PlanBuilder::Composer {
   // With nothing divided, and where the program is still the one that was found; else null.
   const MemoryCost* known_memory(size_t r, int s) const {
     const Planned& found = *found_[r * stages_ + s];
-    const bool whole = state_[s].optimizer.empty() && state_[s].gradient.empty(),
-               same = found.program == result_.replicas[r].stages[s].program;
-    return whole && same ? found.memory.get() : nullptr;
+    const StagePlan& stage = result_.replicas[r].stages[s];
+    if (found.program != stage.program || found.ratios != stage.ratios) return nullptr;
+    return state_[s].optimizer.empty() && state_[s].gradient.empty() ? found.memory.get() : nullptr;
   }
 
   bool time_stage(size_t r, int s, const DividedState& state, pipeline::Pipeline* to) {

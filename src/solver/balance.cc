@@ -399,7 +399,6 @@ Balance balance_by_linear_program(const BalanceProblem& problem) {
   return by_linear_program(ScaledProblem(problem));
 }
 
-
 double price(const PriceLine& line, const MaxMin& at) {
   double price = line.comm;
   for (size_t j = 0; j < line.compute.size(); ++j) price += at.weights[j] * line.compute[j];

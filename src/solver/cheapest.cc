@@ -40,7 +40,8 @@ std::optional<Solution> cheapest(const Problem& problem, const Weights& weights)
       return true;
     });
     if (chosen == known->end()) return std::nullopt;
-    for (size_t k = 0; k < node.outputs.size(); ++k) made[node.outputs[k]] = options[*chosen].out[k];
+    for (size_t k = 0; k < node.outputs.size(); ++k)
+      made[node.outputs[k]] = options[*chosen].out[k];
     option.push_back(*chosen);
   }
   return evaluate(problem, option, weights);

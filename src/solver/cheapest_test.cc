@@ -45,8 +45,8 @@ Problem pair_of(std::vector<Option> make, std::vector<Option> read) {
 TEST(Cheapest, LeavesConversionsToSearches) {
   const Weights weights{{1}, {}};
   const Option makes{{}, {0}, 0, {1}, {0}}, same{{}, {1}, 0, {1}, {0}}, dear{{}, {1}, 0, {2}, {0}},
-      never{{}, {1}, kInfinity, {0}, {0}}, reads{{0}, {}, 0, {1}, {0}},
-      other{{1}, {}, 0, {1}, {0}}, slow{{0}, {}, 0, {1.5}, {0}};
+      never{{}, {1}, kInfinity, {0}, {0}}, reads{{0}, {}, 0, {1}, {0}}, other{{1}, {}, 0, {1}, {0}},
+      slow{{0}, {}, 0, {1.5}, {0}};
   using Options = std::vector<int>;
   const auto options = [&](const Problem& problem) {
     const auto solution = cheapest(problem, weights);
