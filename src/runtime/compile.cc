@@ -265,7 +265,7 @@ bool Executor::join(std::vector<Instruction>* calls, const JoinedCall& call) con
   if (static_cast<size_t>(n) == first.size() || call.parts != duplex.parts()) return false;
   const Duplex::Joining& joining = duplex.joining[n];
   for (int p = 0; p < call.parts; ++p)
-    if ((*calls)[p].kind != Kind::call) return false;
+    if ((*calls)[p].kind != Kind::call || (*calls)[p].id != duplex.nodes[p][n]) return false;
   if (!joining.possible || joining.sums != call.sums()) return false;
   const Graph& graph = theory_.graph();
   std::vector<Shape> operand_shapes, result_shapes = in.result_shapes;

@@ -113,6 +113,7 @@ std::vector<JoinedCall> joined_calls(const Theory& theory, const Program& progra
     JoinedCall call;
     call.begin = call.end = s;
     std::set<Made> made;
+    bool alike = true;  // otherwise check_joined() refuses it
     const std::vector<Made> first = operands_of(theory, program.steps[s]);
     call.own.assign(first.size(), false);
     call.copied.assign(first.size(), false);
@@ -124,16 +125,21 @@ std::vector<JoinedCall> joined_calls(const Theory& theory, const Program& progra
       for_each_made(theory, step, [&](ValueId v, Placement p) { made.insert({v, p}); });
       if (adds) continue;
       ++call.parts;
-      for (size_t i = 0; i < std::min(operands.size(), first.size()); ++i) {
+      alike = alike && step.is_compute() && operands.size() == first.size();
+      for (size_t i = 0; alike && i < first.size(); ++i) {
         if (operands[i] == first[i]) continue;
         call.own[i] = true;
         if (rows.of(first[i]) == 0 || rows.of(operands[i]) != rows.of(first[i]))
           call.copied[i] = true;
       }
     }
-    rows.made(call, program);
     s = call.end - 1;
-    calls.push_back(std::move(call));
+    if (alike) {
+      rows.made(call, program);
+      calls.push_back(std::move(call));
+    } else {
+      for (int i = call.begin; i < call.end; ++i) rows.made(program.steps[i]);
+    }
   }
   return calls;
 }
