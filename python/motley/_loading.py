@@ -27,11 +27,12 @@ def load():
             f"motley needs torch, which {sys.executable} (Python {python}) does not have ({error}): install it there "
             "(Debian: apt-get install python3-torch, and run /usr/bin/python3)"
         ) from None
+    not_built = (
+        "motley's extension is not built: install it in a virtual environment as docs/python.md says, or run `./dev build` and set "
+        "PYTHONPATH=build/python"
+    )
     if built is None:
-        raise ImportError(
-            "motley's extension is not built: install it in a virtual environment as docs/python.md says, or run `./dev build` and set "
-            "PYTHONPATH=build/python"
-        )
+        raise ImportError(not_built)
     if _version(built.torch) != _version(torch.__version__):
         raise ImportError(
             f"motley was built with torch {built.torch}, but this interpreter has torch {torch.__version__}: build it again "
@@ -40,6 +41,8 @@ def load():
     try:
         importlib.import_module("motley._motley")
     except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "motley._motley":
+            raise ImportError(not_built) from None
         raise ImportError(
             f"motley's extension cannot be loaded ({error}): a library that it was built with is missing, libtorch or another; "
             "install it (Debian: apt-get install libtorch1.13 python3-torch, all packages are in tools/packages.txt), or build "
