@@ -543,8 +543,7 @@ class Imports(unittest.TestCase):
         text = self.failure("import sys; sys.modules['motley._built'] = None")
         self.assertIn("is not built", text)
 
-    def test_only_the_program_is_built(self):
-        """As `./dev demo` leaves a fresh clone."""
+    def test_only_the_program_is_built(self):  # as `./dev demo` leaves a clone
         text = self.failure("import sys; sys.modules['motley._motley'] = None")
         self.assertIn("is not built", text)
         self.assertIn("./dev build", text)
