@@ -246,7 +246,7 @@ std::vector<at::Tensor> Executor::compute(const Instruction& in, int64_t step_nu
       const int stream =
           options_.random_stream.empty() ? in.id.index : options_.random_stream[in.id.index];
       const InWhole of_step =
-          !options_.random_rows.empty() ? InWhole(options_.random_rows[in.id.index])
+          options_.duplex != nullptr ? InWhole(options_.duplex->random[in.id.index])
           : options_.random_part.empty()
               ? InWhole()
               : InWhole(options_.random_part[in.id.index], options_.parts, micro_batch);

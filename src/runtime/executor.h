@@ -45,8 +45,7 @@ struct ExecutorOptions {
   std::vector<int> random_stream;
   std::vector<PartCut> random_part;
   int parts = 1;  // micro-batches
-  // [node] The same of a step in parts (shard/duplex.h), and whose steps may run in one call.
-  std::vector<Duplex::Rows> random_rows;
+  // Of a step in parts (shard/duplex.h): which draws are whose, and which steps may run in one call.
   const Duplex* duplex = nullptr;
   // Collectives are started where they stand and waited for where their results are read.
   bool asynchronous = false;

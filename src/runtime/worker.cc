@@ -27,7 +27,6 @@ const std::vector<ReductionProgram> kNone;
 ExecutorOptions executing(const Plan& plan, ExecutorOptions options) {
   if (!plan.duplex) return options;
   options.asynchronous = options.overlap;
-  options.random_rows = plan.duplex->random;
   options.duplex = plan.duplex.get();
   for (NodeId id : plan.duplex->node_of) options.random_stream.push_back(id.index);
   return options;

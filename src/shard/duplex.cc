@@ -315,12 +315,12 @@ class Mirror {
     bool added = false;  // gradients, since some were reduced
     for (const int i : list) {
       const Step& step = program_.steps[i];
-      joins_ = step.is_compute() && duplex_.joining[step.node.index].possible;
+      joins_ = step.is_compute() &&
+               may_join(duplex_.joining[step.node.index], part_.triples(step.node)[step.triple]);
       if (joins_) {
         const Triple& triple = part_.triples(step.node)[step.triple];
         const Node& node = part_.graph().node(step.node);
         const Made made{node.outputs[0], triple.out[0]};
-        joins_ = triple.kernel.empty() && triple.collectives.empty();
         // A view of rows that lie apart is one of each.
         if (find_op(node.op)->alias)
           joins_ = joins_ && together_.count({part_.graph().inputs_of(node)[0], triple.in[0]});

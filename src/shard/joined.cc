@@ -100,6 +100,10 @@ Duplex::Joining joining_of(const Theory& whole_step, const MicroBatch& part, con
   return joining;
 }
 
+bool may_join(const Duplex::Joining& joining, const Triple& triple) {
+  return joining.possible && triple.kernel.empty() && triple.collectives.empty();
+}
+
 std::vector<JoinedCall> joined_calls(const Theory& theory, const Program& program) {
   std::vector<JoinedCall> calls;
   if (!has_joined(program)) return calls;
@@ -189,7 +193,7 @@ class JoinedChecker {
     const int n = it->second, parts = duplex_.parts();
     const Duplex::Joining& joining = duplex_.joining[n];
     const Triple& triple = theory_.triples(first.node)[first.triple];
-    if (!triple.kernel.empty() || !triple.collectives.empty())
+    if (!may_join(joining, triple))
       return problem(begin + 1, "says joined, and the step before it is no single call");
     const ValueId v = duplex_.first->graph.nodes[n].outputs[0];
     const std::vector<NodeId> sums = joining.sums ? duplex_.sums[v.index] : std::vector<NodeId>();

@@ -27,6 +27,9 @@ namespace motley {
 Duplex::Joining joining_of(const Theory& whole, const MicroBatch& part, const Duplex& duplex,
                            size_t n);
 
+// Whether a node may run so under a triple: it is one call, without communication.
+bool may_join(const Duplex::Joining& joining, const Triple& triple);
+
 struct JoinedCall {
   int begin = 0, parts = 0, end = 0;  // steps: those of the parts, and additions up to `end`
   std::vector<bool> own;              // [operand] every part has rows of its own

@@ -267,7 +267,7 @@ class DuplexSearch {
         const std::vector<double>& f = fractions.by_type(work.cut);
         const Duplex::Joining& joining = duplex.joining[node.index];
         std::optional<JoinedWork> joined;
-        if (joining.possible && inside == 0 && triple.kernel.empty())
+        if (may_join(joining, triple))
           joined.emplace(part, step.node, triple, joining, problem.parts);
         for (int t = 0; t < model_.types(); ++t) {
           const Seconds seconds = work.free ? 0 : model_.compute(t, work, f[t]);
