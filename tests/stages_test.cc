@@ -483,5 +483,69 @@ TEST(Granularity, GetsFinerUntilNothingIsGained) {
   EXPECT_LE(fine.first, coarse.first);
 }
 
+// Stages whose graphs are the same but for names have one theory, which is that of each.
+TEST(AlikeStages, ShareTheirTheory) {
+  int alike = 0;
+  for (const std::string model : {"gpt:layers=6,hidden=32,heads=2,seq=16,vocab=32", "bert-moe",
+                                  "mlp:layers=8,hidden=16,in=16,classes=16"}) {
+    const Graph graph = canonicalize(capture(model, 8).graph);
+    PipelinePlan pipeline;
+    pipeline.micro_batch = 4;
+    pipeline.take_parts(Theory(graph), 8, model);
+    pipeline::LayerOptions options;
+    options.layers = 8;
+    const pipeline::Layers layers = find_layers(pipeline.part().graph, options);
+    pipeline.stage_of.assign(pipeline.part().graph.nodes.size(), 0);
+    for (size_t l = 0; l < layers.layers.size(); ++l)
+      for (const auto* nodes : {&layers.layers[l].forward, &layers.layers[l].backward})
+        for (const NodeId n : *nodes) pipeline.stage_of[n.index] = static_cast<int>(l);
+    pipeline.cut(static_cast<int>(layers.layers.size()), model);
+    for (int s = 0; s < pipeline.stages(); ++s) {
+      alike += pipeline.like(s) < s;
+      const Graph& own = pipeline.graph(s);
+      EXPECT_TRUE(same_but_for_names(pipeline.graph(pipeline.like(s)), own));
+      const Theory &theory = pipeline.theory(s), fresh(own);
+      EXPECT_EQ(&theory.graph(), &own);
+      EXPECT_EQ(theory.pure_gradients(), fresh.pure_gradients());
+      for (int64_t v = 0; v < static_cast<int64_t>(own.values.size()); ++v)
+        EXPECT_EQ(theory.factors(ValueId(v)), fresh.factors(ValueId(v)));
+      for (int64_t n = 0; n < static_cast<int64_t>(own.nodes.size()); ++n) {
+        const auto &triples = theory.triples(NodeId(n)), &others = fresh.triples(NodeId(n));
+        ASSERT_EQ(theory.table(NodeId(n)), fresh.table(NodeId(n)));
+        ASSERT_EQ(triples.size(), others.size());
+        for (size_t t = 0; t < triples.size(); ++t)
+          EXPECT_EQ(to_string(triples[t]), to_string(others[t]));
+      }
+    }
+  }
+  EXPECT_GE(alike, 8);
+}
+
+// What makes graphs differ.
+TEST(AlikeStages, OnlyNamesMayDiffer) {
+  const char* text = R"(%0 = motley::input("x") : f32[6,4]
+%1 = motley::parameter("w") : f32[4,10]
+%2 = motley::constant([0.5]) : f32[]
+%3 = aten::mm(%0, %1) : f32[6,10]
+%4 = aten::mul.Tensor(%3, %2) : f32[6,10]
+%5 = aten::sum(%4) : f32[]
+loss %5
+)";
+  const auto same = [&](const std::string& from, const std::string& to) {
+    std::string other = text;
+    if (!from.empty()) other.replace(other.find(from), from.size(), to);
+    return same_but_for_names(parse_graph(text, "one"), parse_graph(other, "other"));
+  };
+  EXPECT_TRUE(same("", ""));
+  EXPECT_TRUE(same("\"w\"", "\"v\""));
+  EXPECT_TRUE(same("\"x\"", "\"%12\""));
+  EXPECT_FALSE(same("[0.5]", "[0.25]"));
+  EXPECT_FALSE(same("mul.Tensor", "add.Tensor"));
+  EXPECT_FALSE(same("%4 = aten::mul.Tensor(%3, %2)", "%4 = aten::mul.Tensor(%3, 0.5)"));
+  EXPECT_FALSE(same("loss %5\n", ""));
+  EXPECT_FALSE(same("loss %5\n", "loss %5\nfrozen \"w\"\n"));
+  EXPECT_FALSE(same(" : f32[6,4]", " : f64[6,4]"));
+}
+
 }  // namespace
 }  // namespace motley

@@ -137,6 +137,9 @@ class Graph {
 
 bool is_source(const Node& node);  // motley::parameter, buffer, input or constant
 
+// Whether graphs are equal but for the names of models, parameters, buffers and inputs.
+bool same_but_for_names(const Graph& a, const Graph& b);
+
 std::string to_text(const Graph& graph);
 // Throws UserError naming `name`, the line and what is wrong with it.
 Graph parse_graph(const std::string& text, const std::string& name);

@@ -30,8 +30,16 @@ void PipelinePlan::take_parts(const Theory& whole, int64_t batch, const std::str
 void PipelinePlan::cut(int stages, const std::string& where) {
   theories_.clear();
   parts_ = std::make_unique<Stages>(cut_stages(part_->graph, stage_of, stages, where));
-  for (const StageGraph& stage : parts_->graphs)
-    theories_.push_back(std::make_unique<Theory>(stage.graph));
+  like_.clear();
+  std::vector<int> firsts;  // of those that are alike
+  for (int s = 0; s < stages; ++s) {
+    const auto first = std::find_if(firsts.begin(), firsts.end(),
+                                    [&](int f) { return same_but_for_names(graph(f), graph(s)); });
+    like_.push_back(first == firsts.end() ? s : *first);
+    if (like_[s] == s) firsts.push_back(s);
+    theories_.push_back(like_[s] == s ? std::make_unique<Theory>(graph(s))
+                                      : std::make_unique<Theory>(*theories_[like_[s]], graph(s)));
+  }
 }
 
 int PipelinePlan::micro_batches() const {

@@ -101,6 +101,8 @@ class PipelinePlan {
   const Stages& parts() const { return *parts_; }
   const Graph& graph(int stage) const { return parts_->graphs[stage].graph; }
   const Theory& theory(int stage) const { return *theories_[stage]; }
+  // The first stage whose graph is the same but for names.
+  int like(int stage) const { return like_[stage]; }
   // What a device does, by stage; empty: nothing.
   std::vector<Seat> seats(int device) const;
 
@@ -108,6 +110,7 @@ class PipelinePlan {
   std::shared_ptr<const MicroBatch> part_;
   std::unique_ptr<Stages> parts_;  // stable addresses: theories refer to graphs
   std::vector<std::unique_ptr<Theory>> theories_;
+  std::vector<int> like_;  // [stage]
 };
 
 // The devices of a stage in all replicas, ascending.

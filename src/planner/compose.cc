@@ -150,12 +150,11 @@ class PlanBuilder::Composer {
   // Programs and shares; the memory that warm-up counts will need is what the choice says, or else
   // that of 1F1B, then of a single micro-batch.
   bool find_programs() {
-    std::vector<int> numbers;
+    std::vector<std::string> asked;
     for (int s = 0; s < stages_; ++s)
-      numbers.push_back(builder_.programs_.number_of(
-          result_.graph(s),
-          fmt::format("{} {}", strategy_of(s),
-                      fmt::join(composition_.replicas[0].stages[s].ratios, " "))));
+      asked.push_back(fmt::format("{} {}", strategy_of(s),
+                                  fmt::join(composition_.replicas[0].stages[s].ratios, " ")));
+    const std::vector<int> numbers = builder_.programs_.numbers_of(result_, asked);
     std::vector<Divided> divided;
     for (int s = 0; s < stages_; ++s) divided.push_back(divided_of(s));
     const Bytes fixed = whole_batch(result_);

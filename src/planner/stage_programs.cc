@@ -34,10 +34,20 @@ AlternationOptions lean_of(AlternationOptions options) {
 
 }  // namespace
 
-int StagePrograms::number_of(const Graph& graph, const std::string& strategy) {
-  std::string text = strategy + "\n" + to_text(anonymous(graph));
-  const std::lock_guard lock(mutex_);
-  return numbers_.try_emplace(std::move(text), static_cast<int>(numbers_.size())).first->second;
+std::vector<int> StagePrograms::numbers_of(const PipelinePlan& plan,
+                                           const std::vector<std::string>& strategies) {
+  std::vector<int> numbers;
+  for (int s = 0; s < plan.stages(); ++s) {
+    if (const int like = plan.like(s); like < s && strategies[like] == strategies[s]) {
+      numbers.push_back(numbers[like]);
+      continue;
+    }
+    std::string text = strategies[s] + "\n" + to_text(anonymous(plan.graph(s)));
+    const std::lock_guard lock(mutex_);
+    numbers.push_back(
+        numbers_.try_emplace(std::move(text), static_cast<int>(numbers_.size())).first->second);
+  }
+  return numbers;
 }
 
 StagePrograms::StageKey StagePrograms::key_of(const StageTask& t) {
@@ -64,15 +74,15 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
     chains[chain].tasks.push_back(static_cast<int>(i));
     if (known_of(key_of(tasks[i]), draft) == nullptr) fresh.push_back(tasks[i]);
   }
-  // One after another, nothing is searched for behind the first strategy that does not fit.
+  // In turn, nothing is searched for behind the first strategy that does not fit.
   const bool in_turn =
       request_.threads == 1 && std::none_of(tasks.begin(), tasks.end(),
                                             [](const StageTask& t) { return t.strategy.empty(); });
   if (!in_turn) plan_unlimited(fresh, draft && draft->backwards);
-  bool failed = false;  // in turn
+  std::atomic<int> first_failed = static_cast<int>(chains.size());  // in turn
   parallel_for(static_cast<int>(chains.size()), threads_, [&](int c) {
     for (int i : chains[c].tasks) {
-      if (in_turn && failed) break;
+      if (in_turn && first_failed < c) break;
       const StageKey key = key_of(tasks[i]);
       std::unique_lock lock(mutex_);
       const Planned* known = known_of(key, draft);
@@ -101,7 +111,8 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
       chains[c].failed = i;
       chains[c].why = answer.reason;
       if (answer.slow) was_slow_ = true;
-      if (in_turn) failed = true;
+      for (int first = first_failed; c < first && !first_failed.compare_exchange_weak(first, c);) {
+      }
       break;
     }
   });

@@ -31,7 +31,7 @@ struct Divided {
 // memory.
 struct StageTask {
   const Theory* theory;
-  int number;                  // of its graph (StagePrograms::number_of)
+  int number;                  // of its graph (StagePrograms::numbers_of)
   std::string strategy;        // as in PlanOptions
   std::vector<double> ratios;  // fixed; empty: free, or what the strategy says
   const DeviceGroups::Kind* group;
@@ -56,8 +56,8 @@ class StagePrograms {
   StagePrograms(const PlanOptions& request, ProgramSearch* search)
       : request_(request), search_(*search), threads_(request.threads) {}
 
-  // Graphs of one number are the same but for names, and planned by the same strategy.
-  int number_of(const Graph& graph, const std::string& strategy = {});
+  // [stage] Graphs of one number are the same but for names, and planned by the same of `strategies`.
+  std::vector<int> numbers_of(const PipelinePlan& plan, const std::vector<std::string>& strategies);
 
   // What is found beside other threads, and what was refused.
   class Draft {

@@ -52,7 +52,9 @@ Theory::Theory(const Graph& graph, Lookup lookup)
     : graph_(graph),
       lookup_(lookup),
       segments_(segments_of(graph)),
-      pure_gradients_(motley::pure_gradients(graph)) {
+      pure_gradients_(motley::pure_gradients(graph)),
+      shared_factors_(std::make_shared<AllFactors>()),
+      factors_(*shared_factors_) {
   factors_.resize(graph.values.size());
   for (size_t v = 0; v < graph.values.size(); ++v)
     for (int64_t n : graph.values[v].spec.shape)
@@ -61,6 +63,17 @@ Theory::Theory(const Graph& graph, Lookup lookup)
   refine();
   derive();
 }
+
+Theory::Theory(const Theory& like, const Graph& graph)
+    : graph_(graph),
+      lookup_(like.lookup_),
+      segments_(like.segments_),
+      pure_gradients_(like.pure_gradients_),
+      shared_factors_(like.shared_factors_),
+      factors_(*shared_factors_),
+      tables_(like.tables_),
+      triples_(like.triples_),
+      table_(like.table_) {}
 
 void Theory::classify() {
   std::unordered_map<std::string, int> known;

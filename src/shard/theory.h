@@ -41,6 +41,9 @@ class Theory {
   using Lookup = const OpDef* (*)(const std::string&);
   // `lookup` finds the entries of the op table; tests plant wrong ones.
   explicit Theory(const Graph& graph, Lookup lookup = find_op);
+  // The theory of a graph that is that of `like` but for names; nothing is derived anew.
+  // REQUIRES: same_but_for_names(like.graph(), graph).
+  Theory(const Theory& like, const Graph& graph);
 
   const Graph& graph() const { return graph_; }
   // Atomic factors of every dimension of a value, outermost first; a dimension of size 1 has none.
@@ -102,6 +105,8 @@ class Theory {
   void derive();
   const ValueId* tensors(size_t node) const { return tensors_.data() + first_tensor_[node]; }
 
+  using AllFactors = std::vector<std::vector<std::vector<int64_t>>>;  // [value][dim]
+
   const Graph& graph_;
   Lookup lookup_;
   Segments segments_;
@@ -110,8 +115,9 @@ class Theory {
   std::vector<int> kind_;             // [node]
   std::vector<ValueId> tensors_;      // of all nodes: inputs, then outputs, invalid ones too
   std::vector<size_t> first_tensor_;  // [node], and the end
-  std::vector<std::vector<std::vector<int64_t>>> factors_;  // [value][dim]
-  std::vector<std::unique_ptr<std::vector<Triple>>> tables_;
+  std::shared_ptr<AllFactors> shared_factors_;  // which theories that are alike have together
+  AllFactors& factors_;
+  std::vector<std::shared_ptr<const std::vector<Triple>>> tables_;
   std::vector<const std::vector<Triple>*> triples_;
   std::vector<int> table_;
 };

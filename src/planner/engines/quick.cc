@@ -16,6 +16,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/parallel.h"
 #include "grid/search.h"
 #include "planner/compose.h"
 #include "planner/engines.h"
@@ -47,7 +48,10 @@ class Quick {
       : options_(options),
         cluster_(cluster),
         groups_(cluster, /*planned=*/false),
-        step_(step_of(options, graph_of)) {
+        step_(step_of(options, graph_of)),
+        threads_(options.threads) {
+    beside_ = options.threads != 1 && options.micro_batches.empty() &&
+              step_->graph().nodes.size() < kManyNodes;
     options_.threads = 1;
     result_.record = options.record;
     result_.engine = "grid";
@@ -59,7 +63,7 @@ class Quick {
     early_ = whole.part(kEarly);
     try {
       if (step_->graph().nodes.size() < kManyNodes) options_.limits.deadline = whole.part(kOfGrid);
-      grid();
+      parallel_for(beside_ ? 2 : 1, 2, [&](int i) { i == 0 ? grid() : prepare(); });
     } catch (const TimeIsUp&) {
       result_.reason = kNoTime;
     }
@@ -76,6 +80,14 @@ class Quick {
   }
 
  private:
+  // The micro-batches that most strategies have.
+  void prepare() {
+    for (const int64_t size : {1, 2}) try {
+        if (options_.batch % size == 0 && step_->of(size)) step_->layers(size, kLayers);
+      } catch (const TimeIsUp&) {
+      }
+  }
+
   void grid() {
     int64_t samples = 1;
     while (step_->graph().nodes.size() < kManyNodes && samples < 4 &&
@@ -228,6 +240,7 @@ class Quick {
     if (!builder)
       builder = std::make_unique<PlanBuilder>(options_, &groups_, step_, samples, kLayers, &cache_);
     builder->set_deadline(options_.limits.deadline);
+    builder->set_threads(threads_);
     return *builder;
   }
 
@@ -235,8 +248,10 @@ class Quick {
   const Cluster& cluster_;
   DeviceGroups groups_;
   std::shared_ptr<BatchStep> step_;
+  const int threads_;  // that plan stages of different devices
   SearchCache cache_;
   std::map<std::pair<int64_t, const char*>, std::unique_ptr<PlanBuilder>> builders_;
+  bool beside_ = false;  // whether a thread prepares micro-batches
   Deadline early_;
   size_t composed_ = 0;  // plans that hold parameters whole in a pass
   Bytes saved_ = 0;      // of a sample, from its forward to its backward pass
