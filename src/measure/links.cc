@@ -1,3 +1,6 @@
+#include <chrono>
+#include <thread>
+
 #include "core/error.h"
 #include "cost/cost.h"
 #include "measure/device_clock.h"
@@ -11,8 +14,11 @@ namespace {
 // The median over the calls of the slowest member, the same on all. Of more calls, up to thrice as
 // many, where most were disturbed.
 template <typename F>
-Seconds collective_seconds(Communicator& group, at::Device device, int repeats, F call) {
+Seconds collective_seconds(Communicator& group, const CalibrateOptions& options, int repeats,
+                           F call) {
+  const at::Device device = options.device;
   constexpr double kDisturbed = 1.1;  // of the second least
+  constexpr std::chrono::milliseconds kSleep{10};
   std::vector<double> times;
   const auto disturbed = [&] {
     std::vector<double> sorted = times;
@@ -21,6 +27,8 @@ Seconds collective_seconds(Communicator& group, at::Device device, int repeats, 
   };
   for (int i = 0; i < repeats || (i < 3 * repeats && disturbed()); ++i) {
     group.barrier();
+    // An emulated device sleeps where another one computes, and may be slow to wake up.
+    if (options.speed > 0) std::this_thread::sleep_for(kSleep);
     const Seconds start = wall_clock();
     call();
     if (device.is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(device.index());
@@ -89,7 +97,7 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part,
         }
       };
       call();
-      last = collective_seconds(group, device, last > 0.05 ? 3 : options.quick ? 5 : 7, call);
+      last = collective_seconds(group, options, last > 0.05 ? 3 : options.quick ? 5 : 7, call);
       points.emplace_back(static_cast<double>(bytes), last);
       of_rounds.push_back({rounds, traffic * static_cast<double>(bytes), last});
     }
