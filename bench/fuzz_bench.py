@@ -3,7 +3,7 @@
 
     ./dev bench fuzz [--inputs 10000000] [--minutes 60] [--jobs 2] [FORMAT ...]
 
-Formats that had least time come first, a minute at a time. The newest fuzz.csv in bench/results is gone on from, which a
+Formats that had least time come first, two minutes at a time, an eighth of them with inputs that may be long (Format::most). The newest fuzz.csv in bench/results is gone on from, which a
 change of readers does not begin anew; corpora grow in build-fuzz. A finding ends the study, and stays in build-fuzz/found.
 Results: fuzz.csv, a row for each format, and fuzz.txt.
 """
@@ -18,7 +18,7 @@ import time
 from study import ROOT, Study
 
 BUILD = ROOT / "build-fuzz"
-SLICE = 60  # seconds
+SLICE = 120  # seconds; libtorch takes two to start
 
 
 def before():
@@ -30,13 +30,13 @@ def before():
         return {row["format"]: [int(row["inputs"]), float(row["seconds"])] for row in csv.DictReader(file)}
 
 
-def fuzz(name, most):
-    """(inputs, seconds, what was found or nothing) of a minute, or of `most` inputs where that is less."""
-    corpus, found = BUILD / "corpus" / name, BUILD / "found"
+def fuzz(name, most, long):
+    """(inputs, seconds, what was found or nothing) of a slice, or of `most` inputs where that is less; `long`: of any length."""
+    corpus, found = BUILD / "corpus" / (name + "-long" * long), BUILD / "found"
     corpus.mkdir(parents=True, exist_ok=True)
     found.mkdir(exist_ok=True)
     given = [path for path in (ROOT / "tests" / "corpus" / name,) if path.exists()]
-    command = [BUILD / "libfuzzer", f"--format={name}", f"-max_total_time={SLICE}", f"-runs={most}", "-entropic=0", "-timeout=60", "-rss_limit_mb=3000", "-print_final_stats=1",
+    command = [BUILD / "libfuzzer", f"--format={name}", *["--long"] * long, f"-max_total_time={SLICE}", f"-runs={most}", "-entropic=0", "-timeout=60", "-rss_limit_mb=3000", "-print_final_stats=1",
                f"-artifact_prefix={found}/{name}-", corpus, *given]  # fmt: skip
     run = subprocess.run(command, capture_output=True, text=True, errors="replace")
     stats = dict(re.findall(r"stat::(\w+): *(\d+)", run.stderr))
@@ -69,7 +69,7 @@ def main():
             while left and len(running) < args.jobs and time.monotonic() < until and not problem:
                 name = min(left, key=lambda name: state[name][1])  # seconds: the fast ones come to their end first
                 left.remove(name)
-                running[pool.submit(fuzz, name, args.inputs - state[name][0])] = name
+                running[pool.submit(fuzz, name, args.inputs - state[name][0], state[name][1] // SLICE % 8 == 7)] = name
             if not running:
                 break
             for future in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
