@@ -79,6 +79,7 @@ def main():
                 print(f"{name}: {inputs:,} more, {state[name][0]:,} in all{'; FOUND' if wrong else ''}", flush=True)
                 problem = problem or (wrong and f"{name}: {wrong}")
             study.rows = [{"format": name, "inputs": inputs, "seconds": round(seconds)} for name, (inputs, seconds) in sorted(state.items())]
+            study.write("")
     done = sum(inputs >= args.inputs for inputs, _ in state.values())
     study.say(f"{done} of {len(state)} formats have had {args.inputs:,} inputs or more; {sum(inputs for inputs, _ in state.values()):,} in all, "
               f"in {sum(seconds for _, seconds in state.values()) / 3600:.1f} hours of a core; findings of this run: {1 if problem else 0}")  # fmt: skip
