@@ -45,7 +45,7 @@ def fuzz(name, most, long):
     inputs = int(stats.get("number_of_executed_units", 0))
     said = "\n".join(line for line in run.stderr.splitlines() if line.startswith((name + ":", "==")))
     problem = "" if run.returncode == 0 or waited(command, run.stderr) else f"{said[:1000]}\n{run.stderr[-3000:]}"
-    return inputs, float(done.group(2)) if done else SLICE, problem
+    return inputs, min(float(done.group(2)) if done else SLICE, SLICE), problem  # no more: it was stopped meanwhile
 
 
 def waited(command, said):
