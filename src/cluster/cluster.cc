@@ -88,7 +88,8 @@ class Reader {
   static std::string join(const std::string& path, const std::string& field) {
     return path.empty() ? field : path + "." + field;
   }
-  void allow(const Yaml& map, const std::string& path, std::vector<std::string> names) const {
+  void allow(const Yaml& map, const std::string& path,
+             std::initializer_list<std::string_view> names) const {
     for (const auto& [key, value] : map.entries()) {
       if (std::find(names.begin(), names.end(), key) == names.end())
         throw error(join(path, key), "is not a known field",

@@ -38,6 +38,11 @@ std::string printable(std::string_view text, bool line) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
+    size_t plain = 0;  // as most text is
+    while (plain < text.size() && text[plain] >= 0x20 && text[plain] < 0x7f) ++plain;
+    out += text.substr(0, plain);
+    text.remove_prefix(plain);
+    if (text.empty()) break;
     const size_t size = character(text);
     const std::string_view c = text.substr(0, size == 0 ? 1 : size);
     const bool layout = !line && (c == "\n" || c == "\t");

@@ -63,6 +63,10 @@ TEST(Yaml, Booleans) {
 TEST(Yaml, Aliases) {
   const Yaml root = parse("a: &x {k: v}\nb: [*x, *x]");
   EXPECT_EQ(root["b"][1]["k"].scalar(), "v");
+  const Yaml keys = parse("a: &x k\nb: &y [*x, {*x : &z 1}, ~]\nc: {*x : *y, d: *z}");
+  EXPECT_EQ(keys["c"]["k"][1]["k"].scalar(), "1");
+  EXPECT_EQ(keys["c"]["k"].size(), 3U);
+  EXPECT_EQ(keys["c"]["d"].scalar(), "1");
 }
 
 TEST(Yaml, Refusals) {
@@ -73,6 +77,9 @@ TEST(Yaml, Refusals) {
   EXPECT_THAT(refusal(std::string(600, ' ') + "a: 1"), HasSubstr("512 columns"));
   EXPECT_THAT(refusal(std::string((size_t{1} << 24) + 1, 'a')), HasSubstr("16 MiB"));
   EXPECT_THAT(refusal("&x [*x]"), HasSubstr("an alias of itself"));
+  EXPECT_THAT(refusal("\na: &x\n  *x : b"), HasSubstr("line 2: a key is not a single value"));
+  EXPECT_THAT(refusal("a: &x k\nb: {*x : 1, k: 2}"), HasSubstr("line 2: 'k' is given twice"));
+  EXPECT_THAT(refusal("a: 1\na: 2\nb: [}"), HasSubstr("line 3: not valid YAML"));
   // 10^9 values in 300 characters.
   std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n";
   for (int i = 1; i < 9; ++i) {

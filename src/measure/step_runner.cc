@@ -5,6 +5,7 @@
 #include "capture/capture.h"
 #include "graph/canonical.h"
 #include "graph/precision.h"
+#include "interpret/dispatch.h"
 #include "measure/parts.h"
 #include "runtime/eager.h"
 

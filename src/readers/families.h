@@ -10,7 +10,13 @@
 namespace motley::readers {
 
 constexpr int64_t kMostSeq = 2048;  // tokens, unless more are asked for
-constexpr int64_t kMost = int64_t{1} << 24, kMostLayers = 4096;
+constexpr int64_t kMost = int64_t{1} << 24;
+#ifdef MOTLEY_FUZZ
+constexpr int64_t kMostLayers = 16, kMostChoices = 64;  // the same checks, sooner
+#else
+constexpr int64_t kMostLayers = 4096;
+constexpr int64_t kMostChoices = 1 << 14;  // of experts for a token, in all layers
+#endif
 
 // Fields of a config. Every error names the file and the field.
 class Config {

@@ -88,6 +88,9 @@ Graph HuggingFaceModel::at(int64_t samples) const {
                      t.seq);
   }
   if (layers_ > 0) t.layers = layers_;
+  if (t.moe.top > std::max(int64_t{1}, kMostChoices / std::max(int64_t{1}, t.layers)))
+    throw c.bad("num_experts_per_tok",
+                fmt::format("at most {} choices of experts in all layers", kMostChoices));
   t.eps = c.real("rms_norm_eps", c.real("layer_norm_eps", c.real("layer_norm_epsilon", t.eps)));
   Graph graph = training_step(t, samples);
   graph.model = fmt::format("{} of {} layers, sequences of {}", type, t.layers, t.seq);
