@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <map>
 #include <memory>
-#include <set>
 
 #include "capture/source.h"
 #include "cli/commands.h"
@@ -146,10 +145,11 @@ void work(const CalibrateArgs& args, const Rendezvous& where) {
                      args.cluster, cluster.size(), where.size);
   set_threads(1);
   CalibrateOptions options;
-  // A second size tells what a call takes anyhow from what grows with the batch.
+  // Smaller ones tell what a call takes anyhow from what grows with the batch, and what two parts of
+  // it lose.
   for (const std::string& model : args.models)
-    for (const int64_t batch : std::set{args.batch, std::max<int64_t>(1, args.batch / 4)})
-      options.steps.emplace_back(model, batch);
+    for (const int64_t part : {4, 2, 1})
+      if (args.batch >= part || part == 1) options.steps.emplace_back(model, args.batch / part);
   options.half = args.precision == "bf16";
   std::vector<std::unique_ptr<planner::LayerShapes>> shapes;
   for (const std::string& model : args.models) {
@@ -229,8 +229,9 @@ void add_measured_options(Command command, CalibrateArgs* args) {
                   "of the zoo")
       .group(group);
   command
-      .add_option("--batch", args->batch,
-                  "Batch of --model on each device; a quarter of it is measured too; default: 8")
+      .add_option(
+          "--batch", args->batch,
+          "Batch of --model on each device; half and a quarter of it are measured too; default: 8")
       .check(in_range(int64_t{1}, int64_t{1} << 20))
       .group(group);
   command
