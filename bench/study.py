@@ -14,7 +14,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUSY = 0.3  # cores of other processes above which a run is repeated
-AWAKE = 2e-4  # seconds that a sleeping thread may take to wake up: of the host's business, and of every message
+AWAKE = 2e-4  # seconds that a sleeping thread may take to wake up; beyond, every message takes longer, and the run is repeated
 
 
 def waking():

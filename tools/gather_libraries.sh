@@ -7,7 +7,7 @@ set -euo pipefail
 [ $# = 1 ] || { echo "usage: tools/gather_libraries.sh FOLDER" >&2; exit 2; }
 folder=$1
 packages="libfmt-dev libspdlog-dev nlohmann-json3-dev libyaml-cpp-dev libcli11-dev pybind11-dev coinor-libcbc-dev coinor-libcgl-dev
-  coinor-libclp-dev coinor-libosi-dev coinor-libcoinutils-dev libmetis-dev"
+  coinor-libclp-dev coinor-libosi-dev coinor-libcoinutils-dev libmetis-dev libmimalloc-dev"
 lib=$folder/lib/$(gcc -print-multiarch)  # as here, which the packages' own CMake files count with
 mkdir -p "$folder/include" "$lib"
 # put FILE TO: a copy; of a link one of what it leads to, and the link beside it.
