@@ -276,7 +276,7 @@ double running() {
 }
 
 Deadline deadline_of(const Args& args, double seconds) {
-  constexpr double kLeast = 0.1, kOutput = 0.03;  // that it has, that follows: parts of the limit
+  constexpr double kLeast = 0.1, kOutput = 0.05;  // that it has, that follows: parts of the limit
   Deadline::Limits limits;
   limits.interrupted = &interrupted;
   if (args.work_limit > 0) limits.work = args.work_limit;
