@@ -255,7 +255,7 @@ Seconds priced(const Theory& theory, const DeviceType& type) {
 }
 
 PricedStep priced_step(Communicator& group, double speed, const std::string& model, int64_t batch,
-                       const Measured& device) {
+                       int steps, const Measured& device) {
   const Graph graph = canonicalize(capture(model, batch).graph);
   const Theory theory(graph);
   DeviceType type;
@@ -277,7 +277,7 @@ PricedStep priced_step(Communicator& group, double speed, const std::string& mod
   options.kernels = random_kernels(0, 0);
   options.observe = [&](ValueId v, const at::Tensor&) { padding.after(true, &graph.value(v)); };
   std::vector<Seconds> times;
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < steps; ++i) {
     group.barrier();
     padding.after(false);
     const Seconds start = wall_clock();
@@ -285,9 +285,8 @@ PricedStep priced_step(Communicator& group, double speed, const std::string& mod
     padding.before(false);
     times.push_back(wall_clock() - start);
   }
-  // The first step warms up.
-  std::sort(times.begin() + 1, times.end());
-  step.measured = times[2];
+  // An operator's least time, which padding goes by, falls over the first steps.
+  step.measured = *std::min_element(times.begin() + 1, times.end());
   return step;
 }
 
@@ -295,8 +294,8 @@ PricedStep priced_step(Communicator& group, double speed, const std::string& mod
 
 void fit_to_model(Communicator& group, double speed, const std::string& model, int64_t batch,
                   Measured* mine) {
-  const PricedStep small = priced_step(group, speed, model, 1, *mine),
-                   large = priced_step(group, speed, model, batch, *mine);
+  const PricedStep small = priced_step(group, speed, model, 1, 12, *mine),
+                   large = priced_step(group, speed, model, batch, 6, *mine);
   // Both steps launch the same operators.
   double work = (large.measured - small.measured) / (large.rest - small.rest),
          launch = (small.measured - work * small.rest) / small.launches;
