@@ -32,10 +32,13 @@ Seconds collective_seconds(Communicator& group, const CalibrateOptions& options,
     const Seconds start = wall_clock();
     call();
     if (device.is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(device.index());
-    at::Tensor took =
-        at::full({1}, wall_clock() - start, at::TensorOptions(device).dtype(at::kDouble));
-    group.all_reduce(took, Reduction::max);
-    times.push_back(took.item<double>());
+    const Seconds end = wall_clock();
+    // Emulated workers share a clock: theirs counts from when the last one was there.
+    at::Tensor last = at::tensor({end - start, start, end}, at::kDouble).to(device);
+    group.all_reduce(last, Reduction::max);
+    last = last.cpu();
+    times.push_back(options.speed > 0 ? last[2].item<double>() - last[1].item<double>()
+                                      : last[0].item<double>());
   }
   return median(times);
 }
@@ -97,7 +100,8 @@ ProfiledGroup measure_links(Communicator& group, const Cluster& part,
         }
       };
       call();
-      last = collective_seconds(group, options, last > 0.05 ? 3 : options.quick ? 5 : 7, call);
+      last = collective_seconds(
+          group, options, options.quick ? (last > 0.05 ? 3 : 5) : (last > 0.05 ? 5 : 7), call);
       points.emplace_back(static_cast<double>(bytes), last);
       of_rounds.push_back({rounds, traffic * static_cast<double>(bytes), last});
     }

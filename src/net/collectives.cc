@@ -17,7 +17,7 @@ CollectiveModel::CollectiveModel(const Cluster& cluster,
                                  const std::vector<ReductionProgram>& reductions)
     : devices_(cluster.size()) {
   for (const ReductionProgram& r : reductions)
-    reductions_.push_back({r.from, r.fixed, r.seconds_per_byte});
+    reductions_.push_back({r.from, r.fixed, r.seconds_per_byte, r.least});
   bandwidth_ = std::numeric_limits<double>::infinity();
   if (devices_ == 1) {
     rates_.fill({Collective::all_reduce, 0, bandwidth_});
@@ -46,7 +46,8 @@ CollectiveModel::CollectiveModel(const Cluster& cluster,
 Seconds CollectiveModel::all_reduce(Bytes bytes) const {
   for (size_t i = reductions_.size(); i-- > 0;)
     if (bytes >= reductions_[i].from)
-      return reductions_[i].fixed + bytes * reductions_[i].seconds_per_byte;
+      return std::max(reductions_[i].least,
+                      reductions_[i].fixed + bytes * reductions_[i].seconds_per_byte);
   return plain_all_reduce(bytes);
 }
 
@@ -59,6 +60,20 @@ Seconds CollectiveModel::plain_all_reduce(Bytes bytes) const {
   }
   return std::min(2 * (p - 1) / p * bytes / bandwidth_ + 2 * (p - 1) * latency_,
                   2 * bytes / bandwidth_ + 2 * steps * latency_);
+}
+
+Seconds CollectiveModel::least_all_reduce() const {
+  const double p = devices_;
+  return measured_[static_cast<size_t>(Collective::all_reduce)]
+             ? 2 * (p - 1) * rate(Collective::all_reduce).least
+             : 0;
+}
+
+Seconds CollectiveModel::fixed_all_reduce() const {
+  const double p = devices_;
+  return measured_[static_cast<size_t>(Collective::all_reduce)]
+             ? 2 * (p - 1) * rate(Collective::all_reduce).latency
+             : plain_all_reduce(0);
 }
 
 CollectiveModel::ShareProfile CollectiveModel::profile(const std::vector<double>& shares) const {

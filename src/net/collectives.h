@@ -80,6 +80,10 @@ class CollectiveModel {
   // `bytes`: size of the whole tensor.
   Seconds all_reduce(Bytes bytes) const;
   Seconds plain_all_reduce(Bytes bytes) const;  // whatever reductions there are
+  // What small ones take at least where that was measured; else 0.
+  Seconds least_all_reduce() const;
+  // Latencies of one that bytes decide: plain_all_reduce(0) where no least was measured.
+  Seconds fixed_all_reduce() const;
   Seconds all_gather(Bytes bytes, const ShareProfile& shares) const;
   Seconds reduce_scatter(Bytes bytes, const ShareProfile& shares) const;
   Seconds all_gather_grouped(Bytes bytes, const ShareProfile& shares) const;
@@ -108,6 +112,7 @@ class CollectiveModel {
     Bytes from;
     Seconds fixed;
     double seconds_per_byte;
+    Seconds least;
   };
 
   int devices_;

@@ -6,6 +6,7 @@
 // device holds some at a time (device_states.h).
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -26,9 +27,12 @@ struct ReductionProgram {
   std::vector<int> devices;          // [rank]; empty: all of the cluster in order
   std::vector<ReductionStep> steps;  // among ranks
   Bytes from = 0;                    // tensors of at least this size take it
-  // Its time: fixed + bytes * seconds_per_byte. Informative: a cost, not a rule.
+  // Its time: fixed + bytes * seconds_per_byte, and no less than `least`, which is what small ones
+  // take where that was measured (CollectiveRate::least). Informative: a cost, not a rule.
   Seconds fixed = 0;
   double seconds_per_byte = 0;
+  Seconds least = 0;
+  Seconds seconds(Bytes bytes) const { return std::max(least, fixed + bytes * seconds_per_byte); }
   friend bool operator==(const ReductionProgram&, const ReductionProgram&) = default;
 };
 

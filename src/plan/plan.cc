@@ -308,6 +308,7 @@ Json to_json(const ReductionProgram& program) {
   j["from_bytes"] = program.from;
   j["fixed_s"] = program.fixed;
   j["seconds_per_byte"] = program.seconds_per_byte;
+  if (program.least > 0) j["least_s"] = program.least;
   j["steps"] = std::move(steps);
   return j;
 }
@@ -329,7 +330,8 @@ ReductionProgram read_reduction(const Json& json, const std::string& name) {
   program.from = fields.number("from_bytes");
   program.fixed = fields.number("fixed_s");
   program.seconds_per_byte = fields.number("seconds_per_byte");
-  if (program.from < 0 || program.fixed < 0 || program.seconds_per_byte < 0)
+  if (fields.find("least_s")) program.least = fields.number("least_s");
+  if (program.from < 0 || program.fixed < 0 || program.seconds_per_byte < 0 || program.least < 0)
     throw fields.bad("from_bytes", "or a time is negative; give numbers of at least 0");
   const Json& steps = fields.array("steps");
   if (steps.size() > kMaxReductionSteps)

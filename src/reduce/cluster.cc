@@ -198,6 +198,7 @@ std::vector<ReductionProgram> find_reductions(const Cluster& cluster, const net:
       line([&](Bytes bytes) { return seconds_of(plain, programs[0], network, bytes); });
   auto [fixed, slope] =
       line([&](Bytes bytes) { return seconds_of(steps, programs[0], network, bytes); });
+  Seconds least = 0;
   std::function<Seconds(Bytes)> plain_s = [f = plain_fixed, b = plain_slope](Bytes bytes) {
     return f + b * bytes;
   };
@@ -207,13 +208,17 @@ std::vector<ReductionProgram> find_reductions(const Cluster& cluster, const net:
     std::sort(ascending.begin(), ascending.end());
     model.emplace(part_of(cluster, ascending));
     plain_s = [&](Bytes bytes) { return model->plain_all_reduce(bytes); };
-    const auto [model_fixed, model_slope] = line(plain_s);
-    if (plain_fixed > 0) fixed *= model_fixed / plain_fixed;
+    const Seconds model_fixed = model->fixed_all_reduce();
+    const double model_slope = (plain_s(kLarge) - model_fixed) / kLarge;
+    if (plain_fixed > 0) {
+      least = fixed * model->least_all_reduce() / plain_fixed;
+      fixed *= model_fixed / plain_fixed;
+    }
     if (plain_slope > 0) slope *= model_slope / plain_slope;
   }
   Bytes from = 0;
   for (Bytes bytes = kSmallest; bytes <= kLarge; bytes *= 2) {
-    if (fixed + slope * bytes >= gain * plain_s(bytes))
+    if (std::max(least, fixed + slope * bytes) >= gain * plain_s(bytes))
       from = 0;
     else if (from == 0)
       from = bytes;
@@ -223,6 +228,7 @@ std::vector<ReductionProgram> find_reductions(const Cluster& cluster, const net:
     program.from = from;
     program.fixed = fixed;
     program.seconds_per_byte = slope;
+    program.least = least;
   }
   return programs;
 }
@@ -317,14 +323,14 @@ ReductionProgram joint_reduction(const Cluster& cluster, const net::Groups& grou
   // Where the plain collective was measured, programs are as much faster as in simulation.
   const Seconds plain_fixed = simulated(best.steps, 0),
                 plain_slope = (simulated(best.steps, kLarge) - plain_fixed) / kLarge;
-  best.fixed = model.plain_all_reduce(0);
+  best.fixed = model.fixed_all_reduce();
+  best.least = model.least_all_reduce();
   best.seconds_per_byte = (model.plain_all_reduce(kLarge) - best.fixed) / kLarge;
   const double fixed_scale = plain_fixed > 0 ? best.fixed / plain_fixed : 1,
+               least_scale = plain_fixed > 0 ? best.least / plain_fixed : 1,
                slope_scale = plain_slope > 0 ? best.seconds_per_byte / plain_slope : 1;
   auto offer = [&](ReductionProgram program) {
-    if (program.fixed + bytes * program.seconds_per_byte <
-        kGain * (best.fixed + bytes * best.seconds_per_byte))
-      best = std::move(program);
+    if (program.seconds(bytes) < kGain * best.seconds(bytes)) best = std::move(program);
   };
   for (ReductionProgram& program : reductions_of(cluster, {devices})) {
     program.from = 0;
@@ -350,6 +356,7 @@ ReductionProgram joint_reduction(const Cluster& cluster, const net::Groups& grou
                              0};
     const Seconds fixed = simulated(program.steps, 0);
     program.fixed = fixed * fixed_scale;
+    program.least = fixed * least_scale;
     program.seconds_per_byte = (simulated(program.steps, kLarge) - fixed) / kLarge * slope_scale;
     offer(std::move(program));
   }
@@ -392,7 +399,10 @@ void reprice(const Cluster& before, const Cluster& after, std::vector<ReductionP
     };
     const auto [old_fixed, old_slope] = times(old);
     const auto [fixed, slope] = times(now);
-    if (old_fixed > 0) (*programs)[p].fixed *= fixed / old_fixed;
+    if (old_fixed > 0) {
+      (*programs)[p].fixed *= fixed / old_fixed;
+      (*programs)[p].least *= fixed / old_fixed;
+    }
     if (old_slope > 0) (*programs)[p].seconds_per_byte *= slope / old_slope;
   }
 }

@@ -49,6 +49,24 @@ TEST(ClusterReductions, EqualNodesGetASynthesisedProgramThatIsSoundAndFaster) {
   }
 }
 
+// Small messages took 3 ms a round and large ones 0.3 ms and their bytes: what the least is made of
+// is not paid again by large ones.
+TEST(ClusterReductions, WhatSmallMessagesTakeAtLeastIsNotAddedToLargeOnes) {
+  Cluster cluster = two_level({2, 2}, 1e8, 1e10);
+  cluster.groups[0].measured = {{Collective::all_reduce, 3e-4, 1e8, 3e-3}};
+  const auto programs = reductions_of_all(cluster);
+  ASSERT_EQ(programs.size(), 1u);
+  const ReductionProgram& p = programs[0];
+  const CollectiveModel plain(cluster), with(cluster, programs);
+  EXPECT_NEAR(p.least, 10 * p.fixed, 1e-9);
+  EXPECT_LT(p.least, plain.all_reduce(0));
+  EXPECT_EQ(with.all_reduce(p.from), p.seconds(p.from));
+  EXPECT_GE(with.all_reduce(p.from), p.least);
+  EXPECT_EQ(with.all_reduce(1e8), p.fixed + 1e8 * p.seconds_per_byte);
+  for (double bytes = p.from; bytes < 1e9; bytes *= 2)
+    EXPECT_LT(with.all_reduce(bytes), 0.97 * plain.all_reduce(bytes));
+}
+
 TEST(ClusterReductions, RepricedProgramsTakeWhatTheyWouldHaveBeenFoundToTake) {
   const Cluster before = two_level({4, 4, 4}, 1e9, 1e10);
   for (const auto& [outer, inner] : {std::pair(2e9, 1e10), {1e9, 1.1e10}, {1.1e9, 1e10}}) {

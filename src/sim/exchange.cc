@@ -297,7 +297,7 @@ Seconds Exchanges::reduced_seconds(int s, const Classes& classes,
                                         [&](const auto& p) { return bytes >= p.from; });
       if (program != programs.rend()) {
         if (on_reduction) on_reduction(ranks, &*program, bytes);
-        seconds = std::max(seconds, program->fixed + bytes * program->seconds_per_byte);
+        seconds = std::max(seconds, program->seconds(bytes));
         continue;
       }
       for (size_t r = 0; r < ranks.size(); ++r) {
