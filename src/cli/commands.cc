@@ -37,6 +37,9 @@ namespace {
 
 char** arguments = nullptr;
 
+// In the environment of a program that become_plain() started: seconds that capturing took.
+constexpr const char* kCaptured = "MOTLEY_CAPTURED";
+
 }  // namespace
 
 void add_commands(Command app) {
@@ -109,6 +112,20 @@ void become_torch() {
   execv(program.c_str(), arguments);
   throw user_error("motley", "{}: {}; this command needs libtorch: build with MOTLEY_TORCH=ON",
                    program, std::strerror(errno));
+}
+
+void become_plain(double captured_s) {
+  if (std::getenv(kCaptured) != nullptr || arguments == nullptr) return;
+  const std::string program = std::filesystem::path(torch_program()).replace_filename("motley");
+  if (access(program.c_str(), X_OK) != 0) return;
+  setenv(kCaptured, fmt::format("{}", captured_s).c_str(), 1);
+  std::fflush(nullptr);
+  execv(program.c_str(), arguments);
+}
+
+double captured_before() {
+  const char* said = std::getenv(kCaptured);
+  return said == nullptr ? 0 : std::max(0.0, std::atof(said));
 }
 
 }  // namespace motley

@@ -32,5 +32,11 @@ bool has_torch();
 // Replaces this process by motley-torch, the same program with libtorch, with the same arguments.
 // Throws UserError where it was not built. Does not return otherwise.
 [[noreturn]] void become_torch();
+// The other way round, from the program with libtorch, which has captured and kept what this one
+// needs and took so long: plans are found faster without it. Once only: returns where it was done
+// before, or cannot be.
+void become_plain(double captured_s);
+// What that program said, in the one it became; else 0.
+double captured_before();
 
 }  // namespace motley

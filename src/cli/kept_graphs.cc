@@ -112,15 +112,15 @@ std::optional<Graph> KeptGraphs::find(int64_t samples) const {
   }
 }
 
-void KeptGraphs::keep(int64_t samples, const Graph& graph) const {
+bool KeptGraphs::keep(int64_t samples, const Graph& graph) const {
   const std::string libtorch = loaded_libtorch(), path = file(samples);
-  if (libtorch.empty() || path.empty()) return;
+  if (libtorch.empty() || path.empty()) return false;
   try {
     const fs::path all = fs::path(folder_).parent_path();
     fs::create_directories(all.parent_path());
     for (const std::string& folder : {all.string(), folder_}) {
       mkdir(folder.c_str(), S_IRWXU);
-      if (!is_mine(folder)) return;
+      if (!is_mine(folder)) return false;
     }
     const std::string said = folder_ + "/libtorch";
     if (access(said.c_str(), R_OK) != 0 || read_file(said, size_t{1} << 16) != libtorch) {
@@ -131,8 +131,10 @@ void KeptGraphs::keep(int64_t samples, const Graph& graph) const {
     }
     remove_oldest(folder_, kMostFiles, said);
     save_graph({path, samples, graph, 0, {}});
+    return true;
   } catch (const std::exception& e) {
     spdlog::info("{} is not kept for the next run: {}", model_, e.what());
+    return false;
   }
 }
 

@@ -24,8 +24,9 @@ class KeptGraphs {
 
   // Nothing where it is not there, or is not what was written.
   std::optional<Graph> find(int64_t samples) const;
-  // For the program that captured it. What cannot be written is not kept; the oldest make room.
-  void keep(int64_t samples, const Graph& graph) const;
+  // For the program that captured it. Whether it was kept: what cannot be written is not; the
+  // oldest make room.
+  bool keep(int64_t samples, const Graph& graph) const;
 
  private:
   std::string file(int64_t samples) const;

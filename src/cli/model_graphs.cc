@@ -18,7 +18,7 @@ ModelGraphs::ModelGraphs(const std::string& model, std::function<void(const Grap
   if (is_graph_file(model))
     file_ = std::make_unique<GraphFile>(load_graph_file(model));
   else
-    kept_ = std::make_unique<KeptGraphs>(torch_program(), model);
+    kept_ = std::make_unique<KeptGraphs>(torch_program(), model), capture_s_ = captured_before();
 }
 
 Graph ModelGraphs::at(int64_t samples) {
@@ -30,7 +30,8 @@ Graph ModelGraphs::at(int64_t samples) {
 #ifdef MOTLEY_WITH_TORCH
     GraphSource source = load_graph(model_, samples, DType::f32, look_);
     capture_s_ += source.capture_s;
-    kept_->keep(samples, source.graph);
+    const bool first = captured_.empty(), kept = kept_->keep(samples, source.graph);
+    if (first && kept) become_plain(capture_s_);
     it = captured_.emplace(samples, std::move(source.graph)).first;
 #else
     std::optional<Graph> kept = kept_->find(samples);

@@ -21,7 +21,8 @@ class ModelGraphs {
   explicit ModelGraphs(const std::string& model, std::function<void(const Graph&)> look = {});
 
   // Where the model has to be captured, was not kept (kept_graphs.h), and this program has no
-  // libtorch, it becomes the one that has (commands.h), which starts anew.
+  // libtorch, it becomes the one that has (commands.h), which starts anew, and, once it has kept
+  // the first, becomes this one again.
   Graph at(int64_t samples);
   double capture_s() const { return capture_s_; }
 
