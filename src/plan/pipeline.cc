@@ -464,12 +464,13 @@ bool held_alike(const PipelinePlan& plan, const Cluster& cluster, size_t a, size
     const StagePlan &p = x.stages[s], &q = y.stages[s];
     if (p.devices.size() != q.devices.size() || p.warm_up != q.warm_up ||
         p.weights_behind != q.weights_behind || p.recompute != q.recompute ||
-        p.ratios != q.ratios || divided[s].shares[a] != divided[s].shares[b] ||
-        p.program.steps != q.program.steps)
+        p.ratios != q.ratios || divided[s].shares[a] != divided[s].shares[b])
       return false;
     for (size_t i = 0; i < p.devices.size(); ++i)
       if (cluster.devices[p.devices[i]].type != cluster.devices[q.devices[i]].type) return false;
   }
+  for (int s = 0; s < plan.stages(); ++s)  // last, as programs are long
+    if (x.stages[s].program.steps != y.stages[s].program.steps) return false;
   return true;
 }
 
@@ -479,17 +480,20 @@ std::vector<Bytes> pipeline_memory(const PipelinePlan& plan, const Cluster& clus
                                    Optimizer optimizer, const KnownMemory& known) {
   std::vector<Bytes> bytes(cluster.size(), 0);
   const std::vector<DividedState> divided = divided_states(plan);
+  std::vector<size_t> unlike;  // replicas, each the first of those alike
   for (size_t r = 0; r < plan.replicas.size(); ++r) {
-    size_t like = 0;
-    while (like < r && !held_alike(plan, cluster, like, r, divided)) ++like;
-    if (like < r) {
+    const auto like = std::find_if(unlike.begin(), unlike.end(), [&](size_t u) {
+      return held_alike(plan, cluster, u, r, divided);
+    });
+    if (like != unlike.end()) {
       for (int s = 0; s < plan.stages(); ++s) {
-        const std::vector<int>&from = plan.replicas[like].stages[s].devices,
+        const std::vector<int>&from = plan.replicas[*like].stages[s].devices,
               &to = plan.replicas[r].stages[s].devices;
         for (size_t i = 0; i < to.size(); ++i) bytes[to[i]] = bytes[from[i]];
       }
       continue;
     }
+    unlike.push_back(r);
     for (const auto& group : stage_groups(plan.replicas[r])) {
       const std::vector<int>& devices = plan.replicas[r].stages[group[0]].devices;
       const Cluster part = part_of(cluster, devices);
