@@ -17,7 +17,7 @@ CollectiveModel::CollectiveModel(const Cluster& cluster,
                                  const std::vector<ReductionProgram>& reductions)
     : devices_(cluster.size()) {
   for (const ReductionProgram& r : reductions)
-    reductions_.push_back({r.from, r.fixed, r.seconds_per_byte, r.least});
+    reductions_.push_back({{}, {}, r.from, r.fixed, r.seconds_per_byte, r.least});
   bandwidth_ = std::numeric_limits<double>::infinity();
   if (devices_ == 1) {
     rates_.fill({Collective::all_reduce, 0, bandwidth_});
@@ -45,9 +45,7 @@ CollectiveModel::CollectiveModel(const Cluster& cluster,
 
 Seconds CollectiveModel::all_reduce(Bytes bytes) const {
   for (size_t i = reductions_.size(); i-- > 0;)
-    if (bytes >= reductions_[i].from)
-      return std::max(reductions_[i].least,
-                      reductions_[i].fixed + bytes * reductions_[i].seconds_per_byte);
+    if (bytes >= reductions_[i].from) return reductions_[i].seconds(bytes);
   return plain_all_reduce(bytes);
 }
 

@@ -108,17 +108,10 @@ class CollectiveModel {
   // A chain per share.
   Seconds chains(Collective collective, Bytes bytes, const ShareProfile& shares) const;
 
-  struct Line {
-    Bytes from;
-    Seconds fixed;
-    double seconds_per_byte;
-    Seconds least;
-  };
-
   int devices_;
-  std::vector<Line> reductions_;
-  BytesPerSecond bandwidth_ = 0;  // of the slowest port on a ring through all devices
-  Seconds latency_ = 0;           // the largest on the way
+  std::vector<ReductionProgram> reductions_;  // their times alone
+  BytesPerSecond bandwidth_ = 0;              // of the slowest port on a ring through all devices
+  Seconds latency_ = 0;                       // the largest on the way
   std::vector<Port> ports_;
   std::vector<double>
       slowness_;  // [device] of the hop to the next one: 1 if it crosses the slowest
