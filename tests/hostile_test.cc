@@ -129,11 +129,15 @@ class Hostile : public ::testing::Test {
     o.err = without_steps(read_file(run.err), &o.steps);
     return o;
   }
-  // Children of a process, ascending.
+  // Children of a process that are named as workers, ascending.
   static std::vector<pid_t> workers_of(pid_t pid) {
     std::ifstream file(fmt::format("/proc/{}/task/{}/children", pid, pid));
     std::vector<pid_t> list;
-    for (pid_t child; file >> child;) list.push_back(child);
+    for (pid_t child; file >> child;) {
+      std::string name;
+      std::ifstream(fmt::format("/proc/{}/comm", child)) >> name;
+      if (name.starts_with("motley-rank-")) list.push_back(child);
+    }
     std::sort(list.begin(), list.end());
     return list;
   }

@@ -191,6 +191,7 @@ void calibrate_command(CalibrateArgs args) {
   if (args.stages && args.models.empty())
     throw user_error("calibrate", "--stages without --model; give the model to be planned");
   const auto where = rendezvous_from_environment();
+  if (!where) prepare_workers(run_program);
   const Cluster cluster = load_cluster(args.cluster, args.scale, "");
   if (args.emulate)
     for (const DeviceType& type : cluster.types)

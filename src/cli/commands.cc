@@ -109,6 +109,8 @@ bool has_torch() { return access(torch_program().c_str(), X_OK) == 0; }
 void become_torch() {
   const std::string program = torch_program();
   std::fflush(nullptr);
+  setenv("GLOG_minloglevel", "3",
+         0);  // errors come as exceptions; libtorch's log would repeat them
   execv(program.c_str(), arguments);
   throw user_error("motley", "{}: {}; this command needs libtorch: build with MOTLEY_TORCH=ON",
                    program, std::strerror(errno));

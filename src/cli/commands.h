@@ -19,6 +19,9 @@ class NoPlan : public std::runtime_error {
 
 void add_commands(Command app);
 
+// The program, from its arguments to its exit code.
+int run_program(int argc, char** argv);
+
 // Prints exactly one JSON object on standard output.
 void print_json(const Json& json);
 

@@ -106,6 +106,7 @@ class Demo {
 
   void run() {
     const auto start = std::chrono::steady_clock::now();
+    prepare_workers(run_program);
     measure_cluster();
     plan();
     describe_plans();
@@ -132,7 +133,7 @@ class Demo {
     LaunchOptions launch;
     launch.arguments = {"demo", "--cluster", file, "--model", options_.model, "--measure"};
     launch.workers = cluster.size();
-    launch.capture = true;
+    launch.capture = launch.again = true;
     const Json result = parse_json(launch_workers(launch), "measurement");
     *pacing = result["pacing"].get<std::string>();
     return parse_cluster(result["cluster"].get<std::string>(), "measured cluster");
@@ -200,7 +201,7 @@ class Demo {
     LaunchOptions launch;
     launch.arguments = run.arguments();
     launch.workers = plan.cluster.size();
-    launch.capture = true;
+    launch.capture = launch.again = true;
     Trained trained;
     trained.name = name;
     trained.report = parse_json(launch_workers(launch), "report of the run");

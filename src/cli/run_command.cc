@@ -234,7 +234,9 @@ void run_command(const RunOptions& options) {
     run_worker([&] { work(options, *where); });
     return;
   }
+  prepare_workers(run_program);
   LaunchOptions launch;
+  launch.again = options.elastic;
   const Plan plan = sound_plan(options, 0);
   launch.workers = plan.cluster.size();
   if (launch.workers > kMaxLocalWorkers)

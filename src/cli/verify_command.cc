@@ -92,6 +92,7 @@ void verify(const VerifyOptions& options) {
     run_worker([&] { work(options, dtype, *where); });
     return;
   }
+  if (options.emulate) prepare_workers(run_program);
   const Plan plan = sound_plan(options.plan, dtype);
   if (!options.emulate) {
     std::vector<Verification> list;

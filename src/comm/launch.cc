@@ -15,9 +15,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
+#include <memory>
 #include <optional>
 
+#include "comm/fork_server.h"
 #include "comm/gloo.h"
 #include "comm/store.h"
 #include "core/blas.h"
@@ -37,6 +40,8 @@ constexpr const char* kNetworkVariable = "MOTLEY_NETWORK";
 constexpr std::chrono::milliseconds kGrace{2000};
 
 bool memory_is_kept = false;
+
+std::unique_ptr<ForkServer> fork_server;  // of prepare_workers()
 
 volatile std::sig_atomic_t caught_signal = 0;
 void catch_signal(int signal) { caught_signal = signal; }
@@ -139,10 +144,38 @@ void drain(int* fd, std::string* text) {
   }
 }
 
+// A worker that executes a program; empty: this very one.
+pid_t start_anew(WorkerStart start, const std::string& program) {
+  // Everything is prepared before the fork: the child only makes system calls.
+  start.environment[start.report_variable] = std::to_string(start.report);
+  const std::string path = program.empty() ? "/proc/self/exe" : program;
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : start.environment) lines.push_back(name + "=" + value);
+  std::vector<char*> environment, arguments;
+  for (std::string& line : lines) environment.push_back(line.data());
+  for (std::string& word : start.words) arguments.push_back(word.data());
+  environment.push_back(nullptr);
+  arguments.push_back(nullptr);
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  MOTLEY_CHECK(pid >= 0, "fork: {}", std::strerror(errno));
+  if (pid != 0) return pid;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+  if (start.network >= 0 && setns(start.network, CLONE_NEWNET) != 0) _exit(126);
+  fcntl(start.report, F_SETFD, 0);
+  if (start.output >= 0) dup2(start.output, STDOUT_FILENO);
+  execvpe(path.c_str(), arguments.data(), environment.data());
+  _exit(127);
+}
+
 class Workers {
  public:
   explicit Workers(const LaunchOptions& options) : options_(options) {}
-  ~Workers() { stop(); }
+  ~Workers() {
+    stop();
+    if (null_ >= 0) close(null_);
+  }
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
@@ -214,13 +247,10 @@ class Workers {
   int place(int rank) const {
     return options_.places.empty() ? rank : options_.places.at(static_cast<size_t>(rank));
   }
-  void start_worker(int rank, const RendezvousStore& store, int port) {
-    Pipe report;
-    std::optional<Pipe> output;
-    if (rank == 0 && options_.capture) output.emplace();
-
-    // Everything is prepared before the fork: the child only makes system calls.
-    std::map<std::string, std::string> variables;
+  // What a worker begins with, but for its descriptors.
+  WorkerStart start_of(int rank, const RendezvousStore& store, int port) const {
+    WorkerStart start;
+    std::map<std::string, std::string>& variables = start.environment;
     for (char** v = environ; *v != nullptr; ++v) {
       const std::string text = *v;
       const size_t equals = text.find('=');
@@ -235,7 +265,6 @@ class Workers {
     variables.erase("TORCHELASTIC_USE_AGENT_STORE");
     variables["OMP_NUM_THREADS"] = variables["OPENBLAS_NUM_THREADS"] =
         std::to_string(options_.threads);
-    variables[kReportVariable] = std::to_string(report.write);
     // Errors come as exceptions; libtorch's log would repeat them.
     variables.try_emplace("GLOG_minloglevel", "3");
     // Steps allocate the same tensors again and again: memory that is given back to the system is
@@ -249,41 +278,30 @@ class Workers {
                                      : options_.network->worker_address(place(0));
       variables["GLOO_SOCKET_IFNAME"] = kWorkerInterface;
       variables[kNetworkVariable] = options_.network->mode();
+      start.network = options_.network->worker(place(rank));
     }
     for (const auto& [name, value] : options_.environment) variables[name] = value;
-    const std::string program = options_.program.empty() ? "/proc/self/exe" : options_.program;
-    std::vector<std::string> lines, words{options_.program.empty() ? "motley" : options_.program};
-    for (const auto& [name, value] : variables) lines.push_back(name + "=" + value);
-    words.insert(words.end(), options_.arguments.begin(), options_.arguments.end());
-    std::vector<char*> environment, arguments;
-    for (std::string& line : lines) environment.push_back(line.data());
-    for (std::string& word : words) arguments.push_back(word.data());
-    environment.push_back(nullptr);
-    arguments.push_back(nullptr);
+    start.words = {options_.program.empty() ? "motley" : options_.program};
+    start.words.insert(start.words.end(), options_.arguments.begin(), options_.arguments.end());
+    start.report_variable = kReportVariable;
+    return start;
+  }
 
-    const pid_t parent = getpid();
-    const pid_t pid = fork();
-    MOTLEY_CHECK(pid >= 0, "fork: {}", std::strerror(errno));
-    if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (getppid() != parent) _exit(1);
-      if (options_.network != nullptr &&
-          setns(options_.network->worker(place(rank)), CLONE_NEWNET) != 0)
-        _exit(126);
-      fcntl(report.write, F_SETFD, 0);
-      if (output) {
-        dup2(output->write, STDOUT_FILENO);
-      } else if (rank != 0) {
-        const int null = open("/dev/null", O_WRONLY);
-        if (null >= 0) dup2(null, STDOUT_FILENO);
-      }
-      execvpe(program.c_str(), arguments.data(), environment.data());
-      _exit(127);
-    }
+  void start_worker(int rank, const RendezvousStore& store, int port) {
+    Pipe report;
+    std::optional<Pipe> output;
+    if (rank == 0 && options_.capture) output.emplace();
+    if (null_ < 0) null_ = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    WorkerStart start = start_of(rank, store, port);
+    start.report = report.write;
+    start.output = output ? output->write : rank == 0 ? -1 : null_;
+    std::optional<pid_t> pid;
+    if (options_.program.empty() && fork_server) pid = fork_server->start(start);
+    if (!pid) pid = start_anew(start, options_.program);
     close(report.write);
     if (output) close(output->write);
     Worker worker;
-    worker.pid = pid;
+    worker.pid = *pid;
     worker.report = report.read;
     worker.output = output ? output->read : -1;
     workers_.push_back(std::move(worker));
@@ -330,6 +348,7 @@ class Workers {
   const LaunchOptions& options_;
   std::vector<Worker> workers_;
   int running_ = 0;
+  int null_ = -1;                 // where the standard output of all but rank 0 goes
   int asked_ = 0;                 // the signal by which workers were asked to end
   std::map<int, double> missed_;  // [rank] by workers to whom nothing comes from it
 };
@@ -345,6 +364,14 @@ int port_from_environment() {
 }
 
 }  // namespace
+
+void prepare_workers(int (*main)(int, char**)) {
+  int threads = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
+    threads += !entry.path().empty();
+  // A copy of a process with more has locks that nobody ever opens.
+  if (threads == 1 && !is_launched_worker()) fork_server = std::make_unique<ForkServer>(main);
+}
 
 std::string launch_workers(const LaunchOptions& options) {
   std::unique_ptr<RendezvousStore> store;
@@ -366,6 +393,7 @@ std::string launch_workers(const LaunchOptions& options) {
   Signals signals;
   Workers group(options);
   group.start(*store, port);
+  if (!options.again) fork_server.reset();
   return group.wait();
 }
 
@@ -406,6 +434,8 @@ void reserve_memory(Bytes bytes) {
 void run_worker(const std::function<void()>& body) {
   keep_freed_memory();
   if (!is_launched_worker()) return body();
+  if (const char* rank = std::getenv("RANK"))
+    prctl(PR_SET_NAME, fmt::format("motley-rank-{}", rank).c_str());  // for ps
   const int fd = std::atoi(std::getenv(kReportVariable));
   fcntl(fd, F_SETFD, FD_CLOEXEC);
   Json report;

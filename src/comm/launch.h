@@ -33,6 +33,7 @@ struct LaunchOptions {
   const Network* network = nullptr;  // whose workers' namespaces the workers are started in
   std::vector<int> places = {};      // [worker] which of these; empty: as numbered
   std::function<bool()> leave = {};  // asked twice a second: whether all workers are to be stopped
+  bool again = false;  // workers are launched once more after these: what prepared them stays
 };
 
 // `leave` said so. The workers were stopped.
@@ -47,6 +48,11 @@ class WorkerLost : public std::runtime_error {
   WorkerLost(int r, const std::string& what) : std::runtime_error(what), rank(r) {}
   int rank;
 };
+
+// Workers of this program will begin as copies of this process (comm/fork_server.h), which runs
+// `main` in them. To be called first of all; where there are threads already, it does nothing, and
+// workers load the program anew.
+void prepare_workers(int (*main)(int, char**));
 
 // Starts the workers and waits for them. Only rank 0 keeps standard output; standard error is
 // shared. MASTER_PORT is used if set, any free port otherwise. Throws what the first failing worker
