@@ -194,6 +194,19 @@ void mistaken(ProcessCommunicator& group) {
   group.barrier();
 }
 
+// What it forked holds its pipe for longer, and nothing else.
+void outlived(ProcessCommunicator& group) {
+  if (group.rank() == 1 && fork() == 0) {
+    const int report = std::atoi(std::getenv("MOTLEY_REPORT_FD"));
+    for (int fd = 3; fd < 1024; ++fd)
+      if (fd != report) close(fd);
+    sleep(5);
+    _exit(0);
+  }
+  if (group.rank() == 1) raise(SIGKILL);
+  group.barrier();
+}
+
 void stuck_exit(ProcessCommunicator& group) {
   if (group.rank() == 1) _exit(7);
   group.barrier();
@@ -325,6 +338,7 @@ const Body kBodies[] = {{"collectives", collectives},
                         {"different_backends", different_backends},
                         {"killed", killed},
                         {"mistaken", mistaken},
+                        {"outlived", outlived},
                         {"over_c10d", over_c10d},
                         {"padded", padded},
                         {"paced", paced},
@@ -422,6 +436,11 @@ TEST(LaunchTest, AKilledWorkerStopsTheOthersWithOneLine) {
   const std::string text = message_of([] { run_processes(3, "killed"); });
   EXPECT_EQ(text, "[run] worker 1 was killed by signal 9 (Killed); the others were stopped");
   EXPECT_LT(since(start), 20);
+}
+
+TEST(LaunchTest, AKilledWorkerIsNoticedWhoeverHasItsPipes) {
+  EXPECT_EQ(message_of([] { run_processes(3, "outlived"); }),
+            "[run] worker 1 was killed by signal 9 (Killed); the others were stopped");
 }
 
 TEST(LaunchTest, TheFirstCauseIsReported) {

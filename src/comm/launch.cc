@@ -206,7 +206,7 @@ class Workers {
       }
       for (int r = 0; r < options_.workers; ++r) {
         Worker& w = workers_[r];
-        if (!w.running || w.report >= 0 || w.output >= 0) continue;
+        if (!w.running || !has_ended(&w)) continue;
         if (waitpid(w.pid, &w.status, 0) != w.pid) continue;
         w.running = false;
         --running_;
@@ -306,6 +306,26 @@ class Workers {
     worker.output = output ? output->read : -1;
     workers_.push_back(std::move(worker));
     ++running_;
+  }
+
+  // Its pipes are closed, or only others have them still: a process that was forked meanwhile and has
+  // not got as far as closing them.
+  static bool has_ended(Worker* w) {
+    if (w->report < 0 && w->output < 0) return true;
+    siginfo_t ended{};
+    if (waitid(P_PID, static_cast<id_t>(w->pid), &ended, WEXITED | WNOWAIT | WNOHANG) != 0 ||
+        ended.si_pid != w->pid)
+      return false;
+    for (auto [fd, text] :
+         {std::pair{&w->report, &w->report_text}, {&w->output, &w->output_text}}) {
+      while (*fd >= 0) {
+        pollfd waiting{*fd, POLLIN, 0};
+        if (poll(&waiting, 1, 0) <= 0) break;
+        drain(fd, text);
+      }
+      if (*fd >= 0) close(*fd), *fd = -1;
+    }
+    return true;
   }
 
   void poll_once(int timeout_ms) {
