@@ -178,6 +178,58 @@ TEST(Duplex, WhatIsMadeAgainTravelsDuringTheBackwardPass) {
   EXPECT_GT(computed, 4);
 }
 
+// Parameters kept in pieces in the place of whole ones: gathered ahead of the forward pass that reads
+// them, and again in the backward pass.
+TEST(Duplex, ParametersThatAreWholeMayBeKeptInPieces) {
+  Rng rng(27);
+  int moved = 0, again = 0;
+  for (const char* model : kModels) {
+    const int64_t batch = 6;
+    Plan plan;
+    plan.engine = "duplex";
+    plan.model = model;
+    plan.batch = batch;
+    plan.cluster = cluster_of(1, 2, 1e9);
+    plan.ratios = {{0.5, 0.3, 0.2}};
+    plan.set_graph(captured(model, batch));
+    const CostModel cost(plan.cluster);
+    for (const int parts : {1, 2})
+      for (int trial = 0; trial < 4; ++trial) {
+        SCOPED_TRACE(fmt::format("{}, {} parts, trial {}", model, parts, trial));
+        plan.duplex = duplex_of(*plan.theory, even_parts(batch, parts), "test");
+        const Theory part(plan.duplex->first->graph);
+        const auto restriction =
+            trial < 2 ? spmd::Restriction::data_parallel : spmd::Restriction::none;
+        spmd::ProblemBuilder builder(part, cost, plan.optimizer, restriction);
+        builder.price(Fractions(plan.cluster, Shares(plan.ratios)));
+        const Program whole = builder.program(solver::solve_folded(
+            builder.problem(), solver::make_order(builder.problem()), {{0.5, 0.5}, {}}));
+        Program program = spmd::stored_in_pieces(
+            part, whole, [&](ValueId, Collective kind, const Placement& pieces) {
+              EXPECT_EQ(pieces.is_shard(), kind != Collective::all_reduce);
+              return kind == Collective::all_reduce ? 1 : 0.8 * rng.uniform();
+            });
+        moved += program.steps.size() - whole.steps.size();
+        if (trial % 2 == 1) {
+          const size_t before = program.steps.size();
+          program = spmd::gathered_again(part, program);
+          again += program.steps.size() - before;
+        }
+        const Program ordered = pieces_first(part, program);
+        StageDivision division{{0}, static_cast<Reduce>(rng.below(3)), trial, {}};
+        for (int i = 1; i < static_cast<int>(ordered.steps.size()); ++i)
+          if (rng.chance(0.1)) division.begin.push_back(i);
+        division.slack.assign(division.begin.size() * static_cast<size_t>(parts), 1e4);
+        plan.program = mirrored(*plan.duplex, part, ordered, division, "test");
+        ASSERT_THAT(check(plan, false), IsEmpty());
+        const Verification v = verify_plan(plan, DType::f64, 1);
+        EXPECT_TRUE(v.equivalent) << v.gradient_error << " of " << v.worst_parameter;
+      }
+  }
+  EXPECT_GT(moved, 100);
+  EXPECT_GT(again, 50);
+}
+
 TEST(Duplex, RefusesWhatIsNotASumOverSamples) {
   const Graph graph = captured("convnet:width=4,image=8", 8);
   const Theory theory(graph);

@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <new>
 #include <sstream>
 #include <string>
@@ -75,11 +74,4 @@ int motley::run_program(int argc, char** argv) {
   }
 }
 
-int main(int argc, char** argv) {
-  const int code = motley::run_program(argc, argv);
-#ifdef __SANITIZE_ADDRESS__
-  return code;  // leaks are looked for at the end
-#endif
-  std::fflush(nullptr);
-  std::_Exit(code);  // taking back libtorch's operators one by one takes a tenth of a second
-}
+int main(int argc, char** argv) { motley::end_process(motley::run_program(argc, argv)); }

@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/terminal.h"
 
 namespace motley {
 
@@ -110,9 +111,7 @@ bool receive_message(int socket, std::vector<uint8_t>* body, std::vector<int>* d
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
-  const int code = main(static_cast<int>(words.size()), arguments.data());
-  std::fflush(nullptr);
-  std::_Exit(code);
+  end_process(main(static_cast<int>(words.size()), arguments.data()));
 }
 
 // In the middle process, whose end makes the worker a child of the launcher.

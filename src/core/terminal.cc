@@ -64,6 +64,15 @@ void leave(int code) {
   std::_Exit(code);
 }
 
+void end_process(int code) {
+#ifdef __SANITIZE_ADDRESS__
+  std::exit(code);
+#else
+  std::fflush(nullptr);
+  std::_Exit(code);
+#endif
+}
+
 void guard_output() {
   std::FILE* guarded = fopencookie(nullptr, "w", {nullptr, write_printable, nullptr, nullptr});
   if (guarded == nullptr) return;

@@ -19,6 +19,10 @@ int fail(int code, const std::string& message);
 // to be taken apart.
 [[noreturn]] void leave(int code);
 
+// Ends the program here: libraries are not taken apart, which takes libtorch a tenth of a second,
+// but where leaks are looked for at the end.
+[[noreturn]] void end_process(int code);
+
 // Throws UserError unless write_file(path) can be expected to work; nothing is written. Long work
 // begins with it.
 void require_writable(const std::string& option, const std::string& path);

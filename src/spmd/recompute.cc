@@ -24,6 +24,8 @@ std::string layer_of(const std::string& parameter) {
   return {};
 }
 
+// Times an all-reduce, what scattering and gathering may take in its place.
+constexpr double kAsLong = 1.02;
 // Times the room that there is, what a block saves that cannot be given back.
 constexpr double kSurely = 2;
 
@@ -288,6 +290,113 @@ Program gathered_again(const Theory& theory, const Program& program) {
   for (int s = backward; s < steps; ++s) {
     want(program.steps[s]);
     result.steps.push_back(program.steps[s]);
+  }
+  return result;
+}
+
+namespace {
+
+// Of a parameter: the steps that make it and its whole gradient, and whether nothing else does or
+// reads that.
+struct WholeParameter {
+  int source = -1, gradient = -1;
+  bool possible = true;
+  int triple = -1;  // of the source, for pieces
+};
+
+// The parameters of whole gradients that collectives make.
+std::vector<WholeParameter> whole_parameters(const Theory& theory, const Program& program) {
+  const Graph& graph = theory.graph();
+  std::map<ValueId, size_t> of_value, of_gradient;
+  for (size_t i = 0; i < graph.parameters.size(); ++i) {
+    const Parameter& p = graph.parameters[i];
+    if (!p.gradient.valid()) continue;
+    of_value[p.value] = i;
+    of_gradient[p.gradient] = i;
+  }
+  std::vector<WholeParameter> list(graph.parameters.size());
+  for (size_t s = 0; s < program.steps.size(); ++s) {
+    const Step& step = program.steps[s];
+    for_each_made(theory, step, [&](ValueId v, Placement placement) {
+      if (const auto p = of_value.find(v); p != of_value.end()) {
+        WholeParameter& w = list[p->second];
+        w.possible &= w.source < 0 && step.is_compute() && placement.is_replicated();
+        w.source = static_cast<int>(s);
+      }
+      const auto p = of_gradient.find(v);
+      if (p == of_gradient.end() || !placement.is_replicated()) return;
+      WholeParameter& w = list[p->second];
+      w.possible &= w.gradient < 0 && !step.is_compute() &&
+                    (step.kind == Collective::all_gather || step.kind == Collective::all_reduce);
+      w.gradient = static_cast<int>(s);
+    });
+    for_each_read(theory, step, [&](ValueId v, Placement placement) {
+      if (const auto p = of_gradient.find(v); p != of_gradient.end() && placement.is_replicated())
+        list[p->second].possible = false;
+    });
+  }
+  for (WholeParameter& w : list) w.possible &= w.source >= 0 && w.gradient >= 0;
+  return list;
+}
+
+// The triple of a parameter's source for the pieces that its gradient is to come in; -1: none.
+int triple_for_pieces(const Theory& theory, const Step& source, const Step& gradient,
+                      const PiecePrice& price) {
+  const Graph& graph = theory.graph();
+  const bool gathered = gradient.kind == Collective::all_gather;
+  const ValueId parameter = graph.node(source.node).outputs[0];
+  Seconds least =
+      gathered ? 0 : kAsLong * price(gradient.value, Collective::all_reduce, gradient.to);
+  int best = -1;
+  const std::vector<Triple>& triples = theory.triples(source.node);
+  for (size_t t = 0; t < triples.size(); ++t) {
+    const Placement pieces = triples[t].out[0];
+    if (!pieces.is_shard() || !triples[t].collectives.empty()) continue;
+    if (gathered && pieces == gradient.from) return static_cast<int>(t);
+    if (gathered || pieces.factor != 0) continue;
+    const Seconds seconds = price(gradient.value, Collective::reduce_scatter, pieces) +
+                            price(parameter, Collective::all_gather, pieces);
+    if (seconds < least) least = seconds, best = static_cast<int>(t);
+  }
+  return best;
+}
+
+}  // namespace
+
+Program stored_in_pieces(const Theory& theory, const Program& program, const PiecePrice& price) {
+  std::vector<WholeParameter> parameters = whole_parameters(theory, program);
+  std::map<int, WholeParameter> by_source, by_gradient;
+  for (WholeParameter& w : parameters) {
+    if (!w.possible) continue;
+    w.triple = triple_for_pieces(theory, program.steps[w.source], program.steps[w.gradient], price);
+    if (w.triple >= 0) by_source[w.source] = by_gradient[w.gradient] = w;
+  }
+  std::map<ValueId, Step> waiting;  // gathers, until somebody reads what they make
+  Program result{{}, program.sizes};
+  for (size_t s = 0; s < program.steps.size(); ++s) {
+    Step step = program.steps[s];
+    for_each_read(theory, step, [&](ValueId v, Placement) {
+      const auto it = waiting.find(v);
+      if (it == waiting.end()) return;
+      result.steps.push_back(it->second);
+      waiting.erase(it);
+    });
+    if (const auto it = by_gradient.find(static_cast<int>(s)); it != by_gradient.end()) {
+      if (step.kind == Collective::all_gather) continue;
+      const Step& source = program.steps[it->second.source];
+      step.kind = Collective::reduce_scatter;
+      step.to = theory.triples(source.node)[it->second.triple].out[0];
+    }
+    if (const auto it = by_source.find(static_cast<int>(s)); it != by_source.end()) {
+      step.triple = it->second.triple;
+      Step gather;
+      gather.value = theory.graph().node(step.node).outputs[0];
+      gather.kind = Collective::all_gather;
+      gather.from = theory.triples(step.node)[step.triple].out[0];
+      gather.to = Placement::replicated();
+      waiting[gather.value] = gather;
+    }
+    result.steps.push_back(step);
   }
   return result;
 }

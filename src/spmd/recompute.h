@@ -55,6 +55,13 @@ Program recompute(const Theory& theory, const Program& program, const std::vecto
 // again in front of the backward steps that read it (ZeRO stage 3, Rajbhandari et al. 2020): more
 // communication for less memory. REQUIRES: the forward pass comes first; nothing is made again.
 Program gathered_again(const Theory& theory, const Program& program);
+// The program with parameters kept in the pieces that their gradients come in. A gradient that is
+// scattered, and then gathered for a whole parameter, is not gathered: the parameter is, right before
+// it is read. So is one whose all-reduce takes about as long as scattering and gathering. The same
+// bytes travel, part of them in the forward pass, where they may hide, and less memory is kept.
+// `price`: seconds of a collective from or to these pieces. REQUIRES: nothing is made again.
+using PiecePrice = std::function<Seconds(ValueId, Collective, Placement)>;
+Program stored_in_pieces(const Theory& theory, const Program& program, const PiecePrice& price);
 // A phase-ordered program that holds parameters and gradients whole no longer than it uses them: the
 // same, and gradients are scattered in every backward pass.
 Program hold_pieces(const Theory& theory, const Program& program);

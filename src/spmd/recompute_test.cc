@@ -111,6 +111,60 @@ TEST(Recompute, MakesAgainWhatOnlyItsBackwardPassReads) {
   EXPECT_EQ(lives, 2);
 }
 
+// One gradient is scattered and gathered, the other all-reduced: both parameters may come in pieces.
+TEST(StoredInPieces, GathersParametersInThePlaceOfGradients) {
+  const Graph graph = parse_graph(kGraph, "toy");
+  const Theory theory(graph);
+  const char* lines[] = {"node 0 motley::parameter  -> R",
+                         "node 1 motley::parameter  -> R",
+                         "node 2 motley::input  -> S(0)",
+                         "node 3 aten::mm S(0), R -> S(0)",
+                         "node 4 aten::tanh S(0) -> S(0)",
+                         "node 5 aten::relu S(0) -> S(0)",
+                         "node 6 aten::mm S(0), R -> S(0)",
+                         "node 7 aten::tanh S(0) -> S(0)",
+                         "node 8 aten::sum S(0) -> P",
+                         "node 9 aten::full  -> S(0)",
+                         "node 10 aten::tanh_backward S(0), S(0) -> S(0)",
+                         "node 11 aten::t S(0) -> S(1)",
+                         "node 12 aten::mm S(1), S(0) -> P",
+                         "reduce_scatter %12 P -> S(1)",
+                         "all_gather %12 S(1) -> R",
+                         "node 13 aten::t R -> R",
+                         "node 14 aten::mm S(0), R -> S(0)",
+                         "node 15 aten::threshold_backward S(0), S(0) -> S(0)",
+                         "node 16 aten::tanh_backward S(0), S(0) -> S(0)",
+                         "node 17 aten::t S(0) -> S(1)",
+                         "node 18 aten::mm S(1), S(0) -> P",
+                         "all_reduce %18 P -> R"};
+  Program program;
+  for (const char* line : lines) program.steps.push_back(parse_step(theory, line, "test"));
+  ASSERT_THAT(check(theory, program), IsEmpty());
+  const auto changed = [&](Seconds of_rows, Seconds of_columns) {
+    const Program pieces =
+        stored_in_pieces(theory, program, [&](ValueId, Collective kind, const Placement& cut) {
+          return kind == Collective::all_reduce ? 2 : cut.dim == 0 ? of_rows : of_columns;
+        });
+    EXPECT_THAT(check(theory, pieces), IsEmpty());
+    std::vector<std::string> list;
+    for (const Step& step : pieces.steps)
+      if (std::find(program.steps.begin(), program.steps.end(), step) == program.steps.end())
+        list.push_back(to_text(theory, step));
+    return list;
+  };
+  // What is scattered already is gathered elsewhere whatever it costs.
+  EXPECT_THAT(changed(2, 2),
+              ElementsAre("node 1 motley::parameter  -> S(1)", "all_gather %1 S(1) -> R"));
+  EXPECT_THAT(changed(1, 2),
+              ElementsAre("node 0 motley::parameter  -> S(0)", "node 1 motley::parameter  -> S(1)",
+                          "all_gather %0 S(0) -> R", "all_gather %1 S(1) -> R",
+                          "reduce_scatter %18 P -> S(0)"));
+  EXPECT_THAT(changed(1, 0.5),
+              ElementsAre("node 0 motley::parameter  -> S(1)", "node 1 motley::parameter  -> S(1)",
+                          "all_gather %0 S(1) -> R", "all_gather %1 S(1) -> R",
+                          "reduce_scatter %18 P -> S(1)"));
+}
+
 TEST(Recompute, TheCheckerSeesStepsThatNeverRan) {
   const Graph graph = parse_graph(kGraph, "g");
   const Theory theory(graph);

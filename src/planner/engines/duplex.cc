@@ -116,6 +116,7 @@ class DuplexSearch {
  private:
   void take_parts(const std::vector<int64_t>& samples, const std::string& where) {
     plan_ = std::make_unique<Plan>();
+    seen_.clear();
     take_step(step_, plan_.get());
     plan_->duplex = duplex_of(*plan_->theory, samples, where);
   }
@@ -335,16 +336,43 @@ class DuplexSearch {
     return begin;
   }
 
-  // Makes a plan of a program of one part. Returns the bytes that the fullest device lacks.
+  // Makes a plan of a program of one part, and of others that cost the same and may hide more.
+  // Returns the bytes that the fullest device lacks.
   Bytes evaluate(const Theory& part, const Plan& found, const std::string& where, Seconds* compute,
                  Seconds* comm) {
-    const Bytes lacking = evaluate(part, found.program, found.ratios, where, compute, comm);
+    // Other prices often find the same program.
+    const auto known = std::find_if(seen_.begin(), seen_.end(), [&](const Seen& s) {
+      return s.ratios == found.ratios && s.program == found.program;
+    });
+    if (known != seen_.end()) {
+      *compute = known->compute, *comm = known->comm;
+      return known->lacking;
+    }
     const Program whole = spmd::once(found.program);
-    if (whole.steps.size() == found.program.steps.size()) return lacking;
+    const bool again = whole.steps.size() < found.program.steps.size();
+    const Shares shares(found.ratios);
+    const Fractions fractions(cluster_, shares);
+    const Program pieces =
+        spmd::stored_in_pieces(part, whole, [&](ValueId v, Collective kind, Placement cut) {
+          // Of small ones several share a message.
+          if (kind == Collective::all_reduce &&
+              static_cast<Bytes>(part.graph().spec(v).bytes()) < kLargestSizes.alone)
+            return 0.0;
+          return model_.collective(kind, model_.moved(kind, part.graph().spec(v)),
+                                   fractions.profile(part.cut(v, cut), model_.net()),
+                                   PieceForm::padded);
+        });
+    Bytes lacking = evaluate(part, found.program, found.ratios, where, compute, comm);
+    const auto also = [&](const Program& program) {
+      Seconds other_compute = 0, other_comm = 0;
+      lacking = std::min(lacking,
+                         evaluate(part, program, found.ratios, where, &other_compute, &other_comm));
+    };
+    if (pieces != whole) also(pieces);
     // What hides costs nothing: parameters gathered again, in the place of layers computed again.
-    Seconds other_compute = 0, other_comm = 0;
-    return std::min(lacking, evaluate(part, spmd::gathered_again(part, whole), found.ratios, where,
-                                      &other_compute, &other_comm));
+    if (again) also(spmd::gathered_again(part, pieces));
+    seen_.push_back({found.program, found.ratios, *compute, *comm, lacking});
+    return lacking;
   }
 
   Bytes evaluate(const Theory& part, const Program& found, const Ratios& ratios,
@@ -453,6 +481,13 @@ class DuplexSearch {
     result_.add(std::move(plan_), note_);
   }
 
+  struct Seen {  // with the parts of now
+    Program program;
+    Ratios ratios;
+    Seconds compute, comm;
+    Bytes lacking;
+  };
+
   const PlanOptions& options_;
   const Cluster& cluster_;
   std::shared_ptr<BatchStep> step_;
@@ -460,6 +495,7 @@ class DuplexSearch {
   const CostModel model_;
   Seconds best_;                // what a plan has to be faster than
   std::unique_ptr<Plan> plan_;  // with the program that is looked at
+  std::vector<Seen> seen_;      // what has been evaluated
   Program best_program_;        // no steps: none is faster than what is known
   Ratios best_ratios_;
   std::vector<Bytes> peak_;  // [type]
