@@ -60,7 +60,8 @@ bool send_message(int socket, const std::vector<uint8_t>& body,
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int) * descriptors.size());
-  std::memcpy(CMSG_DATA(header), descriptors.data(), sizeof(int) * descriptors.size());
+  if (!descriptors.empty())
+    std::memcpy(CMSG_DATA(header), descriptors.data(), sizeof(int) * descriptors.size());
   ssize_t n;
   do n = sendmsg(socket, &message, MSG_NOSIGNAL);
   while (n < 0 && errno == EINTR);
@@ -82,7 +83,8 @@ bool receive_message(int socket, std::vector<uint8_t>* body, std::vector<int>* d
   const cmsghdr* header = n == sizeof size ? CMSG_FIRSTHDR(&message) : nullptr;
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return false;
   descriptors->resize((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-  std::memcpy(descriptors->data(), CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+  if (!descriptors->empty())
+    std::memcpy(descriptors->data(), CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
   body->resize(size);
   return receive_all(socket, body->data(), size);
 }
