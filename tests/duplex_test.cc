@@ -132,22 +132,42 @@ TEST(Duplex, CheckerFindsWrongJoinedSteps) {
   EXPECT_GT(refused, 150);
 }
 
+// A plan of three devices with unequal shares, without a program.
+Plan uneven_plan(const std::string& model, int64_t batch) {
+  Plan plan;
+  plan.engine = "duplex";
+  plan.model = model;
+  plan.batch = batch;
+  plan.cluster = cluster_of(1, 2, 1e9);
+  plan.ratios = {{0.5, 0.3, 0.2}};
+  plan.set_graph(captured(model, batch));
+  return plan;
+}
+
+// Runs the program of one part for all parts of the plan, in random stages, what is gathered so many
+// of them ahead.
+void expect_equal_in_stages(const Theory& part, const Program& program, int ahead, Plan* plan,
+                            Rng* rng) {
+  const Program ordered = pieces_first(part, program);
+  StageDivision division{{0}, static_cast<Reduce>(rng->below(3)), ahead, {}};
+  for (int i = 1; i < static_cast<int>(ordered.steps.size()); ++i)
+    if (rng->chance(0.1)) division.begin.push_back(i);
+  division.slack.assign(division.begin.size() * static_cast<size_t>(plan->duplex->parts()), 1e4);
+  plan->program = mirrored(*plan->duplex, part, ordered, division, "test");
+  ASSERT_THAT(check(*plan, false), IsEmpty());
+  const Verification v = verify_plan(*plan, DType::f64, 1);
+  EXPECT_TRUE(v.equivalent) << v.gradient_error << " of " << v.worst_parameter;
+}
+
 // Parameters gathered again in the backward pass, ahead of their use, and layers computed again.
 TEST(Duplex, WhatIsMadeAgainTravelsDuringTheBackwardPass) {
   Rng rng(26);
   int gathered = 0, computed = 0;
   for (const char* model : kModels) {
-    const int64_t batch = 6;
-    Plan plan;
-    plan.engine = "duplex";
-    plan.model = model;
-    plan.batch = batch;
-    plan.cluster = cluster_of(1, 2, 1e9);
-    plan.ratios = {{0.5, 0.3, 0.2}};
-    plan.set_graph(captured(model, batch));
+    Plan plan = uneven_plan(model, 6);
     const CostModel cost(plan.cluster);
     for (const int parts : {1, 2}) {
-      plan.duplex = duplex_of(*plan.theory, even_parts(batch, parts), "test");
+      plan.duplex = duplex_of(*plan.theory, even_parts(plan.batch, parts), "test");
       const Theory part(plan.duplex->first->graph);
       spmd::ProblemBuilder builder(part, cost, plan.optimizer, spmd::Restriction::zero);
       builder.price(Fractions(plan.cluster, Shares(plan.ratios)));
@@ -161,15 +181,7 @@ TEST(Duplex, WhatIsMadeAgainTravelsDuringTheBackwardPass) {
         EXPECT_EQ(spmd::once(program).steps, cut.steps);
         for (int trial = 0; trial < 4; ++trial) {
           SCOPED_TRACE(fmt::format("{}, {} parts, blocks {}", model, parts, whole_blocks));
-          const Program ordered = pieces_first(part, program);
-          StageDivision division{{0}, static_cast<Reduce>(rng.below(3)), trial, {}};
-          for (int i = 1; i < static_cast<int>(ordered.steps.size()); ++i)
-            if (rng.chance(0.1)) division.begin.push_back(i);
-          division.slack.assign(division.begin.size() * static_cast<size_t>(parts), 1e4);
-          plan.program = mirrored(*plan.duplex, part, ordered, division, "test");
-          ASSERT_THAT(check(plan, false), IsEmpty());
-          const Verification v = verify_plan(plan, DType::f64, 1);
-          EXPECT_TRUE(v.equivalent) << v.gradient_error << " of " << v.worst_parameter;
+          expect_equal_in_stages(part, program, trial, &plan, &rng);
         }
       }
     }
@@ -184,19 +196,12 @@ TEST(Duplex, ParametersThatAreWholeMayBeKeptInPieces) {
   Rng rng(27);
   int moved = 0, again = 0;
   for (const char* model : kModels) {
-    const int64_t batch = 6;
-    Plan plan;
-    plan.engine = "duplex";
-    plan.model = model;
-    plan.batch = batch;
-    plan.cluster = cluster_of(1, 2, 1e9);
-    plan.ratios = {{0.5, 0.3, 0.2}};
-    plan.set_graph(captured(model, batch));
+    Plan plan = uneven_plan(model, 6);
     const CostModel cost(plan.cluster);
     for (const int parts : {1, 2})
       for (int trial = 0; trial < 4; ++trial) {
         SCOPED_TRACE(fmt::format("{}, {} parts, trial {}", model, parts, trial));
-        plan.duplex = duplex_of(*plan.theory, even_parts(batch, parts), "test");
+        plan.duplex = duplex_of(*plan.theory, even_parts(plan.batch, parts), "test");
         const Theory part(plan.duplex->first->graph);
         const auto restriction =
             trial < 2 ? spmd::Restriction::data_parallel : spmd::Restriction::none;
@@ -215,15 +220,7 @@ TEST(Duplex, ParametersThatAreWholeMayBeKeptInPieces) {
           program = spmd::gathered_again(part, program);
           again += program.steps.size() - before;
         }
-        const Program ordered = pieces_first(part, program);
-        StageDivision division{{0}, static_cast<Reduce>(rng.below(3)), trial, {}};
-        for (int i = 1; i < static_cast<int>(ordered.steps.size()); ++i)
-          if (rng.chance(0.1)) division.begin.push_back(i);
-        division.slack.assign(division.begin.size() * static_cast<size_t>(parts), 1e4);
-        plan.program = mirrored(*plan.duplex, part, ordered, division, "test");
-        ASSERT_THAT(check(plan, false), IsEmpty());
-        const Verification v = verify_plan(plan, DType::f64, 1);
-        EXPECT_TRUE(v.equivalent) << v.gradient_error << " of " << v.worst_parameter;
+        expect_equal_in_stages(part, program, trial, &plan, &rng);
       }
   }
   EXPECT_GT(moved, 100);

@@ -45,48 +45,51 @@ bool receive_all(int fd, void* data, size_t size) {
   return true;
 }
 
-// A message: its length, with which the descriptors travel, and a body.
-bool send_message(int socket, const std::vector<uint8_t>& body,
-                  const std::vector<int>& descriptors) {
-  uint64_t size = body.size();
+// The head of a message: the length of its body, with which the descriptors travel.
+struct Envelope {
+  uint64_t size = 0;
   iovec part{&size, sizeof size};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostDescriptors)]{};
   msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = CMSG_SPACE(sizeof(int) * descriptors.size());
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  Envelope() {
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+  }
+  Envelope(const Envelope&) = delete;
+  Envelope& operator=(const Envelope&) = delete;
+};
+
+bool send_message(int socket, const std::vector<uint8_t>& body,
+                  const std::vector<int>& descriptors) {
+  Envelope envelope;
+  envelope.size = body.size();
+  envelope.message.msg_controllen = CMSG_SPACE(sizeof(int) * descriptors.size());
+  cmsghdr* header = CMSG_FIRSTHDR(&envelope.message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int) * descriptors.size());
   if (!descriptors.empty())
     std::memcpy(CMSG_DATA(header), descriptors.data(), sizeof(int) * descriptors.size());
   ssize_t n;
-  do n = sendmsg(socket, &message, MSG_NOSIGNAL);
+  do n = sendmsg(socket, &envelope.message, MSG_NOSIGNAL);
   while (n < 0 && errno == EINTR);
-  return n == sizeof size && send_all(socket, body.data(), body.size());
+  return n == sizeof envelope.size && send_all(socket, body.data(), body.size());
 }
 
 bool receive_message(int socket, std::vector<uint8_t>* body, std::vector<int>* descriptors) {
-  uint64_t size = 0;
-  iovec part{&size, sizeof size};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostDescriptors)]{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
+  Envelope envelope;
   ssize_t n;
-  do n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  do n = recvmsg(socket, &envelope.message, MSG_CMSG_CLOEXEC);
   while (n < 0 && errno == EINTR);
-  const cmsghdr* header = n == sizeof size ? CMSG_FIRSTHDR(&message) : nullptr;
+  const cmsghdr* header = n == sizeof envelope.size ? CMSG_FIRSTHDR(&envelope.message) : nullptr;
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return false;
   descriptors->resize((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
   if (!descriptors->empty())
     std::memcpy(descriptors->data(), CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
-  body->resize(size);
-  return receive_all(socket, body->data(), size);
+  body->resize(envelope.size);
+  return receive_all(socket, body->data(), body->size());
 }
 
 // The rest of a worker's life.

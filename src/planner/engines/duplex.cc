@@ -242,6 +242,13 @@ class DuplexSearch {
     return false;
   }
 
+  // Of a value's pieces.
+  Seconds collective(const Theory& part, ValueId v, Collective kind, Placement cut, PieceForm form,
+                     const Fractions& fractions) const {
+    return model_.collective(kind, model_.moved(kind, part.graph().spec(v)),
+                             fractions.profile(part.cut(v, cut), model_.net()), form);
+  }
+
   spmd::DivisionProblem priced(const Duplex& duplex, const Theory& part, const Program& program,
                                const std::vector<StepRole>& roles, const Fractions& fractions,
                                Seconds* compute, Seconds* comm) const {
@@ -280,9 +287,7 @@ class DuplexSearch {
         }
       } else if (!moves_nothing(step.kind)) {
         const Placement cut = step.from.is_shard() ? step.from : step.to;
-        const Seconds seconds = model_.collective(
-            step.kind, model_.moved(step.kind, part.graph().spec(step.value)),
-            fractions.profile(part.cut(step.value, cut), model_.net()), step.form);
+        const Seconds seconds = collective(part, step.value, step.kind, cut, step.form, fractions);
         *comm += times * seconds;
         if (!roles[i].communicates) continue;
         priced.comm = seconds;
@@ -358,9 +363,7 @@ class DuplexSearch {
           if (kind == Collective::all_reduce &&
               static_cast<Bytes>(part.graph().spec(v).bytes()) < kLargestSizes.alone)
             return 0.0;
-          return model_.collective(kind, model_.moved(kind, part.graph().spec(v)),
-                                   fractions.profile(part.cut(v, cut), model_.net()),
-                                   PieceForm::padded);
+          return collective(part, v, kind, cut, PieceForm::padded, fractions);
         });
     Bytes lacking = evaluate(part, found.program, found.ratios, where, compute, comm);
     const auto also = [&](const Program& program) {
