@@ -147,5 +147,5 @@ function(motley_test name)
   endif()
   add_test(NAME ${name} COMMAND ${name})
   # Threads of workers, and tests beside one another, have the cores: OpenBLAS would have more threads wait for them in a loop.
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${ARG_SERIAL} ENVIRONMENT "OPENBLAS_NUM_THREADS=1;OMP_NUM_THREADS=1;XDG_CACHE_HOME=${CMAKE_BINARY_DIR}/cache")
+  set_tests_properties(${name} PROPERTIES LABELS program TIMEOUT ${ARG_TIMEOUT} RUN_SERIAL ${ARG_SERIAL} ENVIRONMENT "OPENBLAS_NUM_THREADS=1;OMP_NUM_THREADS=1;XDG_CACHE_HOME=${CMAKE_BINARY_DIR}/cache")
 endfunction()
