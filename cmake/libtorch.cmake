@@ -44,10 +44,6 @@ if(TORCH_FACTS)
 endif()
 
 add_library(motley_libtorch INTERFACE)
-if(MOTLEY_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-  # GCC finds it in libtorch's optional there, where nothing is amiss.
-  target_compile_options(motley_libtorch INTERFACE -Wno-maybe-uninitialized)
-endif()
 set(MOTLEY_TORCH_WHEEL OFF)
 if(TORCH_FACTS AND NOT torch_release VERSION_EQUAL 1.13)
   set(MOTLEY_TORCH_WHEEL ON)

@@ -11,6 +11,9 @@ endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 warns of sums of strings where nothing is wrong (its bugs 105329 and 105651), depending on how long a path is.
   list(APPEND MOTLEY_WARNINGS -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread)
+  if(MOTLEY_SANITIZE MATCHES address)  # it finds <regex> and libtorch's optional uninitialized, where nothing is amiss (bug 105562)
+    list(APPEND MOTLEY_WARNINGS -Wno-maybe-uninitialized)
+  endif()
 endif()
 # Modules also become part of the Python module, a shared object; nobody replaces their functions.
 set(MOTLEY_SHARED -fPIC -fno-semantic-interposition)
