@@ -122,7 +122,7 @@ def _check_plan(plan, step, optimizer):
                 )
     if theirs.text_without_model() != graph.text_without_model():
         raise UserError("[distribute] the plan is for a model that computes something else; plan this model again")
-    if optimizer is not None and optimizer != plan.optimizer:
+    if optimizer is not None and plan.optimizer not in (optimizer, optimizer.removeprefix("fused-")):
         raise UserError(
             f"[distribute] the plan counts the memory of {plan.optimizer}, but the optimizer needs that of {optimizer}; plan with "
             f"optimizer={optimizer!r}"

@@ -374,7 +374,7 @@ class Distributed(Following, Saving):
     def _say_states(self, trial, memory_limit):
         """Plans count one to three states of each parameter: a warning of more, or UserError where a device has no room for them."""
         name, plan = type(self.optimizer).__name__, self.plan
-        beyond = trial.states - {"sgd": 1, "adamw": 2, "amsgrad": 3}[plan.optimizer]
+        beyond = trial.states - {"sgd": 1, "adamw": 2, "amsgrad": 3}[plan.optimizer.removeprefix("fused-")]
         if beyond <= 0.01:
             return
         used = {id(p) for group in self.optimizer.param_groups for p in group["params"]}

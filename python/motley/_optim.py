@@ -172,14 +172,15 @@ class Trial:
 
     by_element   whether a step on pieces is a step on the whole
     states       bytes of state for each byte of parameters, at most
+    fused        whether one kernel steps all parameters, without temporaries
     """
 
-    def __init__(self, by_element, states):
-        self.by_element, self.states = by_element, states
+    def __init__(self, by_element, states, fused=False):
+        self.by_element, self.states, self.fused = by_element, states, fused
 
     def plan_name(self):
         """The name under which plans know its memory."""
-        return "sgd" if self.states <= 1.01 else "adamw" if self.states <= 2.01 else "amsgrad"
+        return "fused-" * self.fused + ("sgd" if self.states <= 1.01 else "adamw" if self.states <= 2.01 else "amsgrad")
 
 
 def _small_shape(shape, edge):
@@ -311,7 +312,7 @@ class _Trials:
                 by_element = all(self.in_pieces(way, workers[way], start, whole, wholes, gradients) for way in ways)
             except Exception:
                 by_element = False  # it cannot do with pieces, perhaps with empty ones
-        return Trial(by_element, self.states(whole, wholes))
+        return Trial(by_element, self.states(whole, wholes), will_be_fused(self.optimizer, self.device))
 
     def compare(self, start, wholes, agains):
         for value, one, other in zip(start, wholes, agains):
@@ -414,18 +415,27 @@ def exchange(optimizer, mapping, cut):
 FUSED_ON = {"cuda"}  # types of devices
 
 
-def _may_be_fused(group):
-    """Whether torch has a fused step for a group, and the user left the choice to it."""
+_WITH_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+
+def _may_be_fused(group, types):
+    """Whether torch has a fused step for a group on these types of devices, and the user left the choice to it."""
     if group.get("fused", True) is not None or group.get("foreach") is not None or group.get("capturable") or group.get("differentiable"):
         return False
-    return isinstance(group["lr"], (int, float)) and all(p.device.type in FUSED_ON and p.is_floating_point() for p in group["params"])
+    return isinstance(group["lr"], (int, float)) and types <= FUSED_ON and all(p.is_floating_point() for p in group["params"])
+
+
+def will_be_fused(optimizer, device):
+    """Whether steps are one kernel for all parameters once these are on the device: by the user's choice, or by fused()."""
+    groups = optimizer.param_groups
+    return type(optimizer) in _WITH_FUSED and all(group.get("fused") is True or _may_be_fused(group, {torch.device(device).type}) for group in groups)
 
 
 @contextlib.contextmanager
 def fused(optimizer):
     """Steps of torch's own optimizers are one kernel there for all parameters, which needs no memory of its own (foreach has copies)."""
-    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-    groups = [group for group in optimizer.param_groups if known and _may_be_fused(group)]
+    known = type(optimizer) in _WITH_FUSED
+    groups = [group for group in optimizer.param_groups if known and _may_be_fused(group, {p.device.type for p in group["params"]})]
     for group in groups:
         group["fused"] = True
         for p in group["params"]:

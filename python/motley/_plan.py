@@ -104,7 +104,8 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
     engine        'spmd': one program. 'pipeline', 'grid': stages of the model, fed with micro-batches, if loss and gradients
                   are provably sums over them; a UserError names what mixes samples otherwise. Batch normalisation sees a
                   micro-batch at a time, with a warning. 'auto': the fastest of all that computes what one device would.
-    optimizer     'adamw', 'amsgrad' or 'sgd': how much state each parameter has
+    optimizer     'adamw', 'amsgrad' or 'sgd': how much state each parameter has; 'fused-adamw' and so on: as torch's fused ones,
+                  without temporaries
     precision     'bf16' or 'fp16': computes in 16 bits, with parameters, gradients and optimizer state in the parameters' type
     memory_limit  whether plans must fit the devices' memory, by what is planned (docs/memory.md)
     recompute     whether activations may be computed again where memory is short
@@ -140,8 +141,8 @@ def plan(graph, cluster, *, optimizer="adamw", memory_limit=True, time_limit=Non
         raise UserError("[plan] example_inputs and loss_fn go with a model; a graph has its own")
     if not isinstance(graph, _motley.Graph):
         raise UserError(f"[plan] graph is a {type(graph).__name__}; give what capture() returns, or a model and its example_inputs")
-    if optimizer not in ("adamw", "amsgrad", "sgd"):
-        raise UserError(f"[plan] optimizer is {optimizer!r}; give 'adamw', 'amsgrad' or 'sgd'")
+    if not isinstance(optimizer, str) or optimizer.removeprefix("fused-") not in ("adamw", "amsgrad", "sgd"):
+        raise UserError(f"[plan] optimizer is {optimizer!r}; give 'adamw', 'amsgrad' or 'sgd', or one of them as 'fused-adamw'")
     if not isinstance(engine, str):
         raise UserError(f"[plan] engine is {engine!r}; give a name, such as 'spmd' or 'auto'")
     for what, value in (("memory_limit", memory_limit), ("recompute", recompute), ("all_devices", all_devices)):

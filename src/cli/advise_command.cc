@@ -131,8 +131,7 @@ void add_advise_command(Command app) {
       .check(in_range(int64_t{1}, int64_t{1} << 40));
   command.add_flag("--no-groups", args->no_groups,
                    "Do not look at what each group of devices is worth");
-  command.add_option("--optimizer", args->optimizer, "adamw (default), amsgrad or sgd")
-      .check(one_of({"adamw", "amsgrad", "sgd"}));
+  add_optimizer(command, args->optimizer);
   command.add_option("--precision", args->precision, "fp32 (default), bf16 or fp16")
       .check(one_of({"fp32", "bf16", "fp16"}));
   command.add_option("--profile", args->profile, "Measured profile, from motley calibrate");

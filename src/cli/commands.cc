@@ -22,6 +22,7 @@
 #include "cli/schedule_command.h"
 #include "cli/simulate_command.h"
 #include "core/error.h"
+#include "cost/cost.h"
 #ifdef MOTLEY_WITH_TORCH
 #include "cli/calibrate_command.h"
 #include "cli/capture_command.h"
@@ -90,6 +91,15 @@ void add_commands(Command app) {
       "  motley run plan.json --steps 100\n\n"
       "motley COMMAND --help says more. Exit codes: 0 done, 1 a failure of motley, 2 a mistake in "
       "the input,\n3 no plan fits.");
+}
+
+Option add_optimizer(Command command, std::string& optimizer) {
+  return command
+      .add_option(
+          "--optimizer", optimizer,
+          "How much state a parameter has: adamw (default), amsgrad or sgd; fused-adamw and "
+          "so on have no temporaries")
+      .check(one_of(optimizer_names()));
 }
 
 void print_json(const Json& json) {

@@ -22,6 +22,9 @@ void add_commands(Command app);
 // The program, from its arguments to its exit code.
 int run_program(int argc, char** argv);
 
+// --optimizer of commands that plan.
+Option add_optimizer(Command command, std::string& optimizer);
+
 // Prints exactly one JSON object on standard output.
 void print_json(const Json& json);
 

@@ -155,9 +155,7 @@ void add_import_command(Command app) {
   command.add_option("--batch", args->batch, "Global batch, in samples")
       .check(in_range(int64_t{1}, int64_t{1} << 24))
       .group(group);
-  command.add_option("--optimizer", args->optimizer, "adamw (default), amsgrad or sgd")
-      .check(one_of({"adamw", "amsgrad", "sgd"}))
-      .group(group);
+  add_optimizer(command, args->optimizer).group(group);
   command.add_option("--precision", args->precision, "fp32 (default), bf16 or fp16")
       .check(one_of({"fp32", "bf16", "fp16"}))
       .group(group);

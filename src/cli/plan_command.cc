@@ -139,11 +139,7 @@ void add_search_options(Command command, Args* args) {
 
 void add_training_options(Command command, Args* args) {
   const std::string group = "Training";
-  command
-      .add_option("--optimizer", args->optimizer,
-                  "How much state a parameter has: adamw (default), amsgrad or sgd")
-      .check(one_of({"adamw", "amsgrad", "sgd"}))
-      .group(group);
+  add_optimizer(command, args->optimizer).group(group);
   command
       .add_option(
           "--precision", args->precision,

@@ -10,27 +10,6 @@
 
 namespace motley {
 
-const char* to_string(Optimizer optimizer) {
-  switch (optimizer) {
-    case Optimizer::sgd:
-      return "sgd";
-    case Optimizer::adamw:
-      return "adamw";
-    case Optimizer::amsgrad:
-      return "amsgrad";
-  }
-  return "";
-}
-
-bool parse_optimizer(const std::string& text, Optimizer* optimizer) {
-  if (text == "sgd") return *optimizer = Optimizer::sgd, true;
-  if (text == "adamw") return *optimizer = Optimizer::adamw, true;
-  if (text == "amsgrad") return *optimizer = Optimizer::amsgrad, true;
-  return false;
-}
-
-double state_factor(Optimizer optimizer) { return 1 + static_cast<double>(optimizer); }
-
 Bytes state_bytes(const Graph& graph, const Parameter& p, Optimizer optimizer) {
   const auto bytes = static_cast<Bytes>(graph.spec(p.value).bytes());
   if (!p.gradient.valid()) return bytes;
@@ -165,7 +144,7 @@ Seconds CostModel::update(int type, Bytes bytes, Optimizer optimizer, Seconds* l
   const Seconds reduction = replicas_.piece.empty() ? 0 : bytes * replicas_.piece[type];
   // Reads parameter, gradient and state, writes parameter and state.
   const DeviceType& t = cluster_.types[type];
-  const OpRate* rate = optimizer == Optimizer::sgd ? rates_[type].sgd : rates_[type].adamw;
+  const OpRate* rate = optimizer.kind == Optimizer::sgd ? rates_[type].sgd : rates_[type].adamw;
   const Bytes touched = bytes * (3 + 2 * state_factor(optimizer));
   Seconds all = t.overhead + touched / t.memory_bandwidth, beyond = 0;
   if (rate != nullptr) {

@@ -27,10 +27,23 @@
 
 namespace motley {
 
-// By how much state they keep of a parameter: one, two and three times its bytes.
-enum class Optimizer { sgd, adamw, amsgrad };
-const char* to_string(Optimizer optimizer);
+// An optimizer as memory and time see it. Example: {Optimizer::adamw, true}, "fused-adamw" in files,
+// is torch.optim.AdamW(fused=True).
+struct Optimizer {
+  enum Kind { sgd, adamw, amsgrad };  // state of one, two and three times a parameter's bytes
+  Kind kind = adamw;
+  bool fused = false;  // one kernel steps all parameters, without temporaries
+
+  Optimizer() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): most are not fused
+  constexpr Optimizer(Kind of, bool in_one = false) : kind(of), fused(in_one) {}
+  bool operator==(const Optimizer&) const = default;
+  bool operator==(Kind) const = delete;  // of a fused one, too? ask for its kind
+};
+std::string to_string(Optimizer optimizer);
+const char* to_string(Optimizer::Kind kind);
 bool parse_optimizer(const std::string& text, Optimizer* optimizer);
+std::vector<std::string> optimizer_names();  // that parse_optimizer() knows
 // Bytes of state the optimizer keeps per byte of parameter.
 double state_factor(Optimizer optimizer);
 // Bytes of a whole parameter, its gradient and its optimizer state.

@@ -75,7 +75,7 @@ Seconds CostModel::launch_of_cast(int type) const {
 }
 
 Seconds CostModel::launch_of_update(int type, Optimizer optimizer) const {
-  const OpRate* rate = optimizer == Optimizer::sgd ? rates_[type].sgd : rates_[type].adamw;
+  const OpRate* rate = optimizer.kind == Optimizer::sgd ? rates_[type].sgd : rates_[type].adamw;
   return rate != nullptr ? rate->launch : 0;
 }
 

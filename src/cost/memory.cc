@@ -133,10 +133,11 @@ class Account {
       const Bytes largest = piece.bytes * *std::max_element(f.begin(), f.end());
       if (largest > most_bytes) most = piece, most_bytes = largest;
     }
-    most.bytes *= update_workspace(optimizer_);
-    hold(most, end_, end_);
+    const double copies = update_workspace(optimizer_);
     // What replicas reduce in a pass travels in buckets.
-    hold({bucket_workspace(scattered, most.bytes), {}}, end_, end_);
+    hold({bucket_workspace(scattered, std::max(copies, 1.0) * most.bytes), {}}, end_, end_);
+    most.bytes *= copies;
+    hold(most, end_, end_);
   }
 
   // What devices keep of others' pieces (second_copy() in cost.h): parameters and optimizer state

@@ -42,7 +42,7 @@ void local_bytes(const Amount& amount, const Fractions& fractions, std::vector<B
 // (DeviceType::reserved).
 std::vector<Amount> workspace_of(const Theory& theory, const Step& step,
                                  const Fractions& fractions);
-// Of the update of one parameter: tensors as large as its piece.
+// Of the update of one parameter: tensors as large as its piece. A fused one has none.
 double update_workspace(Optimizer optimizer);
 // Of a reduction over replicas of gradients of so many bytes, the largest of `largest`: they travel
 // in buckets, beside which there are copies in one run, or two pieces on their way.

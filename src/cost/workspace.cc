@@ -263,7 +263,9 @@ void local_bytes(const Amount& amount, const Fractions& fractions, std::vector<B
   for (Bytes& x : *local) x *= amount.bytes;
 }
 
-double update_workspace(Optimizer optimizer) { return optimizer == Optimizer::sgd ? 2 : 3; }
+double update_workspace(Optimizer optimizer) {
+  return optimizer.fused ? 0 : optimizer.kind == Optimizer::sgd ? 2 : 3;
+}
 
 Bytes bucket_workspace(Bytes all, Bytes largest) {
   return 3 * std::min(all, std::max(kBucketBytes, largest));

@@ -49,7 +49,7 @@ void write_rows(const ExportJob& job, Exported* out) {
                      {"micro_batches", job.micro_batches()},
                      {"parameters", stage.inside == Inside::pieces ? "pieces" : "whole"},
                      {"recompute", stage.recompute},
-                     {"optimizer", to_string(job.plan.optimizer)},
+                     {"optimizer", to_string(job.plan.optimizer.kind)},
                      {"precision", precision_name(job.plan.precision)}};
   out->files.push_back({kFile, json.dump(2) + "\n"});
   add_model(job, out);
@@ -82,7 +82,8 @@ Arrangement read_rows(const ImportJob& job) {
     throw fields.bad("parameters", "is '" + parameters.substr(0, 40) + "'; give whole or pieces");
   const Json& again = fields.at("recompute");
   if (!again.is_boolean()) throw fields.bad("recompute", "is no boolean");
-  same_word(file + ": optimizer", fields.text("optimizer"), to_string(job.optimizer), "the plan's");
+  same_word(file + ": optimizer", fields.text("optimizer"), to_string(job.optimizer.kind),
+            "the plan's");
   same_word(file + ": precision", fields.text("precision"), precision_name(job.precision),
             "the plan's");
   check_model(job);

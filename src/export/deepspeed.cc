@@ -110,7 +110,7 @@ void write_deepspeed(const ExportJob& job, Exported* out) {
                  {"bf16", {{"enabled", job.plan.precision == DType::bf16}}},
                  {"fp16", {{"enabled", job.plan.precision == DType::f16}}},
                  {"optimizer",
-                  {{"type", job.plan.optimizer == Optimizer::sgd ? "SGD" : "AdamW"},
+                  {{"type", job.plan.optimizer.kind == Optimizer::sgd ? "SGD" : "AdamW"},
                    {"params", {{"lr", 1e-4}}}}},
                  {"steps_per_print", 10},
                  {"zero_optimization", {{"stage", pieces ? 3 : a.zero}}}};
@@ -137,7 +137,7 @@ void write_deepspeed(const ExportJob& job, Exported* out) {
     out->differences.push_back(
         "AutoTP cuts the matrices of modules that it knows, by name; model.py's "
         "have such names");
-  if (job.plan.optimizer == Optimizer::amsgrad)
+  if (job.plan.optimizer.kind == Optimizer::amsgrad)
     out->differences.push_back("DeepSpeed's AdamW has no amsgrad");
 }
 

@@ -307,8 +307,8 @@ Origin read_origin(const ExportDirectory& directory) {
   if (origin.batch < 1 || origin.batch > (1 << 24))
     throw fields.bad("batch", fmt::format("is {}; give samples", origin.batch));
   if (!parse_optimizer(fields.text("optimizer"), &origin.optimizer))
-    throw fields.bad("optimizer",
-                     "is '" + fields.text("optimizer") + "'; give adamw, amsgrad or sgd");
+    throw fields.bad("optimizer", fmt::format("is '{}'; give {}", fields.text("optimizer"),
+                                              fmt::join(optimizer_names(), ", ")));
   if (fields.find("precision") && !parse_dtype(fields.text("precision"), &origin.precision))
     throw fields.bad("precision", "is '" + fields.text("precision") + "'; give bf16 or f16");
   fields.find("predicted_step_s");

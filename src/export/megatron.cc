@@ -115,7 +115,7 @@ void write_megatron(const ExportJob& job, Exported* out) {
   words.add("--train-iters", 1000);
   words.add("--lr", "1e-4");
   words.add("--eval-iters", 0);
-  words.add("--optimizer", job.plan.optimizer == Optimizer::sgd ? "sgd" : "adam");
+  words.add("--optimizer", job.plan.optimizer.kind == Optimizer::sgd ? "sgd" : "adam");
   if (job.plan.precision == DType::bf16) words.add("--bf16");
   if (job.plan.precision == DType::f16) words.add("--fp16");
   words.add("--no-gradient-accumulation-fusion");
@@ -137,7 +137,7 @@ void write_megatron(const ExportJob& job, Exported* out) {
   out->files.push_back({kFile, words.text()});
   out->files.push_back(launch_script(job, "\"${MEGATRON:-.}/pretrain_gpt.py\"", kFile,
                                      "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"));
-  if (job.plan.optimizer == Optimizer::amsgrad)
+  if (job.plan.optimizer.kind == Optimizer::amsgrad)
     out->differences.push_back("Megatron-LM has no amsgrad; the arguments say adam");
   if (moe)
     out->differences.push_back(
@@ -365,7 +365,7 @@ Arrangement read_megatron(const ImportJob& job) {
   words.is_flag("--bf16", job.precision == DType::bf16, "the plan's precision is another");
   words.is_flag("--fp16", job.precision == DType::f16, "the plan's precision is another");
   same_word(words.at("--optimizer"), words.has("--optimizer") ? words.word("--optimizer") : "adam",
-            job.optimizer == Optimizer::sgd ? "sgd" : "adam", "the plan's");
+            job.optimizer.kind == Optimizer::sgd ? "sgd" : "adam", "the plan's");
   same(words.at("--global-batch-size"), words.number("--global-batch-size", job.batch), job.batch,
        "the batch");
   Degrees d;

@@ -437,8 +437,8 @@ Plan parse_plan(const std::string& text, const std::string& name) {
   plan.batch = fields.integer("batch");
   if (plan.batch < 1) throw fields.bad("batch", "is not positive");
   if (!parse_optimizer(fields.text("optimizer"), &plan.optimizer))
-    throw fields.bad("optimizer",
-                     "is '" + fields.text("optimizer") + "'; give sgd, adamw or amsgrad");
+    throw fields.bad("optimizer", fmt::format("is '{}'; give {}", fields.text("optimizer"),
+                                              fmt::join(optimizer_names(), ", ")));
   if (fields.find("precision") && (!parse_dtype(fields.text("precision"), &plan.precision) ||
                                    (plan.precision != DType::f16 && plan.precision != DType::bf16)))
     throw fields.bad("precision",

@@ -124,7 +124,7 @@ TEST(Plan, SaysWhatToMend) {
   EXPECT_THAT(failure(changed([](Json& j) { j["batch"] = 0; })),
               HasSubstr("'batch' is not positive"));
   EXPECT_THAT(failure(changed([](Json& j) { j["optimizer"] = "lion"; })),
-              HasSubstr("give sgd, adamw or amsgrad"));
+              HasSubstr("give adamw, amsgrad, sgd, fused-adamw"));
   EXPECT_THAT(
       failure(changed([](Json& j) { j["program"][2] = "node 2 aten::bmm S(0), R -> S(0)"; })),
       HasSubstr("p.json: program[2]: 'node 2 aten::bmm S(0), R -> S(0)' is aten::mm in the graph; "

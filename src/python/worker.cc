@@ -291,7 +291,7 @@ void bind_runs(py::module_& m) {
         options.sockets = group.sockets_of_tensors();
         if (optimizer)
           options.optimizer = [&](Optimizer kind, const std::vector<at::Tensor>& parameters) {
-            return optimizer(kind == Optimizer::sgd ? "sgd" : "adamw", parameters);
+            return optimizer(kind.kind == Optimizer::sgd ? "sgd" : "adamw", parameters);
           };
         options.progress = [&](const std::string& what) {
           const py::gil_scoped_acquire lock;

@@ -52,7 +52,7 @@ std::map<std::string, at::Tensor> state_of(torch::optim::Optimizer& optimizer,
   return {{"momentum", sgd.momentum_buffer()}};
 }
 
-std::vector<std::string> state_names(Optimizer optimizer) {
+std::vector<std::string> state_names(Optimizer::Kind optimizer) {
   if (optimizer == Optimizer::adamw) return {"exp_avg", "exp_avg_sq"};
   if (optimizer == Optimizer::amsgrad) return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   return {"momentum"};
@@ -147,9 +147,9 @@ struct Trainer::Impl {
     std::vector<at::Tensor> all = parameters;
     if (second)
       for (const SecondCopies::Kept& kept : second->parameters) all.push_back(kept.piece);
-    if (plan.optimizer != Optimizer::sgd) {
+    if (plan.optimizer.kind != Optimizer::sgd) {
       torch::optim::AdamWOptions settings(options.learning_rate > 0 ? options.learning_rate : 1e-3);
-      settings.amsgrad(plan.optimizer == Optimizer::amsgrad);
+      settings.amsgrad(plan.optimizer.kind == Optimizer::amsgrad);
       optimizer = std::make_unique<torch::optim::AdamW>(all, settings);
     } else {
       torch::optim::SGDOptions settings(options.learning_rate > 0 ? options.learning_rate : 1e-2);
@@ -227,7 +227,7 @@ struct Trainer::Impl {
   }
 
   CheckpointOf identity() const {
-    return {plan.model, to_string(plan.optimizer), options.seed, next, 0};
+    return {plan.model, to_string(plan.optimizer.kind), options.seed, next, 0};
   }
 
   // The pieces that this worker has; `once`: that it counts among all. What no worker may hold
@@ -265,7 +265,7 @@ struct Trainer::Impl {
     for (const Parameter& p : graph.parameters) {
       list["parameter/" + p.name] = list["initial/parameter/" + p.name] = graph.spec(p.value);
       if (!p.gradient.valid()) continue;
-      for (const std::string& name : state_names(plan.optimizer))
+      for (const std::string& name : state_names(plan.optimizer.kind))
         list[name + "/" + p.name] = graph.spec(p.value);
     }
     for (const Buffer& b : graph.buffers)
@@ -295,7 +295,7 @@ struct Trainer::Impl {
     for (const Parameter& p : graph.parameters) {
       values[p.name] = held("parameter/" + p.name);
       if (p.gradient.valid() && step > 0)
-        for (const std::string& name : state_names(plan.optimizer))
+        for (const std::string& name : state_names(plan.optimizer.kind))
           states[name][p.name] = all.whole(name + "/" + p.name);
     }
     for (const Buffer& b : graph.buffers) buffers[b.name] = held("buffer/" + b.name);
@@ -311,10 +311,10 @@ struct Trainer::Impl {
       optimizer->state().erase(optimizer_key(mine));
       if (!p.gradient.valid() || step == 0) return;
       std::vector<at::Tensor> list;
-      for (const std::string& name : state_names(plan.optimizer))
+      for (const std::string& name : state_names(plan.optimizer.kind))
         list.push_back(own(piece(states.at(name).at(p.name))));
       auto& slot = optimizer->state()[optimizer_key(mine)];
-      if (plan.optimizer != Optimizer::sgd) {
+      if (plan.optimizer.kind != Optimizer::sgd) {
         auto state = std::make_unique<torch::optim::AdamWParamState>();
         state->step(next).exp_avg(list[0]).exp_avg_sq(list[1]);
         if (list.size() > 2) state->max_exp_avg_sq(list[2]);

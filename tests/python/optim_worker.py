@@ -103,9 +103,11 @@ def fused():
         ):  # fmt: skip
             dist = trains_alike(lambda model, make=make: make(model.parameters()), 4)
             assert all(group["fused"] is None for group in dist.optimizer.param_groups)
+            assert dist.plan.optimizer.startswith("fused-"), dist.plan.optimizer
         assert len(calls) == 4, len(calls)
         del calls[:]
-        trains_alike(lambda model: torch.optim.AdamW(model.parameters(), 1e-2, foreach=False), 2)
+        dist = trains_alike(lambda model: torch.optim.AdamW(model.parameters(), 1e-2, foreach=False), 2)
+        assert dist.plan.optimizer == "adamw", dist.plan.optimizer
         trains_alike(lambda model: torch.optim.AdamW(model.parameters(), torch.tensor(1e-2), foreach=False), 2)
         assert not calls
     finally:
