@@ -40,6 +40,27 @@ groups:
                        "four");
 }
 
+// Micro-batches of them compute something else; data parallelism does not, and is there at once.
+TEST(Quick, ModelsThatMixSamplesHaveAPlan) {
+  planner::PlanOptions options;
+  options.model = "resnet50:width=4,image=32";
+  options.batch = 16;
+  options.optimizer = Optimizer::sgd;
+  for (const Bytes memory : {1e12, 3.4e6}) {
+    const planner::EngineResult found =
+        plan_quickly(options, two_and_two(memory), graphs_of(options.model));
+    ASSERT_EQ(found.candidates.size(), 1) << found.reason;
+    const Plan& made = *found.candidates[0].plan;
+    EXPECT_EQ(found.candidates[0].note, memory > 1e9 ? "dp-cp" : "zero-cp");
+    EXPECT_TRUE(planner::exact(made));
+    EXPECT_EQ(made.pipeline->micro_batches(), 1);
+    EXPECT_THAT(check(made), IsEmpty());
+    const Verification v = verify_plan(made, DType::f64, 5);
+    EXPECT_LT(v.loss_error, 1e-9);
+    EXPECT_LT(v.gradient_error, 1e-9) << v.worst_parameter;
+  }
+}
+
 TEST(Accumulation, EqualsOneDeviceAndComputesNothingAgain) {
   int uneven = 0, faster = 0;
   for (const char* model :

@@ -118,7 +118,7 @@ TEST(Recent, AnyOneWorkerMayBeLostWhereStateIsKeptTwice) {
   int lacking = 0;
   for (int trial = 0; trial < 9; ++trial) {
     const std::string model = models[trial % 3];
-    const auto optimizer = static_cast<Optimizer>(trial / 3);
+    const auto optimizer = static_cast<Optimizer::Kind>(trial / 3);
     const auto plan_on = [&](int fast, int slow) {
       return plan_kept_twice(model, strategies[rng.below(3)], cluster_of(fast, slow, 1e9),
                              optimizer);

@@ -26,6 +26,10 @@ constexpr int kLookBack = 4;  // block boundaries compared with the newest
 constexpr double kSlack = 1e-7;
 constexpr double kSlackGrowth = 3;
 
+// States for each step outside of repeats that a search may expand in any case, with a rough bound
+// and a tight one.
+constexpr int64_t kRoughByStep = 8, kTightByStep = 32;
+
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -108,7 +112,7 @@ class Search {
   // One search that drops states costlier than `slack`. Returns the cost of the state it ends with,
   // infinity if none is left.
   double pass(double slack) {
-    frontier_ = std::make_unique<Frontier<W>>(&tables_, layout_);
+    frontier_ = std::make_unique<Frontier<W>>(&tables_, layout_, limits_.deadline);
     skips_.clear();
     offset_ = 0;
     lost_ = pruned_ = kInfinity;
@@ -118,8 +122,10 @@ class Search {
     for (int k = 0; k < static_cast<int>(order_.steps.size());) {
       const bool in_repeat = repeat < order_.repeats.size() && k >= order_.repeats[repeat].begin;
       expanded_ += static_cast<int64_t>(frontier_->size());
-      pruned_ =
-          std::min(pruned_, offset_ + frontier_->advance(order_.steps[k], slack, &history_[k]));
+      double lost = kInfinity;
+      pruned_ = std::min(pruned_,
+                         offset_ + frontier_->advance(order_.steps[k], slack, &history_[k], &lost));
+      lost_ = std::min(lost_, offset_ + lost);
       truncate(k++);
       if (frontier_->size() == 0 || expanded_ > most_states_) return kInfinity;
       if (!in_repeat) continue;
@@ -300,19 +306,29 @@ class Search {
   std::vector<Skip> skips_;
 };
 
+// Steps, one block in the place of the middle of each repeat.
+int64_t steps_of(const Order& order) {
+  auto steps = static_cast<int64_t>(order.steps.size());
+  for (const Repeat& r : order.repeats)
+    steps -= static_cast<int64_t>(std::max(0, r.count - 2 * kEndBlocks - 1)) * r.period;
+  return steps;
+}
+
 template <int W>
 Solution search(const Problem& problem, const Order& order, const KeyLayout& layout,
                 const Weights& weights, const Limits& limits, double start, WarmStart* warm) {
   // A rough bound is enough where few states are near the best; where they are many, a tight one
   // pays.
-  Tables tables(problem, order, weights, {limits.rough, 1, limits.sweeps, limits.deadline}, warm);
+  Tables tables(problem, order, weights, {limits.rough, 1, limits.sweeps, limits.deadline},
+                limits.max_ways, warm);
   const auto run = [&](int64_t most_states) {
     return Search<W>(problem, order, layout, &tables, limits, start).run(weights, most_states);
   };
-  if (auto solution = run(limits.rough_states)) return *solution;
+  const int64_t steps = steps_of(order);
+  if (auto solution = run(std::max(limits.rough_states, kRoughByStep * steps))) return *solution;
   tables.tighten({limits.tight, 2, limits.sweeps, limits.deadline}, warm);
   if (limits.max_sweeps > limits.sweeps) {
-    if (auto solution = run(limits.tight_states)) return *solution;
+    if (auto solution = run(std::max(limits.tight_states, kTightByStep * steps))) return *solution;
     tables.tighten({limits.tight, 2, limits.max_sweeps, limits.deadline}, warm);
   }
   return *run(std::numeric_limits<int64_t>::max());

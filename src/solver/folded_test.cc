@@ -233,6 +233,68 @@ TEST(Folded, LimitsReturnTheBestAndABound) {
   EXPECT_LE(quick.lower_bound, best.price);
 }
 
+TEST(Folded, FewWaysThroughANodeReturnASolutionAndABound) {
+  int found = 0, all = 0, worse = 0;
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(seed);
+    const Problem problem = random_problem(seed, {static_cast<int>(3 + seed % 8), 2, 5, 3});
+    const Weights weights = random_weights(seed, 2);
+    const Order order = make_order(problem);
+    const Solution best = solve_folded(problem, order, weights);
+    Limits few;
+    few.max_ways = 1 + seed % 3;
+    const Solution some = solve_folded(problem, order, weights, few);
+    ASSERT_LE(some.lower_bound, best.price * (1 + 1e-9));
+    if (some.option.empty()) {
+      EXPECT_EQ(some.stop, best.option.empty() ? some.stop : StopReason::kStateLimit);
+      continue;
+    }
+    ++found;
+    ASSERT_GE(some.price, best.price * (1 - 1e-9));
+    EXPECT_EQ(check_solution(problem, some, weights), "");
+    all += some.stop == StopReason::kOptimal;
+    worse += some.price > best.price * (1 + 1e-9);
+    if (some.stop == StopReason::kOptimal) {
+      EXPECT_NEAR(some.price, best.price, 1e-9 * best.price);
+    }
+  }
+  EXPECT_GT(found, 300);
+  EXPECT_GT(all, 100);
+  EXPECT_GT(worse, 10);
+}
+
+// As in a DenseNet: a node that reads 40 values of a chain in one form, and one behind it that reads
+// them in another. Each can be gathered, which serves both, or cut another way.
+TEST(Folded, ANodeWithManyInputsTakesNoTime) {
+  constexpr int kInputs = 40;
+  enum : uint8_t { kWhole, kRows, kColumns };
+  Problem problem;
+  problem.form_tables = {{3, {0, 0, 0, 3, 0, 1, 3, 1, 0}}};
+  const auto option = [](std::vector<uint8_t> in, std::vector<uint8_t> out, double seconds) {
+    return Option{std::move(in), std::move(out), 0, {seconds}, {0}};
+  };
+  const auto all = [](uint8_t form) { return std::vector<uint8_t>(kInputs, form); };
+  problem.option_tables = {
+      {{option({}, {kColumns}, 1)}},
+      {{option({kColumns}, {kColumns}, 1)}},
+      {{option(all(kRows), {}, 1)}},
+      {{option(all(kWhole), {}, 1), option(all(kColumns), {}, 2.5 * kInputs)}}};
+  std::vector<int> values;
+  for (int v = 0; v < kInputs; ++v) {
+    problem.value_table.push_back(0);
+    problem.nodes.push_back({v > 0, v > 0 ? std::vector<int>{v - 1} : std::vector<int>{}, {v}});
+    values.push_back(v);
+  }
+  problem.nodes.push_back({2, values, {}});
+  problem.nodes.push_back({3, values, {}});
+  validate(problem);
+  const Solution found = solve_folded(problem, make_order(problem), {{1}, {}});
+  EXPECT_EQ(check_solution(problem, found, {{1}, {}}), "");
+  EXPECT_LE(found.lower_bound, 4 * kInputs + 2);  // all are gathered
+  EXPECT_LT(found.price, 4.5 * kInputs + 1.1);    // none is
+  EXPECT_LT(found.seconds, 5);
+}
+
 TEST(Folded, InfeasibleIsAValue) {
   // The producer makes form 0, the consumer needs form 1, and nothing converts.
   Problem problem;

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/deadline.h"
 #include "solver/tables.h"
 
 namespace motley::solver {
@@ -146,8 +147,8 @@ struct StepRecord {
 template <int W>
 class Frontier {
  public:
-  Frontier(Tables* tables, const KeyLayout& layout)
-      : keys(1), costs(1, 0), tables_(*tables), layout_(layout) {}
+  Frontier(Tables* tables, const KeyLayout& layout, const Deadline& deadline)
+      : keys(1), costs(1, 0), tables_(*tables), layout_(layout), deadline_(deadline) {}
 
   std::vector<Key<W>> keys;  // [state]
   std::vector<double> costs;
@@ -156,8 +157,8 @@ class Frontier {
   size_t size() const { return keys.size(); }
 
   // Eliminates the node of one step from all states; drops states costlier than `most` and returns
-  // the least cost of those.
-  double advance(const OrderStep& step, double most, StepRecord* from) {
+  // the least cost of those. `*lost` is at most that of states that are not looked at (Limits::max_ways).
+  double advance(const OrderStep& step, double most, StepRecord* from, double* lost) {
     const int touches = step.touch_end - step.touch_begin;
     Key<W> touched{};
     double least = tables_.dual_bounds->node_least(step.node);
@@ -174,6 +175,7 @@ class Frontier {
     locals_.reset(64);
     moves_.clear();
     move_begin_.assign(1, 0);
+    all_.clear();
     next_.reset(keys.size() * 2);
     next_costs_.clear();
     StepRecord& record = *from;
@@ -189,6 +191,7 @@ class Frontier {
       bool fresh;
       const int at = locals_.number(local, &fresh);
       if (fresh) add_moves(step, local, least);
+      if (!all_[at]) *lost = std::min(*lost, costs[s]);  // no move lowers it
       for (int m = move_begin_[at]; m < move_begin_[at + 1]; ++m) {
         const Move& move = moves_[m];
         const double cost = costs[s] + move.cost;
@@ -372,7 +375,10 @@ class Frontier {
       least += dual_bounds.left(dual_bounds.touch_before(step.touch_begin + t), sets[t]);
     }
     const size_t begin = moves_.size();
-    for (const NodeTransition& transition : tables_.through(step, sets)) {
+    deadline_.check();
+    const Ways& ways = tables_.through(step, sets);
+    all_.push_back(ways.all);
+    for (const NodeTransition& transition : ways.list) {
       Move move{{}, transition.cost - least, transition.option};
       for (int t = 0; t < touches; ++t) {
         if (tables_.order.touches[step.touch_begin + t].after == Role::kAbsent) continue;
@@ -389,12 +395,14 @@ class Frontier {
 
   Tables& tables_;
   const KeyLayout& layout_;
+  const Deadline& deadline_;
   std::vector<int> touched_live_;
 
   // Scratch of advance() and dominate().
   KeyNumbering<W> locals_, next_, groups_;
   std::vector<Move> moves_;
   std::vector<int> move_begin_;
+  std::vector<char> all_;  // [combination] whether its moves are all there are
   std::vector<double> next_costs_;
   std::vector<int> by_cost_, head_, chain_;
   std::vector<char> dead_;

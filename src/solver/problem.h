@@ -86,6 +86,9 @@ struct Limits {
   double time_limit_s = 1e30;             // of one program search, which then keeps fewer states
   Deadline deadline;                      // of all searches together
   int64_t max_states = int64_t{1} << 40;  // states kept at any one time
+  // Ways through a node from one state that are looked at, the cheapest: of a node with many inputs
+  // there can be 2 to their number. Of common models none has more than 33.
+  size_t max_ways = 128;
   uint64_t seed = 0;
   // Bounds are rough at first: improved until that part of them is gained no more. A search that
   // expands that many states with them begins again with tighter ones, and once more with those of

@@ -35,8 +35,8 @@ double Upgrade::compute(uint32_t b, uint32_t a) {
 }
 
 Tables::Tables(const Problem& the_problem, const Order& the_order, const Weights& weights,
-               SweepLimits sweeps, std::vector<double>* warm)
-    : problem(the_problem), order(the_order), kinds_(order.kinds) {
+               SweepLimits sweeps, size_t max_ways, std::vector<double>* warm)
+    : problem(the_problem), order(the_order), max_ways_(max_ways), kinds_(order.kinds) {
   spaces_.reserve(problem.form_tables.size());
   for (const FormTable& table : problem.form_tables) spaces_.emplace_back(table);
   prices.resize(problem.option_tables.size());
@@ -59,20 +59,20 @@ Upgrade* Tables::upgrade(int value, Role role) {
   return found.get();
 }
 
-const std::vector<NodeTransition>& Tables::through(const OrderStep& step,
-                                                   const std::vector<uint32_t>& sets) {
+const Ways& Tables::through(const OrderStep& step, const std::vector<uint32_t>& sets) {
   Kind& kind = kinds_[step.kind];
   if (!kind.ready) prepare(step, &kind);
-  const auto [it, fresh] = kind.transitions.try_emplace(sets);
-  if (!fresh) return it->second;
-  std::vector<NodeTransition>& list = it->second;
+  const auto [it, fresh] = kind.ways.try_emplace(sets);
+  Ways& result = it->second;
+  if (!fresh) return result;
   const int table = problem.nodes[step.node].table;
   std::vector<uint32_t> want;
   std::vector<int> made;
   for (int o : kind.options) {
     demands(step, problem.option_tables[table].options[o], &want, &made);
-    std::vector<NodeTransition> partial{{prices[table][o], o, {}}}, next;
-    for (size_t t = 0; t < sets.size() && !partial.empty(); ++t) {
+    Ways partial{{{prices[table][o], o, {}}}};
+    std::vector<NodeTransition> next;
+    for (size_t t = 0; t < sets.size() && !partial.list.empty(); ++t) {
       const Touch& touch = order.touches[step.touch_begin + t];
       FormSpace& forms = space(touch.value);
       std::vector<Grown> ways;
@@ -84,19 +84,31 @@ const std::vector<NodeTransition>& Tables::through(const OrderStep& step,
         ways.push_back({forms.required(sets[t] | want[t]), 0});
       }
       next.clear();
-      for (const NodeTransition& head : partial) {
+      for (const NodeTransition& head : partial.list) {
         for (const Grown& way : ways) {
           next.push_back(head);
           next.back().cost += way.cost;
           next.back().sets.push_back(touch.after == Role::kAbsent ? 0 : way.forms);
         }
       }
-      partial.swap(next);
+      partial.list.swap(next);
+      cut(&partial);
     }
-    list.insert(list.end(), partial.begin(), partial.end());
+    result.list.insert(result.list.end(), partial.list.begin(), partial.list.end());
+    result.all = result.all && partial.all;
+    cut(&result);
   }
-  prune(step, &list);
-  return list;
+  prune(step, &result.list);
+  return result;
+}
+
+void Tables::cut(Ways* ways) const {
+  if (ways->list.size() <= max_ways_) return;
+  std::stable_sort(
+      ways->list.begin(), ways->list.end(),
+      [](const NodeTransition& a, const NodeTransition& b) { return a.cost < b.cost; });
+  ways->list.resize(max_ways_);
+  ways->all = false;
 }
 
 void Tables::prune(const OrderStep& step, std::vector<NodeTransition>* list) {

@@ -39,17 +39,23 @@ struct NodeTransition {
   std::vector<uint32_t> sets;
 };
 
+// Ways through a node, cheapest first, as many as Limits::max_ways.
+struct Ways {
+  std::vector<NodeTransition> list;
+  bool all = true;
+};
+
 // Tables of one kind of step.
 struct Kind {
   bool ready = false;
   std::vector<int> options;  // that no other replaces
-  std::map<std::vector<uint32_t>, std::vector<NodeTransition>> transitions;
+  std::map<std::vector<uint32_t>, Ways> ways;
 };
 
 class Tables {
  public:
   Tables(const Problem& the_problem, const Order& the_order, const Weights& weights,
-         SweepLimits sweeps, std::vector<double>* warm);
+         SweepLimits sweeps, size_t max_ways, std::vector<double>* warm);
 
   // Better bounds in place of those there are.
   void tighten(SweepLimits sweeps, std::vector<double>* warm);
@@ -66,10 +72,11 @@ class Tables {
   }
 
   // All undominated ways through a node from the given sets of the values it touches.
-  const std::vector<NodeTransition>& through(const OrderStep& step,
-                                             const std::vector<uint32_t>& sets);
+  const Ways& through(const OrderStep& step, const std::vector<uint32_t>& sets);
 
  private:
+  // Keeps the cheapest max_ways_.
+  void cut(Ways* ways) const;
   // Drops transitions that another replaces.
   void prune(const OrderStep& step, std::vector<NodeTransition>* list);
   // Sets required of the touched values, and made, by one option.
@@ -78,6 +85,7 @@ class Tables {
   // Options that no other option replaces at no greater cost, conversions included.
   void prepare(const OrderStep& step, Kind* kind);
 
+  const size_t max_ways_;
   std::vector<FormSpace> spaces_;  // [form table]
   std::vector<Kind> kinds_;
   std::map<std::tuple<int, Role, uint32_t>, std::unique_ptr<Upgrade>> upgrades_;

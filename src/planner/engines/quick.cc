@@ -3,6 +3,8 @@
 // fit. Where no strategy does, parameters that all devices divide (ZeRO 3), in the fewest
 // micro-batches that do.
 //
+// Of models that mix samples, which the grid cannot have: data parallelism.
+//
 // Where memory is tight formulas refuse what programs may fit. Then strategies are taken that fit
 // devices with a little more memory, so that they need least, and their programs gather parameters
 // in every pass.
@@ -40,6 +42,7 @@ constexpr double kSearching = 0.15, kEarly = 0.1, kOfGrid = 0.9;  // of the time
 
 // What programs are restricted to (program_plan.h).
 const char* const kTensors = "tensor-parallel";
+const char* const kData = "dp-cp";
 const char* const kCut = "zero-cp";
 
 class Quick {
@@ -69,7 +72,7 @@ class Quick {
     }
     options_.limits.deadline = whole;
     try {
-      if (result_.candidates.empty() && !result_.refused) divided();
+      if (result_.candidates.empty()) mixes_ ? undivided() : divided();
     } catch (const TimeIsUp&) {
       result_.reason = kNoTime;
     }
@@ -94,11 +97,13 @@ class Quick {
            options_.batch % (2 * samples) == 0)
       samples *= 2;
     if (!options_.micro_batches.empty()) samples = options_.micro_batches[0];
-    if (!step_->of(samples)) {
+    const std::shared_ptr<const MicroBatch> part = step_->of(samples);
+    if (!part) {
       result_.reason = step_->why_not();
       result_.refused = true;
-      return;
     }
+    mixes_ = !part || !part->exact();
+    if (mixes_) return;
     PlanBuilder& builder = builder_of(samples, kTensors);
     const grid::Model model = grid_model(builder, samples);
     grid::SearchOptions search;
@@ -191,11 +196,27 @@ class Quick {
     }
   }
 
+  // Of models that mix samples, on all devices: plain data parallelism, or with parameters cut.
+  void undivided() {
+    for (const char* strategy : {kData, kCut}) {
+      Composition composition;
+      composition.micro_batch = options_.batch;
+      composition.replicas = {
+          {1, {{0, builder_of(options_.batch, strategy).size() - 1, everywhere(), false}}}};
+      if (compose(options_.batch, strategy, composition, strategy)) return;
+    }
+  }
+
+  std::vector<int> everywhere() const {
+    std::vector<int> all(cluster_.size());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+
   // On all devices, each with a part of every micro-batch.
   void divided() {
     const int devices = cluster_.size();
-    std::vector<int> all(devices);
-    std::iota(all.begin(), all.end(), 0);
+    const std::vector<int> all = everywhere();
     Bytes held = 0, memory = 0;  // in all devices together
     for (const Parameter& p : step_->graph().parameters)
       held += state_bytes(step_->graph(), p, options_.optimizer);
@@ -251,6 +272,7 @@ class Quick {
   const int threads_;  // that plan stages of different devices
   SearchCache cache_;
   std::map<std::pair<int64_t, const char*>, std::unique_ptr<PlanBuilder>> builders_;
+  bool mixes_ = false;   // samples, so that micro-batches compute something else
   bool beside_ = false;  // whether a thread prepares micro-batches
   Deadline early_;
   size_t composed_ = 0;  // plans that hold parameters whole in a pass
