@@ -82,8 +82,8 @@ TEST_F(Cli, PrecisionAndRecomputation) {
 TEST_F(Cli, CapturePlanCheckSimulate) {
   Outcome models = motley("models --json");
   ASSERT_EQ(models.code, 0) << models.err;
-  for (const Json& m : models.json()["models"])
-    EXPECT_TRUE(m.contains("name") && m.contains("params"));
+  const Json listed = models.json();
+  for (const Json& m : listed["models"]) EXPECT_TRUE(m.contains("name") && m.contains("params"));
 
   Outcome capture =
       motley("capture mlp:layers=2,hidden=64,in=16 --batch 16 --json -o " + path("g.json"));

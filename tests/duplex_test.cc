@@ -352,12 +352,13 @@ TEST(Duplex, OnTheCommandLine) {
   for (const Json& device : off["communication"]) EXPECT_EQ(device["hidden_comm_s"], 0);
   // Gradients beside the backward pass of a plan without parts.
   printed(small + "--engine spmd --strategy dp-ev --duplex off -o " + plan);
-  for (const char* overlap : {"on", "off"})
-    for (const Json& device :
-         json_of(fmt::format("run --steps 3 --overlap {} {}", overlap, plan))["communication"]) {
+  for (const char* overlap : {"on", "off"}) {
+    const Json run = json_of(fmt::format("run --steps 3 --overlap {} {}", overlap, plan));
+    for (const Json& device : run["communication"]) {
       EXPECT_GT(device["exposed_comm_s"], 0);
       EXPECT_EQ(device["hidden_comm_s"] > 0, overlap == std::string("on")) << device;
     }
+  }
   EXPECT_THAT(printed(small + "--duplex two", 2), HasSubstr("--duplex is 'two'"));
   EXPECT_THAT(printed(small + "--duplex 10", 2), HasSubstr("a batch of 9 has no 10 parts"));
   EXPECT_THAT(printed(small + "--duplex 2 --engine grid", 2), HasSubstr("leave out engines"));

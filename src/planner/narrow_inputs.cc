@@ -35,10 +35,11 @@ void narrow_inputs(Plan* plan) {
       const Node& node = graph.node(steps[s].node);
       const std::vector<ValueId> operands = graph.inputs_of(node);
       const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
+      if (node.outputs.empty() || !node.outputs[0].valid()) continue;
       const bool view = op != nullptr && op->alias && operands.size() == 1 &&
                         node.outputs.size() == 1 && from_input[operands[0].index];
       if (view) from_input[node.outputs[0].index] = true;
-      if (node.outputs.empty() || !from_input[node.outputs[0].index]) continue;
+      if (!from_input[node.outputs[0].index]) continue;
       const ValueId value = node.outputs[0];
       const auto& triples = theory.triples(steps[s].node);
       if (!triples[steps[s].triple].out[0].is_replicated()) continue;
