@@ -345,7 +345,8 @@ TEST_F(Cli, PipelinesAndGridsAreOrdinaryPlans) {
     ASSERT_EQ(report.code, 0) << report.err;
     EXPECT_EQ(report.json()["path"], path("p.html"));
     EXPECT_THAT(read_file(path("p.html")), HasSubstr("as predicted when planned"));
-    for (const Json& d : simulate.json()["devices"])
+    const Json simulated = simulate.json();
+    for (const Json& d : simulated["devices"])
       EXPECT_NEAR(
           d["busy_s"].get<double>() + d["exposed_comm_s"].get<double>() + d["idle_s"].get<double>(),
           simulate.json()["step_s"].get<double>(), 1e-9);
@@ -466,7 +467,8 @@ TEST_F(Cli, PlansForFrameworks) {
   const Outcome out =
       motley(fmt::format("export {} --to megatron -o {} --json", path("p.json"), path("run")));
   ASSERT_EQ(out.code, 0) << out.err;
-  for (const Json& file : out.json()["files"])
+  const Json said = out.json();
+  for (const Json& file : said["files"])
     EXPECT_TRUE(fs::exists(path("run") + "/" + file.get<std::string>())) << file;
   EXPECT_EQ(out.json()["exact"].get<bool>(), out.json()["differences"].empty());
   const Outcome in = motley(fmt::format("import {} --json -o {}", path("run"), path("again.json")));
