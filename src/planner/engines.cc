@@ -115,6 +115,15 @@ std::shared_ptr<BatchStep> step_of(const PlanOptions& options, const GraphOf& gr
                       : std::make_shared<BatchStep>(graph_of(options.batch), options.batch);
 }
 
+std::vector<int> fastest_of(const Cluster& cluster) {
+  FlopsPerSecond most = 0;
+  for (const DeviceType& type : cluster.types) most = std::max(most, type.flops);
+  std::vector<int> devices;
+  for (int d = 0; d < cluster.size(); ++d)
+    if (cluster.type_of(d).flops == most) devices.push_back(d);
+  return devices;
+}
+
 bool exact(const Plan& plan) { return !plan.pipeline || plan.pipeline->part().exact(); }
 
 void EngineResult::add(std::unique_ptr<Plan> plan, std::string note) {

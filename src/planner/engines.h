@@ -67,6 +67,9 @@ struct EngineResult {
   void add(std::unique_ptr<Plan> plan, std::string note);
 };
 
+// The devices of the fastest type, ascending.
+std::vector<int> fastest_of(const Cluster& cluster);
+
 // Whether a plan computes the same as one device.
 bool exact(const Plan& plan);
 

@@ -52,15 +52,6 @@ const Rule kRules[] = {{"ddp", "dp-ev", false, false, 1},
                        {"megatron", "tensor-parallel", false, false, 2},
                        {"megatron-fastest", "tensor-parallel", false, true, 3}};
 
-std::vector<int> fastest_of(const Cluster& cluster) {
-  FlopsPerSecond most = 0;
-  for (const DeviceType& type : cluster.types) most = std::max(most, type.flops);
-  std::vector<int> devices;
-  for (int d = 0; d < cluster.size(); ++d)
-    if (cluster.type_of(d).flops == most) devices.push_back(d);
-  return devices;
-}
-
 bool even(const Cluster& cluster) {
   return std::all_of(cluster.types.begin(), cluster.types.end(),
                      [&](const DeviceType& type) { return type.flops == cluster.types[0].flops; });

@@ -196,15 +196,21 @@ class Quick {
     }
   }
 
-  // Of models that mix samples, on all devices: plain data parallelism, or with parameters cut.
+  // Of models that mix samples, on the fastest devices and on all: plain data parallelism, or with
+  // parameters cut.
   void undivided() {
-    for (const char* strategy : {kData, kCut}) {
-      Composition composition;
-      composition.micro_batch = options_.batch;
-      composition.replicas = {
-          {1, {{0, builder_of(options_.batch, strategy).size() - 1, everywhere(), false}}}};
-      if (compose(options_.batch, strategy, composition, strategy)) return;
-    }
+    std::vector<std::vector<int>> wanted = {everywhere()};
+    if (cluster_.types.size() > 1) wanted.insert(wanted.begin(), fastest_of(cluster_));
+    for (const std::vector<int>& devices : wanted)
+      for (const char* strategy : {kData, kCut}) {
+        Composition composition;
+        composition.micro_batch = options_.batch;
+        composition.replicas = {
+            {1, {{0, builder_of(options_.batch, strategy).size() - 1, devices, false}}}};
+        if (compose(options_.batch, strategy, composition,
+                    fmt::format("{} on {} devices", strategy, devices.size())))
+          break;
+      }
   }
 
   std::vector<int> everywhere() const {
