@@ -28,9 +28,9 @@ class Kept : public Cli {
 
   // The plan file for so many samples.
   std::string planned(int samples, const std::string& way = "") const {
-    const Outcome o =
-        motley(fmt::format("plan {} --cluster local-mixed-4 --batch {} --engine spmd --json -o {}",
-                           kModel, samples, path("p.json")));
+    const Outcome o = motley(fmt::format(
+        "plan {} --cluster local-mixed-4 --batch {} --engine spmd --time-limit 120 --json -o {}",
+        kModel, samples, path("p.json")));
     EXPECT_EQ(o.code, 0) << way << o.err;
     if (o.code != 0) return {};
     captured_ = o.json()["capture_s"].get<double>() > 0;
