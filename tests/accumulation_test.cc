@@ -40,6 +40,23 @@ groups:
                        "four");
 }
 
+TEST(Opponents, WhatOneDeviceDoesNotComputeSaysSo) {
+  planner::PlanOptions options;
+  options.model = "resnet50:width=4,image=32";
+  options.batch = 16;
+  int others = 0, same = 0;
+  for (const planner::StrategyTime& o :
+       plan_opponents(options, two_and_two(1e12), graphs_of(options.model)).baselines) {
+    const bool micro_batches = o.name.starts_with("megatron");
+    ASSERT_TRUE(o.feasible) << o.name << ": " << o.reason;
+    EXPECT_EQ(o.knobs.find("normalises by micro-batch") != std::string::npos, micro_batches)
+        << o.name << ": " << o.knobs;
+    ++(micro_batches ? others : same);
+  }
+  EXPECT_EQ(others, 2);
+  EXPECT_GT(same, 2);
+}
+
 // Micro-batches of them compute something else; data parallelism does not, and is there at once.
 TEST(Quick, ModelsThatMixSamplesHaveAPlan) {
   planner::PlanOptions options;

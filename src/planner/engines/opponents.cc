@@ -350,6 +350,8 @@ EngineResult plan_opponents(const PlanOptions& options, const Cluster& cluster,
   });
   for (size_t i = 0; i < rules.size(); ++i) {
     Found& f = found[i];
+    if (f.plan && !exact(*f.plan))
+      f.knobs += "; normalises by micro-batch, which one device does not";
     result.baselines.push_back({rules[i]->name, f.plan != nullptr, f.step, f.reason, f.knobs,
                                 f.plan ? f.plan->predicted_step_s : 0});
     if (!f.plan) continue;
