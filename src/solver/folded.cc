@@ -26,9 +26,8 @@ constexpr int kLookBack = 4;  // block boundaries compared with the newest
 constexpr double kSlack = 1e-7;
 constexpr double kSlackGrowth = 3;
 
-// States for each step outside of repeats that a search may expand in any case, with a rough bound
-// and a tight one.
-constexpr int64_t kRoughByStep = 8, kTightByStep = 32;
+// States for each step outside of repeats that a search may expand with a tight bound in any case.
+constexpr int64_t kTightByStep = 32;
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -324,11 +323,11 @@ Solution search(const Problem& problem, const Order& order, const KeyLayout& lay
   const auto run = [&](int64_t most_states) {
     return Search<W>(problem, order, layout, &tables, limits, start).run(weights, most_states);
   };
-  const int64_t steps = steps_of(order);
-  if (auto solution = run(std::max(limits.rough_states, kRoughByStep * steps))) return *solution;
+  if (auto solution = run(limits.rough_states)) return *solution;
   tables.tighten({limits.tight, 2, limits.sweeps, limits.deadline}, warm);
   if (limits.max_sweeps > limits.sweeps) {
-    if (auto solution = run(std::max(limits.tight_states, kTightByStep * steps))) return *solution;
+    if (auto solution = run(std::max(limits.tight_states, kTightByStep * steps_of(order))))
+      return *solution;
     tables.tighten({limits.tight, 2, limits.max_sweeps, limits.deadline}, warm);
   }
   return *run(std::numeric_limits<int64_t>::max());
