@@ -171,7 +171,7 @@ TEST(Memory, PlannedIsNotMuchMoreThanHeld) {
       EXPECT_GT(most, 1 / 1.3) << what;
       // Activations are most where there are no gradients yet.
       if (std::string_view(model).starts_with("gpt") && std::string_view(strategy) == "dp-cp") {
-        const DeviceTime& first = simulate(plan).devices[0];
+        const DeviceTime first = simulate(plan).devices[0];
         EXPECT_LT(first.allocated, 0.97 * first.peak_memory) << what;
       }
       RecordProperty(what, fmt::format("{:.3f}", most));
