@@ -82,8 +82,9 @@ class Walker {
       return;
     }
     std::string what = span.name;
-    if (span.node.valid())
-      what = plan_.graph->node(span.node).phase == Phase::backward ? "backward" : "forward";
+    if (span.node.valid() && !plan_.pipeline)
+      what =
+          plan_.running().graph().node(span.node).phase == Phase::backward ? "backward" : "forward";
     if (plan_.pipeline && what.starts_with("forward ")) what = "forward";
     if (plan_.pipeline && what.starts_with("backward ")) what = "backward";
     if (plan_.pipeline && what.starts_with("weights ")) what = "gradients of weights";
