@@ -35,7 +35,7 @@ double Upgrade::compute(uint32_t b, uint32_t a) {
 }
 
 Tables::Tables(const Problem& the_problem, const Order& the_order, const Weights& weights,
-               SweepLimits sweeps, size_t max_ways, std::vector<double>* warm)
+               const SweepLimits& sweeps, size_t max_ways, std::vector<double>* warm)
     : problem(the_problem), order(the_order), max_ways_(max_ways), kinds_(order.kinds) {
   spaces_.reserve(problem.form_tables.size());
   for (const FormTable& table : problem.form_tables) spaces_.emplace_back(table);
@@ -48,7 +48,7 @@ Tables::Tables(const Problem& the_problem, const Order& the_order, const Weights
   tighten(sweeps, warm);
 }
 
-void Tables::tighten(SweepLimits sweeps, std::vector<double>* warm) {
+void Tables::tighten(const SweepLimits& sweeps, std::vector<double>* warm) {
   dual_bounds = std::make_unique<DualBounds>(problem, order, &spaces_, prices, sweeps, warm);
 }
 

@@ -55,10 +55,10 @@ struct Kind {
 class Tables {
  public:
   Tables(const Problem& the_problem, const Order& the_order, const Weights& weights,
-         SweepLimits sweeps, size_t max_ways, std::vector<double>* warm);
+         const SweepLimits& sweeps, size_t max_ways, std::vector<double>* warm);
 
   // Better bounds in place of those there are.
-  void tighten(SweepLimits sweeps, std::vector<double>* warm);
+  void tighten(const SweepLimits& sweeps, std::vector<double>* warm);
 
   const Problem& problem;
   const Order& order;
