@@ -199,6 +199,7 @@ class Quick {
   // Of models that mix samples, on the fastest devices and on all: plain data parallelism, or with
   // parameters cut.
   void undivided() {
+    if (!step_->of(options_.batch)) return;
     std::vector<std::vector<int>> wanted = {everywhere()};
     if (cluster_.types.size() > 1) wanted.insert(wanted.begin(), fastest_of(cluster_));
     for (const std::vector<int>& devices : wanted)
