@@ -123,7 +123,8 @@ class Solver {
       : r_(ranges),
         width_(r_.layers() + 1),
         best_(static_cast<size_t>(r_.stages()) * width_),
-        before_(width_),
+        key_(width_),
+        queue_(width_),
         from_(best_.size()) {}
 
   Solved operator()(bool minimax, Seconds threshold) {
@@ -183,38 +184,37 @@ class Solver {
     from_[at(s, j)] = from;
   }
 
-  // The same for all ends from `first` to `last`, of sums, where links have no part in periods. What
-  // holds for an end whatever the beginning is found out once: ranges that are too long are so for
-  // later ends too, and a beginning whose link is too slow is none for any.
+  // The same for all ends from `first` to `last`, of sums, where links have no part in periods. Which
+  // of two beginnings is better does not depend on the end, and those that are left move on with it:
+  // a window whose least is kept in a queue, in which every beginning is better than those behind it
+  // that come before. Cost: O(ends).
   void end_stage(int s, int first, int last, Seconds threshold) {
     const Ranges::Row row = r_.row(s, first);
     const Seconds *time = row.time, *into = row.into, *before = &best_[at(s - 1, 0)];
-    for (int i = s; i < last; ++i) before_[i] = into[i - 1] / 2 > threshold ? kNever : before[i];
-    int longest = s, shortest = s;  // beginnings: [longest, shortest) of those that are left
+    // Ranges that are too long are so for later ends too; `next`: the first that is too short.
+    int longest = s, next = s, head = 0, tail = 0;
     for (int j = first; j <= last; ++j) {
+      for (; next < j && !(row.blocks && row.blocks[j] == row.blocks[next]); ++next) {
+        if (before[next] == kNever || into[next - 1] / 2 > threshold) continue;
+        key_[next] = before[next] - time[next] + into[next - 1];
+        while (tail > head && key_[queue_[tail - 1]] >= key_[next]) --tail;
+        queue_[tail++] = next;
+      }
       while (longest < j && (time[j] - time[longest] > threshold ||
                              (row.memory && row.memory[j] - row.memory[longest] > row.limit)))
         ++longest;
-      while (shortest < j && !(row.blocks && row.blocks[j] == row.blocks[shortest])) ++shortest;
-      Seconds best = kNever;
-      int from = -1;
-      const Seconds end = time[j];
-      for (int i = shortest - 1; i >= longest; --i) {
-        const Seconds value = before_[i] + (end - time[i]) + into[i - 1];
-        if (value < best) {
-          best = value;
-          from = i;
-        }
-      }
-      best_[at(s, j)] = best;
+      while (head < tail && queue_[head] < longest) ++head;
+      const int from = head < tail ? queue_[head] : -1;
+      best_[at(s, j)] = from < 0 ? kNever : before[from] + (time[j] - time[from]) + into[from - 1];
       from_[at(s, j)] = from;
     }
   }
 
   const Ranges& r_;
   const int width_;
-  std::vector<Seconds> best_;    // [stage, end]
-  std::vector<Seconds> before_;  // [beginning] of the stage at hand
+  std::vector<Seconds> best_;  // [stage, end]
+  std::vector<Seconds> key_;   // [beginning] of the stage at hand: the order of its sums
+  std::vector<int> queue_;     // beginnings
   std::vector<int> from_;
 };
 

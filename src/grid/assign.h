@@ -12,11 +12,11 @@
 // (no stage of an embedding alone) where there are enough of them.
 //
 // Method. Let g(m) be the least sum over assignments whose periods are all <= m: a DP over (stages,
-// cut) in O(P L^2). The optimum is min over m of (M - 1) m + g(m), and g falls with m. The least
-// feasible m comes from a minimax DP, g(infinity) from the unbounded one; between two thresholds
-// lo < hi nothing beats (M - 1) n + g(hi), n being the least period above lo that any range has, so
-// intervals are halved, and dropped by that bound. A handful of DPs are solved instead of the
-// paper's table over all m (O(P L^4)).
+// cut) in O(P L), or O(P L^2) where links block. The optimum is min over m of (M - 1) m + g(m), and
+// g falls with m. The least feasible m comes from a minimax DP, g(infinity) from the unbounded one;
+// between two thresholds lo < hi nothing beats (M - 1) n + g(hi), n being the least period above lo
+// that any range has, so intervals are halved, and dropped by that bound. A handful of DPs are
+// solved instead of the paper's table over all m (O(P L^4)).
 #pragma once
 
 #include <vector>

@@ -270,6 +270,31 @@ Cluster random_cluster(Rng* rng) {
                        "random");
 }
 
+TEST(Search, ThreadsFindTheSame) {
+  int placed = 0;
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    Rng rng(seed);
+    const Cluster cluster = random_cluster(&rng);
+    const Estimator e = estimator_of(small_gpt(static_cast<int>(rng.between(3, 8))), cluster);
+    SearchOptions o = options_of(static_cast<int>(4 * rng.between(1, 4)));
+    o.interleave = {1, 2};
+    const SearchResult one = search(e, o);
+    o.threads = 5;
+    const SearchResult several = search(e, o);
+    o.heuristic_only = true;
+    const SearchResult heuristic = search(e, o);
+    ASSERT_EQ(one.ranked.size(), several.ranked.size()) << seed;
+    for (size_t i = 0; i < one.ranked.size(); ++i) {
+      EXPECT_EQ(to_string(one.ranked[i].strategy), to_string(several.ranked[i].strategy)) << seed;
+      EXPECT_EQ(one.ranked[i].strategy.devices, several.ranked[i].strategy.devices) << seed;
+      EXPECT_EQ(one.ranked[i].estimate.step, several.ranked[i].estimate.step) << seed;
+    }
+    if (!one.ranked.empty())
+      placed += one.ranked[0].estimate.step < heuristic.ranked[0].estimate.step;
+  }
+  EXPECT_GT(placed, 3);
+}
+
 // Nodes of two types of devices each.
 Cluster mixed_nodes(Rng* rng) {
   return parse_cluster(

@@ -1,12 +1,15 @@
 #include "grid/search.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "core/error.h"
 #include "core/parallel.h"
@@ -25,7 +28,7 @@ double now_s() {
 }
 
 std::vector<int> values(const std::optional<int>& one, std::vector<int> many) {
-  return one ? std::vector<int>{*one} : many;
+  return one ? std::vector<int>{*one} : std::move(many);
 }
 
 bool faster(const Candidate& a, const Candidate& b) { return a.estimate.step < b.estimate.step; }
@@ -283,54 +286,93 @@ class Search {
 
   void refine_all() {
     std::vector<Candidate>& ranked = result_.ranked;
-    const auto count = static_cast<int>(std::min(kFinalists, ranked.size()));
-    std::vector<SearchCounters> counters(count);
-    std::vector<Seconds> tail;
-    for (int i = 0; i < count; ++i) tail.push_back(first_bound_.tail(ranked[i].strategy));
-    parallel_for(count, options_.threads, [&](int i) {
-      if (!options_.deadline.over()) refine(tail[i], &ranked[i], &counters[i]);
-    });
-    for (const SearchCounters& c : counters) {
-      result_.counters.estimated += c.estimated;
-      result_.counters.assign_solves += c.assign_solves;
-    }
-  }
-
-  // Other placements and layers of a finalist. `tail`: of its first bound.
-  void refine(Seconds tail, Candidate* c, SearchCounters* counters) const {
-    const int devices = estimator_.cluster().size();
-    if (!fixed_.devices && !fixed_.stages) {
-      if (nodes_.kinds > 1 && options_.anneal_steps > 0)
+    std::vector<Finalist> finalists(std::min(kFinalists, ranked.size()));
+    const auto count = static_cast<int>(finalists.size());
+    const auto each = [&](const auto& improve) {
+      parallel_for(count, options_.threads, [&](int i) {
+        if (!options_.deadline.over()) improve(&ranked[i], &finalists[i].counters);
+      });
+    };
+    const bool place = !fixed_.devices && !fixed_.stages;
+    if (place && nodes_.kinds > 1 && options_.anneal_steps > 0)
+      each([&](Candidate* c, SearchCounters* counters) {
         *c = anneal_placement(estimator_, *c, options_.memory, options_.seed, options_.anneal_steps,
                               counters);
-      if (const int64_t limit =
-              options_.enumerate_limit * kFewDevices / std::max(kFewDevices, devices);
-          limit > 0)
-        enumerate_devices(limit, tail, c, counters);
+      });
+    if (place) try_placements(&finalists);
+    if (!fixed_.stages)
+      each([&](Candidate* c, SearchCounters* counters) {
+        polish(estimator_, options_.memory, c, counters);
+      });
+    for (const Finalist& f : finalists) {
+      result_.counters.estimated += f.counters.estimated;
+      result_.counters.assign_solves += f.counters.assign_solves;
     }
-    if (!fixed_.stages) polish(estimator_, options_.memory, c, counters);
   }
 
-  void enumerate_devices(int64_t limit, Seconds tail, Candidate* found,
-                         SearchCounters* counters) const {
-    const Candidate start = *found;
-    const Strategy& s = start.strategy;
-    enumerate_placements(
-        estimator_.cluster(), s.pp, s.dp, s.tp * s.cp, limit, [&](const std::vector<int>& devices) {
-          if (options_.deadline.over()) return;
-          Candidate next = start;
-          next.strategy.devices = devices;
-          const Mesh mesh = estimator_.mesh(next.strategy);
-          if (!give_micro_batches(estimator_, options_.global_batch, mesh, &next.strategy) ||
-              placed_bound(estimator_, next.strategy, mesh) + tail >= found->estimate.step ||
-              !assign(estimator_, mesh, options_.memory, &next.strategy, counters) ||
-              estimator_.lower_bound(next.strategy, mesh) >= found->estimate.step)
-            return;
-          next.estimate = estimator_.estimate(next.strategy, mesh);
-          ++counters->estimated;
-          if ((next.estimate.fits || !options_.memory) && next.estimate.step < found->estimate.step)
-            *found = std::move(next);
-        });
+  struct Finalist {
+    Candidate start;
+    Seconds tail;                              // of its first bound
+    std::vector<std::vector<int>> placements;  // others
+    std::atomic<Seconds> least;                // of those that were looked at
+    std::mutex mutex;                          // of what follows
+    Candidate best;
+    size_t at;  // its placement; how many there are: that of the start
+    SearchCounters counters;
+  };
+
+  // The best of other placements of finalists, of equally good ones the first.
+  void try_placements(std::vector<Finalist>* finalists) {
+    const int devices = estimator_.cluster().size();
+    const int64_t limit = options_.enumerate_limit * kFewDevices / std::max(kFewDevices, devices);
+    std::vector<std::pair<Finalist*, size_t>> all;
+    for (size_t i = 0; i < finalists->size(); ++i) {
+      Finalist& f = (*finalists)[i];
+      f.start = f.best = result_.ranked[i];
+      const Strategy& s = f.start.strategy;
+      f.tail = first_bound_.tail(s);
+      if (limit > 0)
+        enumerate_placements(estimator_.cluster(), s.pp, s.dp, s.tp * s.cp, limit,
+                             [&](const std::vector<int>& of) { f.placements.push_back(of); });
+      f.least = f.start.estimate.step;
+      f.at = f.placements.size();
+      for (size_t k = 0; k < f.placements.size(); ++k) all.emplace_back(&f, k);
+    }
+    parallel_for(static_cast<int>(all.size()), options_.threads, [&](int i) {
+      if (!options_.deadline.over()) try_placement(all[i].second, all[i].first);
+    });
+    for (size_t i = 0; i < finalists->size(); ++i)
+      result_.ranked[i] = std::move((*finalists)[i].best);
+  }
+
+  void try_placement(size_t at, Finalist* f) const {
+    Candidate next = f->start;
+    next.strategy.devices = f->placements[at];
+    SearchCounters counters;
+    const bool better = complete_placed(f->tail, f->least, &next, &counters) &&
+                        next.estimate.step < f->start.estimate.step;
+    const std::lock_guard lock(f->mutex);
+    f->counters.estimated += counters.estimated;
+    f->counters.assign_solves += counters.assign_solves;
+    if (!better || next.estimate.step > f->least || (next.estimate.step == f->least && at > f->at))
+      return;
+    f->least = next.estimate.step;
+    f->best = std::move(next);
+    f->at = at;
+  }
+
+  // Micro-batches, layers and estimate of a finalist placed otherwise. Whether it fits and may take
+  // no longer than `least`.
+  bool complete_placed(Seconds tail, Seconds least, Candidate* c, SearchCounters* counters) const {
+    const Mesh mesh = estimator_.mesh(c->strategy);
+    if (!give_micro_batches(estimator_, options_.global_batch, mesh, &c->strategy) ||
+        placed_bound(estimator_, c->strategy, mesh) + tail > least ||
+        !assign(estimator_, mesh, options_.memory, &c->strategy, counters) ||
+        estimator_.lower_bound(c->strategy, mesh) > least)
+      return false;
+    c->estimate = estimator_.estimate(c->strategy, mesh);
+    ++counters->estimated;
+    return c->estimate.fits || !options_.memory;
   }
 
   const Estimator& estimator_;

@@ -166,7 +166,8 @@ std::vector<int> Greedy::improve(const std::vector<int>& items, int from, int to
   double best_cost = 0;
   for (int k = 0; k < count; ++k) best_cost += stretch.eliminate(k);
   Rng rng(options_.seed);
-  for (int restart = 0; restart < options_.restarts; ++restart) {
+  for (int restart = 0, idle = 0; restart < options_.restarts && idle < options_.idle;
+       ++restart, ++idle) {
     stretch.restart();
     const double noise = restart == 0 ? 0 : 0.5 * (1 + restart % 6);
     int next = std::min(options_.window, count);  // to come into the window
@@ -192,6 +193,7 @@ std::vector<int> Greedy::improve(const std::vector<int>& items, int from, int to
     if (window.empty() && cost < best_cost) {
       best_cost = cost;
       best = chosen;
+      idle = 0;
     }
   }
   return best;

@@ -74,6 +74,7 @@ struct Order {
 struct OrderOptions {
   int window = 20;
   int restarts = 400;
+  int idle = 100;  // restarts in a row without a better sequence, after which there are no more
   uint64_t seed = 0;
   bool repeats = true;   // look for repeated blocks
   bool clusters = true;  // keep clusters together
