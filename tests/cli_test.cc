@@ -151,7 +151,7 @@ TEST_F(Cli, MistakesAreOneLine) {
                    fmt::format("--seed: is '{}'; give a whole number from 0 on", seed));
   expect_mistake("plan mlp --cluster local-mixed-4 --batch 16 --engine spmd --fix pp=2",
                  "fixed choices (--fix) are of the grid engine");
-  expect_mistake("plan mlp --cluster hap-64", "--batch is required");
+  expect_mistake("plan mlp --cluster hap-64", "--batch is missing; give the number of samples");
   expect_mistake("check " + path("none.json"), "No such file");
   write_file(path("p.json"), "{\"motley_plan\": 1}");
   expect_mistake("check " + path("p.json"), "field 'engine' is missing");
@@ -201,6 +201,11 @@ TEST_F(Cli, PlansOfGraphFilesNeedNoLibtorch) {
   const Outcome zoo =
       motley("plan mlp:layers=2,hidden=64,in=16 --cluster hap-64 --batch 48 --json");
   EXPECT_EQ(all.json()["predicted_step_s"], zoo.json()["predicted_step_s"]);
+  // Of the batch that was captured, unless another is asked for.
+  const Outcome captured =
+      motley("plan " + path("g.json") + " --cluster hap-64 --engine spmd -o " + path("p.json"));
+  ASSERT_EQ(captured.code, 0) << captured.err;
+  EXPECT_EQ(parse_json(read_file(path("p.json")), "p")["batch"], 16);
   // A file of one batch is of a step, which pipelines divide.
   Json file = parse_json(read_file(path("g.json")), "g.json");
   file.erase("other");

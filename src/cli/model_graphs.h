@@ -24,6 +24,8 @@ class ModelGraphs {
   // libtorch, it becomes the one that has (commands.h), which starts anew, and, once it has kept
   // the first, becomes this one again.
   Graph at(int64_t samples);
+  // Of a graph file, those that it was captured with; else 0.
+  int64_t samples() const { return file_ ? file_->batch : 0; }
   double capture_s() const { return capture_s_; }
 
  private:

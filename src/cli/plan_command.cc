@@ -46,8 +46,9 @@ void add_question(Command command, Args* args) {
       .required();
   command.add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")
       .required();
-  command.add_option("--batch", args->batch, "Global batch, in samples")
-      .required()
+  command
+      .add_option("--batch", args->batch,
+                  "Global batch, in samples; of a graph file by default that of its capture")
       .check(in_range(int64_t{1}, int64_t{1} << 24));
   command.add_option("-o,--output", args->output, "Plan file to write");
   command.add_flag("--json", args->json, "Print one JSON object");
@@ -180,7 +181,6 @@ void add_cluster_options(Command command, Args* args) {
 planner::PlanOptions options_of(const Args& args) {
   planner::PlanOptions options;
   options.model = args.model;
-  options.batch = args.batch;
   options.engine = args.engine;
   options.target = args.target;
   options.strategy = args.strategy;
@@ -248,9 +248,9 @@ class ProgressLine {
 };
 
 // Seconds that planning may take from the start of the program; 0: any.
-double time_limit_of(const Args& args, const Cluster& cluster, ModelGraphs* graphs) {
+double time_limit_of(const Args& args, int64_t batch, const Cluster& cluster, ModelGraphs* graphs) {
   if (args.time_limit > 0 || args.work_limit > 0) return args.time_limit;
-  return planner::usual_time_limit(cluster, graphs->at(args.batch));
+  return planner::usual_time_limit(cluster, graphs->at(batch));
 }
 
 std::string limit_of(const Args& args, double seconds) {
@@ -304,9 +304,12 @@ void run(const Args& args) {
   });
   double seconds = 0;
   planner::PlanReport report;
+  options.batch = args.batch > 0 ? args.batch : graphs.samples();
+  if (options.batch == 0)
+    throw user_error("plan", "--batch is missing; give the number of samples in a step");
   try {
-    graphs.at(args.batch);  // before anything that would have to be done again
-    seconds = time_limit_of(args, cluster, &graphs);
+    graphs.at(options.batch);  // before anything that would have to be done again
+    seconds = time_limit_of(args, options.batch, cluster, &graphs);
     options.limits.deadline = deadline_of(args, seconds);
     report = find_plan(cluster, &graphs, &options);
   } catch (const TooLarge& refused) {
