@@ -1,5 +1,6 @@
 #include "comm/fork_server.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
