@@ -14,10 +14,10 @@
 #include "mutate_text.h"
 
 // For more inputs a second: no stacks of allocations (a finding is run again with ASAN_OPTIONS=malloc_context_size=30),
-// and 2 MB of what is freed are kept from use, which is more than most inputs free, in a processor's cache.
+// and 1 MB of what is freed is kept from use, which is more than most inputs free, in a processor's cache.
 extern "C" const char* __asan_default_options() {
   return "detect_stack_use_after_return=0:malloc_context_size=0:max_malloc_fill_size=0:"
-         "quarantine_size_mb=2:thread_local_quarantine_size_kb=64";
+         "quarantine_size_mb=1:thread_local_quarantine_size_kb=64";
 }
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t most);
