@@ -38,12 +38,6 @@ Backend backend_named(const std::string& name) {
   return unknown;
 }
 
-std::vector<std::string> known_backends() {
-  std::vector<std::string> names;
-  for (const Backend& backend : table()) names.push_back(backend.name);
-  return names;
-}
-
 Backend read_backend(const Yaml& node, const std::string& file, const std::string& field) {
   const auto error = [&](const std::string& at, const std::string& what) {
     return user_error(

@@ -36,9 +36,6 @@ struct Backend {
 // Of no name: everything, as plans for accelerators are made where nobody says what runs them.
 Backend backend_named(const std::string& name);
 
-// Those of the table, by name.
-std::vector<std::string> known_backends();
-
 // A name, or {name, messages, all_to_all, half_sums, hides} of one that is not in the table. Throws UserError
 // naming file and field.
 Backend read_backend(const Yaml& node, const std::string& file, const std::string& field);

@@ -109,6 +109,12 @@ class AlignedRewriter : Rewriting {
 
 }  // namespace
 
-Graph aligned(const Graph& graph) { return AlignedRewriter(graph).run(); }
+std::optional<Graph> aligned(const Graph& graph) {
+  const auto takes_or_puts = [](const Node& node) {
+    return node.op == "aten::index.Tensor" || node.op == "aten::index_put";
+  };
+  if (std::none_of(graph.nodes.begin(), graph.nodes.end(), takes_or_puts)) return std::nullopt;
+  return AlignedRewriter(graph).run();
+}
 
 }  // namespace motley

@@ -7,10 +7,13 @@
 // Indices from the end (-1) are made those from the beginning first.
 #pragma once
 
+#include <optional>
+
 #include "graph/graph.h"
 
 namespace motley {
 
-Graph aligned(const Graph& graph);
+// Nothing: there is nothing of the kind.
+std::optional<Graph> aligned(const Graph& graph);
 
 }  // namespace motley

@@ -1,5 +1,8 @@
 #include "graph/canonical.h"
 
+#include <optional>
+#include <utility>
+
 #include "core/error.h"
 #include "graph/aligned.h"
 #include "graph/ops/builder.h"
@@ -146,6 +149,10 @@ class CanonicalRewriter : Rewriting {
 
 }  // namespace
 
-Graph canonicalize(const Graph& graph) { return CanonicalRewriter(aligned(unsorted(graph))).run(); }
+Graph canonicalize(const Graph& graph) {
+  std::optional<Graph> changed = unsorted(graph);
+  if (std::optional<Graph> more = aligned(changed ? *changed : graph)) changed = std::move(more);
+  return CanonicalRewriter(changed ? *changed : graph).run();
+}
 
 }  // namespace motley

@@ -223,6 +223,8 @@ void remove_dead(Graph* graph) {
   std::vector<int32_t> new_value(graph->values.size(), -1);
   std::vector<Node> nodes;
   std::vector<Value> values;
+  nodes.reserve(graph->nodes.size());
+  values.reserve(graph->values.size());
   auto renumber = [&](ValueId* v) {
     if (v->valid()) *v = ValueId(new_value[v->index]);
   };

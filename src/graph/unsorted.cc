@@ -470,15 +470,17 @@ class UnsortedRewriter : Rewriting {
 
 }  // namespace
 
-Graph unsorted(const Graph& graph) {
+std::optional<Graph> unsorted(const Graph& graph) {
   std::set<uint32_t> left;
   while (true) {
     Orders orders(graph, left);
     const auto seen = orders.seen();
     if (seen)
       left.insert(*seen);
+    else if (orders.any())
+      return UnsortedRewriter(graph).run(orders.steps());
     else
-      return orders.any() ? UnsortedRewriter(graph).run(orders.steps()) : graph;
+      return std::nullopt;
   }
 }
 

@@ -16,10 +16,13 @@
 // The result is equal to the input up to the order in which rows are added up.
 #pragma once
 
+#include <optional>
+
 #include "graph/graph.h"
 
 namespace motley {
 
-Graph unsorted(const Graph& graph);
+// Nothing: there is nothing of the kind.
+std::optional<Graph> unsorted(const Graph& graph);
 
 }  // namespace motley

@@ -151,9 +151,6 @@ class Estimator {
   double in_flight(int range, const Strategy& strategy) const;
   // Context and buffers are of the device type of the cluster that has most of them.
   MemoryParts memory_parts(int stage, const Strategy& strategy) const;
-  Bytes stage_memory(int stage, const Strategy& strategy) const {
-    return memory_parts(stage, strategy).all();
-  }
   // Bytes of the driver, of libraries and of communicators on a rank.
   Bytes context_bytes(const Strategy& strategy, Bytes* buffers = nullptr) const;
   // What a stage's device may take, on average: where motley's runtime divides state, replicas with

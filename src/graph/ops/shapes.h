@@ -38,7 +38,6 @@ std::vector<TensorSpec> shape_native_group_norm_backward(const Graph& graph, con
 std::vector<TensorSpec> shape_embedding(const Graph& graph, const Node& node);
 std::vector<TensorSpec> shape_embedding_dense_backward(const Graph& graph, const Node& node);
 std::vector<TensorSpec> shape_index_select(const Graph& graph, const Node& node);
-std::vector<TensorSpec> shape_max_pool2d_with_indices(const Graph& graph, const Node& node);
 std::vector<TensorSpec> shape_adaptive_avg_pool2d(const Graph& graph, const Node& node);
 
 // The table of the above by operator name, for operators without an OpDef; nullptr: not in it.
