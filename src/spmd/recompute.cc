@@ -4,7 +4,9 @@
 #include <cctype>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "core/error.h"
 #include "graph/owner.h"
@@ -493,14 +495,18 @@ std::vector<bool> choose_blocks(int blocks,
       else
         room = -without.excess;
     }
-    // One for a cheaper one.
+    // One for a cheaper one; not of kinds of which another two were not enough.
+    const auto kind = [&](int b) { return like.empty() ? b : like[b]; };
+    std::set<std::pair<int, int>> too_little;
     for (int out : most_expensive) {
       if (!chosen[out]) continue;
       for (int in = 0; in < blocks; ++in) {
         if (chosen[in] || seconds[in] >= seconds[out]) continue;
+        if (too_little.count({kind(out), kind(in)}) > 0) continue;
         chosen[out] = false, chosen[in] = true;
         if (cost(chosen).excess <= 0) break;
         chosen[out] = true, chosen[in] = false;
+        too_little.emplace(kind(out), kind(in));
       }
     }
     const Seconds total = cost(chosen).seconds;

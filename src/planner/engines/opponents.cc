@@ -26,6 +26,7 @@
 #include "planner/compose.h"
 #include "planner/engines.h"
 #include "planner/grid_model.h"
+#include "spmd/least_memory.h"
 
 namespace motley::planner {
 
@@ -35,6 +36,8 @@ constexpr int kLayers = 48;
 // Strategies of Megatron that are composed, the fastest by formula first: so many, and more until
 // one fits.
 constexpr size_t kMegatron = 3, kMegatronTried = 8;
+
+constexpr int64_t kStates = 50;  // of each step of a program's search
 
 struct Rule {
   const char* name;
@@ -77,6 +80,9 @@ class Opponent {
         step_(std::move(step)) {
     options_.strategy = rule.strategy;
     options_.threads = 1;
+    // They leave little to choose.
+    options_.limits.max_states = std::min(options_.limits.max_states, kStates);
+    options_.limits.max_sweeps = options_.limits.sweeps;
     options_.step = step_;
   }
 
@@ -106,9 +112,10 @@ class Opponent {
       if (recompute && (!options_.recompute || fewest == 0)) break;
       // By halving: if so many fit, so do more.
       size_t low = 0, high = counts.size();
+      while (!recompute && low < high && !may_fit(counts[low])) ++low;
       Found found;
-      while (low < high) {
-        const size_t middle = low == 0 && high == counts.size() ? 0 : (low + high) / 2;
+      for (bool first = true; low < high; first = false) {
+        const size_t middle = first ? low : (low + high) / 2;
         if (Found at = attempt(counts[middle], recompute); at.plan) {
           found = std::move(at);
           high = middle;
@@ -133,6 +140,20 @@ class Opponent {
         best_.reason = fmt::format("{} lacks {}: state alone takes {} on every device", t.name,
                                    format_bytes(state - t.memory), format_bytes(state));
     return best_.reason.empty();
+  }
+
+  // Whether all devices together have room for their state, and for what a backward pass reads.
+  bool may_fit(int64_t count) {
+    if (!options_.memory_limit) return true;
+    const Graph& graph = step_->graph();
+    Bytes state = 0, room = 0;
+    for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, options_.optimizer);
+    for (int d = 0; d < cluster_.size(); ++d) room += cluster_.type_of(d).memory;
+    const Bytes saved = spmd::least_memory(graph, options_.optimizer) - state,
+                held = rule_.pieces ? state : cluster_.size() * state;
+    const Bytes lack = held + saved / static_cast<double>(count) - room;
+    if (lack > 0) best_.reason = fmt::format("all devices together lack {}", format_bytes(lack));
+    return lack <= 0;
   }
 
   // In one pass some blocks are computed again, in several all.
