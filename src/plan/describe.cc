@@ -117,6 +117,45 @@ std::vector<StageLine> stage_lines(const Plan& plan, const ReplicaPlan& replica,
   return lines;
 }
 
+// What stages send one another; alike messages to the next stage, or from or to one stage, in a line.
+std::string describe_messages(const PipelinePlan& pipeline) {
+  constexpr size_t kShown = 3;
+  std::map<std::tuple<bool, int, int>, std::pair<int, Bytes>> sent;  // [backward, from, to]
+  for (const Transfer& t : pipeline.parts().transfers) {
+    auto& [count, bytes] = sent[{t.backward, t.from, t.to}];
+    ++count;
+    bytes += static_cast<Bytes>(pipeline.part().graph.spec(t.value).bytes());
+  }
+  struct Line {
+    const char* direction;
+    std::string what;
+    std::vector<std::string> ways;
+  };
+  std::vector<Line> lines;
+  std::map<std::tuple<bool, int, int, Bytes>, size_t> line_of;
+  for (const auto& [way, sum] : sent) {
+    const auto& [backward, from, to] = way;
+    const auto& [count, bytes] = sum;
+    const int next = backward ? from - 1 : from + 1, end = to == next ? -1 : backward ? to : from;
+    const auto [it, fresh] = line_of.try_emplace({backward, end, count, bytes}, lines.size());
+    if (fresh)
+      lines.push_back({backward ? "backward" : "forward",
+                       fmt::format("{} value{}, {} a micro-batch", count, count > 1 ? "s" : "",
+                                   format_bytes(bytes)),
+                       {}});
+    lines[it->second].ways.push_back(fmt::format("{} -> {}", from, to));
+  }
+  std::string out;
+  for (Line& line : lines) {
+    const size_t all = line.ways.size(), more = all > kShown + 1 ? all - kShown : 0;
+    line.ways.resize(all - more);
+    out += fmt::format("  sends       {}{} {}: {}{}\n", fmt::join(line.ways, ", "),
+                       more > 0 ? fmt::format(" and {} more", more) : "", line.direction,
+                       all > 1 ? "each " : "", line.what);
+  }
+  return out;
+}
+
 std::string describe_pipeline(const Plan& plan) {
   const PipelinePlan& pipeline = *plan.pipeline;
   std::string out = fmt::format(
@@ -148,16 +187,7 @@ std::string describe_pipeline(const Plan& plan) {
       out += fmt::format("    stage {:<2}  {} ({}{}), {}\n", s, lines[r][s].types,
                          lines[r][s].devices, one ? "" : " in the first", lines[r][s].rest);
   }
-  std::map<std::tuple<bool, int, int>, std::pair<int, Bytes>> sent;
-  for (const Transfer& t : pipeline.parts().transfers) {
-    auto& [count, bytes] = sent[{t.backward, t.from, t.to}];
-    ++count;
-    bytes += static_cast<Bytes>(pipeline.part().graph.spec(t.value).bytes());
-  }
-  for (const auto& [way, sum] : sent)
-    out += fmt::format("  sends       {} -> {} {}: {} values, {} a micro-batch\n", std::get<1>(way),
-                       std::get<2>(way), std::get<0>(way) ? "backward" : "forward", sum.first,
-                       format_bytes(sum.second));
+  out += describe_messages(pipeline);
   for (const Tied& tied : pipeline.parts().tied)
     out += fmt::format("  tied        {} in stages {}\n",
                        plan.graph->parameters[tied.parameter].name, fmt::join(tied.stages, ", "));
