@@ -37,8 +37,6 @@ constexpr int kLayers = 48;
 // one fits.
 constexpr size_t kMegatron = 3, kMegatronTried = 8;
 
-constexpr int64_t kStates = 50;  // of each step of a program's search
-
 struct Rule {
   const char* name;
   const char* strategy;  // what programs are restricted to (program_plan.h); Megatron's: tensors
@@ -80,9 +78,6 @@ class Opponent {
         step_(std::move(step)) {
     options_.strategy = rule.strategy;
     options_.threads = 1;
-    // They leave little to choose.
-    options_.limits.max_states = std::min(options_.limits.max_states, kStates);
-    options_.limits.max_sweeps = options_.limits.sweeps;
     options_.step = step_;
   }
 
