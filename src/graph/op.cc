@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
-#include <vector>
+#include <unordered_map>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -46,35 +46,16 @@ struct NameHash {
   }
 };
 
-// By name, in the slot that its hash says or behind it.
-class Index {
- public:
-  Index() {
-    while (slots_.size() < 2 * all_ops().size()) slots_.resize(2 * slots_.size());
-    for (const OpDef* op : all_ops()) slots_[slot_of(op->name)] = {op->name, op};
-  }
-  const OpDef* find(std::string_view name) const { return slots_[slot_of(name)].op; }
-
- private:
-  struct Slot {
-    std::string_view name;
-    const OpDef* op = nullptr;  // none: the slot is free
-  };
-  // Of this name, or the free one that it would have.
-  size_t slot_of(std::string_view name) const {
-    const size_t mask = slots_.size() - 1;
-    size_t at = NameHash()(name) & mask;
-    while (slots_[at].op != nullptr && slots_[at].name != name) at = (at + 1) & mask;
-    return at;
-  }
-  std::vector<Slot> slots_ = std::vector<Slot>(1024);  // a power of two, half of them free
-};
-
 }  // namespace
 
 const OpDef* find_op(const std::string& name) {
-  static const Index index;
-  return index.find(name);
+  static const std::unordered_map<std::string_view, const OpDef*, NameHash> index = [] {
+    std::unordered_map<std::string_view, const OpDef*, NameHash> map;
+    for (const OpDef* op : all_ops()) map[op->name] = op;
+    return map;
+  }();
+  auto it = index.find(name);
+  return it == index.end() ? nullptr : it->second;
 }
 
 }  // namespace motley

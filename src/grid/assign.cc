@@ -185,9 +185,8 @@ class Solver {
   }
 
   // The same for all ends from `first` to `last`, of sums, where links have no part in periods. Which
-  // of two beginnings is better does not depend on the end, and those that are left move on with it:
-  // a window whose least is kept in a queue, in which every beginning is better than those behind it
-  // that come before. Cost: O(ends).
+  // of two beginnings is better does not depend on the end. So they wait in a queue, in their order,
+  // each worse than those before it: the first that is not too far from an end is its best. O(ends).
   void end_stage(int s, int first, int last, Seconds threshold) {
     const Ranges::Row row = r_.row(s, first);
     const Seconds *time = row.time, *into = row.into, *before = &best_[at(s - 1, 0)];

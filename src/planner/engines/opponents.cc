@@ -124,11 +124,16 @@ class Opponent {
     }
   }
 
+  Bytes whole_state() const {
+    Bytes state = 0;
+    for (const Parameter& p : step_->graph().parameters)
+      state += state_bytes(step_->graph(), p, options_.optimizer);
+    return state;
+  }
+
   // Parameters, gradients and optimizer state, whole on every device or divided among them.
   bool holds_state() {
-    const Graph& graph = step_->graph();
-    Bytes state = 0;
-    for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, options_.optimizer);
+    Bytes state = whole_state();
     if (rule_.pieces) state /= cluster_.size();
     for (const DeviceType& t : cluster_.types)
       if (options_.memory_limit && state > t.memory)
@@ -140,11 +145,10 @@ class Opponent {
   // Whether all devices together have room for their state, and for what a backward pass reads.
   bool may_fit(int64_t count) {
     if (!options_.memory_limit) return true;
-    const Graph& graph = step_->graph();
-    Bytes state = 0, room = 0;
-    for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, options_.optimizer);
+    const Bytes state = whole_state();
+    Bytes room = 0;
     for (int d = 0; d < cluster_.size(); ++d) room += cluster_.type_of(d).memory;
-    const Bytes saved = spmd::least_memory(graph, options_.optimizer) - state,
+    const Bytes saved = spmd::least_memory(step_->graph(), options_.optimizer) - state,
                 held = rule_.pieces ? state : cluster_.size() * state;
     const Bytes lack = held + saved / static_cast<double>(count) - room;
     if (lack > 0) best_.reason = fmt::format("all devices together lack {}", format_bytes(lack));
