@@ -208,7 +208,9 @@ void ablation(Bench* bench) {
     const Graph graph = load_graph(model, batch).graph;
     planner::ProgramRequest request = request_of(model, batch);
     const auto padded = [](Plan plan) {
-      for (Step& s : plan.program.steps) s.form = PieceForm::padded;
+      plan.program.steps.change([](std::vector<Step>& steps) {
+        for (Step& s : steps) s.form = PieceForm::padded;
+      });
       return simulate(plan).step;
     };
     request.strategy = "dp-ev";

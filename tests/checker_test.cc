@@ -46,8 +46,10 @@ TEST(Checker, StepsRunAgainOnlyForTheBackwardPass) {
     // At the end of the program nothing reads what it makes; right behind itself neither.
     for (size_t to : {steps.size(), s + 1}) {
       Program again = plan.program;
-      again.steps.insert(again.steps.begin() + static_cast<std::ptrdiff_t>(to), steps[s]);
-      again.steps[to].again = true;
+      again.steps.change([&](std::vector<Step>& changed) {
+        changed.insert(changed.begin() + static_cast<std::ptrdiff_t>(to), steps[s]);
+        changed[to].again = true;
+      });
       if (to == s + 1 && s % 7 != 0) continue;
       const auto problems = check(*plan.theory, again);
       ++tried;

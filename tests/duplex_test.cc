@@ -116,9 +116,10 @@ TEST(Duplex, CheckerFindsWrongJoinedSteps) {
       Plan plan = random_plan(model, 8, 2, &rng);
       ASSERT_THAT(check(plan, false), IsEmpty());
       for (int change = 0; change < 10; ++change) {
-        Program& program = plan.program;
-        Step& step = program.steps[rng.below(program.steps.size())];
-        step.joined = !step.joined;
+        Steps& changed = plan.program.steps;
+        const Steps before = changed;
+        const size_t at = rng.below(before.size());
+        changed.change([&](std::vector<Step>& steps) { steps[at].joined = !steps[at].joined; });
         if (const std::vector<std::string> problems = check(plan, false); problems.empty()) {
           // Steps that may as well run one by one, or together.
           EXPECT_TRUE(verify_plan(plan, DType::f64, 1).equivalent);
@@ -126,7 +127,7 @@ TEST(Duplex, CheckerFindsWrongJoinedSteps) {
           EXPECT_THAT(problems[0], HasSubstr("says joined"));
           ++refused;
         }
-        step.joined = !step.joined;
+        changed = before;
       }
     }
   EXPECT_GT(refused, 150);
@@ -310,7 +311,9 @@ TEST(Duplex, PartsTakeTurnsOnlyWhereItPays) {
   const Simulation mixed = simulate(plan);
   EXPECT_NEAR(mixed.step, plan.predicted_step_s, 1e-9);
   EXPECT_GT(mixed.overlap, 0.3);
-  for (Step& step : plan.program.steps) step.joined = false;
+  plan.program.steps.change([](std::vector<Step>& steps) {
+    for (Step& step : steps) step.joined = false;
+  });
   EXPECT_GT(simulate(plan).step, 1.05 * mixed.step);
 }
 

@@ -307,7 +307,9 @@ TEST(GridPlans, HoldAboutWhatPublishedRunsHeld) {
     for (ReplicaPlan& replica : pipeline.replicas)
       for (int k = 0; k < pipeline.stages(); ++k) {
         StagePlan& stage = replica.stages[k];
-        for (Step& step : stage.program.steps) step.later = false;
+        stage.program.steps.change([](std::vector<Step>& steps) {
+          for (Step& step : steps) step.later = false;
+        });
         stage.program = phase_ordered(pipeline.theory(k), stage.program);
         stage.warm_up = std::min(replica.micro_batches, pipeline.stages() - k);
         stage.weights_behind = 0;

@@ -321,7 +321,8 @@ TEST(Pipeline, PiecesEqualOneDevice) {
         }
       if (trial > 0) continue;
       Plan wrong = parse_plan(text, "plan");
-      wrong.pipeline->replicas[0].stages[0].program.steps[0].each = true;
+      wrong.pipeline->replicas[0].stages[0].program.steps.change(
+          [](std::vector<Step>& steps) { steps[0].each = true; });
       EXPECT_FALSE(check(wrong, false).empty());
     }
   }

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "capture/capture.h"
 #include "counted.h"
@@ -67,6 +68,7 @@ TEST(Pipeline, TrainsAsOneDevice) {
     one.cluster = flat_cluster({device_catalogue().back()}, {1}, {LinkKind::switched, 1e9, 1e-5});
     one.set_graph(canonicalize(capture(plan.model, plan.batch, what.dtype).graph));
     one.ratios = {{1.}};
+    std::vector<Step> steps;
     for (size_t n = 0; n < one.graph->nodes.size(); ++n) {
       const auto& triples = one.theory->triples(NodeId(n));
       for (size_t t = 0; t < triples.size(); ++t)
@@ -78,10 +80,11 @@ TEST(Pipeline, TrainsAsOneDevice) {
           Step step;
           step.node = NodeId(n);
           step.triple = static_cast<int>(t);
-          one.program.steps.push_back(step);
+          steps.push_back(step);
           break;
         }
     }
+    one.program.steps = std::move(steps);
     ASSERT_TRUE(check(one, false).empty()) << check(one, false)[0];
     const std::string folder =
         (std::filesystem::temp_directory_path() / "motley_pipeline_test").string();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "capture/capture.h"
 #include "core/rng.h"
@@ -149,15 +150,17 @@ TEST(Checker, LetsNoWrongMutantPass) {
     builder.price(Fractions(cost.cluster(), shares));
     Rng rng(5);
     for (int trial = 0; trial < 600; ++trial) {
-      Program program = spmd::random_program(builder, &rng);
-      size_t at = static_cast<size_t>(rng.below(static_cast<int64_t>(program.steps.size())));
-      Step& step = program.steps[at];
+      std::vector<Step> steps = spmd::random_program(builder, &rng).steps;
+      const auto any = [&] {
+        return static_cast<size_t>(rng.below(static_cast<int64_t>(steps.size())));
+      };
+      const size_t at = any();
+      Step& step = steps[at];
       const int kind = static_cast<int>(rng.below(5));
       if (kind == 0) {
-        program.steps.erase(program.steps.begin() + static_cast<int64_t>(at));
+        steps.erase(steps.begin() + static_cast<int64_t>(at));
       } else if (kind == 1) {
-        std::swap(step, program.steps[static_cast<size_t>(
-                            rng.below(static_cast<int64_t>(program.steps.size())))]);
+        std::swap(step, steps[any()]);
       } else if (kind == 2 && step.is_compute()) {
         step.triple =
             static_cast<int>(rng.below(static_cast<int64_t>(theory.triples(step.node).size())));
@@ -171,6 +174,7 @@ TEST(Checker, LetsNoWrongMutantPass) {
       } else {
         continue;
       }
+      const Program program{std::move(steps)};
       auto right_when_run = [&] {
         try {
           return program_error(theory, program, shares, feeds, expected, 1) < 1e-9;

@@ -75,12 +75,16 @@ TEST(Split, IsChecked) {
   EXPECT_THAT(problem({0, 1, 2, 3}), HasSubstr("0 where no step says later"));
   replica.stages[0].weights_behind = 0;
   const Program good = stage.program;
-  for (Step& step : stage.program.steps) step.later = !step.later;
+  stage.program.steps.change([](std::vector<Step>& steps) {
+    for (Step& step : steps) step.later = !step.later;
+  });
   EXPECT_THAT(problem({0, 1, 2, 3}), HasSubstr("says later, and is not at the end"));
   // A gradient that the stage before waits for may not come later.
   stage.program = good;
   const Phases phases = phases_of(plan.pipeline->theory(1), good);
-  for (int s = phases.backward + 1; s < phases.weights; ++s) stage.program.steps[s].later = true;
+  stage.program.steps.change([&](std::vector<Step>& steps) {
+    for (int s = phases.backward + 1; s < phases.weights; ++s) steps[s].later = true;
+  });
   EXPECT_THAT(problem({0, 1, 2, 3}), HasSubstr("which is handed on"));
 }
 
@@ -111,7 +115,9 @@ TEST(Split, IsPlannedWhereItPays) {
   // Whole backward passes take longer.
   Plan whole = parse_plan(to_json(plan).dump(), "p.json");
   for (StagePlan& stage : whole.pipeline->replicas[0].stages) {
-    for (Step& step : stage.program.steps) step.later = false;
+    stage.program.steps.change([](std::vector<Step>& steps) {
+      for (Step& step : steps) step.later = false;
+    });
     stage.weights_behind = 0;
   }
   EXPECT_GT(simulate(whole).step, 1.005 * plan.predicted_step_s);

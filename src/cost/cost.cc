@@ -323,7 +323,8 @@ Seconds inner_seconds(const Theory& theory, NodeId id, const Triple& triple, con
 
 void choose_forms(const Theory& theory, Program* program, const CostModel& model,
                   const Fractions& fractions) {
-  for (Step& step : program->steps) {
+  std::vector<Step> steps = program->steps;
+  for (Step& step : steps) {
     if (step.is_compute() || !has_forms(step.kind)) continue;
     const Placement cut = step.from.is_shard() ? step.from : step.to;
     const auto& shares = fractions.profile(theory.cut(step.value, cut), model.net());
@@ -332,6 +333,7 @@ void choose_forms(const Theory& theory, Program* program, const CostModel& model
     step.form = seconds(PieceForm::grouped) < seconds(PieceForm::padded) ? PieceForm::grouped
                                                                          : PieceForm::padded;
   }
+  program->steps = std::move(steps);
 }
 
 namespace {

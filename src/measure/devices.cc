@@ -4,6 +4,7 @@
 
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "capture/capture.h"
 #include "cost/cost.h"
@@ -19,7 +20,7 @@
 namespace motley {
 
 Program alone(const Theory& theory) {
-  Program program;
+  std::vector<Step> steps;
   for (size_t n = 0; n < theory.graph().nodes.size(); ++n) {
     const auto& triples = theory.triples(NodeId(n));
     for (size_t t = 0; t < triples.size(); ++t) {
@@ -30,11 +31,11 @@ Program alone(const Theory& theory) {
       Step step;
       step.node = NodeId(n);
       step.triple = static_cast<int>(t);
-      program.steps.push_back(step);
+      steps.push_back(step);
       break;
     }
   }
-  return program;
+  return {std::move(steps)};
 }
 
 std::vector<std::pair<std::string, int64_t>> reference_steps(bool quick, at::Device device) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
 
@@ -42,14 +43,14 @@ Json program_lines(const Theory& theory, const Program& program) {
 }
 
 Program read_program(const Theory& theory, const Json& list, const std::string& name) {
-  Program program;
+  std::vector<Step> steps;
   for (size_t i = 0; i < list.size(); ++i) {
     std::string where = fmt::format("{}[{}]", name, i);
     if (!list[i].is_string())
       throw user_error("plan", "{} is {}; give a line of text", where, list[i].dump());
-    program.steps.push_back(parse_step(theory, list[i].get<std::string>(), where));
+    steps.push_back(parse_step(theory, list[i].get<std::string>(), where));
   }
-  return program;
+  return {std::move(steps)};
 }
 
 void add_sizes(const GradientSizes& sizes, Json* to) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <utility>
 
 #include "cluster/resources.h"
 #include "core/error.h"
@@ -40,11 +41,13 @@ Plan sample() {
       {LinkKind::switched, 1e9, 1e-5});
   plan.ratios = {{0.5, 0.25, 0.25}};
   plan.set_graph(parse_graph(kGraph, "toy"));
+  std::vector<Step> steps;
   for (const char* line : {"node 0 motley::input  -> S(0)", "node 1 motley::parameter  -> R",
                            "node 2 aten::mm S(0), R -> S(0)", "node 3 aten::sum S(0) -> P",
                            "node 4 aten::full  -> S(0)", "node 5 aten::t S(0) -> S(1)",
                            "node 6 aten::mm S(1), S(0) -> P", "all_reduce %6 P -> R"})
-    plan.program.steps.push_back(parse_step(*plan.theory, line, "sample"));
+    steps.push_back(parse_step(*plan.theory, line, "sample"));
+  plan.program.steps = std::move(steps);
   plan.peak_memory_bytes = {1, 2, 3};
   return plan;
 }

@@ -453,17 +453,17 @@ TEST(Forms, AreTheFasterOnesAtTheRatiosOfThePlan) {
       ASSERT_TRUE(s.feasible) << s.reason;
       const Shares shares(s.ratios);
       const Fractions fractions(model.cluster(), shares);
-      Program program = s.program;
-      for (size_t i = 0; i < program.steps.size(); ++i) {
-        Step& step = program.steps[i];
+      for (size_t i = 0; i < s.program.steps.size(); ++i) {
+        const Step& step = s.program.steps[i];
         if (step.is_compute() || !has_forms(step.kind)) continue;
         (step.form == PieceForm::grouped ? grouped : padded) += 1;
-        const PieceForm chosen = step.form;
-        step.form = chosen == PieceForm::grouped ? PieceForm::padded : PieceForm::grouped;
+        Program program = s.program;
+        program.steps.change([&](std::vector<Step>& steps) {
+          steps[i].form = step.form == PieceForm::grouped ? PieceForm::padded : PieceForm::grouped;
+        });
         EXPECT_GE(cost_of(theory, program, model, fractions, options.optimizer).step,
                   s.cost.step * (1 - 1e-12))
             << name << " step " << i;
-        step.form = chosen;
       }
     }
   EXPECT_GT(grouped, 0);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "graph/op.h"
@@ -24,7 +25,7 @@ bool can_slice(const std::vector<Step>& steps, ValueId value, Placement to) {
 void narrow_inputs(Plan* plan) {
   const Theory& theory = plan->running();
   const Graph& graph = theory.graph();
-  std::vector<Step>& steps = plan->program.steps;
+  std::vector<Step> steps = plan->program.steps;
   const auto whole = Placement::replicated();
   for (bool changed = true; changed;) {
     changed = false;
@@ -84,6 +85,7 @@ void narrow_inputs(Plan* plan) {
       }
     }
   }
+  plan->program.steps = std::move(steps);
 }
 
 }  // namespace motley::planner

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/rng.h"
@@ -26,8 +27,9 @@ loss %7
 Plan plan_of(const std::vector<std::string>& lines) {
   Plan plan;
   plan.set_graph(parse_graph(kGraph, "graph"));
-  for (const std::string& line : lines)
-    plan.program.steps.push_back(parse_step(*plan.theory, line, "program"));
+  std::vector<Step> steps;
+  for (const std::string& line : lines) steps.push_back(parse_step(*plan.theory, line, "program"));
+  plan.program.steps = std::move(steps);
   return plan;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <utility>
 
 #include "core/error.h"
 #include "graph/precision.h"
@@ -40,11 +41,10 @@ Plan in_precision(const Plan& plan, DType dtype, DType compute) {
                "the graph in {} has {} nodes, not {}", to_string(dtype), other.graph->nodes.size(),
                plan.graph->nodes.size());
   auto translate = [](const Theory& from, const Program& program, const Theory& to) {
-    Program result{{}, program.sizes};
+    std::vector<Step> steps;
     for (const Step& step : program.steps)
-      result.steps.push_back(
-          parse_step(to, to_text(from, step), "the program in another precision"));
-    return result;
+      steps.push_back(parse_step(to, to_text(from, step), "the program in another precision"));
+    return Program{std::move(steps), program.sizes};
   };
   if (!plan.pipeline) {
     if (plan.duplex)

@@ -270,8 +270,7 @@ class Mirror {
     reduce(-1);
     for (int i = 0; i < steps; ++i)
       if (roles_[i].late && !emitted_.count(i)) emit(i, 0);
-    out_.sizes = program_.sizes;
-    return std::move(out_);
+    return {std::move(steps_), program_.sizes};
   }
 
  private:
@@ -362,7 +361,7 @@ class Mirror {
     } else {
       made.value = late ? duplex_.value(-1, step.value) : duplex_.value(p, step.value);
     }
-    out_.steps.push_back(made);
+    steps_.push_back(made);
     for_each_made(part_, step, [&](ValueId v, Placement placement) {
       if (late) late_made_.insert({v, placement});
       if (!late && step.is_compute()) made_by_part(v, placement, p);
@@ -393,7 +392,7 @@ class Mirror {
       step.node = node;
       step.triple = triple_of(wanted, node);
       step.joined = joins_;
-      out_.steps.push_back(step);
+      steps_.push_back(step);
     }
   }
   // Those that a collective made.
@@ -444,7 +443,7 @@ class Mirror {
   std::set<Made> together_;  // made for all parts at once
   bool joins_ = false;       // the steps that are emitted run in one call
   std::set<int> emitted_;    // of what is run once
-  Program out_;
+  std::vector<Step> steps_;
 };
 
 }  // namespace
@@ -561,13 +560,13 @@ Program pieces_first(const Theory& part, const Program& program) {
         return true;
     return false;
   };
-  Program result{{}, program.sizes};
+  std::vector<Step> result;
   for (size_t i = 0; i < steps.size(); ++i)
-    if (early[i]) result.steps.push_back(steps[i]);
+    if (early[i]) result.push_back(steps[i]);
   for (size_t i = 0; i < steps.size(); ++i)
     if (!early[i] && !(steps[i].again && steps[i].is_compute() && is_early(steps[i])))
-      result.steps.push_back(steps[i]);
-  return result;
+      result.push_back(steps[i]);
+  return {std::move(result), program.sizes};
 }
 
 }  // namespace motley

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "core/error.h"
 #include "shard/held_index.h"
@@ -136,12 +137,12 @@ Program phase_ordered(const Theory& theory, const Program& program) {
     late[s] = free;
     if (!free) for_each_read(theory, step, [&](ValueId v, Placement p) { needed.insert({v, p}); });
   }
-  Program ordered{{}, program.sizes};
-  ordered.steps.reserve(program.steps.size());
+  std::vector<Step> ordered;
+  ordered.reserve(program.steps.size());
   for (bool turn : {false, true})
     for (size_t s = 0; s < program.steps.size(); ++s)
-      if (late[s] == turn) ordered.steps.push_back(program.steps[s]);
-  return ordered;
+      if (late[s] == turn) ordered.push_back(program.steps[s]);
+  return {std::move(ordered), program.sizes};
 }
 
 Phases phases_of(const Theory& theory, const Program& program) {
@@ -201,18 +202,18 @@ Program scattered_in_passes(const Theory& theory, const Program& program) {
     behind[at].push_back(s);
     for_each_made(theory, program.steps[s], [&](ValueId v, Placement p) { made[{v, p}] = at; });
   }
-  Program result{{}, program.sizes};
-  result.steps.reserve(program.steps.size());
+  std::vector<Step> result;
+  result.reserve(program.steps.size());
   for (int s = 0; s < phases.reduction; ++s) {
-    result.steps.push_back(program.steps[s]);
+    result.push_back(program.steps[s]);
     for (int late : behind[s]) {
-      result.steps.push_back(program.steps[late]);
-      result.steps.back().each = true;
+      result.push_back(program.steps[late]);
+      result.back().each = true;
     }
   }
   for (int s = phases.reduction; s < end; ++s)
-    if (!early[s]) result.steps.push_back(program.steps[s]);
-  return result;
+    if (!early[s]) result.push_back(program.steps[s]);
+  return {std::move(result), program.sizes};
 }
 
 Program weights_later(const Theory& theory, const Program& program) {
@@ -237,17 +238,17 @@ Program weights_later(const Theory& theory, const Program& program) {
     for_each_read(theory, step, [&](ValueId v, Placement p) { needed.insert({v, p}); });
   }
   if (!stays) return program;
-  Program result{{}, program.sizes};
-  result.steps.reserve(program.steps.size());
+  std::vector<Step> result;
+  result.reserve(program.steps.size());
   for (bool turn : {false, true})
     for (int s = 0; s < phases.reduction; ++s) {
       if (later[s] != turn) continue;
-      result.steps.push_back(program.steps[s]);
-      result.steps.back().later = turn;
+      result.push_back(program.steps[s]);
+      result.back().later = turn;
     }
   for (size_t s = phases.reduction; s < program.steps.size(); ++s)
-    result.steps.push_back(program.steps[s]);
-  return result;
+    result.push_back(program.steps[s]);
+  return {std::move(result), program.sizes};
 }
 
 bool has_later(const Program& program) {

@@ -37,7 +37,9 @@
 // part of the batch (shard/joined.h).
 #pragma once
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/units.h"
@@ -79,8 +81,48 @@ struct GradientSizes {
 // No sizes are above these.
 inline constexpr GradientSizes kLargestSizes{4 << 20, 16 << 20};
 
+// The steps of a program, in order. Copies share them, for thousands of replicas may run the same:
+// they are made as a vector, and changed in a copy of it.
+class Steps {
+ public:
+  Steps() = default;
+  Steps(std::vector<Step> steps)
+      : steps_(std::make_shared<const std::vector<Step>>(std::move(steps))) {}
+
+  operator const std::vector<Step>&() const { return all(); }
+  const std::vector<Step>& all() const { return steps_ ? *steps_ : none(); }
+  size_t size() const { return all().size(); }
+  bool empty() const { return all().empty(); }
+  const Step& operator[](size_t step) const { return all()[step]; }
+  const Step& back() const { return all().back(); }
+  auto begin() const { return all().begin(); }
+  auto end() const { return all().end(); }
+  auto rbegin() const { return all().rbegin(); }
+  auto rend() const { return all().rend(); }
+
+  // f(std::vector<Step>&) of a copy, which takes their place.
+  template <typename F>
+  void change(F f) {
+    std::vector<Step> steps = all();
+    f(steps);
+    *this = std::move(steps);
+  }
+
+  friend bool operator==(const Steps& a, const Steps& b) {
+    return a.steps_ == b.steps_ || a.all() == b.all();
+  }
+
+ private:
+  static const std::vector<Step>& none() {
+    static const std::vector<Step> steps;
+    return steps;
+  }
+
+  std::shared_ptr<const std::vector<Step>> steps_;  // null: none
+};
+
 struct Program {
-  std::vector<Step> steps;
+  Steps steps;
   GradientSizes sizes = {};
 
   friend bool operator==(const Program&, const Program&) = default;

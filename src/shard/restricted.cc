@@ -1,13 +1,15 @@
 #include "shard/restricted.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 
 namespace motley {
 
-Program renumbered(const Theory& restricted, const Theory& theory, Program program) {
-  for (Step& step : program.steps) {
+Program renumbered(const Theory& restricted, const Theory& theory, const Program& program) {
+  std::vector<Step> steps = program.steps;
+  for (Step& step : steps) {
     if (!step.is_compute()) continue;
     const Triple& mine = restricted.triples(step.node)[step.triple];
     const auto& all = theory.triples(step.node);
@@ -17,7 +19,7 @@ Program renumbered(const Theory& restricted, const Theory& theory, Program progr
     MOTLEY_CHECK(it != all.end());
     step.triple = static_cast<int>(it - all.begin());
   }
-  return program;
+  return {std::move(steps), program.sizes};
 }
 
 }  // namespace motley

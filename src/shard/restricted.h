@@ -6,6 +6,6 @@
 namespace motley {
 
 // Their steps as those of the whole theory of the same graph.
-Program renumbered(const Theory& restricted, const Theory& theory, Program program);
+Program renumbered(const Theory& restricted, const Theory& theory, const Program& program);
 
 }  // namespace motley

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -236,8 +237,9 @@ gradient "w" %6
 std::vector<std::string> problems(const std::vector<std::string>& lines) {
   Graph graph = parse_graph(kStep, "step");
   Theory theory(graph);
-  Program program;
-  for (const std::string& line : lines) program.steps.push_back(parse_step(theory, line, "p"));
+  std::vector<Step> steps;
+  for (const std::string& line : lines) steps.push_back(parse_step(theory, line, "p"));
+  const Program program{std::move(steps)};
   for (const Step& step : program.steps)
     EXPECT_EQ(parse_step(theory, to_text(theory, step), "again"), step);
   return check(theory, program);
@@ -281,11 +283,11 @@ TEST(Program, GathersAndScattersHaveForms) {
     EXPECT_THROW(problems({line}), UserError) << line;
   Graph graph = parse_graph(kStep, "step");
   Theory theory(graph);
-  Program program;
-  for (const std::string& line : kDataParallel)
-    program.steps.push_back(parse_step(theory, line, "p"));
-  program.steps.back().form = PieceForm::grouped;
-  EXPECT_THAT(check(theory, program), Contains(testing::HasSubstr("has no grouped form")));
+  std::vector<Step> steps;
+  for (const std::string& line : kDataParallel) steps.push_back(parse_step(theory, line, "p"));
+  steps.back().form = PieceForm::grouped;
+  EXPECT_THAT(check(theory, {std::move(steps)}),
+              Contains(testing::HasSubstr("has no grouped form")));
 }
 
 }  // namespace

@@ -444,10 +444,12 @@ class Simulator {
   Seconds reduction_of(size_t r, int s) const {
     const Stage& stage = replicas_[r][s];
     std::vector<Seconds> now(stage.site->part.size(), 0);
-    Program program = planned(r, s).program;
+    const Program& whole = planned(r, s).program;
+    std::vector<Step> steps = whole.steps;
     const std::vector<int>& left_out = exchanges_.joint(s).steps[r];
     for (auto step = left_out.rbegin(); step != left_out.rend(); ++step)
-      program.steps.erase(program.steps.begin() + *step);
+      steps.erase(steps.begin() + *step);
+    const Program program{std::move(steps), whole.sizes};
     walk(pipeline_.theory(s), program, *stage.site->model, *stage.site->fractions,
          stage.phases.reduction, static_cast<int>(program.steps.size()), &now,
          [](int, Seconds, Seconds, const std::string&, WalkKind, NodeId) {},

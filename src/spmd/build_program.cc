@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "core/error.h"
 #include "cost/overlap.h"
@@ -55,7 +56,7 @@ class ProblemBuilder::Translation {
         made_(graph_.values.size(), 0),
         conversion_(builder.classes_.size()),
         triple_(graph_.nodes.size(), -1) {
-    program_.steps.reserve(graph_.nodes.size() + solution.conversions.size());
+    steps_.reserve(graph_.nodes.size() + solution.conversions.size());
     for (const Conversion& c : solution.conversions)
       if (c.value < static_cast<int>(conversion_.size()))
         conversion_[c.value].push_back({c.to, c.from});
@@ -138,7 +139,7 @@ class ProblemBuilder::Translation {
     Step step;
     step.node = node;
     step.triple = t;
-    program_.steps.push_back(step);
+    steps_.push_back(step);
     const Node& n = graph_.node(node);
     for (size_t o = 0; o < n.outputs.size(); ++o)
       if (n.outputs[o].valid()) make(n.outputs[o], theory_.triples(node)[t].out[o]);
@@ -176,7 +177,7 @@ class ProblemBuilder::Translation {
     step.from = source->second;
     step.to = p;
     step.kind = Theory::conversion(step.from, step.to).value();
-    program_.steps.push_back(step);
+    steps_.push_back(step);
     make(v, p);
   }
 
@@ -195,7 +196,7 @@ class ProblemBuilder::Translation {
   std::map<ValueId, std::set<Placement>> reads_of_inputs() const {
     std::map<ValueId, std::set<Placement>> reads;
     for (const Input& input : graph_.inputs) reads[input.value];
-    for (const Step& s : program_.steps) {
+    for (const Step& s : steps_) {
       auto note = [&](ValueId v, Placement p) {
         if (auto it = reads.find(v); it != reads.end()) it->second.insert(p);
       };
@@ -213,10 +214,10 @@ class ProblemBuilder::Translation {
   // The program, but a source that is only read in pieces of one kind is made in pieces.
   Program with_cut_inputs() const {
     auto reads = reads_of_inputs();
-    Program trimmed;
-    trimmed.steps.reserve(program_.steps.size());
+    std::vector<Step> trimmed;
+    trimmed.reserve(steps_.size());
     std::set<ValueId> cut;
-    for (Step s : program_.steps) {
+    for (Step s : steps_) {
       if (s.is_compute() && graph_.node(s.node).op == "motley::input") {
         ValueId v = graph_.node(s.node).outputs[0];
         const auto& r = reads[v];
@@ -229,9 +230,9 @@ class ProblemBuilder::Translation {
       } else if (!s.is_compute() && s.kind == Collective::slice && cut.count(s.value)) {
         continue;
       }
-      trimmed.steps.push_back(s);
+      trimmed.push_back(s);
     }
-    return trimmed;
+    return {std::move(trimmed)};
   }
 
   const ProblemBuilder& builder_;
@@ -239,7 +240,7 @@ class ProblemBuilder::Translation {
   const Graph& graph_;
   const Solution& solution_;
 
-  Program program_;
+  std::vector<Step> steps_;
   std::vector<uint32_t> made_;  // [graph value] what it is available as, a bit a placement
   std::vector<std::vector<std::pair<int, int>>> conversion_;  // [class] (to, from) of forms
   std::vector<int> triple_;                                   // [graph node] that it runs

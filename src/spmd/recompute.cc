@@ -186,9 +186,9 @@ Recomputation::Recomputation(const Theory& theory, const Program& program,
 
 Program Recomputation::with(const std::vector<bool>& chosen) const {
   const int steps = static_cast<int>(program_.steps.size());
-  Program result{{}, program_.sizes};
-  result.steps.reserve(steps + backward_);
-  result.steps.assign(program_.steps.begin(), program_.steps.begin() + backward_);
+  std::vector<Step> result;
+  result.reserve(steps + backward_);
+  result.assign(program_.steps.begin(), program_.steps.begin() + backward_);
   std::vector<bool> again(steps);  // forward steps that ran again
   std::vector<int> wanted, batch;  // a stack; what one read asks for
   const auto want = [&](int maker) {
@@ -215,12 +215,12 @@ Program Recomputation::with(const std::vector<bool>& chosen) const {
     }
     std::sort(batch.begin(), batch.end());
     for (int made : batch) {
-      result.steps.push_back(program_.steps[made]);
-      result.steps.back().again = true;
+      result.push_back(program_.steps[made]);
+      result.back().again = true;
     }
-    result.steps.push_back(program_.steps[s]);
+    result.push_back(program_.steps[s]);
   }
-  return result;
+  return {std::move(result), program_.sizes};
 }
 
 Program recompute(const Theory& theory, const Program& program, const std::vector<int>& block_of,
@@ -274,8 +274,8 @@ Program gathered_again(const Theory& theory, const Program& program) {
     if (!alone) continue;
     for (const Made& m : made) makers[m] = {s, copy};
   }
-  Program result{{}, program.sizes};
-  result.steps.assign(program.steps.begin(), program.steps.begin() + backward);
+  std::vector<Step> result;
+  result.assign(program.steps.begin(), program.steps.begin() + backward);
   std::vector<bool> again(steps);
   const std::function<void(const Step&)> want = [&](const Step& step) {
     std::vector<Made> list;
@@ -285,15 +285,15 @@ Program gathered_again(const Theory& theory, const Program& program) {
       if (it == makers.end() || !it->second.copy || again[it->second.step]) continue;
       again[it->second.step] = true;
       want(program.steps[it->second.step]);
-      result.steps.push_back(program.steps[it->second.step]);
-      result.steps.back().again = true;
+      result.push_back(program.steps[it->second.step]);
+      result.back().again = true;
     }
   };
   for (int s = backward; s < steps; ++s) {
     want(program.steps[s]);
-    result.steps.push_back(program.steps[s]);
+    result.push_back(program.steps[s]);
   }
-  return result;
+  return {std::move(result), program.sizes};
 }
 
 namespace {
@@ -374,13 +374,13 @@ Program stored_in_pieces(const Theory& theory, const Program& program, const Pie
     if (w.triple >= 0) by_source[w.source] = by_gradient[w.gradient] = w;
   }
   std::map<ValueId, Step> waiting;  // gathers, until somebody reads what they make
-  Program result{{}, program.sizes};
+  std::vector<Step> result;
   for (size_t s = 0; s < program.steps.size(); ++s) {
     Step step = program.steps[s];
     for_each_read(theory, step, [&](ValueId v, Placement) {
       const auto it = waiting.find(v);
       if (it == waiting.end()) return;
-      result.steps.push_back(it->second);
+      result.push_back(it->second);
       waiting.erase(it);
     });
     if (const auto it = by_gradient.find(static_cast<int>(s)); it != by_gradient.end()) {
@@ -398,14 +398,16 @@ Program stored_in_pieces(const Theory& theory, const Program& program, const Pie
       gather.to = Placement::replicated();
       waiting[gather.value] = gather;
     }
-    result.steps.push_back(step);
+    result.push_back(step);
   }
-  return result;
+  return {std::move(result), program.sizes};
 }
 
 Program once(const Program& program) {
   Program result = program;
-  std::erase_if(result.steps, [](const Step& step) { return step.again; });
+  result.steps.change([](std::vector<Step>& steps) {
+    std::erase_if(steps, [](const Step& step) { return step.again; });
+  });
   return result;
 }
 
@@ -435,7 +437,7 @@ std::vector<int> Recomputation::like() const {
 std::vector<bool> choose_blocks(int blocks,
                                 const std::function<RecomputeCost(const std::vector<bool>&)>& cost,
                                 const std::vector<int>& like) {
-  const std::vector<bool> none(blocks, false);
+  std::vector<bool> none(blocks, false);
   const RecomputeCost before = cost(none);
   if (before.excess <= 0) return none;
   // Blocks that are computed again at once save nothing and may need a little more.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "core/rng.h"
 #include "planner/program_plan.h"
@@ -137,8 +138,9 @@ TEST(StoredInPieces, GathersParametersInThePlaceOfGradients) {
                          "node 17 aten::t S(0) -> S(1)",
                          "node 18 aten::mm S(1), S(0) -> P",
                          "all_reduce %18 P -> R"};
-  Program program;
-  for (const char* line : lines) program.steps.push_back(parse_step(theory, line, "test"));
+  std::vector<Step> steps;
+  for (const char* line : lines) steps.push_back(parse_step(theory, line, "test"));
+  const Program program{std::move(steps)};
   ASSERT_THAT(check(theory, program), IsEmpty());
   const auto changed = [&](Seconds of_rows, Seconds of_columns) {
     const Program pieces =
@@ -169,11 +171,13 @@ TEST(Recompute, TheCheckerSeesStepsThatNeverRan) {
   const Graph graph = parse_graph(kGraph, "g");
   const Theory theory(graph);
   Program program = whole_program(theory);
-  program.steps[3].again = true;
+  program.steps.change([](std::vector<Step>& steps) { steps[3].again = true; });
   EXPECT_THAT(check(theory, program), testing::Contains(HasSubstr("what no earlier step ran")));
   program = whole_program(theory);
-  program.steps.push_back(program.steps[0]);
-  program.steps.back().again = true;
+  program.steps.change([](std::vector<Step>& steps) {
+    steps.push_back(steps[0]);
+    steps.back().again = true;
+  });
   EXPECT_THAT(check(theory, program), testing::Contains(HasSubstr("a source, again")));
 }
 
@@ -350,8 +354,8 @@ Program recompute_slowly(const Theory& theory, const Program& program,
       stays.insert(list.begin(), list.end());
   }
 
-  Program result;
-  result.steps.assign(program.steps.begin(), program.steps.begin() + backward);
+  std::vector<Step> result;
+  result.assign(program.steps.begin(), program.steps.begin() + backward);
   std::vector<bool> again(steps);  // forward steps that ran again
   std::vector<int> wanted;         // a stack
   auto want = [&](const Step& step) {
@@ -390,12 +394,12 @@ Program recompute_slowly(const Theory& theory, const Program& program,
     }
     std::sort(batch.begin(), batch.end());
     for (int made : batch) {
-      result.steps.push_back(program.steps[made]);
-      result.steps.back().again = true;
+      result.push_back(program.steps[made]);
+      result.back().again = true;
     }
-    result.steps.push_back(program.steps[s]);
+    result.push_back(program.steps[s]);
   }
-  return result;
+  return {std::move(result), program.sizes};
 }
 
 TEST(Recompute, IsWhatItsDefinitionSays) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "core/rng.h"
 #include "cost/overlap.h"
@@ -66,12 +67,12 @@ Program translated(const Theory& from, const Program& program, const Theory& to)
     ADD_FAILURE() << "no such triple";
     return 0;
   };
-  Program result;
+  std::vector<Step> result;
   std::set<std::pair<ValueId, Placement>> crossed;
   for (Step step : program.steps) {
     if (!step.is_compute()) {
       step.value = value_of(step.value);
-      result.steps.push_back(step);
+      result.push_back(step);
       continue;
     }
     const Triple& triple = from.triples(step.node)[step.triple];
@@ -85,12 +86,12 @@ Program translated(const Theory& from, const Program& program, const Theory& to)
       Step boundary;
       boundary.node = maker;
       boundary.triple = triple_of(maker, {triple.in[i]}, {triple.in[i]});
-      result.steps.push_back(boundary);
+      result.push_back(boundary);
     }
-    result.steps.push_back(step);
+    result.push_back(step);
   }
   // Updates of buffers end where the buffers are.
-  const std::vector<Placement> stored = stored_placements(to, result);
+  const std::vector<Placement> stored = stored_placements(to, {result});
   for (const Buffer& b : cut.buffers) {
     if (!b.update.valid()) continue;
     const NodeId maker = cut.value(b.update).producer;
@@ -99,9 +100,9 @@ Program translated(const Theory& from, const Program& program, const Theory& to)
     Step boundary;
     boundary.node = maker;
     boundary.triple = triple_of(maker, {p}, {p});
-    result.steps.push_back(boundary);
+    result.push_back(boundary);
   }
-  return result;
+  return {std::move(result)};
 }
 
 // The same program costs the same, to the last second and byte, whatever the boundaries, where all

@@ -65,9 +65,11 @@ Program random_program(const ProblemBuilder& builder, Rng* rng) {
   weights.compute.assign(problem.types, 0);
   weights.compute[0] = 1;
   Program program = builder.program(evaluate(problem, solution.option, weights));
-  for (Step& step : program.steps)
-    if (!step.is_compute() && has_forms(step.kind) && rng->chance(0.5))
-      step.form = PieceForm::grouped;
+  program.steps.change([&](std::vector<Step>& steps) {
+    for (Step& step : steps)
+      if (!step.is_compute() && has_forms(step.kind) && rng->chance(0.5))
+        step.form = PieceForm::grouped;
+  });
   return program;
 }
 

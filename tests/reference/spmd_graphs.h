@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "cluster/cluster.h"
 #include "reference/graphs.h"
@@ -23,7 +24,7 @@ inline Cluster mixed(int fast, int slow, double bandwidth = 1e9, double memory =
 
 // Every device does everything.
 inline Program whole_program(const Theory& theory) {
-  Program program;
+  std::vector<motley::Step> steps;
   const Graph& graph = theory.graph();
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     motley::Step step;
@@ -32,9 +33,9 @@ inline Program whole_program(const Theory& theory) {
     for (size_t t = 0; t < triples.size(); ++t)
       if (triples[t].cut == 0 && triples[t].out[0].is_replicated())
         step.triple = static_cast<int>(t);
-    program.steps.push_back(step);
+    steps.push_back(step);
   }
-  return program;
+  return {std::move(steps)};
 }
 
 }  // namespace motley::spmd
