@@ -142,8 +142,10 @@ void send_to_store(const std::string& bytes, bool known) {
   } else {
     const Addresses found("127.0.0.1", server.port(), 0);
     stranger = Socket(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    MOTLEY_CHECK(connect(stranger.fd(), found.list->ai_addr, found.list->ai_addrlen) == 0,
-                 "errno {}", errno);
+    int failed = 0;
+    do failed = connect(stranger.fd(), found.list->ai_addr, found.list->ai_addrlen);
+    while (failed != 0 && errno == EINTR);  // by libFuzzer's timer; it goes on on its own meanwhile
+    MOTLEY_CHECK(failed == 0, "errno {}", errno);
   }
   const int fd = known ? worker->fd() : stranger.fd();
   for (size_t at = 0; at < bytes.size();) {
