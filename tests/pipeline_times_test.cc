@@ -85,7 +85,7 @@ TEST(Pipeline, InterleavedTimesAreThoseOfTheGrid) {
     p.gradient.pop_back();
     const std::vector<Seconds> ends =
         grid::simulate_interleaved(p, groups, replica.micro_batches, grid::Runtime::motley);
-    const Simulation simulation = simulate(plan, true);
+    const Simulation simulation = simulate(plan, Spans::all);
     for (int g = 0; g < groups; ++g) {
       Seconds end = 0;
       for (const Span& span : simulation.spans)
@@ -108,7 +108,7 @@ TEST(Pipeline, SimulatedAsTheChainOfItsStages) {
     Plan plan = random_pipeline(what, &rng);
     auto skips = [&] {
       // The first stage would wait for what is computed from the whole batch before.
-      const std::vector<Span> spans = simulate(plan, true).spans;
+      const std::vector<Span> spans = simulate(plan, Spans::all).spans;
       if (plan.pipeline->stages() == 1 ||
           std::none_of(spans.begin(), spans.end(), [](const Span& x) { return x.begin == 0; }))
         return true;
@@ -145,7 +145,7 @@ TEST(Pipeline, SimulatedAsTheChainOfItsStages) {
     chain.links.pop_back();
     const auto timeline = pipeline::simulate(
         chain, pipeline::strict_schedule("", counts, replica.micro_batches, behind));
-    const Simulation simulation = simulate(plan, true);
+    const Simulation simulation = simulate(plan, Spans::all);
     EXPECT_NEAR(simulation.step, timeline.makespan, 1e-9 * timeline.makespan);
     for (int s = 0; s < pipeline.stages(); ++s)
       EXPECT_NEAR(simulation.devices[replica.stages[s].devices[0]].busy,

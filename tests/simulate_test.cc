@@ -3,15 +3,38 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <numeric>
+#include <string>
+#include <tuple>
 
 #include "random_pipeline.h"
 #include "sim/exchange.h"
 
 namespace motley {
 namespace {
+
+// What devices do at what times, each by itself or one for all that are alike.
+void expect_same_spans(const Simulation& each, const Simulation& alike) {
+  using What = std::tuple<Seconds, Seconds, std::string, WalkKind, Seconds>;
+  const auto of_devices = [](const Simulation& sim) {
+    std::vector<std::vector<What>> all(sim.devices.size());
+    for (const Span& s : sim.spans)
+      all[s.device].emplace_back(s.begin, s.end, s.name, s.kind, s.comm);
+    for (auto& list : all) std::sort(list.begin(), list.end());
+    return all;
+  };
+  const auto wanted = of_devices(each), found = of_devices(alike);
+  ASSERT_EQ(alike.like.size(), wanted.size());
+  for (size_t d = 0; d < wanted.size(); ++d) {
+    EXPECT_EQ(found[alike.like[d]], wanted[d]) << d;
+    if (alike.like[d] != static_cast<int>(d)) {
+      EXPECT_TRUE(found[d].empty());
+    }
+  }
+}
 
 // Its cluster so many times side by side, with its replicas on each.
 void repeat(int times, Plan* plan) {
@@ -58,7 +81,8 @@ TEST(Pipeline, WhatIsAlikeIsSimulatedOnce) {
       what.zero = trial % 2 == 1;
       Plan plan = random_pipeline(what, &rng);
       repeat(static_cast<int>(2 + rng.below(2)), &plan);
-      const Simulation once = simulate(plan), each = simulate(plan, true);
+      const Simulation once = simulate(plan), each = simulate(plan, Spans::all);
+      expect_same_spans(each, simulate(plan, Spans::alike));
       EXPECT_EQ(once.step, each.step);
       EXPECT_NEAR(once.overlap, each.overlap, 1e-9);
       EXPECT_NEAR(once.load_balance, each.load_balance, 1e-9);

@@ -31,7 +31,7 @@ void add_simulate_command(Command app) {
     if (auto problems = check(plan, false); !problems.empty())
       throw user_error("simulate", "{}: {}", args->plan, problems[0]);
     if (!args->profile.empty()) apply(load_profile(args->profile), args->profile, &plan.cluster);
-    Simulation sim = simulate(plan, !args->trace.empty());
+    Simulation sim = simulate(plan, args->trace.empty() ? Spans::none : Spans::all);
     if (!args->trace.empty()) write_file(args->trace, to_trace(plan, sim));
     if (args->json) {
       Json devices = Json::array();

@@ -142,17 +142,9 @@ void add_verdict(const Plan& plan, const Simulation& sim, const Options& options
 
 Explanation explain(Plan* plan, const Options& options) {
   Explanation out;
-  Simulation sim;
-  if (options.path) {
-    try {
-      sim = simulate(*plan, true);
-      out.has_path = true;
-      out.path = critical_path(*plan, sim);
-    } catch (const UserError&) {  // a timeline of too many spans
-      out.has_path = false;
-    }
-  }
-  if (!out.has_path) sim = simulate(*plan);
+  const Simulation sim = simulate(*plan, options.path ? Spans::all : Spans::none);
+  out.has_path = options.path && sim.like.empty() && !sim.too_long;
+  if (out.has_path) out.path = critical_path(*plan, sim);
   out.step = sim.step;
   out.lower_bound = plan->lower_bound_s;
   out.compute_bound = bounds::compute_bound(*plan->theory, CostModel(plan->cluster), 1);

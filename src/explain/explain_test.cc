@@ -48,7 +48,7 @@ Seconds sum_of(const Path& path) {
 
 TEST(CriticalPath, AddsUpToTheEndAndIdlesNowhere) {
   for (const auto& plan : plans()) {
-    const Simulation sim = simulate(*plan, true);
+    const Simulation sim = simulate(*plan, Spans::all);
     const Path path = critical_path(*plan, sim);
     EXPECT_NEAR(sum_of(path), path.end, 1e-9 * path.end);
     for (const PathPart& part : path.parts) {
@@ -62,7 +62,7 @@ TEST(CriticalPath, AddsUpToTheEndAndIdlesNowhere) {
 TEST(CriticalPath, OfOneProgramIsWhatTheSlowestDevicesCompute) {
   for (const double bandwidth : {1e8, 5e9}) {
     const auto plan = plan_of(tiny_cluster(bandwidth), "spmd");
-    const Simulation sim = simulate(*plan, true);
+    const Simulation sim = simulate(*plan, Spans::all);
     std::vector<Seconds> computed(plan->cluster.size(), 0), comm(plan->cluster.size(), 0);
     std::map<Seconds, Seconds> meetings;  // collectives by when they begin
     for (const Span& span : sim.spans) {

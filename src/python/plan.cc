@@ -95,7 +95,7 @@ py::dict simulated(const Plan& plan, const std::string& trace) {
   Simulation simulation;
   {
     py::gil_scoped_release unlocked;
-    simulation = simulate(plan, !trace.empty());
+    simulation = simulate(plan, trace.empty() ? Spans::none : Spans::all);
     if (!trace.empty()) write_file(trace, to_trace(plan, simulation));
   }
   py::list devices;

@@ -79,7 +79,9 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); 
 const char* const kScript = R"js(
 'use strict';
 (() => {
-  const data = JSON.parse(document.getElementById('timeline-data').textContent);
+  const given = document.getElementById('timeline-data');
+  if (!given) return;  // too long to be drawn
+  const data = JSON.parse(given.textContent);
   const box = document.getElementById('timeline'), hover = document.getElementById('hover');
   const canvas = box.querySelector('canvas'), spacer = box.querySelector('div');
   const ink = canvas.getContext('2d');

@@ -199,6 +199,10 @@ std::string device_section(const Plan& plan, const Simulation& simulation) {
 // ---- timeline
 
 std::string timeline_section(const Plan& plan, const Simulation& simulation) {
+  if (simulation.too_long)
+    return "<h2>Timeline of a step</h2>\n<p class=\"soft\">There are too many devices that do "
+           "unlike "
+           "things at unlike times to draw them all.</p>\n";
   const std::vector<Lane> lanes = lanes_of(plan, simulation, kBars);
   const Json data = report::to_json(plan, lanes);
   std::string out = "<h2>Timeline of a step</h2>\n";
@@ -300,7 +304,7 @@ std::string parameter_section(const Plan& plan) {
 }  // namespace
 
 std::string to_html(const Plan& plan, const ReportParts& parts) {
-  const Simulation simulation = simulate(plan, /*with_spans=*/true);
+  const Simulation simulation = simulate(plan, Spans::alike);
   const std::string title = escape(fmt::format("{} on {}", plan.model, plan.cluster.name));
   std::string out =
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"

@@ -134,7 +134,7 @@ TEST(Report, PagesOfEveryEngineAreWholeAndWellFormed) {
     for (const char* outside : {"http:", "https:", " src=", " href=", "url(", "@import", "fetch("})
       EXPECT_THAT(html, Not(HasSubstr(outside)));
     EXPECT_THAT(html, HasSubstr("default-src 'none'"));
-    const Simulation sim = simulate(*plan, true);
+    const Simulation sim = simulate(*plan, Spans::all);
     for (const std::string& text :
          {plan->engine + " (this plan)", format_seconds(sim.step), std::string("ZeRO in one pass"),
           std::string("a &amp; b"), std::string("no room"), std::string("weight")})
@@ -146,6 +146,27 @@ TEST(Report, PagesOfEveryEngineAreWholeAndWellFormed) {
     EXPECT_EQ(timeline["end"].get<double>(), end);
     EXPECT_FALSE(timeline["lanes"].empty());
   }
+}
+
+// Lanes of one device for all that do the same are those of every device by itself.
+TEST(Report, LanesOfDevicesThatAreAlike) {
+  for (const auto& plan : plans_of_all()) {
+    SCOPED_TRACE(plan->engine);
+    const auto of = [&](Spans spans) {
+      return report::to_json(*plan, report::lanes_of(*plan, simulate(*plan, spans), 40000));
+    };
+    EXPECT_EQ(of(Spans::alike), of(Spans::all));
+  }
+}
+
+// What would be drawn of more devices than a page can hold is left out, and the page says so.
+TEST(Report, TimelinesThatAreTooLongAreLeftOut) {
+  Simulation sim;
+  for (size_t i = 0; i <= kMostSpans; ++i)
+    add_span({0, static_cast<double>(i), i + 0.5, "x", WalkKind::compute, {}}, &sim);
+  EXPECT_TRUE(sim.too_long);
+  EXPECT_TRUE(sim.spans.empty());
+  EXPECT_THROW(to_trace(*plans_of_all()[0], sim), UserError);
 }
 
 TEST(Report, ReplicasThatAreAlikeAreOne) {

@@ -60,8 +60,14 @@ std::vector<Lane> lanes_of(const Plan& plan, const Simulation& simulation, size_
   // Devices of one hash and equal spans are one lane.
   std::map<size_t, std::vector<int>> heads;  // hash -> lanes
   std::vector<Lane> lanes;
+  std::vector<int> lane_of(rows);
   for (int row = 0; row < rows; ++row) {
     const int d = row % devices;
+    if (const int like = simulation.like.empty() ? d : simulation.like[d]; like != d) {
+      lane_of[row] = lane_of[row - d + like];
+      lanes[lane_of[row]].devices.push_back(d);
+      continue;
+    }
     auto& spans = by_device[row];
     std::stable_sort(spans.begin(), spans.end(),
                      [](const Span* a, const Span* b) { return a->begin < b->begin; });
@@ -81,6 +87,7 @@ std::vector<Lane> lanes_of(const Plan& plan, const Simulation& simulation, size_
       heads[hash].push_back(lane);
       lanes.emplace_back().beside = row >= devices;
     }
+    lane_of[row] = lane;
     lanes[lane].devices.push_back(d);
   }
   const size_t most = std::max<size_t>(16, budget / std::max<size_t>(1, lanes.size()));

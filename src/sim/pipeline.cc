@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
+#include <utility>
 
 #include "cluster/part.h"
 #include "core/error.h"
@@ -23,10 +25,10 @@ constexpr Seconds kUnknown = -1;
 
 class Simulator {
  public:
-  Simulator(const Plan& plan, bool with_spans, const Deadline& deadline)
+  Simulator(const Plan& plan, Spans spans, const Deadline& deadline)
       : plan_(plan),
         pipeline_(*plan.pipeline),
-        spans_(with_spans),
+        spans_(spans),
         deadline_(deadline),
         exchanges_(plan, deadline) {
     sim_.devices.resize(plan.cluster.size());
@@ -117,13 +119,21 @@ class Simulator {
                                stage.reduction, exchanges_.divided(s).shares[r]});
       }
       const auto it = first.try_emplace(std::move(key), static_cast<int>(r)).first;
-      like_[r] = spans_ ? static_cast<int>(r) : it->second;
+      like_[r] = spans_ == Spans::all ? static_cast<int>(r) : it->second;
       if (like_[r] != static_cast<int>(r)) continue;
       copies_.resize(replicas_.size());
       copies_[r] = 1;
     }
     for (size_t r = 0; r < replicas_.size(); ++r)
       if (!alone(r)) ++copies_[like_[r]];
+    if (spans_ != Spans::alike) return;
+    sim_.like.resize(plan_.cluster.size());
+    std::iota(sim_.like.begin(), sim_.like.end(), 0);  // some devices may have nothing to do
+    for (size_t r = 0; r < replicas_.size(); ++r)
+      for (int s = 0; s < pipeline_.stages(); ++s) {
+        const std::vector<int>&own = planned(r, s).devices, &theirs = planned(like_[r], s).devices;
+        for (size_t i = 0; i < own.size(); ++i) sim_.like[own[i]] = theirs[i];
+      }
   }
   // It stands for itself.
   bool alone(size_t r) const { return like_[r] == static_cast<int>(r); }
@@ -338,7 +348,7 @@ class Simulator {
           Arrival& a = arrivals[w][task.micro_batch];
           a.begin = std::max(way_free[w], group.free);
           a.end = way_free[w] = a.begin + ways_[w].sent.seconds;
-          if (spans_)
+          if (spans_ != Spans::none)
             sim_.messages.push_back(
                 {r, ways_[w].from, ways_[w].to, ways_[w].backward, a.begin, a.end});
           for (int d : planned(r, ways_[w].to).devices)
@@ -356,7 +366,10 @@ class Simulator {
 
   void span(int device, Seconds begin, Seconds end, const std::string& name, WalkKind kind,
             Seconds comm = 0) {
-    if (spans_ && end > begin) sim_.spans.push_back({device, begin, end, name, kind, {}, comm});
+    if (spans_ == Spans::none || end <= begin ||
+        (spans_ == Spans::alike && sim_.like[device] != device))
+      return;
+    add_span({device, begin, end, name, kind, {}, comm}, &sim_);
   }
 
   void exchange(const std::string& what, int count, const Sent& sent) {
@@ -386,7 +399,7 @@ class Simulator {
       t.exposed_comm += work.comm;
       t.idle += work.idle + pass.seconds - work.used;
     }
-    if (!spans_) return;
+    if (spans_ == Spans::none) return;
     const std::string name =
         fmt::format("{}{}{}", name_of(task.kind), task.micro_batch,
                     replicas_[r][s].shares ? fmt::format(" of stage {}", s) : "");
@@ -506,7 +519,7 @@ class Simulator {
           busy[d] += to - from;
           span(devices[d], from, to, name, kind);
         },
-        exchanges_.divided(s).kept(r), {.each = spans_, .deadline = deadline_});
+        exchanges_.divided(s).kept(r), {.each = spans_ != Spans::none, .deadline = deadline_});
     for (size_t i = 0; i < devices.size(); ++i) {
       sim_.devices[devices[i]].busy += busy[like[i]];
       (*end)[devices[i]] = now[i];
@@ -530,7 +543,7 @@ class Simulator {
 
   const Plan& plan_;
   const PipelinePlan& pipeline_;
-  const bool spans_;
+  const Spans spans_;
   const Deadline deadline_;
   Exchanges exchanges_;
   std::vector<Cluster> shared_;  // [stage] as its replicas see it, all of them busy
@@ -548,8 +561,8 @@ class Simulator {
 
 }  // namespace
 
-Simulation simulate_pipeline(const Plan& plan, bool with_spans, const Deadline& deadline) {
-  return Simulator(plan, with_spans, deadline).run();
+Simulation simulate_pipeline(const Plan& plan, Spans spans, const Deadline& deadline) {
+  return Simulator(plan, spans, deadline).run();
 }
 
 class PipelineSteps::Impl : public Simulator {
@@ -558,7 +571,7 @@ class PipelineSteps::Impl : public Simulator {
 };
 
 PipelineSteps::PipelineSteps(const Plan& plan, const Deadline& deadline)
-    : impl_(std::make_unique<Impl>(plan, false, deadline)) {}
+    : impl_(std::make_unique<Impl>(plan, Spans::none, deadline)) {}
 PipelineSteps::~PipelineSteps() = default;
 Seconds PipelineSteps::step() { return impl_->again(); }
 

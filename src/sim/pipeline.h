@@ -22,7 +22,7 @@
 namespace motley {
 
 // Throws TimeIsUp if the deadline passes, as do steps below.
-Simulation simulate_pipeline(const Plan& plan, bool with_spans, const Deadline& deadline = {});
+Simulation simulate_pipeline(const Plan& plan, Spans spans, const Deadline& deadline = {});
 
 // Steps of one plan with several warm-up counts: what passes and messages take is worked out once.
 class PipelineSteps {

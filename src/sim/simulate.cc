@@ -1,7 +1,8 @@
 #include "sim/simulate.h"
 
 #include <algorithm>
-#include <numeric>
+#include <map>
+#include <utility>
 
 #include "cost/allocated.h"
 #include "cost/overlap.h"
@@ -11,8 +12,6 @@
 namespace motley {
 
 namespace {
-
-constexpr double kMaxSpans = 1 << 22;
 
 // Spans of a timeline, about: what a device does in every step, or in every pass, with waits.
 double spans_of(const Plan& plan) {
@@ -24,15 +23,47 @@ double spans_of(const Plan& plan) {
   return spans;
 }
 
+// Devices that were alike so far stay so if they are in spans [from, ...) too, where `like` is who
+// stands for whom.
+void refine(const std::vector<int>& like, size_t from, Simulation* sim) {
+  if (sim->like.empty()) {
+    sim->like = like;
+    return;
+  }
+  // [device] Others that stand for themselves from now on, whose spans were its own.
+  std::vector<std::vector<int>> before(like.size()), now(like.size());
+  std::map<std::pair<int, int>, int> first;
+  std::vector<int> both;
+  for (int d = 0; d < static_cast<int>(like.size()); ++d) {
+    const auto [it, fresh] = first.try_emplace({sim->like[d], like[d]}, d);
+    both.push_back(it->second);
+    if (fresh && sim->like[d] != d) before[sim->like[d]].push_back(d);
+    if (fresh && like[d] != d) now[like[d]].push_back(d);
+  }
+  const size_t end = sim->spans.size();
+  for (size_t i = 0; i < end; ++i)
+    for (int d : (i < from ? before : now)[sim->spans[i].device]) {
+      Span span = sim->spans[i];
+      span.device = d;
+      add_span(std::move(span), sim);
+      if (sim->too_long) return;
+    }
+  sim->like = std::move(both);
+}
+
 }  // namespace
 
-Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline) {
-  if (with_spans && spans_of(plan) > kMaxSpans)
-    throw user_error("simulate",
-                     "a timeline of this plan would have some {:.3g} spans, of steps or passes on "
-                     "devices; at most {:.3g} are drawn",
-                     spans_of(plan), kMaxSpans);
-  if (plan.pipeline) return simulate_pipeline(plan, with_spans, deadline);
+void add_span(Span span, Simulation* simulation) {
+  if (simulation->spans.size() == kMostSpans) simulation->too_long = true;
+  if (simulation->too_long)
+    simulation->spans.clear();
+  else
+    simulation->spans.push_back(std::move(span));
+}
+
+Simulation simulate(const Plan& plan, Spans spans, const Deadline& deadline) {
+  if (spans == Spans::all && spans_of(plan) > kMostSpans) spans = Spans::alike;
+  if (plan.pipeline) return simulate_pipeline(plan, spans, deadline);
   const Theory& theory = plan.running();
   const Graph& graph = *plan.graph;
   const int devices = plan.cluster.size();
@@ -45,20 +76,22 @@ Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline)
   std::vector<DeviceTime> times;  // of a walk, of the devices that stand for others
   const WalkSink sink = [&](int d, Seconds begin, Seconds end, const std::string& name,
                             WalkKind kind, NodeId node) {
-    if (with_spans) sim.spans.push_back({d, begin, end, name, kind, node});
+    if (spans != Spans::none) add_span({d, begin, end, name, kind, node}, &sim);
     DeviceTime& t = times[d];
     (kind == WalkKind::compute ? t.busy : kind == WalkKind::comm ? t.comm : t.idle) += end - begin;
   };
   const auto add = [&](const auto& walked) {
     times.assign(devices, {});
+    const size_t from = sim.spans.size();
     const std::vector<int> like = walked();
+    if (spans == Spans::alike) refine(like, from, &sim);
     for (int d = 0; d < devices; ++d) {
       sim.devices[d].busy += times[like[d]].busy;
       sim.devices[d].comm += times[like[d]].comm;
       sim.devices[d].idle += times[like[d]].idle;
     }
   };
-  const WalkOptions options{.each = with_spans, .deadline = deadline};
+  const WalkOptions options{.each = spans == Spans::all, .deadline = deadline};
   Overlapped overlapped;
   add([&] {
     if (plan.duplex)
@@ -73,7 +106,8 @@ Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline)
   });
   for (int d = 0; d < devices; ++d)
     if (const Seconds s = model.per_step(plan.cluster.devices[d].type, graph); s > 0) {
-      if (with_spans) sim.spans.push_back({d, now[d], now[d] + s, "step", WalkKind::compute, {}});
+      if (spans == Spans::all || (spans == Spans::alike && sim.like[d] == d))
+        add_span({d, now[d], now[d] + s, "step", WalkKind::compute, {}}, &sim);
       sim.devices[d].busy += s;
       now[d] += s;
     }
@@ -116,18 +150,30 @@ Simulation simulate(const Plan& plan, bool with_spans, const Deadline& deadline)
 }
 
 std::string to_trace(const Plan& plan, const Simulation& simulation) {
+  if (simulation.too_long)
+    throw user_error("simulate",
+                     "the timeline has more than {} spans, of steps or passes on devices that do "
+                     "not do the same; too many to draw",
+                     kMostSpans);
+  std::vector<int> others(plan.cluster.size());
+  for (size_t d = 0; d < simulation.like.size(); ++d)
+    if (simulation.like[d] != static_cast<int>(d)) ++others[simulation.like[d]];
   // Event by event: as one value in memory they would take ten times the text.
   std::string text = "{\"traceEvents\":[";
   const auto add = [&](const Json& event) {
     if (text.back() != '[') text += ',';
     text += event.dump(-1, ' ', false, Json::error_handler_t::replace);
   };
-  for (int d = 0; d < plan.cluster.size(); ++d)
+  for (int d = 0; d < plan.cluster.size(); ++d) {
+    if (!simulation.like.empty() && simulation.like[d] != d) continue;
+    std::string name = fmt::format("device {} ({})", d, plan.cluster.type_of(d).name);
+    if (others[d] > 0) name += fmt::format(" and {} that do the same", others[d]);
     add({{"ph", "M"},
          {"pid", d},
          {"tid", 0},
          {"name", "process_name"},
-         {"args", {{"name", fmt::format("device {} ({})", d, plan.cluster.type_of(d).name)}}}});
+         {"args", {{"name", std::move(name)}}}});
+  }
   for (const Span& s : simulation.spans) {
     Json e = {{"ph", "X"},
               {"pid", s.device},

@@ -6,6 +6,8 @@
 // collectives block). The answer is a timeline. Pipelines: see pipeline.h.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -49,20 +51,31 @@ struct Exchange {
   Seconds seconds = 0;  // of one
 };
 
+// Whose spans are wanted. Alike: one device's for all that do the same at the same times. All:
+// everyone's, but where there would be more than kMostSpans those of `alike`.
+enum class Spans : uint8_t { none, alike, all };
+inline constexpr size_t kMostSpans = 1 << 22;
+
 struct Simulation {
   Seconds step = 0;
   std::vector<DeviceTime> devices;
   double overlap = 0;                  // share of communication that is hidden
   double load_balance = 0;             // mean busy time over largest busy time
   std::vector<Exchange> exchanges;     // of pipelines
-  std::vector<Span> spans;             // only if asked for
+  std::vector<Span> spans;             // only if asked for; none if there would be too many
+  std::vector<int> like;               // [device] whose spans are its own; empty: all have theirs
+  bool too_long = false;               // there would be too many
   std::vector<StageMessage> messages;  // of pipelines, with the spans
 };
 
-// Throws TimeIsUp if the deadline passes.
-Simulation simulate(const Plan& plan, bool with_spans = false, const Deadline& deadline = {});
+// Adds a span to those of `simulation`, or leaves all out if they are too many.
+void add_span(Span span, Simulation* simulation);
 
-// The trace-event format that Perfetto and chrome://tracing open.
+// Throws TimeIsUp if the deadline passes.
+Simulation simulate(const Plan& plan, Spans spans = Spans::none, const Deadline& deadline = {});
+
+// The trace-event format that Perfetto and chrome://tracing open. Throws UserError if the timeline
+// was too long.
 std::string to_trace(const Plan& plan, const Simulation& simulation);
 
 }  // namespace motley

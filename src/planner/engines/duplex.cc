@@ -443,7 +443,7 @@ class DuplexSearch {
     for (int t = 0; t < model_.types() && options_.memory_limit; ++t)
       over = std::max(over, peak[t] - cluster_.types[t].memory);
     if (over > 0) return over;
-    const Seconds seconds = simulate(*plan_, false, options_.limits.deadline).step;
+    const Seconds seconds = simulate(*plan_, Spans::none, options_.limits.deadline).step;
     // What runs again in the backward pass may not be sent during the forward pass.
     *better = seconds < below && motley::check(plan_->running(), plan_->program).empty();
     if (!*better) return over;
