@@ -249,7 +249,9 @@ Capture record_step(Recorder& recorder, const MetaStep& step, Clock::time_point 
   for (const auto& [i, tensor] : replaced) {
     const ValueId value = recorder.value_of(tensor, "the update");
     if (graph.spec(value) != graph.spec(graph.buffers[i].value))
-      throw user_error("capture", "{}: the step makes buffer {} {} of {}; keep its shape and type",
+      throw user_error("capture",
+                       "{}: the step makes buffer {} {} of {}; keep its shape and type, or run "
+                       "the model once before",
                        name, graph.buffers[i].name, to_string(graph.spec(value)),
                        to_string(graph.spec(graph.buffers[i].value)));
     graph.buffers[i].update = value;
