@@ -58,4 +58,9 @@ const OpDef* find_op(const std::string& name) {
   return it == index.end() ? nullptr : it->second;
 }
 
+bool is_scratch(const std::string& op, size_t o) {
+  const OpDef* def = o > 0 ? find_op(op) : nullptr;
+  return def != nullptr && def->scratch;
+}
+
 }  // namespace motley

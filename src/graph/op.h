@@ -98,10 +98,14 @@ struct OpDef {
   // Reads a seeded random stream; the executor draws it per global element, so that it does not
   // depend on sharding.
   bool random = false;
+  // Results but the first are for its backward pass alone; some devices make them of other shapes.
+  bool scratch = false;
 };
 
 // The entry for an op name, or nullptr.
 const OpDef* find_op(const std::string& name);
+// Whether result o of an op may have another shape than in the graph.
+bool is_scratch(const std::string& op, size_t o);
 // All entries, by name.
 const std::vector<const OpDef*>& all_ops();
 

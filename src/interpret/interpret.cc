@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "core/error.h"
+#include "graph/op.h"
 #include "graph/segment.h"
 #include "interpret/dispatch.h"
 
@@ -74,7 +75,7 @@ StepResult interpret(const Graph& graph, const Feeds& feeds, const InterpretOpti
     for (size_t o = 0; o < results.size(); o++) {
       const ValueId v = node.outputs[o];
       if (!v.valid()) continue;
-      if (results[o].sizes() != graph.spec(v).shape)
+      if (results[o].sizes() != graph.spec(v).shape && !is_scratch(node.op, o))
         throw user_error("run",
                          "result {} of {} (node {}) is [{}], not [{}] as when it was captured: its "
                          "shape depends on the numbers of the batch, which a graph cannot follow; "

@@ -8,6 +8,7 @@
 #include "comm/background.h"
 #include "comm/moment.h"
 #include "core/error.h"
+#include "graph/op.h"
 #include "runtime/instruction.h"
 #include "runtime/random.h"
 
@@ -370,7 +371,7 @@ void Executor::run(size_t begin, size_t end, int64_t step, int64_t micro_batch) 
                    results.size(), in.results.size());
       for (size_t o = 0; o < in.results.size(); ++o) {
         if (in.results[o] < 0) continue;
-        if (results[o].sizes().vec() != in.result_shapes[o])
+        if (results[o].sizes().vec() != in.result_shapes[o] && !is_scratch(in.node->op, o))
           throw user_error("run",
                            "result {} of {} (node {}) is [{}], not [{}] as when it was captured: "
                            "its shape depends on the numbers of the batch, which a graph cannot "

@@ -9,6 +9,7 @@ import math
 
 import torch
 
+import operators_of_bags
 import operators_of_batches
 import operators_of_places
 from motley import _motley
@@ -263,8 +264,11 @@ def _attention(n, backward=False):
 
 
 _ARGUMENTS = {
+    **operators_of_bags.arguments(Operand),
     **operators_of_batches.arguments(Operand),
     **operators_of_places.arguments(Operand),
+    "_prelu_kernel": lambda n: [n.x(6, 4), n.small(1, 4)],
+    "_prelu_kernel_backward": lambda n: [n.small(6, 4), n.small(6, 4), n.small(1, 4) if n.chance(0.7, 1) else n.small(1, 1)],
     "_grouped_mm": None,  # takes no double precision, and runs whole
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda n: _attention(n, True),
@@ -404,6 +408,7 @@ _ARGUMENTS = {
     "roll": _with([1], [0]),
     "rows_mm": lambda n: [n.small(6, 4), n.small(5, 4, 3), Operand(n.integers(7, 6, low=-1))],
     "rows_outer": lambda n: [n.small(6, 4), n.small(6, 3), Operand(n.integers(7, 6, low=-1)), 5],
+    "round.decimals": _with(1),
     "rsub.Scalar": _with(2.0),
     "rsub.Tensor": lambda n: _pair(n) + [2],
     "scalar_tensor": lambda n: [2.5, f64],

@@ -103,6 +103,15 @@ Signature prelu_backward(const Graph& graph, const Node& node) {
   return b.take();
 }
 
+// _prelu_kernel_backward(dy, x, w of as many dimensions) -> dx, dw not yet summed
+Signature prelu_kernel_backward(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const std::vector<int> labels = b.pointwise();
+  for (size_t d = 0; d < labels.size(); ++d) b.result(1, static_cast<int>(d), {labels[d]});
+  b.linear({0});
+  return b.take();
+}
+
 double per_element(const Graph& graph, const Node& node, double flops) {
   return flops * static_cast<double>(result_spec(graph, node, 0).numel());
 }
@@ -122,6 +131,8 @@ const std::vector<OpDef>& elementwise_ops() {
       def("aten::__lshift__.Tensor", plain),
       def("aten::__rshift__.Scalar", plain),
       def("aten::__rshift__.Tensor", plain),
+      def("aten::_prelu_kernel", plain),
+      def("aten::_prelu_kernel_backward", prelu_kernel_backward),
       def("aten::_to_copy", conversion),
       def("aten::abs", plain),
       def("aten::acos", plain),
@@ -268,6 +279,7 @@ const std::vector<OpDef>& elementwise_ops() {
       def("aten::remainder.Scalar", plain),
       def("aten::remainder.Tensor", plain),
       def("aten::round", plain),
+      def("aten::round.decimals", plain),
       def("aten::rsqrt", plain),
       def("aten::rsub.Scalar", plain),
       def("aten::rsub.Tensor", additive),

@@ -54,6 +54,39 @@ std::vector<ExtraRule> embedding_backward_extra(const Graph&, const Node& node) 
            {}}};
 }
 
+// _embedding_bag(weight[v d], index[n], offsets[b], ..) -> [b d], bag[n], sizes[b], largest[b d]
+// where bags take the largest (mode 2), else of other shapes
+Signature embedding_bag(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const int d = b.label(b.in(0)[1]);
+  b.operand(0, 1, {d});
+  b.result(0, 1, {d});
+  if (int_arg(node, 4) == 2 && b.has_result(3)) b.result(3, 1, {d});
+  return b.take();
+}
+
+// _embedding_bag_backward(dy[b d], index[n], offsets[b], bag[n], sizes[b], largest, v, .., mode, ..)
+// -> [v d]
+Signature embedding_bag_backward(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const int d = b.label(b.out(0)[1]);
+  b.operand(0, 1, {d});
+  b.result(0, 1, {d});
+  if (int_arg(node, 8) == 2) b.operand(5, 1, {d});
+  b.linear({0});
+  return b.take();
+}
+
+// _embedding_bag_per_sample_weights_backward(dy[b d], weight[v d], ..) -> [n]
+Signature embedding_bag_weights_backward(const Graph& graph, const Node& node) {
+  Builder b(graph, node);
+  const int d = b.label(b.in(1)[1], LabelKind::reduction);
+  b.operand(0, 1, {d});
+  b.operand(1, 1, {d});
+  b.linear({0});
+  return b.take();
+}
+
 // index_select(x, dim, index): the other dimensions, and the positions that are read.
 Signature index_select(const Graph& graph, const Node& node) {
   Builder b(graph, node);
@@ -265,10 +298,18 @@ Signature index_write(const Graph& graph, const Node& node) {
   return b.take();
 }
 
+OpDef with_scratch(OpDef op) {
+  op.scratch = true;
+  return op;
+}
+
 }  // namespace
 
 const std::vector<OpDef>& index_ops() {
   static const std::vector<OpDef> table = {
+      with_scratch(def("aten::_embedding_bag", embedding_bag)),
+      def("aten::_embedding_bag_backward", embedding_bag_backward),
+      def("aten::_embedding_bag_per_sample_weights_backward", embedding_bag_weights_backward),
       def("aten::embedding", embedding, embedding_extra),
       def("aten::embedding_dense_backward", embedding_backward, embedding_backward_extra),
       def("aten::gather", gather),

@@ -298,6 +298,22 @@ def bag_of_words():
 
 
 @case()
+def bags_of_a_large_table():
+    """So large that capture makes no trial of it; what it leaves for its backward pass has other shapes on Meta tensors."""
+
+    def batch(g):
+        words = torch.randint(33_000, (12, 5), generator=g)
+        return words, torch.randint(5, (12,), generator=g)
+
+    def forward(m, x):
+        return m.head(m.sums(x, per_sample_weights=m.weights.expand(len(x), 5)) + m.largest(x % 30))
+
+    model = Of(forward, sums=nn.EmbeddingBag(33_000, 8, mode="sum"), largest=nn.EmbeddingBag(30, 8, mode="max"), head=nn.Linear(8, 5))
+    model.weights = nn.Parameter(torch.rand(5))
+    return model, F.cross_entropy, batch
+
+
+@case()
 def distances_to_prototypes():
     model = Of(lambda m, x: -torch.cdist(m.body(x), m.prototypes), body=nn.Linear(6, 8))
     model.prototypes = nn.Parameter(torch.randn(5, 8))
