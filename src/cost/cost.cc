@@ -323,17 +323,19 @@ Seconds inner_seconds(const Theory& theory, NodeId id, const Triple& triple, con
 
 void choose_forms(const Theory& theory, Program* program, const CostModel& model,
                   const Fractions& fractions) {
-  std::vector<Step> steps = program->steps;
-  for (Step& step : steps) {
-    if (step.is_compute() || !has_forms(step.kind)) continue;
-    const Placement cut = step.from.is_shard() ? step.from : step.to;
-    const auto& shares = fractions.profile(theory.cut(step.value, cut), model.net());
-    const Bytes bytes = model.moved(step.kind, theory.graph().spec(step.value));
-    auto seconds = [&](PieceForm form) { return model.collective(step.kind, bytes, shares, form); };
-    step.form = seconds(PieceForm::grouped) < seconds(PieceForm::padded) ? PieceForm::grouped
-                                                                         : PieceForm::padded;
-  }
-  program->steps = std::move(steps);
+  program->steps.change([&](std::vector<Step>& steps) {
+    for (Step& step : steps) {
+      if (step.is_compute() || !has_forms(step.kind)) continue;
+      const Placement cut = step.from.is_shard() ? step.from : step.to;
+      const auto& shares = fractions.profile(theory.cut(step.value, cut), model.net());
+      const Bytes bytes = model.moved(step.kind, theory.graph().spec(step.value));
+      auto seconds = [&](PieceForm form) {
+        return model.collective(step.kind, bytes, shares, form);
+      };
+      step.form = seconds(PieceForm::grouped) < seconds(PieceForm::padded) ? PieceForm::grouped
+                                                                           : PieceForm::padded;
+    }
+  });
 }
 
 namespace {

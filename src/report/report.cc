@@ -200,9 +200,8 @@ std::string device_section(const Plan& plan, const Simulation& simulation) {
 
 std::string timeline_section(const Plan& plan, const Simulation& simulation) {
   if (simulation.too_long)
-    return "<h2>Timeline of a step</h2>\n<p class=\"soft\">There are too many devices that do "
-           "unlike "
-           "things at unlike times to draw them all.</p>\n";
+    return "<h2>Timeline of a step</h2>\n<p class=\"soft\">Too many devices do unlike things "
+           "at unlike times to draw them all.</p>\n";
   const std::vector<Lane> lanes = lanes_of(plan, simulation, kBars);
   const Json data = report::to_json(plan, lanes);
   std::string out = "<h2>Timeline of a step</h2>\n";

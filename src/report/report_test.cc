@@ -159,7 +159,7 @@ TEST(Report, LanesOfDevicesThatAreAlike) {
   }
 }
 
-// What would be drawn of more devices than a page can hold is left out, and the page says so.
+// More spans than a page or a trace can hold are left out, all of them.
 TEST(Report, TimelinesThatAreTooLongAreLeftOut) {
   Simulation sim;
   for (size_t i = 0; i <= kMostSpans; ++i)

@@ -105,11 +105,9 @@ Signature prelu_backward(const Graph& graph, const Node& node) {
 
 // _prelu_kernel_backward(dy, x, w of as many dimensions) -> dx, dw not yet summed
 Signature prelu_kernel_backward(const Graph& graph, const Node& node) {
-  Builder b(graph, node);
-  const std::vector<int> labels = b.pointwise();
-  for (size_t d = 0; d < labels.size(); ++d) b.result(1, static_cast<int>(d), {labels[d]});
-  b.linear({0});
-  return b.take();
+  Signature signature = two_results(graph, node);
+  signature.linear.push_back({0});
+  return signature;
 }
 
 double per_element(const Graph& graph, const Node& node, double flops) {
