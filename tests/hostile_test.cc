@@ -169,6 +169,23 @@ TEST_F(Hostile, AStoppedWorkerIsNamedAndAllEnd) {
   unsetenv("MOTLEY_HANG_SECONDS");
 }
 
+// Its thread of the watch goes on.
+TEST_F(Hostile, AWorkerThatDoesNothingIsNamedAndAllEnd) {
+  setenv("MOTLEY_HANG_SECONDS", "1.5", 1);
+  for (int hangs : {2, 0}) {
+    setenv("MOTLEY_FAULTS", fmt::format("hang:step:{}:3", hangs).c_str(), 1);
+    const Run run = start("run " + plan() + " --steps 1000000");
+    const auto begun = Clock::now();
+    const Outcome o = end_of(run);
+    EXPECT_LT(since(begun), 30);
+    EXPECT_EQ(o.code, 1);
+    EXPECT_THAT(o.err, HasSubstr(fmt::format("lost rank {} during", hangs)));
+    EXPECT_THAT(o.err, HasSubstr("it has neither computed nor waited for others for 1.5 s"));
+  }
+  unsetenv("MOTLEY_FAULTS");
+  unsetenv("MOTLEY_HANG_SECONDS");
+}
+
 // A rank that dies between the store and the connections, without our launcher.
 TEST_F(Hostile, WhoDiesWhileTheOthersConnectIsNamed) {
   const int port = [] {

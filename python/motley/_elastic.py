@@ -42,7 +42,7 @@ class Elastic:
     every        optimizer steps from one checkpoint to the next; 0: none is written
     keep         complete checkpoints that stay
     beside       objects with state_dict() and load_state_dict() that go on with the model, such as a scheduler or a sampler
-    hang_seconds that a worker may say nothing, from 0.1 on
+    hang_seconds that a worker may say nothing, or neither compute nor wait for others while one of them waits, from 0.1 on
     replan       'advise': a device that is slower than planned is named; 'auto': besides, training goes on by a plan for its speed,
                  where that saves more than moving the state costs, over as many steps as were made so far
     """
@@ -100,6 +100,7 @@ class Keeper:
         self.memory = os.path.join(launch.folder, f"left-{_keepers}")
         _keepers += 1
         _motley.set_fault_rank(dist._group.rank, launch.attempt)
+        _motley.say_when_idle()
         self.replanning = Replanning(dist) if asked.replan == "auto" else None
         self.second = None  # of another worker's state; see _second.py
         self.gone, self.wrote, self.all_wrote = threading.Event(), threading.Event(), threading.Event()  # this worker ends; files of a checkpoint

@@ -12,6 +12,7 @@
 #include "cli/replanning.h"
 #include "cluster/profile.h"
 #include "comm/launch.h"
+#include "comm/store.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/interrupted.h"
@@ -176,6 +177,7 @@ void train_at(const Rendezvous& where, const Plan& plan, const RunOptions& optio
 }
 
 void work(const RunOptions& options, const Rendezvous& where) {
+  Watch::say_when_idle();
   if (!options.elastic) {
     const Plan plan = sound_plan(options, where.size);
     const std::optional<Attempt> attempt = attempt_of_worker();

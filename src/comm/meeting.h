@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/gloo.h"
+#include "comm/idle.h"
 #include "core/error.h"
 #include "core/fault.h"
 
@@ -53,6 +54,7 @@ Result set_up(const Rendezvous& where, const char* what, Body body) {
     state->changed.notify_all();
   }).detach();
   const auto until = std::chrono::steady_clock::now() + where.patience + std::chrono::seconds(2);
+  const WaitsForOthers waits;
   std::unique_lock lock(state->mutex);
   while (!state->result && !state->failure) {
     state->changed.wait_for(lock, std::chrono::milliseconds(50));
@@ -68,6 +70,7 @@ PeerLost peer_lost(int rank, const std::string& who, const char* what, const std
 template <typename Who, typename Body>
 void run_collective(int rank, const Who& who, const char* what, const Body& body) {
   fault_point("collective");
+  const WaitsForOthers waits;
   try {
     body();
   } catch (const UserError&) {

@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "comm/idle.h"
 #include "comm/line.h"
 #include "core/error.h"
 
@@ -104,6 +105,7 @@ struct StoreServer::Impl {
     bool known = false;                      // gave the token
     int rank = -1;                           // of a watch; -1: none
     Clock::time_point heard = since;
+    milliseconds idle{0}, waiting{0};  // as it said (idle.h)
     bool lost = false, closing = false;
   };
 
@@ -226,7 +228,9 @@ struct StoreServer::Impl {
       case 'W':  // a watch
         p.rank = std::atoi(key().c_str());
         return say(p, fmt::format("holder {}", rank0 ? 1 : 0));
-      case 'B':
+      case 'B':  // it is there; what it does, where it says so
+        p.idle = milliseconds(f.empty() ? 0 : std::atoll(f[0].c_str()));
+        p.waiting = milliseconds(f.size() < 2 ? 0 : std::atoll(f[1].c_str()));
         return;
       case 'Q':  // it stops in good order
         p.rank = -1;
@@ -263,7 +267,17 @@ struct StoreServer::Impl {
       p.lost = true;
       tell_others(p, fmt::format("lost {}", p.rank));
     }
+    if (p.rank >= 0 && !p.lost && p.idle > limit && others_wait(p)) {
+      p.lost = true;
+      tell_others(p, fmt::format("idle {}", p.rank));
+    }
     if (!p.closing) flush(p);
+  }
+  // A while ago, perhaps for this worker. What nobody waits for may take as long as it likes.
+  bool others_wait(const Peer& about) const {
+    return std::any_of(peers.begin(), peers.end(), [&](const Peer& p) {
+      return &p != &about && p.rank >= 0 && p.waiting > limit / 2;
+    });
   }
   void ended(Peer& p) {
     if (p.rank >= 0 && !p.lost) tell_others(p, fmt::format("ended {}", p.rank));
@@ -365,7 +379,9 @@ struct Watching {
   std::set<int> ended;
   std::map<int, int> sockets;    // and the rank at the other end
   std::vector<int> unreachable;  // ranks that only this worker may miss
+  bool idle = false;             // who is lost is there, and does nothing
   bool exits = false;
+  std::atomic<bool> says_idle{false};
 };
 
 Watching& watching() {
@@ -373,14 +389,27 @@ Watching& watching() {
   return *state;
 }
 
-void found_lost(int rank) {
+milliseconds silence_limit() { return std::max(hang_limit(), milliseconds(3000)); }
+
+std::string reason_of(const Watching& state) {
+  if (state.idle)
+    return fmt::format("it has neither computed nor waited for others for {}",
+                       seconds_text(hang_limit()));
+  if (!state.unreachable.empty())
+    return fmt::format("nothing has come through from it for {}", seconds_text(silence_limit()));
+  return fmt::format("it has said nothing for {} (it is stopped, or its machine is)",
+                     seconds_text(hang_limit()));
+}
+
+void found_lost(int rank, bool idle = false) {
   Watching& state = watching();
   const std::lock_guard lock(state.mutex);
   if (!state.lost.empty()) return;
   state.lost = fmt::format("rank {}", rank);
+  state.idle = idle;
   for (const auto& [fd, _] : state.sockets) shutdown(fd, SHUT_RDWR);
   if (!state.exits) return;
-  std::fprintf(stderr, "motley: [run] lost %s: %s\n", state.lost.c_str(), Watch::reason().c_str());
+  std::fprintf(stderr, "motley: [run] lost %s: %s\n", state.lost.c_str(), reason_of(state).c_str());
   _exit(1);
 }
 
@@ -402,8 +431,6 @@ void keep_asking(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &many, sizeof many);
 }
-
-milliseconds silence_limit() { return std::max(hang_limit(), milliseconds(3000)); }
 
 // Workers to which the way is cut.
 void look_for_cuts() {
@@ -427,6 +454,7 @@ void watch(Line line) {
   const milliseconds limit = hang_limit(), interval = beat_interval();
   auto heard = Clock::now(), before = heard, beat = heard - interval;
   bool rank0 = false;  // holds the other end
+  Activity activity;
   try {
     while (!state.stopping) {
       pollfd p{line.fd(), POLLIN, 0};
@@ -440,6 +468,7 @@ void watch(Line line) {
         const int number = std::atoi(frame->c_str() + std::min(frame->size(), frame->find(' ')));
         if (frame->starts_with("holder ")) rank0 = number == 1;
         if (frame->starts_with("lost ")) found_lost(number);
+        if (frame->starts_with("idle ")) found_lost(number, /*idle=*/true);
         if (frame->starts_with("ended ")) {
           const std::lock_guard lock(state.mutex);
           state.ended.insert(number);
@@ -448,7 +477,13 @@ void watch(Line line) {
       if (rank0 && now - heard > limit) found_lost(0);
       if (now - beat >= interval) {
         beat = now;
-        line.send("B", now + limit);
+        std::string said = "B";
+        if (state.says_idle) {
+          const Activity::Now does = activity.look();
+          said += framed(std::to_string(does.idle.count())) +
+                  framed(std::to_string(does.waiting.count()));
+        }
+        line.send(said, now + limit);
         look_for_cuts();
       }
     }
@@ -481,10 +516,8 @@ std::vector<int> Watch::unreachable() {
 }
 
 std::string Watch::reason() {
-  if (!unreachable().empty())
-    return fmt::format("nothing has come through from it for {}", seconds_text(silence_limit()));
-  return fmt::format("it has said nothing for {} (it is stopped, or its machine is)",
-                     seconds_text(hang_limit()));
+  const std::lock_guard lock(watching().mutex);
+  return reason_of(watching());
 }
 
 std::string Watch::ended() {
@@ -510,6 +543,8 @@ void Watch::forget(const std::vector<int>& sockets) {
   const std::lock_guard lock(state.mutex);
   for (int fd : sockets) state.sockets.erase(fd);
 }
+
+void Watch::say_when_idle() { watching().says_idle = true; }
 
 void Watch::exit_when_lost() {
   const std::lock_guard lock(watching().mutex);

@@ -9,7 +9,8 @@
 // The watch. A thread of every worker says once a second that it is there, whatever the worker
 // computes: slow is not hung. A worker that says nothing for hang_limit() (it is stopped, or its
 // machine is) is named to all others, whose connections to their peers are closed then: every
-// collective ends with PeerLost. A worker that was itself stopped counts no time for that. Two
+// collective ends with PeerLost. So is one that neither computes nor waits for others for as long
+// (idle.h), while another one waits. A worker that was itself stopped counts no time for that. Two
 // workers whose way to each other is cut, while the server hears both, see that themselves.
 #pragma once
 
@@ -70,6 +71,9 @@ class Watch {
   // least 3 s; machines answer for processes that are stopped or busy. Negative sockets are none.
   static void close_when_lost(const std::vector<int>& sockets, const std::vector<int>& ranks);
   static void forget(const std::vector<int>& sockets);
+  // Says from now on also whether this worker does anything. Where a script may sleep as it likes, it
+  // is not said, and who waits for it waits.
+  static void say_when_idle();
   // Ends this process with one line when a worker is lost, for backends whose waiting cannot be
   // ended.
   static void exit_when_lost();

@@ -132,6 +132,7 @@ void suffer(const Fault& fault) {
   if (fault.action == "kill") std::raise(SIGKILL);
   if (fault.action == "stop") std::raise(SIGSTOP);
   if (fault.action == "slow") slowness = 2;
+  if (fault.action == "hang") std::this_thread::sleep_for(std::chrono::hours(24));
   if (fault.action == "delay") std::this_thread::sleep_for(std::chrono::seconds(1));
   if (fault.action == "cut") cut_network();
   if (fault.action == "part") cut_from_workers();

@@ -387,6 +387,8 @@ void bind_worker(py::module_& m) {
 
   // Of this machine.
   m.def("cuda_devices", &cuda_devices);
+  m.def("say_when_idle", &Watch::say_when_idle,
+        "Whoever does nothing while others wait for it is lost.");
   // For tests; see core/fault.h.
   m.def("set_fault_rank", &set_fault_rank);
   m.def("fault_point", &fault_point, unlocked());

@@ -18,6 +18,7 @@ import support
 
 WORKER = os.path.join(support.HERE, "elastic_worker.py")
 STEPS, HANG, TOLERANCE = 10, 2.0, 1e-9
+HANGS = [], ["hang"]  # not of the first 500 seeds, which are as they were
 KINDS = {
     "one program": {"engine": "spmd"},
     "pipeline": {"engine": "pipeline", "model": "deep"},
@@ -47,7 +48,7 @@ def case(seed, twice):
     name = rng.choice(sorted(kinds))
     faults = []
     for attempt in range(rng.choice([1, 1, 2, 3])):
-        action, point = rng.choice(["kill", "kill", "stop", "delay"]), rng.choice(sorted(points))
+        action, point = rng.choice(["kill", "kill", "stop", *HANGS[seed > 500], "delay"]), rng.choice(sorted(points))
         count = rng.randint(1, points[point] if attempt == 0 else min(3, points[point]))
         faults.append(f"{action}:{point}:{rng.randrange(3)}:{count}@{attempt}")
     with tempfile.TemporaryDirectory() as folder:

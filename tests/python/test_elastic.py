@@ -294,11 +294,14 @@ class Timed(Case):
     """Whose outcome depends on how long something takes."""
 
     def test_hung(self):
-        self.said["hang"] = 2
-        launcher = self.start(3, "1:1", "stop:collective:1:60")
-        began = time.time()
-        self.finish([launcher])
-        print(f"{time.time() - began:.1f} s with a worker that was stopped", file=sys.stderr)
+        for faults in ("stop:collective:1:60", "hang:step:1:5", "hang:step:0:5"):
+            with self.subTest(faults=faults):
+                self.setUp()
+                self.said["hang"] = 2
+                launcher = self.start(3, "1:1", faults)
+                began = time.time()
+                self.finish([launcher])
+                print(f"{time.time() - began:.1f} s with {faults}", file=sys.stderr)
 
     def test_a_slow_device_gets_less(self):
         self.said.update(model="wide", batch=1024, steps=60, seconds=0, replan="auto", every=0)
