@@ -190,7 +190,7 @@ const std::vector<Format>& formats() {
       {"nccl", true, 800, read_nccl},
       {"planners", true, 300, read_planners},
       {"layers", true, 400, read_layers},
-      {"autoparallel", true, 6500, read_plan_file},
+      {"autoparallel", true, 1200, read_plan_file},
       {"hostlist", true, 100, [](const std::string& text) { readers::hostlist(text, kName); }},
       {"quantity", true, 100,
        [](const std::string& text) { parse_quantity(text, "bandwidth", kName); }},
