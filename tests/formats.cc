@@ -77,7 +77,9 @@ void read_config(const std::string& text) {
 template <std::optional<readers::Source> readers::Sources::*field>
 void read_source(const std::string& text) {
   readers::Sources sources;
-  if (field != &readers::Sources::hostfile)
+  if (field == &readers::Sources::query)  // as many GPUs as are listed
+    sources.hostfile = readers::Source{"hosts", "a\n"};
+  else if (field != &readers::Sources::hostfile)
     sources.hostfile = readers::Source{"hosts", "a slots=8 type=V100-16GB\nb slots=8\n"};
   sources.*field = readers::Source{kName, text};
   readers::assemble(sources);
@@ -88,11 +90,11 @@ void read_nccl(const std::string& text) {
   if (!run.points.empty()) readers::fit(run);
 }
 
-// Of a small model on the devices that the files in tests/corpus are of.
+// Of a model of one product, on the devices that the small files in tests/corpus are of.
 void read_plan_file(const std::string& text) {
   static const auto step = std::make_shared<planner::BatchStep>(
-      parse_graph(read_file(std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/mlp2.txt"),
-                  "mlp2.txt"),
+      parse_graph(read_file(std::string(MOTLEY_SOURCE_DIR) + "/tests/data/graphs/linear.txt"),
+                  "linear.txt"),
       32);
   static const Cluster cluster = load_cluster("local-mixed-4");
   planner::PlanOptions options;
@@ -190,7 +192,7 @@ const std::vector<Format>& formats() {
       {"nccl", true, 800, read_nccl},
       {"planners", true, 300, read_planners},
       {"layers", true, 400, read_layers},
-      {"autoparallel", true, 1200, read_plan_file},
+      {"autoparallel", true, 700, read_plan_file},
       {"hostlist", true, 100, [](const std::string& text) { readers::hostlist(text, kName); }},
       {"quantity", true, 100,
        [](const std::string& text) { parse_quantity(text, "bandwidth", kName); }},
