@@ -69,7 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t most, unsigned seed) {
   if (!chosen->text || seed % 2 == 0) return LLVMFuzzerMutate(data, size, most);
   const std::string mutant =
-      motley::mutated_text(std::string(reinterpret_cast<const char*>(data), size), seed);
+      motley::mutated_text(std::string(reinterpret_cast<const char*>(data), size), seed, most);
   const size_t length = std::min(mutant.size(), most);
   std::memcpy(data, mutant.data(), length);
   return length;

@@ -55,7 +55,7 @@ const char* extreme_number(Rng* rng) {
   return numbers[any(numbers.size(), rng)];
 }
 
-std::string change_bytes(std::string text, Rng* rng) {
+std::string change_bytes(std::string text, Rng* rng, size_t most) {
   const size_t at = any(text.size(), rng);
   const size_t length = std::min(1 + any(rng->chance(0.2) ? 200 : 8, rng), text.size() - at);
   switch (rng->below(6)) {
@@ -78,7 +78,7 @@ std::string change_bytes(std::string text, Rng* rng) {
     }
     default: {
       std::string many;
-      for (int i = 0; i < 2000; ++i) many += text.substr(at, length);
+      for (int i = 0; i < 2000 && many.size() < most; ++i) many += text.substr(at, length);
       text.insert(at, many);
     }
   }
@@ -128,8 +128,13 @@ void collect(Json* json, std::vector<Json*>* all) {
     for (Json& child : *json) collect(&child, all);
 }
 
+// Strings that are no UTF-8 any more are written as what replaces them.
+std::string written(const Json& json) {
+  return json.dump(1, ' ', false, Json::error_handler_t::replace);
+}
+
 // One value of a JSON text; of another text nothing.
-std::string change_value(const std::string& text, Rng* rng) {
+std::string change_value(const std::string& text, Rng* rng, size_t most) {
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return "";
   std::vector<Json*> all;
@@ -155,7 +160,9 @@ std::string change_value(const std::string& text, Rng* rng) {
     case 3:
       if (value.is_array() && !value.empty()) {
         const Json again = value[any(value.size(), rng)];
-        for (int i = rng->chance(0.2) ? 5000 : 1; i > 0; --i) value.push_back(again);
+        const int64_t times = rng->chance(0.2) ? 5000 : 1;
+        const auto fit = static_cast<int64_t>(most / written(again).size());
+        for (int64_t i = 0; i < times && i <= fit; ++i) value.push_back(again);
       } else {
         value = Json::object();
       }
@@ -164,13 +171,12 @@ std::string change_value(const std::string& text, Rng* rng) {
       value = value.is_string() ? change_number(value.get<std::string>() + " ", rng)
                                 : std::string(extreme_number(rng));
   }
-  // Strings that are no UTF-8 any more are written as what replaces them.
-  return json.dump(1, ' ', false, Json::error_handler_t::replace);
+  return written(json);
 }
 
 }  // namespace
 
-std::string mutated_text(const std::string& text, uint64_t seed) {
+std::string mutated_text(const std::string& text, uint64_t seed, size_t most) {
   Rng rng(seed);
   std::string out = text;
   const int64_t changes = rng.between(1, 3);
@@ -178,7 +184,7 @@ std::string mutated_text(const std::string& text, uint64_t seed) {
     std::string next;
     switch (rng.below(5)) {
       case 0:
-        next = change_bytes(out, &rng);
+        next = change_bytes(out, &rng, most);
         break;
       case 1:
         next = change_line(out, &rng);
@@ -187,7 +193,7 @@ std::string mutated_text(const std::string& text, uint64_t seed) {
         next = change_number(out, &rng);
         break;
       default:
-        next = change_value(out, &rng);
+        next = change_value(out, &rng, most);
         if (next.empty()) next = change_number(out, &rng);
     }
     out = next.empty() ? " " : next;

@@ -9,10 +9,11 @@
 namespace motley {
 
 const char* extreme_number(Rng* rng);
-std::string change_bytes(std::string text, Rng* rng);
+// `most`: what is repeated is no longer than about that.
+std::string change_bytes(std::string text, Rng* rng, size_t most = SIZE_MAX);
 // Of a text without one, bytes.
 std::string change_number(std::string text, Rng* rng);
-// One to three bytes, lines, numbers, or values of a JSON text.
-std::string mutated_text(const std::string& text, uint64_t seed);
+// One to three bytes, lines, numbers, or values of a JSON text; `most` as above.
+std::string mutated_text(const std::string& text, uint64_t seed, size_t most = SIZE_MAX);
 
 }  // namespace motley
