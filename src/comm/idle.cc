@@ -65,12 +65,13 @@ Thread thread_of(const std::string& folder) {
   return thread;
 }
 
+// Of a process that may end meanwhile.
 std::vector<pid_t> threads_of(pid_t process) {
   std::vector<pid_t> list;
   std::error_code error;
-  for (const auto& entry :
-       fs::directory_iterator("/proc/" + std::to_string(process) + "/task", error))
-    list.push_back(std::atoi(entry.path().filename().c_str()));
+  fs::directory_iterator entry("/proc/" + std::to_string(process) + "/task", error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    list.push_back(std::atoi(entry->path().filename().c_str()));
   return list;
 }
 
