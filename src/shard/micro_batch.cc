@@ -92,11 +92,15 @@ class Divider {
   }
   // Whether every part gets a whole number of so many rows.
   bool divides(int64_t rows) const {
-    if (even_) return own_ * rows % samples_ == 0;
+    if (even_) return divides(own_, rows);
     int64_t sum = 0;
     for (const int64_t size : sizes_)
-      if ((sum += size) * rows % samples_ != 0) return false;
+      if (!divides(sum += size, rows)) return false;
     return true;
+  }
+  // samples_ divides part * rows, whose product may be beyond an integer.
+  bool divides(int64_t part, int64_t rows) const {
+    return rows % (samples_ / std::gcd(part, samples_)) == 0;
   }
 
   // Inputs are cut along their first dimension of as many rows as the batch; whole without one.
