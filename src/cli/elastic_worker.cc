@@ -12,13 +12,13 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include "comm/texts.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/file.h"
+#include "core/process.h"
 #include "core/units.h"
 #include "runtime/plan_model.h"
 #include "runtime/recent.h"
@@ -38,15 +38,7 @@ std::string variable(const char* name, const char* otherwise) {
 }
 
 // When a process began, in ticks of the system; empty: there is none.
-std::string began(pid_t process) {
-  std::ifstream file(fmt::format("/proc/{}/stat", process));
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (text.rfind(')') == std::string::npos) return "";
-  std::istringstream words(text.substr(text.rfind(')') + 1));
-  std::string word;
-  for (int i = 0; i < 20; ++i) words >> word;
-  return word;
-}
+std::string began(pid_t process) { return process_field(process, 22); }
 
 // The folder of this machine's workers, which stays while their launcher lives; Python's runs name theirs alike
 // (_elastic.py). Those of launchers that have ended are removed.

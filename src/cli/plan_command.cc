@@ -7,9 +7,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <fstream>
+#include <cstdlib>
 #include <memory>
-#include <sstream>
 
 #include "cli/commands.h"
 #include "cli/model_graphs.h"
@@ -17,6 +16,7 @@
 #include "cluster/profile.h"
 #include "core/error.h"
 #include "core/interrupted.h"
+#include "core/process.h"
 #include "core/terminal.h"
 #include "planner/planner.h"
 #include "planner/targets.h"
@@ -259,14 +259,9 @@ std::string limit_of(const Args& args, double seconds) {
 
 // Since the program was started, seconds: libraries are loaded before main(). 0: nobody knows.
 double running() {
-  std::ifstream file("/proc/self/stat");
-  std::string text;
-  std::getline(file, text);
-  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
-  for (int field = 3; field < 22; ++field) fields >> text;
-  double ticks = 0;
+  const double ticks = std::atof(process_field(getpid(), 22).c_str());
   timespec now;
-  if (!(fields >> ticks) || clock_gettime(CLOCK_BOOTTIME, &now) != 0) return 0;
+  if (ticks <= 0 || clock_gettime(CLOCK_BOOTTIME, &now) != 0) return 0;
   return std::max(0.0, static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) -
                            ticks / static_cast<double>(sysconf(_SC_CLK_TCK)));
 }

@@ -1,5 +1,6 @@
 #include "comm/idle.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 #include <time.h>
 #include <unistd.h>
@@ -9,10 +10,11 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "core/process.h"
 
 namespace motley {
 
@@ -69,28 +71,21 @@ Thread thread_of(const std::string& folder) {
 std::vector<pid_t> threads_of(pid_t process) {
   std::vector<pid_t> list;
   std::error_code error;
-  fs::directory_iterator entry("/proc/" + std::to_string(process) + "/task", error);
+  fs::directory_iterator entry(fmt::format("/proc/{}/task", process), error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error))
     list.push_back(std::atoi(entry->path().filename().c_str()));
   return list;
 }
 
 std::string folder_of(pid_t process, pid_t thread) {
-  return "/proc/" + std::to_string(process) + "/task/" + std::to_string(thread);
+  return fmt::format("/proc/{}/task/{}", process, thread);
 }
 
 // Seconds of processors that a process took.
 double time_of(pid_t process) {
-  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  const size_t end = text.rfind(')');
-  if (end == std::string::npos) return 0;
-  std::istringstream words(text.substr(end + 1));
-  std::string word;
-  for (int i = 0; i < 11; ++i) words >> word;
-  double user = 0, system = 0;
-  words >> user >> system;
-  return (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  double ticks = 0;
+  for (const int field : {14, 15}) ticks += std::atof(process_field(process, field).c_str());
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 // What this process started, and what that started.
