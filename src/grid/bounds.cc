@@ -56,7 +56,7 @@ Seconds FirstBound::tail(const Strategy& s, const Layers& layers) const {
 }
 
 const FirstBound::Layers& FirstBound::layers_of(const Strategy& s) {
-  auto [it, fresh] = known_.try_emplace({s.tp, s.cp, s.ep, s.micro_batch, s.recompute, s.runtime});
+  auto [it, fresh] = known_.try_emplace(key_of(s));
   Layers& layers = it->second;
   if (!fresh) return layers;
   const int types = static_cast<int>(counts_.size());

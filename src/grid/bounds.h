@@ -29,8 +29,9 @@ class FirstBound {
   FirstBound(const Estimator& estimator, const SearchOptions& options);
 
   Seconds operator()(const Strategy& s);
-  // What follows the reduction of gradients: some stage has the mean of all parameters at least.
-  Seconds tail(const Strategy& s) { return tail(s, layers_of(s)); }
+  // What follows the reduction of gradients: some stage has the mean of all parameters at least. Of
+  // a strategy that was bounded, at whatever stage of ZeRO.
+  Seconds tail(const Strategy& s) const { return tail(s, known_.at(key_of(s))); }
 
   // Whether all stages together need more than they can have, wherever devices and layers go. Where
   // replicas share the state by their memory a stage has the mean of theirs, else the least: with n
@@ -47,14 +48,18 @@ class FirstBound {
   };
 
   Seconds tail(const Strategy& s, const Layers& layers) const;
+  using Key = std::tuple<int, int, int, int, Recompute, Runtime>;
   // Pipeline depth, replicas and ZeRO change nothing of it.
+  static Key key_of(const Strategy& s) {
+    return {s.tp, s.cp, s.ep, s.micro_batch, s.recompute, s.runtime};
+  }
   const Layers& layers_of(const Strategy& s);
 
   const Estimator& estimator_;
   const SearchOptions& options_;
   const std::vector<int> counts_;           // [type] devices
   std::vector<Bytes> largest_sum_ = {0.0};  // [n] memory of the n largest devices
-  std::map<std::tuple<int, int, int, int, Recompute, Runtime>, Layers> known_;
+  std::map<Key, Layers> known_;
 };
 
 // The same once devices are placed and micro-batches given: replica by replica, with the rings it

@@ -271,17 +271,27 @@ Cluster random_cluster(Rng* rng) {
 }
 
 TEST(Search, ThreadsFindTheSame) {
-  int placed = 0;
+  int placed = 0, stopped = 0;
   for (uint64_t seed = 0; seed < 30; ++seed) {
     Rng rng(seed);
     const Cluster cluster = random_cluster(&rng);
     const Estimator e = estimator_of(small_gpt(static_cast<int>(rng.between(3, 8))), cluster);
     SearchOptions o = options_of(static_cast<int>(4 * rng.between(1, 4)));
     o.interleave = {1, 2};
-    const SearchResult one = search(e, o);
+    if (o.least_zero = seed % 3 > 0; o.least_zero) o.zero = {0, 1, 2, 3};
+    const auto limited = [&] {  // by work, in every second case
+      if (seed % 2 > 0)
+        o.deadline = Deadline(Deadline::Limits{.work = 20 + static_cast<int64_t>(seed)});
+      return search(e, o);
+    };
+    const SearchResult one = limited();
     o.threads = 5;
-    const SearchResult several = search(e, o);
+    const SearchResult several = limited();
+    EXPECT_EQ(one.lower_bound, several.lower_bound) << seed;
+    EXPECT_EQ(one.stop_reason, several.stop_reason) << seed;
+    stopped += one.stop_reason == "time limit";
     o.heuristic_only = true;
+    o.deadline = {};
     const SearchResult heuristic = search(e, o);
     ASSERT_EQ(one.ranked.size(), several.ranked.size()) << seed;
     for (size_t i = 0; i < one.ranked.size(); ++i) {
@@ -289,10 +299,11 @@ TEST(Search, ThreadsFindTheSame) {
       EXPECT_EQ(one.ranked[i].strategy.devices, several.ranked[i].strategy.devices) << seed;
       EXPECT_EQ(one.ranked[i].estimate.step, several.ranked[i].estimate.step) << seed;
     }
-    if (!one.ranked.empty())
+    if (!one.ranked.empty() && !heuristic.ranked.empty())
       placed += one.ranked[0].estimate.step < heuristic.ranked[0].estimate.step;
   }
   EXPECT_GT(placed, 3);
+  EXPECT_GT(stopped, 3);
 }
 
 // Nodes of two types of devices each.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -22,6 +23,9 @@ namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 constexpr size_t kFinalists = 3;
+// Threads that place strategies know what was kept of all but the last so many groups; of fewer
+// groups there is one thread.
+constexpr size_t kLag = 16;
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -49,7 +53,7 @@ class Search {
   SearchResult run() {
     const double start = now_s();
     std::vector<Open> open = enumerate();
-    result_.counters.enumerated = static_cast<int64_t>(open.size());
+    for (const Open& o : open) result_.counters.enumerated += static_cast<int64_t>(o.levels.size());
     result_.stop_reason = "exhausted";
     if (open.empty()) {
       const Model& model = estimator_.model();
@@ -59,20 +63,11 @@ class Search {
           estimator_.cluster().size(), model.heads, model.size(), options_.global_batch);
       return std::move(result_);
     }
-    for (Open& o : open)
-      o.bound = least(o.strategy, [&](const Strategy& s) { return first_bound_(s); });
+    for (Open& o : open) o.bound = least(o, first_bound_);
     std::stable_sort(open.begin(), open.end(),
                      [](const Open& a, const Open& b) { return a.bound < b.bound; });
     result_.lower_bound = kForever;
-    for (const Open& o : open) {
-      if (o.bound >= cutoff())
-        result_.stop_reason = "bound";
-      else if (options_.deadline.spend(1); options_.deadline.over())
-        result_.stop_reason = "time limit";
-      result_.lower_bound = std::min(result_.lower_bound, o.bound);
-      if (result_.stop_reason != "exhausted") break;
-      take(o.strategy);
-    }
+    take_all(open);
     std::vector<Candidate>& ranked = result_.ranked;
     if (ranked.empty()) {
       result_.reason = result_.stop_reason == "time limit" ? "time ran out before a plan was found"
@@ -87,10 +82,17 @@ class Search {
   }
 
  private:
-  // Degrees and what else is chosen before devices are placed.
+  // Degrees and what else is chosen before devices are placed, with the levels of ZeRO that are
+  // taken in their order: all where the least is wanted, else one.
   struct Open {
     Strategy strategy;
-    Seconds bound = 0;
+    std::vector<int> levels;
+    Seconds bound = 0;  // the least over them: of one that is bounded nobody knows if it fits
+    Strategy at(int zero) const {
+      Strategy s = strategy;
+      s.zero = zero;
+      return s;
+    }
   };
 
   // How many devices may be left: all, or without those of one kind of node.
@@ -162,27 +164,24 @@ class Search {
     for (int ep : values(fixed_.ep, options_.ep)) {
       if (ep > 1 && (model.experts % ep != 0 || model.experts == 0 || s.dp * s.cp % ep != 0))
         continue;
-      for (int zero : values(fixed_.zero, options_.zero)) {
-        if (zero > 0 && s.dp * s.cp == 1 && !fixed_.zero) continue;
-        if (zero >= 2 && s.pp > 1 && options_.runtime == Runtime::deepspeed) continue;
+      s.ep = ep;
+      std::vector<int> levels;
+      for (int zero : values(fixed_.zero, options_.zero))
+        if ((zero == 0 || s.dp * s.cp > 1 || fixed_.zero) &&
+            (zero < 2 || s.pp == 1 || options_.runtime != Runtime::deepspeed))
+          levels.push_back(zero);
+      for (size_t i = 0; i < levels.size(); i += options_.least_zero ? levels.size() : 1)
         for (Recompute recompute : recomputes) {
-          s.ep = ep, s.zero = zero, s.recompute = recompute;
-          open->push_back({s});
+          s.recompute = recompute;
+          open->push_back({s, options_.least_zero ? levels : std::vector<int>{levels[i]}});
         }
-      }
     }
   }
 
-  // The least over the stages of ZeRO where those are taken in their order: of one that is bounded
-  // nobody knows whether it fits.
   template <typename F>
-  Seconds least(Strategy s, F bound) const {
-    Seconds seconds = bound(s);
-    if (!options_.least_zero) return seconds;
-    for (int zero : values(fixed_.zero, options_.zero)) {
-      s.zero = zero;
-      seconds = std::min(seconds, bound(s));
-    }
+  static Seconds least(const Open& open, F&& bound) {
+    Seconds seconds = kForever;
+    for (int zero : open.levels) seconds = std::min(seconds, bound(open.at(zero)));
     return seconds;
   }
 
@@ -194,10 +193,11 @@ class Search {
 
   struct Placed {
     std::vector<int> devices;
-    Mesh mesh;
-    bool linked = false;  // the mesh is whole
+    Mesh groups;
+    std::optional<Mesh> mesh;  // with links, once it was asked for
   };
   std::vector<Placed>& placements(const Strategy& s) {
+    const std::lock_guard lock(placed_mutex_);
     auto [slot, fresh] = placed_.try_emplace({s.pp, s.dp, s.tp, s.cp});
     if (!fresh) return slot->second;
     std::vector<std::vector<int>> all;
@@ -211,73 +211,148 @@ class Search {
       if (static_cast<int>(devices.size()) != s.ranks())
         throw user_error("grid", "fixed choice devices lists {}, pp*dp*cp*tp is {}", devices.size(),
                          s.ranks());
-      slot->second.push_back({std::move(devices), estimator_.groups(placed)});
+      slot->second.push_back({std::move(devices), estimator_.groups(placed), {}});
     }
     return slot->second;
   }
 
   const Mesh& mesh_of(Strategy s, Placed* placed) {
+    const std::lock_guard lock(placed_mutex_);
+    if (placed->mesh) return *placed->mesh;
     s.interleave = 2;  // so that the way back to the first stage is there too
-    if (!placed->linked) estimator_.add_links(s, &placed->mesh);
-    placed->linked = true;
-    return placed->mesh;
+    placed->mesh = placed->groups;
+    estimator_.add_links(s, &*placed->mesh);
+    return *placed->mesh;
   }
 
-  // Places a strategy's devices in all ways and keeps the best if it is among the best.
-  void take(const Strategy& s) {
-    Strategy plain = s;
-    plain.zero = 0;
-    if (options_.least_zero && fitting_ == plain) return;
-    if (options_.memory && !fixed_.stages && first_bound_.too_large(s)) {
-      ++result_.counters.infeasible;
-      if (tightest_.empty())
-        tightest_ = fmt::format("{}: no layer assignment fits in memory", to_string(s));
-      return;
+  // What became of a strategy whose devices were placed in all ways.
+  struct Taken {
+    std::optional<Candidate> best;  // of what is faster than was asked for
+    bool bounded = false;           // something that is not
+    bool too_large = false;         // wherever it is placed
+    std::string lack;               // why the last placement does not fit
+    SearchCounters counters;
+  };
+
+  // In their order, until none can be among the best any more. What is kept does not depend on how
+  // many threads place them, as bounds leave out nothing that would be.
+  void take_all(const std::vector<Open>& open) {
+    const int threads = open.size() < kLag ? 1 : threads_of(options_.threads);
+    const size_t lag = threads == 1 ? 1 : kLag;
+    std::mutex mutex;  // of what follows
+    std::condition_variable changed;
+    std::vector<std::vector<Taken>> taken(open.size());  // [open][level] until it is merged
+    std::vector<char> ready(open.size(), false);
+    std::vector<Seconds> cutoffs;  // [open] once it is merged
+    size_t next = 0;
+    bool over = false;
+    parallel_for(threads, threads, [&](int) {
+      std::unique_lock lock(mutex);
+      while (next < open.size()) {
+        const size_t o = next++;
+        changed.wait(lock, [&] { return over || cutoffs.size() + lag > o; });
+        if (over) return;
+        const Seconds cutoff = o < lag ? kForever : cutoffs[o - lag];
+        lock.unlock();
+        try {
+          taken[o] = take(open[o], cutoff);
+        } catch (...) {
+          lock.lock();
+          over = true;
+          changed.notify_all();
+          throw;
+        }
+        lock.lock();
+        ready[o] = true;
+        for (size_t m = cutoffs.size(); !over && m < open.size() && ready[m]; ++m) {
+          over = !merge(open[m], std::exchange(taken[m], {}));
+          cutoffs.push_back(this->cutoff());
+        }
+        changed.notify_all();
+      }
+    });
+  }
+
+  // By level, up to the first that fits, or that is left out by a bound.
+  std::vector<Taken> take(const Open& open, Seconds cutoff) {
+    std::vector<Taken> taken;
+    const Seconds tail = least(open, [&](const Strategy& s) { return first_bound_.tail(s); });
+    for (int zero : open.levels) {
+      if (open.bound >= cutoff || options_.deadline.over()) break;
+      taken.push_back(take(open.at(zero), tail, cutoff));
+      if (taken.back().best || taken.back().bounded) break;
     }
-    const Seconds tail = least(s, [&](const Strategy& of) { return first_bound_.tail(of); });
-    std::optional<Candidate> best;
-    bool bounded = false;
+    return taken;
+  }
+
+  // Keeps what is among the best. False: the search is over.
+  bool merge(const Open& open, std::vector<Taken> levels) {
+    if (open.bound >= cutoff())
+      result_.stop_reason = "bound";
+    else if (options_.deadline.spend(static_cast<int64_t>(open.levels.size()));
+             options_.deadline.over())
+      result_.stop_reason = "time limit";
+    result_.lower_bound = std::min(result_.lower_bound, open.bound);
+    if (result_.stop_reason != "exhausted") return false;
+    for (Taken& taken : levels) {
+      result_.counters += taken.counters;
+      if (!taken.lack.empty() && !(taken.too_large && !tightest_.empty()))
+        tightest_ = std::move(taken.lack);
+      if (!taken.best || taken.best->estimate.step >= cutoff()) continue;
+      std::vector<Candidate>& ranked = result_.ranked;
+      ranked.insert(std::upper_bound(ranked.begin(), ranked.end(), *taken.best, faster),
+                    *std::move(taken.best));
+      if (static_cast<int>(ranked.size()) > options_.keep) ranked.pop_back();
+    }
+    return true;
+  }
+
+  // Places a strategy's devices in all ways.
+  Taken take(const Strategy& s, Seconds tail, Seconds cutoff) {
+    Taken taken;
+    if (options_.memory && !fixed_.stages && first_bound_.too_large(s)) {
+      ++taken.counters.infeasible;
+      taken.too_large = true;
+      taken.lack = fmt::format("{}: no layer assignment fits in memory", to_string(s));
+      return taken;
+    }
     for (Placed& placed : placements(s)) {
       Candidate c{s, {}};
       c.strategy.devices = placed.devices;
-      if (complete(&placed, tail, best ? best->estimate.step : kForever, &c, &bounded))
-        best = std::move(c);
+      if (complete(&placed, tail, cutoff, &c, &taken)) taken.best = std::move(c);
     }
-    if (best || bounded) fitting_ = plain;
-    if (!best || best->estimate.step >= cutoff()) return;
-    std::vector<Candidate>& ranked = result_.ranked;
-    ranked.insert(std::upper_bound(ranked.begin(), ranked.end(), *best, faster), *best);
-    if (static_cast<int>(ranked.size()) > options_.keep) ranked.pop_back();
+    return taken;
   }
 
   // Micro-batches, layers and estimate of a strategy whose devices are placed; false if there are
-  // none or it does not beat `best`. `*bounded` is set where a bound says so.
-  bool complete(Placed* placed, Seconds tail, Seconds best, Candidate* c, bool* bounded) {
-    SearchCounters& counters = result_.counters;
+  // none or it beats neither `cutoff` nor the best of the other placements.
+  bool complete(Placed* placed, Seconds tail, Seconds cutoff, Candidate* c, Taken* taken) {
+    SearchCounters& counters = taken->counters;
     auto infeasible = [&](const std::string& why) {
       ++counters.infeasible;
-      if (!why.empty()) tightest_ = fmt::format("{}: {}", to_string(c->strategy), why);
+      if (!why.empty()) taken->lack = fmt::format("{}: {}", to_string(c->strategy), why);
       return false;
     };
     auto too_slow = [&] {
       ++counters.bounded;
-      *bounded = true;
+      taken->bounded = true;
       return false;
     };
+    const Seconds best = taken->best ? taken->best->estimate.step : kForever;
     if (options_.memory && !fixed_.stages &&
-        !may_fit(estimator_, options_.global_batch, placed->mesh, c->strategy))
+        !may_fit(estimator_, options_.global_batch, placed->groups, c->strategy))
       return infeasible("no layer assignment fits in memory");
     const Mesh& mesh = mesh_of(c->strategy, placed);
     if (!give_micro_batches(estimator_, options_.global_batch, mesh, &c->strategy))
       return infeasible("");
-    if (placed_bound(estimator_, c->strategy, mesh) + tail >= cutoff()) return too_slow();
+    if (placed_bound(estimator_, c->strategy, mesh) + tail >= cutoff) return too_slow();
     if (fixed_.stages) {
       c->strategy.stages = stages_;
       estimator_.check(c->strategy);
     } else if (!assign(estimator_, mesh, options_.memory, &c->strategy, &counters)) {
       return infeasible("no layer assignment fits in memory");
     }
-    if (estimator_.lower_bound(c->strategy, mesh) >= std::min(cutoff(), best)) return too_slow();
+    if (estimator_.lower_bound(c->strategy, mesh) >= std::min(cutoff, best)) return too_slow();
     c->estimate = estimator_.estimate(c->strategy, mesh);
     ++counters.estimated;
     if (options_.memory && !c->estimate.fits) return infeasible(c->estimate.reason);
@@ -304,10 +379,7 @@ class Search {
       each([&](Candidate* c, SearchCounters* counters) {
         polish(estimator_, options_.memory, c, counters);
       });
-    for (const Finalist& f : finalists) {
-      result_.counters.estimated += f.counters.estimated;
-      result_.counters.assign_solves += f.counters.assign_solves;
-    }
+    for (const Finalist& f : finalists) result_.counters += f.counters;
   }
 
   struct Finalist {
@@ -352,8 +424,7 @@ class Search {
     const bool better = complete_placed(f->tail, f->least, &next, &counters) &&
                         next.estimate.step < f->start.estimate.step;
     const std::lock_guard lock(f->mutex);
-    f->counters.estimated += counters.estimated;
-    f->counters.assign_solves += counters.assign_solves;
+    f->counters += counters;
     if (!better || next.estimate.step > f->least || (next.estimate.step == f->least && at > f->at))
       return;
     f->least = next.estimate.step;
@@ -381,13 +452,22 @@ class Search {
   const Nodes nodes_;
   std::vector<int> stages_;  // fixed, of all layers
   FirstBound first_bound_;
+  std::mutex placed_mutex_;
   std::map<std::tuple<int, int, int, int>, std::vector<Placed>> placed_;
   SearchResult result_;
-  std::string tightest_;             // why the last one does not fit
-  std::optional<Strategy> fitting_;  // before anything is placed, of ZeRO stage 0
+  std::string tightest_;  // why the last one does not fit
 };
 
 }  // namespace
+
+SearchCounters& SearchCounters::operator+=(const SearchCounters& other) {
+  enumerated += other.enumerated;
+  bounded += other.bounded;
+  infeasible += other.infeasible;
+  estimated += other.estimated;
+  assign_solves += other.assign_solves;
+  return *this;
+}
 
 std::vector<int> divisors(int n) {
   std::vector<int> result;

@@ -52,7 +52,7 @@ struct SearchOptions {
   int anneal_steps = 60;  // of each finalist's placement, on clusters of mixed nodes
   uint64_t seed = 0;
   int keep = 10;    // ranked strategies returned
-  int threads = 1;  // that refine finalists; what is found does not depend on it, counters may
+  int threads = 1;  // what is found does not depend on it, counters may
   Deadline deadline;
 };
 
@@ -63,6 +63,7 @@ struct Candidate {
 
 struct SearchCounters {
   int64_t enumerated = 0, bounded = 0, infeasible = 0, estimated = 0, assign_solves = 0;
+  SearchCounters& operator+=(const SearchCounters& other);
 };
 
 struct SearchResult {
