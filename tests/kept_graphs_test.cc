@@ -58,7 +58,7 @@ TEST_F(Kept, TheSamePlan) {
   EXPECT_TRUE(files().empty());
   EXPECT_EQ(planned(8, "first: "), wanted);
   EXPECT_TRUE(captured_);
-  EXPECT_TRUE(files().contains(std::string(kModel) + "@8.json"));
+  EXPECT_TRUE(files().contains(std::string(kModel) + "@8.txt"));
   EXPECT_EQ(planned(8, "again: "), wanted);
   EXPECT_FALSE(captured_);
   planned(16);
@@ -70,8 +70,8 @@ TEST_F(Kept, TheSamePlan) {
 TEST_F(Kept, NotWhatOthersWrote) {
   const std::string wanted = planned(8), other = planned(16);
   EXPECT_NE(wanted, other);
-  const fs::path eight = folder() / (std::string(kModel) + "@8.json"),
-                 sixteen = folder() / (std::string(kModel) + "@16.json");
+  const fs::path eight = folder() / (std::string(kModel) + "@8.txt"),
+                 sixteen = folder() / (std::string(kModel) + "@16.txt");
   const std::string kept = read_file(eight);
   for (const std::string& text :
        {std::string("{}"), kept.substr(0, kept.size() / 2), std::string(), read_file(sixteen)}) {

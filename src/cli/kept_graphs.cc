@@ -15,7 +15,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "graph/file.h"
+#include "graph/graph.h"
 
 namespace motley {
 
@@ -78,6 +78,11 @@ bool is_unchanged(const std::string& libtorch) {
          libtorch.substr(space + 1) == stamp_of(libtorch.substr(0, space)) + "\n";
 }
 
+// Of a file, before the text of the graph.
+std::string first_line(int64_t samples, size_t bytes) {
+  return fmt::format("batch {}, {} bytes\n", samples, bytes);
+}
+
 // All but the newest; `spared` stays.
 void remove_oldest(const std::string& folder, size_t most, const std::string& spared) {
   std::vector<std::pair<fs::file_time_type, fs::path>> all;
@@ -97,7 +102,7 @@ KeptGraphs::KeptGraphs(const std::string& program, const std::string& model) : m
 }
 
 std::string KeptGraphs::file(int64_t samples) const {
-  return folder_.empty() ? folder_ : fmt::format("{}/{}@{}.json", folder_, model_, samples);
+  return folder_.empty() ? folder_ : fmt::format("{}/{}@{}.txt", folder_, model_, samples);
 }
 
 std::optional<Graph> KeptGraphs::find(int64_t samples) const {
@@ -105,7 +110,12 @@ std::optional<Graph> KeptGraphs::find(int64_t samples) const {
   if (path.empty() || access(path.c_str(), R_OK) != 0 || !is_mine(folder_)) return std::nullopt;
   try {
     if (!is_unchanged(read_file(folder_ + "/libtorch", size_t{1} << 16))) return std::nullopt;
-    return load_graph_file(path, samples);
+    const std::string text = read_file(path);
+    const size_t end = text.find('\n');
+    if (end == std::string::npos ||
+        text.substr(0, end + 1) != first_line(samples, text.size() - end - 1))
+      return std::nullopt;
+    return parse_graph(text.substr(end + 1), path);
   } catch (const UserError& e) {
     spdlog::info("not read: {}", e.what());
     return std::nullopt;
@@ -130,7 +140,8 @@ bool KeptGraphs::keep(int64_t samples, const Graph& graph) const {
       remove_oldest(all, kMostPrograms, folder_);
     }
     remove_oldest(folder_, kMostFiles, said);
-    save_graph({path, samples, graph, 0, {}});
+    const std::string text = to_text(graph);
+    write_file(path, first_line(samples, text.size()) + text);
     return true;
   } catch (const std::exception& e) {
     spdlog::info("{} is not kept for the next run: {}", model_, e.what());

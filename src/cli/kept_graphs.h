@@ -1,8 +1,8 @@
 // Graphs of zoo models, kept from run to run: planning that finds its graphs here does without
 // libtorch, which takes 0.4 s to load.
 //
-//   ~/.cache/motley/<program>/gpt:layers=4@32.json    a graph file (graph/file.h) of 32 samples
-//   ~/.cache/motley/<program>/libtorch                which libtorch captured them
+//   ~/.cache/motley/<program>/gpt:layers=4@32.txt    a line, and the text of a graph of 32 samples
+//   ~/.cache/motley/<program>/libtorch               which libtorch captured them
 //
 // $XDG_CACHE_HOME, where it is set, takes the place of ~/.cache; with MOTLEY_CACHE=off nothing is
 // kept or read. <program> tells motley-torch's size and time: graphs of another build, or of

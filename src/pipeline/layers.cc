@@ -6,6 +6,11 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <variant>
 
 #include "core/error.h"
 #include "core/rng.h"
@@ -23,49 +28,62 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kLeastWork = 0.1;
 constexpr int kMostLayers = 160;  // unless the user asks for more
 
-// Op, constants and shapes of a call, without where its tensors come from.
-std::string token_text(const Graph& graph, const Node& node) {
-  std::string text = node.op;
-  for (const Arg& arg : node.args) {
-    text += '|';
-    std::visit(
-        [&](const auto& a) {
-          using T = std::decay_t<decltype(a)>;
-          if constexpr (std::is_same_v<T, ValueId>)
-            text += a.valid() ? to_string(graph.spec(a)) : "undefined";
-          else if constexpr (std::is_same_v<T, std::vector<ValueId>>)
-            for (ValueId v : a) text += (v.valid() ? to_string(graph.spec(v)) : "undefined") + ";";
-          else if constexpr (std::is_same_v<T, std::monostate>)
-            text += "none";
-          else if constexpr (std::is_same_v<T, DType>)
-            text += to_string(a);
-          else if constexpr (std::is_same_v<T, std::string>)
-            text += a;
-          else if constexpr (std::is_same_v<T, std::vector<int64_t>> ||
-                             std::is_same_v<T, std::vector<double>>)
-            for (auto x : a) text += fmt::format("{},", x);
-          else
-            text += fmt::format("{}", a);
-        },
-        arg);
+// Numbers calls: those with the same op, constants and shapes alike, wherever their tensors come
+// from.
+class Tokens {
+ public:
+  explicit Tokens(const Graph& graph) : graph_(graph) {}
+
+  int of(const Node& node) {
+    key_.assign(node.op);
+    for (const Arg& arg : node.args) {
+      add(arg.index());
+      std::visit([&](const auto& a) { add_arg(a); }, arg);
+    }
+    add(node.outputs.size());
+    for (ValueId v : node.outputs) add_arg(v);
+    return numbers_.try_emplace(key_, static_cast<int>(numbers_.size())).first->second;
   }
-  for (ValueId v : node.outputs) text += "->" + (v.valid() ? to_string(graph.spec(v)) : "none");
-  return text;
-}
+
+ private:
+  template <typename T>
+  void add(T number) {
+    key_.append(reinterpret_cast<const char*>(&number), sizeof number);
+  }
+  template <typename T>
+  void add_arg(const T& a) {
+    if constexpr (std::is_same_v<T, ValueId>) {
+      add(a.valid() ? static_cast<int>(graph_.spec(a).dtype) : -1);
+      if (a.valid()) add_arg(graph_.spec(a).shape);
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      add(a.size());
+      key_ += a;
+    } else if constexpr (std::is_same_v<T, std::vector<ValueId>> ||
+                         std::is_same_v<T, std::vector<int64_t>> ||
+                         std::is_same_v<T, std::vector<double>>) {
+      add(a.size());
+      for (const auto& x : a) add_arg(x);
+    } else if constexpr (!std::is_same_v<T, std::monostate>) {
+      add(a);
+    }
+  }
+
+  const Graph& graph_;
+  std::string key_;  // of the call that is looked at: bytes, every length in front of what it is of
+  std::unordered_map<std::string, int> numbers_;
+};
 
 class Builder {
  public:
-  Builder(const Graph& graph, const LayerOptions& options) : graph_(graph), options_(options) {
+  Builder(const Graph& graph, const LayerOptions& options)
+      : graph_(graph), options_(options), numbers_(graph) {
     position_.assign(graph.nodes.size(), -1);
-    std::map<std::string, int> numbers;
     for (size_t i = 0; i < graph.nodes.size(); ++i) {
       const Node& node = graph.nodes[i];
       if (is_source(node) || node.phase == Phase::backward) continue;
       position_[i] = static_cast<int>(order_.size());
       order_.push_back(NodeId(static_cast<int64_t>(i)));
-      tokens_.push_back(
-          numbers.try_emplace(token_text(graph, node), static_cast<int>(numbers.size()))
-              .first->second);
+      tokens_.push_back(numbers_.of(node));
     }
     if (order_.empty())
       throw user_error("pipeline", "graph '{}' has no forward nodes; capture a training step",
@@ -318,20 +336,21 @@ class Builder {
   }
 
   // Equal tokens forward and backward, equal bytes: equal class.
-  void classify(Layers* result) const {
-    std::map<std::string, int> classes;
-    for (size_t l = 0; l < result->layers.size(); ++l) {
-      Layer& layer = result->layers[l];
-      std::string key;
-      for (NodeId id : layer.forward) key += fmt::format("{},", tokens_[position_[id.index]]);
-      for (NodeId id : layer.backward) key += token_text(graph_, graph_.node(id)) + "\n";
-      key += fmt::format("{} {}", layer.parameters, layer.saved);
-      layer.layer_class = classes.try_emplace(key, static_cast<int>(classes.size())).first->second;
+  void classify(Layers* result) {
+    std::map<std::tuple<std::vector<int>, std::vector<int>, Bytes, Bytes>, int> classes;
+    for (Layer& layer : result->layers) {
+      std::vector<int> forward, backward;
+      for (NodeId id : layer.forward) forward.push_back(tokens_[position_[id.index]]);
+      for (NodeId id : layer.backward) backward.push_back(numbers_.of(graph_.node(id)));
+      std::tuple look(std::move(forward), std::move(backward), layer.parameters, layer.saved);
+      layer.layer_class =
+          classes.try_emplace(std::move(look), static_cast<int>(classes.size())).first->second;
     }
   }
 
   const Graph& graph_;
   const LayerOptions& options_;
+  Tokens numbers_;
   int n_ = 0;
   std::vector<NodeId> order_;  // forward nodes
   std::vector<int> position_;  // [node] among them; -1: none
