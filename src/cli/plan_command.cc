@@ -16,6 +16,7 @@
 #include "cluster/profile.h"
 #include "core/error.h"
 #include "core/interrupted.h"
+#include "core/parallel.h"
 #include "core/process.h"
 #include "core/terminal.h"
 #include "planner/planner.h"
@@ -332,13 +333,17 @@ void run(const Args& args) {
     any.limits.deadline = deadline_of(args, seconds > 0 ? seconds + running() : 0);
     free = find_plan(cluster, &graphs, &any);
   }
-  if (!args.output.empty()) save_plan(*report.best().plan, args.output);
+  std::string words;
+  parallel_for(2, options.threads, [&](int i) {
+    if (i == 0 && !args.output.empty()) save_plan(*report.best().plan, args.output);
+    if (i == 1 && !args.json) words = describe_search(report, cluster);
+  });
   if (args.json) {
     Json json = plan_json(report, cluster, graphs.capture_s(), *options.record);
     if (!options.target.empty()) json["for"] = target_json(report, free, options.target);
     print_json(json);
   } else {
-    std::printf("%s", describe_search(report, cluster).c_str());
+    std::printf("%s", words.c_str());
     if (!options.target.empty())
       std::printf("%s", describe_target(report, free, options.target).c_str());
     if (!args.output.empty()) std::printf("written to %s\n", args.output.c_str());

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -90,25 +91,20 @@ class GridPlanner {
     // The layers do not depend on the micro-batch, up to its size.
     int64_t samples = fixed_.micro_batch ? *fixed_.micro_batch : 1;
     while (!fixed_.micro_batch && samples < 4 && request_.batch % (2 * samples) == 0) samples *= 2;
-    if (!step_->of(samples)) {
+    PlanBuilder* builder = nullptr;
+    beside([&] { builder = first_builder(samples); }, [&](int64_t size) { step_->of(size); });
+    if (!builder) {
       result_.reason = step_->why_not();
       result_.refused = true;
       return std::move(result_);
     }
-    take_fixed_blocks(samples);
-    PlanBuilder& builder = builder_of(samples);
-    layers_ = builder.size();
-    const grid::Model model = grid_model(builder, samples);
+    layers_ = builder->size();
+    const grid::Model model = grid_model(*builder, samples);
     grid::SearchResult found;
-    // Beside it the micro-batches that most strategies have.
-    parallel_for(small_ && !fixed_.micro_batch ? 2 : 1, request_.threads, [&](int i) {
-      if (i == 0) {
-        found = grid::search(estimator_of(model, cluster_), search_options(model));
-      } else {
-        for (const int size : {1, 2})
-          if (request_.batch % size == 0) prepare(size);
-      }
-    });
+    beside([&] { found = grid::search(estimator_of(model, cluster_), search_options(model)); },
+           [&](int64_t size) {
+             if (step_->of(size)) step_->layers(size, wanted_);
+           });
     result_.lower_bound = found.lower_bound;
     result_.reason = found.ranked.empty() ? found.reason : found.stop_reason;
     // First strategies whose stages fit with their best programs, as the others take long to plan.
@@ -143,12 +139,33 @@ class GridPlanner {
     return *builder;
   }
 
+  // null: the step cannot be cut into parts of so many samples.
+  PlanBuilder* first_builder(int64_t samples) {
+    if (!step_->of(samples)) return nullptr;
+    take_fixed_blocks(samples);
+    return &builder_of(samples);
+  }
+
   // What builder_of() will ask for, if there is time.
   void prepare(int64_t size) {
     try {
       if (step_->of(size)) step_->layers(size, wanted_);
     } catch (const TimeIsUp&) {
     }
+  }
+
+  // Beside some work, if there is another thread, a part of what the micro-batches take that most
+  // strategies have.
+  void beside(const std::function<void()>& work, const std::function<void(int64_t)>& part) {
+    parallel_for(small_ && !fixed_.micro_batch ? 2 : 1, request_.threads, [&](int i) {
+      if (i == 0) return work();
+      for (const int64_t size : {1, 2})
+        if (request_.batch % size == 0) try {
+            part(size);
+          } catch (const TimeIsUp&) {
+            return;
+          }
+    });
   }
 
   // Fixed stages that are not of so many layers as there are may be of blocks.
