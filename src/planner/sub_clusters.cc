@@ -231,6 +231,35 @@ std::vector<Part> unequal_parts(const Cluster& cluster, const std::vector<Part>&
   return result;
 }
 
+std::vector<std::vector<int>> uses_of_unequal(const std::vector<Part>& parts, int equal) {
+  const auto covers = [&](int unequal, int part) {
+    const std::vector<int>& covered = parts[unequal].covers;
+    return std::find(covered.begin(), covered.end(), part) != covered.end();
+  };
+  std::set<std::vector<int>> uses;
+  const auto with = [&](const std::vector<int>& chosen) {
+    std::vector<int> use = chosen;
+    for (int c = 0; c < equal; ++c)
+      if (std::none_of(chosen.begin(), chosen.end(), [&](int u) { return covers(u, c); }))
+        use.push_back(c);
+    std::sort(use.begin(), use.end());
+    uses.insert(std::move(use));
+  };
+  const int count = static_cast<int>(parts.size());
+  for (int u = equal; u < count; ++u) {
+    with({u});
+    std::vector<int> together = {u};
+    for (int other = equal; other < count; ++other)
+      if (std::none_of(together.begin(), together.end(), [&](int t) {
+            return std::any_of(parts[other].covers.begin(), parts[other].covers.end(),
+                               [&](int c) { return covers(t, c); });
+          }))
+        together.push_back(other);
+    with(together);
+  }
+  return {uses.begin(), uses.end()};
+}
+
 std::vector<int> share_of(const Part& part, int count, int k) {
   const size_t size = part.devices.size() / static_cast<size_t>(count);
   return {part.devices.begin() + static_cast<int64_t>(k * size),

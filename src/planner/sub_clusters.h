@@ -25,6 +25,11 @@ std::vector<Part> equal_parts(const Cluster& cluster);
 // What may stand for some of `parts`, as equal_parts() returns them. REQUIRES: of `cluster`.
 std::vector<Part> unequal_parts(const Cluster& cluster, const std::vector<Part>& parts);
 
+// Sub-clusters of which one or more are of unequal devices: one such beside equal ones, and those
+// that stand for different ones together. Of `parts` the first `equal` are equal_parts(), the others
+// unequal_parts(); lists are of numbers into it.
+std::vector<std::vector<int>> uses_of_unequal(const std::vector<Part>& parts, int equal);
+
 // What pipeline k of `count` has of a part (as pipeline/search.h divides), in its order.
 std::vector<int> share_of(const Part& part, int count, int k);
 

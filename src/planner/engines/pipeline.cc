@@ -275,40 +275,10 @@ class PipelineSearch {
     if (sizes.empty())
       for (const auto& [size, builder] : builders_) sizes.push_back(size);
     for (int64_t size : sizes)
-      for (const std::vector<int>& use : uses_of_unequal()) {
+      for (const std::vector<int>& use : uses_of_unequal(parts_, equal_)) {
         keep(size, search(size, *builders_.at(size), use));
         search_fewer(size, *builders_.at(size), use);
       }
-  }
-
-  // Sub-clusters of which one or more are of unequal devices: one such beside equal ones, and
-  // those that stand for different ones together.
-  std::vector<std::vector<int>> uses_of_unequal() const {
-    std::set<std::vector<int>> uses;
-    const auto with = [&](const std::vector<int>& chosen) {
-      std::vector<int> use = chosen;
-      for (int c = 0; c < equal_; ++c)
-        if (std::none_of(chosen.begin(), chosen.end(), [&](int u) { return covers(u, c); }))
-          use.push_back(c);
-      std::sort(use.begin(), use.end());
-      uses.insert(std::move(use));
-    };
-    for (int u = equal_; u < static_cast<int>(parts_.size()); ++u) {
-      with({u});
-      std::vector<int> together = {u};
-      for (int other = equal_; other < static_cast<int>(parts_.size()); ++other)
-        if (std::none_of(together.begin(), together.end(), [&](int t) {
-              return std::any_of(parts_[other].covers.begin(), parts_[other].covers.end(),
-                                 [&](int c) { return covers(t, c); });
-            }))
-          together.push_back(other);
-      with(together);
-    }
-    return {uses.begin(), uses.end()};
-  }
-  bool covers(int unequal, int equal) const {
-    const std::vector<int>& covered = parts_[unequal].covers;
-    return std::find(covered.begin(), covered.end(), equal) != covered.end();
   }
 
   // Automatic granularity (HAPT section 5.1): twice as many layers, until neither the load balance
@@ -494,6 +464,7 @@ class PipelineSearch {
                     found.plan.pipelines, found.plan.pipelines > 1 ? "s" : "",
                     builders_.at(found.micro_batch)->size());
     std::string kinds;  // of devices, by stage
+    size_t devices = 0;
     for (int k = 0; k < found.plan.pipelines; ++k) {
       ReplicaChoice replica;
       replica.micro_batches = found.plan.micro_batches;
@@ -501,6 +472,7 @@ class PipelineSearch {
       for (size_t i = 0; i < seats.size(); ++i) {
         const pipeline::Stage& s = found.plan.stages[i];
         const StageChoice stage{s.first, s.last, seats[i], s.mesh.recompute};
+        devices += seats[i].size();
         if (k == 0) {
           std::map<int, int> types;  // how many devices
           for (int d : stage.devices) ++types[cluster_.devices[d].type];
@@ -518,50 +490,60 @@ class PipelineSearch {
       }
       composition.replicas.push_back(std::move(replica));
     }
-    size_t devices = 0;
-    for (const StageChoice& stage : composition.replicas[0].stages) devices += stage.devices.size();
-    devices *= composition.replicas.size();
     if (static_cast<int>(devices) < cluster_.size())
       note += fmt::format(" on {} of {} devices", devices, cluster_.size());
-    if (!seen_.insert(note + kinds).second) return false;
+    const std::string look = note + kinds;
+    if (seen_.count(look) > 0) return false;
     std::string reason;
     PlanBuilder& builder = *builders_.at(found.micro_batch);
     const int most = request_.memory_limit && found.plan.pipelines > 1 ? 2 : 0;
     std::unique_ptr<Plan> plan = builder.compose_divided(&composition, most, "pipeline", &reason);
-    // With room for as many micro-batches in flight as the search counted on, where that is faster.
-    if (plan && builder.limited()) {
-      Composition roomy = composition;
-      for (ReplicaChoice& replica : roomy.replicas)
-        for (size_t s = 0; s < replica.stages.size(); ++s)
-          replica.stages[s].in_flight = found.plan.counts[s];
-      auto other = builder.compose(roomy, "pipeline", &reason);
-      if (other && other->predicted_step_s < plan->predicted_step_s) {
-        plan = std::move(other);
-        composition = std::move(roomy);
-      }
-    }
-    if (plan && composition.zero > 0) note += fmt::format(", ZeRO {}", composition.zero);
+    seen_.insert(look);  // not before: if time was up, there may be more later
     if (!plan) {
       if (result_.candidates.empty()) result_.reason = reason;
       return true;
     }
-    std::vector<std::vector<int>> sites;
-    for (int c : equals()) sites.push_back(parts_[c].devices);
     std::unique_ptr<Plan> jointly;
-    const Composition before = composition;
-    if (place_jointly(cluster_, sites, *plan, &composition,
-                      request_.limits.deadline.part(kPlacing)))
-      jointly = builder.compose(composition, "pipeline", &reason);
-    // `plan` has the devices from before.
-    const Composition* placed = &composition;
+    Composition placed;
+    try {
+      try_roomy(found, &builder, &composition, &plan);
+      placed = composition;
+      jointly = place(*plan, &builder, &placed);
+    } catch (const TimeIsUp&) {  // it is a plan as it is
+    }
+    if (composition.zero > 0) note += fmt::format(", ZeRO {}", composition.zero);
     if (jointly) {
       result_.add(std::move(jointly), note + " placed jointly");
-      compositions_.push_back(composition);
-      placed = &before;
+      compositions_.push_back(std::move(placed));
     }
     result_.add(std::move(plan), note);
-    compositions_.push_back(*placed);
+    compositions_.push_back(std::move(composition));
     return true;
+  }
+
+  // With room for as many micro-batches in flight as the search counted on, where that is faster.
+  static void try_roomy(const Found& found, PlanBuilder* builder, Composition* composition,
+                        std::unique_ptr<Plan>* plan) {
+    if (!builder->limited()) return;
+    Composition roomy = *composition;
+    for (ReplicaChoice& replica : roomy.replicas)
+      for (size_t s = 0; s < replica.stages.size(); ++s)
+        replica.stages[s].in_flight = found.plan.counts[s];
+    std::string reason;
+    auto other = builder->compose(roomy, "pipeline", &reason);
+    if (!other || other->predicted_step_s >= (*plan)->predicted_step_s) return;
+    *plan = std::move(other);
+    *composition = std::move(roomy);
+  }
+
+  // The plan with devices of sites that are placed jointly; null: that is not faster.
+  std::unique_ptr<Plan> place(const Plan& plan, PlanBuilder* builder, Composition* composition) {
+    std::vector<std::vector<int>> sites;
+    for (int c : equals()) sites.push_back(parts_[c].devices);
+    std::string reason;
+    const bool other =
+        place_jointly(cluster_, sites, plan, composition, request_.limits.deadline.part(kPlacing));
+    return other ? builder->compose(*composition, "pipeline", &reason) : nullptr;
   }
 
   PlanOptions request_;  // its deadline is that of what is being done
