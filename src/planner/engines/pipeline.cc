@@ -16,6 +16,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "core/error.h"
@@ -76,6 +77,7 @@ class PipelineSearch {
       search_unequal();
     } catch (const TimeIsUp&) {
       stop_ = result_.reason = "time ran out";
+      if (found_.empty() && rough_) found_.push_back(*std::move(rough_));
     }
     request_.limits.deadline = end;
     for (const auto& [size, builder] : builders_)
@@ -395,13 +397,12 @@ class PipelineSearch {
       }
       result = pipeline::search(costs.problem(true), rough);
       if (!result.feasible) return result;
-      // Where nobody has a plan yet, that of the bounds may do.
-      if (result_.candidates.empty() && std::isinf(known_) &&
-          builders_.at(size).get() == &builder) {
-        Found first{size, result.best, unequal};
-        for (pipeline::Stage& stage : first.plan.stages)
+      // Where nobody has a plan yet, that of the bounds may do; where time runs out, too.
+      if (found_.empty() && builders_.at(size).get() == &builder) {
+        rough_ = Found{size, result.best, unequal};
+        for (pipeline::Stage& stage : rough_->plan.stages)
           stage.mesh.cluster = use[stage.mesh.cluster];
-        compose_in_time(first);
+        if (result_.candidates.empty() && std::isinf(known_)) compose_in_time(*rough_);
       }
     }
     options.memory_limit = request_.memory_limit;
@@ -561,6 +562,7 @@ class PipelineSearch {
   bool parted_ = false;           // the batch can be taken in parts
   int64_t too_large_ = std::numeric_limits<int64_t>::max();  // such micro-batches do not fit
   std::vector<Found> found_;
+  std::optional<Found> rough_;             // the last by bounds, before any was found
   std::vector<Composition> compositions_;  // [plan] of result_
   std::set<std::string> seen_;
   std::string stop_;
