@@ -2,6 +2,7 @@
 #include "runtime/recent.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -163,6 +164,16 @@ TEST(Recent, AnyOneWorkerMayBeLostWhereStateIsKeptTwice) {
     lacking += next_of(third) < 5;
   }
   EXPECT_GT(lacking, 0);
+}
+
+// Memory may be full when there is something to say of a step.
+TEST(Recent, ThereIsRoomForLossesFromTheBeginning) {
+  const Folder folder;
+  const Recent recent(folder.path, 0, 1);
+  struct stat file {};
+  ASSERT_EQ(stat((folder.path + "/attempt-0/losses-1").c_str(), &file), 0);
+  EXPECT_EQ(file.st_size, 0);
+  EXPECT_GE(file.st_blocks * 512, 1 << 16);
 }
 
 TEST(Recent, TornAndForeignFilesAreNotTaken) {

@@ -1,5 +1,8 @@
 #include "runtime/recent.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -16,6 +19,8 @@ namespace motley {
 namespace fs = std::filesystem;
 
 namespace {
+
+constexpr uint64_t kReserved = 1 << 16;  // bytes, of some 60 a step
 
 // The number behind `prefix` in a name; -1: it is none.
 int64_t number_of(const std::string& name, const std::string& prefix) {
@@ -57,6 +62,20 @@ std::vector<std::string> pieces_in(const std::string& folder) {
 Recent::Recent(std::string folder, int attempt, int rank)
     : folder_(std::move(folder)), attempt_(attempt), rank_(rank) {
   fs::create_directories(of_attempt(folder_, attempt_));
+  reserve();
+}
+
+std::string Recent::losses() const {
+  return fmt::format("{}/losses-{}", of_attempt(folder_, attempt_), rank_);
+}
+
+// Room for losses to come: memory may be full by then. Where there is none, it is tried again later.
+void Recent::reserve() {
+  const int fd = open(losses().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) return;
+  const uint64_t wanted = noted_ + kReserved;
+  if (fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(wanted)) == 0) reserved_ = wanted;
+  close(fd);
 }
 
 Recent::~Recent() {
@@ -81,11 +100,12 @@ void Recent::settle() {
 void Recent::note(const StepLoss& loss) {
   unwritten_ += fmt::format("{} {:.17g} {:.9g} {:.17g}\n", loss.step, loss.loss, loss.seconds,
                             loss.gradient_norm);
-  const std::string path = fmt::format("{}/losses-{}", of_attempt(folder_, attempt_), rank_);
+  const std::string path = losses();
   std::ofstream file(path, std::ios::app);
   if (file << unwritten_ << std::flush) {
     noted_ += unwritten_.size();
     unwritten_.clear();
+    if (noted_ + kReserved / 2 > reserved_) reserve();
     return;
   }
   file.close();

@@ -39,6 +39,8 @@ class Recent {
   void settle();
 
  private:
+  std::string losses() const;  // file
+  void reserve();
   void note(const StepLoss& loss);
 
   std::string folder_;
@@ -48,6 +50,7 @@ class Recent {
   std::vector<int64_t> steps_;  // that are there
   std::string unwritten_;       // losses
   uint64_t noted_ = 0;          // bytes of losses that are written
+  uint64_t reserved_ = 0;       // for which there is room
   bool told_ = false;
 };
 
