@@ -23,8 +23,8 @@ namespace {
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 constexpr size_t kFinalists = 3;
-// Threads that place strategies know what was kept of all but the last so many groups; of fewer
-// groups there is one thread.
+// Threads that place a strategy know what was kept of all but the last so many in front of it; of
+// fewer strategies there is one thread.
 constexpr size_t kLag = 16;
 
 double now_s() {
@@ -325,7 +325,7 @@ class Search {
   }
 
   // Micro-batches, layers and estimate of a strategy whose devices are placed; false if there are
-  // none or it beats neither `cutoff` nor the best of the other placements.
+  // none, or it does not beat both `cutoff` and the best of the other placements.
   bool complete(Placed* placed, Seconds tail, Seconds cutoff, Candidate* c, Taken* taken) {
     SearchCounters& counters = taken->counters;
     auto infeasible = [&](const std::string& why) {
