@@ -94,6 +94,7 @@ class GridPlanner {
     PlanBuilder* builder = nullptr;
     beside([&] { builder = first_builder(samples); }, [&](int64_t size) { step_->of(size); });
     if (!builder) {
+      step_->of(samples);  // so that it says why of this size, not of those beside
       result_.reason = step_->why_not();
       result_.refused = true;
       return std::move(result_);
