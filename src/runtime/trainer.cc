@@ -526,10 +526,6 @@ void conclude(Trainer& trainer, const TrainOptions& options, bool last) {
                options.checkpoint.c_str(), why.c_str());
 }
 
-}  // namespace
-
-namespace {
-
 // The first step of a run; `next` of its first attempt, which says so to later ones.
 int64_t begin_of_run(const TrainOptions& options, int64_t next) {
   if (options.recent.empty()) return next;
@@ -560,6 +556,10 @@ RunReport train(const Plan& plan, Communicator& group, const TrainOptions& optio
                                ? std::vector<StepLoss>{}
                                : recent_losses(options.recent, options.attempt, trainer.next()))
     report.steps.push_back({s.step, s.loss, s.gradient_norm, s.seconds});
+  const int64_t lost = trainer.next() - begun - static_cast<int64_t>(report.steps.size());
+  if (lost > 0 && group.rank() == 0)
+    std::fprintf(stderr, "motley: [run] the losses of %d earlier steps are left nowhere\n",
+                 static_cast<int>(lost));
   for (int64_t i = trainer.next() - begun; i < steps; ++i) {
     report.steps.push_back(trainer.step());
     const bool warming = times.empty() && first.empty() && i + 1 < steps;
