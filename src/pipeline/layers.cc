@@ -35,7 +35,9 @@ class Tokens {
   explicit Tokens(const Graph& graph) : graph_(graph) {}
 
   int of(const Node& node) {
-    key_.assign(node.op);
+    key_.clear();
+    add_arg(node.op);
+    add(node.args.size());
     for (const Arg& arg : node.args) {
       add(arg.index());
       std::visit([&](const auto& a) { add_arg(a); }, arg);

@@ -103,9 +103,7 @@ class GridPlanner {
     const grid::Model model = grid_model(*builder, samples);
     grid::SearchResult found;
     beside([&] { found = grid::search(estimator_of(model, cluster_), search_options(model)); },
-           [&](int64_t size) {
-             if (step_->of(size)) step_->layers(size, wanted_);
-           });
+           [&](int64_t size) { prepare(size); });
     result_.lower_bound = found.lower_bound;
     result_.reason = found.ranked.empty() ? found.reason : found.stop_reason;
     // First strategies whose stages fit with their best programs, as the others take long to plan.

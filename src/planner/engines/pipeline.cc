@@ -398,7 +398,7 @@ class PipelineSearch {
       result = pipeline::search(costs.problem(true), rough);
       if (!result.feasible) return result;
       // Where nobody has a plan yet, that of the bounds may do; where time runs out, too.
-      if (found_.empty() && builders_.at(size).get() == &builder) {
+      if (builders_.at(size).get() == &builder) {
         rough_ = Found{size, result.best, unequal};
         for (pipeline::Stage& stage : rough_->plan.stages)
           stage.mesh.cluster = use[stage.mesh.cluster];
@@ -511,6 +511,7 @@ class PipelineSearch {
       placed = composition;
       jointly = place(*plan, &builder, &placed);
     } catch (const TimeIsUp&) {  // it is a plan as it is
+      stop_ = "time ran out";
     }
     if (composition.zero > 0) note += fmt::format(", ZeRO {}", composition.zero);
     if (jointly) {
