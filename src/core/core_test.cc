@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -125,6 +126,34 @@ TEST(Parallel, DoesAllOnceAndPassesOnWhatIsThrown) {
                 HasSubstr("thrown"));
   }
   parallel_for(0, 2, [](int) { FAIL(); });
+}
+
+TEST(Parallel, LoopsInLoops) {
+  start_threads(3);
+  for (int round = 0; round < 50; ++round) {
+    std::atomic<int> done = 0;
+    parallel_for(4, 3, [&](int i) {
+      parallel_for(5, 1 + i, [&](int) { parallel_for(3, 2, [&](int) { ++done; }); });
+    });
+    ASSERT_EQ(done, 4 * 5 * 3);
+  }
+}
+
+// Threads of a process are not in its forks.
+TEST(Parallel, InAForkedProcess) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer does not follow forks of processes with threads";
+#endif
+  parallel_for(4, 4, [](int) {});
+  const pid_t child = fork();
+  if (child == 0) {
+    std::atomic<int> done = 0;
+    for (int round = 0; round < 20; ++round) parallel_for(10, 4, [&](int) { ++done; });
+    _exit(done == 200 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Check, NamesThePlace) {

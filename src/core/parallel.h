@@ -1,4 +1,4 @@
-// Loops over independent pieces of work on several threads.
+// Loops over independent pieces of work on several threads, which wait for the next loop behind one.
 #pragma once
 
 #include <functional>
@@ -7,6 +7,9 @@ namespace motley {
 
 // So many threads; of 0, one per core.
 int threads_of(int threads);
+
+// Makes threads for loops to come, which otherwise the first loop does.
+void start_threads(int threads);
 
 // Calls body(0), ..., body(n - 1) on up to `threads` threads (0: one per core), this one among
 // them. What a body throws keeps others from starting, and is thrown again here.
