@@ -294,6 +294,7 @@ void run(const Args& args) {
   if (!args.output.empty()) require_writable("--output", args.output);
   const Cluster cluster = load_cluster(args.cluster, args.scale, args.profile);
   planner::PlanOptions options = options_of(args);
+  start_threads(options.threads);
   ModelGraphs graphs(args.model, [&](const Graph& parameters) {
     if (std::string why = planner::too_large(parameters, cluster, options); !why.empty())
       throw TooLarge{std::move(why)};
@@ -335,7 +336,8 @@ void run(const Args& args) {
   }
   std::string words;
   parallel_for(2, options.threads, [&](int i) {
-    if (i == 0 && !args.output.empty()) save_plan(*report.best().plan, args.output);
+    if (i == 0 && !args.output.empty())
+      save_plan(*report.best().plan, args.output, options.threads);
     if (i == 1 && !args.json) words = describe_search(report, cluster);
   });
   if (args.json) {

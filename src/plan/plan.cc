@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
+#include "core/parallel.h"
 
 namespace motley {
 
@@ -382,9 +384,7 @@ void read_redundancy(Fields& fields, Plan* plan) {
   plan->redundancy = static_cast<int>(times);
 }
 
-}  // namespace
-
-Json to_json(const Plan& plan) {
+Json without_graph(const Plan& plan) {
   Json j;
   j["motley_plan"] = kPlanVersion;
   j["engine"] = plan.engine;
@@ -416,7 +416,16 @@ Json to_json(const Plan& plan) {
   add_sizes(plan.program.sizes, &j);
   if (plan.duplex) j["duplex"] = {{"parts", plan.duplex->samples}};
   j["fingerprint"] = fmt::format("{:016x}", plan.graph_fingerprint);
-  j["graph"] = lines(to_text(*plan.graph));
+  return j;
+}
+
+Json graph_of(const Plan& plan) { return {{"graph", lines(to_text(*plan.graph))}}; }
+
+}  // namespace
+
+Json to_json(const Plan& plan) {
+  Json j = without_graph(plan);
+  j.update(graph_of(plan));
   return j;
 }
 
@@ -499,8 +508,16 @@ Plan parse_plan(const std::string& text, const std::string& name) {
   return plan;
 }
 
-void save_plan(const Plan& plan, const std::string& path) {
-  write_file(path, to_json(plan).dump(1) + "\n");
+void save_plan(const Plan& plan, const std::string& path, int threads) {
+  std::string text, graph;  // "{\n fields of one\n}": to be one object of all
+  parallel_for(2, threads, [&](int i) {
+    i == 0 ? text = without_graph(plan).dump(1) : graph = graph_of(plan).dump(1);
+  });
+  text.resize(text.size() - std::string_view("\n}").size());
+  text += ',';
+  text.append(graph, 1);
+  text += '\n';
+  write_file(path, text);
 }
 Plan load_plan(const std::string& path) { return parse_plan(read_file(path), path); }
 

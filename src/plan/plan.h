@@ -83,7 +83,7 @@ struct Plan {
 Json to_json(const Plan& plan);
 // Throws UserError naming `name`, the field, its value and the remedy.
 Plan parse_plan(const std::string& text, const std::string& name);
-void save_plan(const Plan& plan, const std::string& path);
+void save_plan(const Plan& plan, const std::string& path, int threads = 1);
 Plan load_plan(const std::string& path);
 
 // The independent checker: what is wrong with a plan, empty if it is sound. It trusts no search: it
