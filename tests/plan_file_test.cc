@@ -195,8 +195,8 @@ Json written(const Plan& plan) {
     const Node& node = graph.nodes[n];
     if (is_source(node) || node.outputs.empty() || !node.outputs[0].valid()) continue;
     if (made[n].is_shard() && made[n].factor > 0) continue;  // which has no letter
-    const size_t dot = node.op.find('.');
-    add("node", "aten." + node.op.substr(6) + (dot == std::string::npos ? ".default" : ""),
+    const size_t dot = node.op.str().find('.');
+    add("node", "aten." + node.op.str().substr(6) + (dot == std::string::npos ? ".default" : ""),
         node.outputs[0], made[n], node.phase == Phase::backward);
   }
   return {{"mesh", {{"shape", {plan.cluster.size()}}, {"dim_names", nullptr}}},

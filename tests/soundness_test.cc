@@ -98,8 +98,8 @@ const std::vector<Planted>& planted() {
 
 const Planted* now = nullptr;
 
-const OpDef* wrong_lookup(const std::string& name) {
-  if (name != now->op) return find_op(name);
+const OpDef* wrong_lookup(const OpName& name) {
+  if (!(name == now->op)) return find_op(name);
   static OpDef wrong{""};
   wrong = *find_op(name);
   wrong.signature = now->signature;

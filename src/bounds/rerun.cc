@@ -53,8 +53,7 @@ void Rerun::find_readers(const Graph& graph, const ProblemBuilder& builder,
   }
   for (size_t n = 0; n < problem.nodes.size(); ++n) {
     const NodeId node = builder.node(static_cast<int>(n));
-    const std::vector<ValueId> views =
-        node.valid() ? graph.inputs_of(graph.node(node)) : std::vector<ValueId>();
+    const ValueList views = node.valid() ? graph.inputs_of(graph.node(node)) : ValueList();
     const auto& inputs = problem.nodes[n].inputs;
     for (int slot = 0; slot < static_cast<int>(inputs.size()); ++slot) {
       if (inputs[slot] >= builder.values()) continue;

@@ -150,7 +150,7 @@ TEST_P(FunctionalTest, AliasesAndWritesMeanTheSame) {
   const Small::Function function = GetParam().function;
   auto build = [&] { return std::make_shared<Small>(function); };
   const Capture captured = capture(GetParam().name, build, 3, DType::f64);
-  for (const Node& node : captured.graph.nodes) EXPECT_NE(node.op.back(), '_') << node.op;
+  for (const Node& node : captured.graph.nodes) EXPECT_NE(node.op.str().back(), '_') << node.op;
   DefaultDType dtype(DType::f64);
   torch::manual_seed(5);
   const auto module = build();

@@ -20,7 +20,7 @@ JoinedWork::JoinedWork(const Theory& theory, const Program& program, const Joine
           static_cast<Bytes>(graph.spec(v).bytes());
     };
     const Node& node = graph.node(step.node);
-    const std::vector<ValueId> inputs = graph.inputs_of(node);
+    const ValueList inputs = graph.inputs_of(node);
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!call.own[i]) {
         if (p > 0) less(inputs[i], triple.in[i]);
@@ -62,7 +62,7 @@ JoinedWork::JoinedWork(const Theory& part, NodeId id, const Triple& triple,
         more * static_cast<Bytes>(graph.spec(v).bytes());
   };
   const Node& node = graph.node(id);
-  const std::vector<ValueId> inputs = graph.inputs_of(node);
+  const ValueList inputs = graph.inputs_of(node);
   for (size_t i = 0; i < inputs.size(); ++i)
     if (joining.operands[i] >= 0) again(inputs[i], triple.in[i]);
   for (size_t o = 0; o < node.outputs.size(); ++o)

@@ -59,7 +59,7 @@ class Parts {
     }
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       if (part_of_[n] >= 0) continue;
-      const std::vector<ValueId> read = graph_.inputs_of(graph_.nodes[n]);
+      const ValueList read = graph_.inputs_of(graph_.nodes[n]);
       part_of_[n] = read.empty() ? 0 : part_of(read[0]);
     }
   }

@@ -100,7 +100,7 @@ class Workspace {
 
   void compute(const Node& node) {
     const Triple& triple = theory_.triples(step_.node)[step_.triple];
-    const std::vector<ValueId> inputs = graph_.inputs_of(node);
+    const ValueList inputs = graph_.inputs_of(node);
     if (is_source(node)) {
       // Numbers of a constant are in double precision first.
       const TensorSpec& spec = graph_.spec(node.outputs[0]);
@@ -119,7 +119,7 @@ class Workspace {
     const OpDef* op = find_op(node.op);
     if (op && op->random) return draw(node.outputs[0], triple.out[0]);
     if (op && op->alias) return;
-    std::string_view name = node.op;
+    std::string_view name = node.op.str();
     name.remove_prefix(std::min(name.size(), std::string_view("aten::").size()));
     name = name.substr(0, name.find('.'));
     if (!triple.kernel.empty())
@@ -157,7 +157,7 @@ class Workspace {
     const TensorSpec& result = graph_.spec(node.outputs[0]);
     for (size_t i = 0; i < inputs.size(); ++i) {
       const TensorSpec& spec = graph_.spec(inputs[i]);
-      const bool condition = i == 0 && node.op.starts_with("aten::where");
+      const bool condition = i == 0 && node.op.str().starts_with("aten::where");
       const bool converted = spec.dtype != graph_.spec(inputs.back()).dtype ||
                              spec.dtype != graph_.spec(inputs[0]).dtype ||
                              (is_float(result.dtype) && result.dtype != spec.dtype);

@@ -80,7 +80,7 @@ std::vector<Tensors> groups_of(const Theory& theory, const Program& program, int
     const OpDef* op = find_op(node.op);
     if (node.phase != Phase::forward || is_source(node) || (op && op->alias)) continue;
     if (node.outputs.empty() || !node.outputs[0].valid() || !saved[node.outputs[0].index]) continue;
-    add("activations of " + node.op, node.outputs[0], made[n]);
+    add("activations of " + node.op.str(), node.outputs[0], made[n]);
   }
   std::vector<Tensors> list;
   for (auto& [key, t] : groups) list.push_back(std::move(t));

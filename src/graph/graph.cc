@@ -50,7 +50,7 @@ int64_t TensorSpec::numel() const {
   return n;
 }
 
-NodeId Graph::add(std::string op, std::vector<Arg> args, const std::vector<TensorSpec>& specs,
+NodeId Graph::add(OpName op, std::vector<Arg> args, const std::vector<TensorSpec>& specs,
                   Phase phase) {
   NodeId id(static_cast<int64_t>(nodes.size()));
   Node node{std::move(op), std::move(args), {}, phase};
@@ -89,9 +89,8 @@ ValueId Graph::add_constant(const TensorSpec& spec, std::vector<double> data) {
   return node(add("motley::constant", {std::move(data)}, {spec})).outputs[0];
 }
 
-std::vector<ValueId> Graph::inputs_of(const Node& node) const {
-  std::vector<ValueId> result;
-  result.reserve(node.args.size());
+ValueList Graph::inputs_of(const Node& node) const {
+  ValueList result;
   for (const Arg& arg : node.args) {
     if (auto one = std::get_if<ValueId>(&arg)) {
       if (one->valid()) result.push_back(*one);
@@ -118,8 +117,6 @@ int64_t Graph::parameter_bytes() const {
   for (const Parameter& p : parameters) bytes += spec(p.value).bytes();
   return bytes;
 }
-
-bool is_source(const Node& node) { return node.op.rfind("motley::", 0) == 0 && !is_boundary(node); }
 
 bool same_but_for_names(const Graph& a, const Graph& b) {
   const auto all = [](const auto& of_a, const auto& of_b, auto same) {

@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "core/id.h"
+#include "graph/op_name.h"
 
 namespace motley {
 
@@ -57,7 +58,6 @@ struct TensorSpec {
 };
 std::string to_string(const TensorSpec& spec);  // "f32[8,64]"
 
-using ValueId = Id<struct ValueTag>;
 using NodeId = Id<struct NodeTag>;
 
 // One argument of an ATen call, in schema order. An invalid ValueId inside a list is an undefined
@@ -75,7 +75,7 @@ struct Value {
 enum class Phase : uint8_t { forward, backward };
 
 struct Node {
-  std::string op;
+  OpName op;
   std::vector<Arg> args;
   std::vector<ValueId> outputs;  // invalid: an output that is not a tensor or is undefined
   Phase phase = Phase::forward;
@@ -115,7 +115,7 @@ class Graph {
 
   // Appends a node with outputs of the given specs; an empty optional position is expressed by
   // spec.shape = {-1}.
-  NodeId add(std::string op, std::vector<Arg> args, const std::vector<TensorSpec>& specs,
+  NodeId add(OpName op, std::vector<Arg> args, const std::vector<TensorSpec>& specs,
              Phase phase = Phase::forward);
   // Sources, with their roles entered.
   ValueId add_parameter(const std::string& name, const TensorSpec& spec);
@@ -128,14 +128,15 @@ class Graph {
   const TensorSpec& spec(ValueId id) const { return values[id.index].spec; }
 
   // Tensor arguments of a node in order, lists flattened, undefined ones left out.
-  std::vector<ValueId> inputs_of(const Node& node) const;
+  ValueList inputs_of(const Node& node) const;
   // For every value the nodes that read it, each once, in order.
   std::vector<std::vector<NodeId>> consumers() const;
 
   int64_t parameter_bytes() const;
 };
 
-bool is_source(const Node& node);  // motley::parameter, buffer, input or constant
+// motley::parameter, buffer, input or constant
+inline bool is_source(const Node& node) { return node.op.is_source(); }
 
 // Whether graphs are equal but for the names of models, parameters, buffers and inputs.
 bool same_but_for_names(const Graph& a, const Graph& b);

@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
+#include "graph/op.h"
 #include "graph/placement.h"
 #include "graph/rebatch.h"
 
@@ -42,7 +44,8 @@ TEST(GraphText, RoundTrips) {
   EXPECT_EQ(to_text(graph), kText);
   EXPECT_EQ(graph.parameters[0].gradient, ValueId(8));
   EXPECT_EQ(graph.buffers[0].update, ValueId(6));
-  EXPECT_EQ(graph.inputs_of(graph.nodes[5]), (std::vector<ValueId>{ValueId(4), ValueId(1)}));
+  EXPECT_EQ(std::vector<ValueId>(graph.inputs_of(graph.nodes[5])),
+            (std::vector<ValueId>{ValueId(4), ValueId(1)}));
   EXPECT_EQ(graph.nodes[8 - 1].phase, Phase::backward);
 }
 
@@ -58,6 +61,52 @@ TEST(GraphText, NamesTheLine) {
               HasSubstr("1e15"));
   EXPECT_THAT(failure("gradient \"w\" %0\n"), HasSubstr("there is no parameter 'w'"));
   EXPECT_THAT(failure("%0 = motley::input(\"x\") : f32[2]\nloss %0\n"), HasSubstr("not a scalar"));
+}
+
+TEST(GraphText, OperatorsMayBeUnknownButNotSources) {
+  const std::string text =
+      "model m\n%0 = motley::input(\"x\") : f32[2]\n%1 = my::own(%0) : f32[2]\n";
+  EXPECT_EQ(to_text(parse_graph(text, "g.txt")), text);
+  EXPECT_THAT(failure("%0 = motley::tensor(\"x\") : f32[2]\n"),
+              HasSubstr("unknown source motley::tensor"));
+}
+
+TEST(OpName, IsItsText) {
+  const std::vector<std::string> names = {
+      "",        "aten::mm", "aten::add.Tensor", "motley::input", "motley::boundary",
+      "my::own", "my::other"};
+  for (const std::string& a : names) {
+    const OpName name(a), copy = name;
+    EXPECT_EQ(copy.str(), a);
+    EXPECT_EQ(fmt::format("{}", name), a);
+    EXPECT_EQ(name.is_source(), a == "motley::input");
+    EXPECT_EQ(name.def() != nullptr, a.starts_with("aten::") || a == "motley::boundary");
+    for (const std::string& b : names) {
+      EXPECT_EQ(name == OpName(b), a == b);
+      EXPECT_EQ(name == b, a == b);
+      EXPECT_EQ(name != b.c_str(), a != b);
+    }
+  }
+}
+
+TEST(ValueList, HoldsAnyNumber) {
+  for (int count : {0, 1, 5, 6, 7, 100}) {
+    ValueList list;
+    std::vector<ValueId> expected;
+    for (int i = 0; i < count; ++i) {
+      list.push_back(ValueId(i));
+      expected.emplace_back(i);
+    }
+    const ValueList copy = list;
+    for (ValueId& v : list) v = ValueId(7);
+    EXPECT_EQ(std::vector<ValueId>(copy), expected);
+    EXPECT_EQ(std::count(list.begin(), list.end(), ValueId(7)), count);
+    ASSERT_EQ(copy.size(), expected.size());
+    for (int i = 0; i < count; ++i) EXPECT_EQ(copy[i], ValueId(i));
+    if (count > 0) {
+      EXPECT_EQ(copy.back(), ValueId(count - 1));
+    }
+  }
 }
 
 TEST(Graph, RemovesDeadNodes) {

@@ -1,13 +1,9 @@
 #include "graph/op.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
 #include <string_view>
-#include <unordered_map>
 
 #include "core/error.h"
-#include "core/rng.h"
 #include "graph/ops/builder.h"
 
 namespace motley {
@@ -29,37 +25,8 @@ const std::vector<const OpDef*>& all_ops() {
   return ops;
 }
 
-namespace {
-
-// Of two words of a name, as the first ones are mostly "aten::": names are looked up for every node
-// over and over.
-struct NameHash {
-  size_t operator()(std::string_view name) const {
-    constexpr size_t kPrefix = 6;
-    uint64_t middle = 0, end = 0;
-    if (name.size() >= sizeof end) std::memcpy(&end, name.end() - sizeof end, sizeof end);
-    if (name.size() >= kPrefix) {
-      name.remove_prefix(kPrefix);
-      std::memcpy(&middle, name.data(), std::min(name.size(), sizeof middle));
-    }
-    return mix64(middle ^ mix64(end ^ name.size()));
-  }
-};
-
-}  // namespace
-
-const OpDef* find_op(const std::string& name) {
-  static const std::unordered_map<std::string_view, const OpDef*, NameHash> index = [] {
-    std::unordered_map<std::string_view, const OpDef*, NameHash> map;
-    for (const OpDef* op : all_ops()) map[op->name] = op;
-    return map;
-  }();
-  auto it = index.find(name);
-  return it == index.end() ? nullptr : it->second;
-}
-
-bool is_scratch(const std::string& op, size_t o) {
-  const OpDef* def = o > 0 ? find_op(op) : nullptr;
+bool is_scratch(const OpName& op, size_t o) {
+  const OpDef* def = o > 0 ? op.def() : nullptr;
   return def != nullptr && def->scratch;
 }
 

@@ -103,9 +103,9 @@ struct OpDef {
 };
 
 // The entry for an op name, or nullptr.
-const OpDef* find_op(const std::string& name);
+inline const OpDef* find_op(const OpName& name) { return name.def(); }
 // Whether result o of an op may have another shape than in the graph.
-bool is_scratch(const std::string& op, size_t o);
+bool is_scratch(const OpName& op, size_t o);
 // All entries, by name.
 const std::vector<const OpDef*>& all_ops();
 

@@ -18,7 +18,7 @@ std::vector<int> owners(const Graph& graph) {
       owner[n] = parameter[node.outputs[0].index];
       continue;
     }
-    const std::vector<ValueId> inputs = graph.inputs_of(node);
+    const ValueList inputs = graph.inputs_of(node);
     const OpDef* op = find_op(node.op);
     if (inputs.size() == 1 && parameter[inputs[0].index] >= 0 && node.outputs.size() == 1 &&
         node.outputs[0].valid() && ((op && op->alias) || node.op == "aten::_to_copy")) {

@@ -100,7 +100,7 @@ class PrecisionRewriter : Rewriting {
       if (exact_.count(v) > 0) return false;
       scalars = scalars && (!v.valid() || from_.spec(v).shape.empty());
     }
-    return !scalars && (is_product(node.op) || (any_low && !is_delicate(node.op)));
+    return !scalars && (is_product(node.op.str()) || (any_low && !is_delicate(node.op.str())));
   }
 
   void rewrite(const Node& node) {

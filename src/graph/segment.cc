@@ -215,7 +215,7 @@ std::vector<int> with_backward(const Graph& graph, std::vector<int> segment) {
       const Node& maker = graph.node(graph.value(v).producer);
       if (maker.phase == Phase::forward || is_source(maker)) return true;
       const OpDef* op = find_op(maker.op);
-      const std::vector<ValueId> inputs = graph.inputs_of(maker);
+      const ValueList inputs = graph.inputs_of(maker);
       if (inputs.size() != 1 || !op || !op->alias) return false;
       v = inputs[0];
     }
@@ -236,7 +236,7 @@ std::vector<int> with_backward(const Graph& graph, std::vector<int> segment) {
     decided[n] = true;
     // What only this node reads leads there too, if it is all that the node reads, or a view of
     // what the forward pass made; but not the gradient of the layer's result.
-    const std::vector<ValueId> inputs = graph.inputs_of(node);
+    const ValueList inputs = graph.inputs_of(node);
     for (ValueId v : inputs) {
       const Node& maker = graph.node(graph.value(v).producer);
       if (maker.phase == Phase::backward && !is_source(maker) && leads[v.index] < 0 &&

@@ -52,7 +52,7 @@ class Cutter {
         open.pop_back();
         const NodeId id = graph_.value(v).producer;
         const Node& node = graph_.node(id);
-        const std::vector<ValueId> in = graph_.inputs_of(node);
+        const ValueList in = graph_.inputs_of(node);
         bool sum = node.op == "aten::add.Tensor" && in.size() == 2 && plain_alpha(node) &&
                    graph_.spec(in[0]) == graph_.spec(v) && graph_.spec(in[1]) == graph_.spec(v) &&
                    consumers_[v.index].size() == (v == gradient ? 0u : 1u);
@@ -82,7 +82,7 @@ class Cutter {
       open.pop_back();
       const NodeId id = graph_.value(x).producer;
       const Node& node = graph_.node(id);
-      const std::vector<ValueId> in = graph_.inputs_of(node);
+      const ValueList in = graph_.inputs_of(node);
       if (node.op == "aten::add.Tensor" && in.size() == 2 && node.phase == Phase::backward &&
           (x == v || consumers_[x.index].size() == 1)) {
         open.push_back(in[0]);

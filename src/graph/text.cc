@@ -347,7 +347,9 @@ Graph parse_graph(const std::string& text, const std::string& name) {
       do outputs.push_back(line.value());
       while (line.accept(","));
       line.expect("=");
-      std::string op(line.word("("));
+      const OpName op(line.word("("));
+      if (op.str().starts_with("motley::") && !op.is_source() && !op.def())
+        throw line.error("unknown source " + op.str());
       std::vector<Arg> args;
       line.expect("(");
       while (!line.accept(")")) {
@@ -368,15 +370,15 @@ Graph parse_graph(const std::string& text, const std::string& name) {
       for (ValueId v : outputs)
         if (v.valid() && v.index != next++)
           throw line.error(fmt::format("outputs are numbered in order; expected %{}", next - 1));
-      Node probe{op, args, {}, phase};
-      for (ValueId v : graph.inputs_of(probe))
-        if (v.index >= static_cast<int64_t>(graph.values.size()))
+      const auto made = static_cast<int64_t>(graph.values.size());
+      const NodeId id = graph.add(op, std::move(args), specs, phase);
+      for (ValueId v : graph.inputs_of(graph.node(id)))
+        if (v.index >= made)
           throw line.error(fmt::format("%{} is read before it is made", v.index));
-      NodeId id = graph.add(op, std::move(args), specs, phase);
       if (is_source(graph.node(id))) {
         const Node& node = graph.node(id);
         if (node.args.size() != 1 || node.outputs.size() != 1 || !node.outputs[0].valid())
-          throw line.error(op + " takes one argument and makes one tensor");
+          throw line.error(op.str() + " takes one argument and makes one tensor");
         ValueId v = node.outputs[0];
         auto role = std::get_if<std::string>(&node.args[0]);
         if (op == "motley::constant") {
@@ -384,15 +386,13 @@ Graph parse_graph(const std::string& text, const std::string& name) {
           if (!data || static_cast<int64_t>(data->size()) != graph.spec(v).numel())
             throw line.error("motley::constant takes a list of as many numbers as it has elements");
         } else if (!role) {
-          throw line.error(op + " takes a name in quotes");
+          throw line.error(op.str() + " takes a name in quotes");
         } else if (op == "motley::parameter") {
           graph.parameters.push_back({*role, v, {}});
         } else if (op == "motley::buffer") {
           graph.buffers.push_back({*role, v, {}});
-        } else if (op == "motley::input") {
-          graph.inputs.push_back({*role, v});
         } else {
-          throw line.error("unknown source " + op);
+          graph.inputs.push_back({*role, v});
         }
       }
       continue;
@@ -408,8 +408,10 @@ Graph parse_graph(const std::string& text, const std::string& name) {
 std::string to_string(Placement p) {
   if (p.is_replicated()) return "R";
   if (p.is_partial()) return "P";
-  if (p.factor == 0) return fmt::format("S({})", p.dim);
-  return fmt::format("S({}.{})", p.dim, p.factor);
+  std::string text = "S(";
+  append_integer(p.dim, &text);
+  if (p.factor != 0) append_integer(p.factor, &(text += '.'));
+  return text += ')';
 }
 
 bool parse_placement(const std::string& text, Placement* placement) {

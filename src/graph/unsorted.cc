@@ -293,7 +293,7 @@ class Orders {
     const Node& node = graph_.nodes[n];
     const OpDef* op = find_op(node.op);
     if (op == nullptr || op->signature == nullptr || op->random) return false;
-    const std::vector<ValueId> inputs = graph_.inputs_of(node);
+    const ValueList inputs = graph_.inputs_of(node);
     const Signature signature = op->signature(graph_, node);
     int label = -1;
     for (size_t i = 0; i < inputs.size(); ++i) {

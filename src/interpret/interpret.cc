@@ -49,7 +49,7 @@ StepResult interpret(const Graph& graph, const Feeds& feeds, const InterpretOpti
   auto value = [&](ValueId v) -> at::Tensor { return values[static_cast<size_t>(v.index)]; };
   for (size_t n = 0; n < graph.nodes.size(); n++) {
     const Node& node = graph.nodes[n];
-    const std::vector<ValueId> operands = graph.inputs_of(node);
+    const ValueList operands = graph.inputs_of(node);
     std::vector<at::Tensor> results;
     if (is_source(node)) {
       const TensorSpec& spec = graph.spec(node.outputs[0]);

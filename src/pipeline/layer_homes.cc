@@ -82,7 +82,7 @@ class HomeFinder {
 
   // To the layer of the forward values that it reads, the deepest of them, or of the gradient it
   // continues. What stands for a forward value takes that one's place among the inputs.
-  void place(size_t i, std::vector<ValueId>* inputs) {
+  void place(size_t i, ValueList* inputs) {
     int forward = -1, backward = last_layer_;
     for (ValueId v : *inputs)
       if (is_gradient(v)) backward = std::min(backward, home(producer(v)));

@@ -127,11 +127,20 @@ class Builder {
   // By repeated modules.
   void find_cuts(Layers* result, std::vector<int>* cuts, std::vector<int>* module_of) const {
     result->modules = modules();
-    Flops total = flops_before_[n_];
-    int heavy = heavy_before_[n_];
-    double wanted = options_.layers > 0 ? options_.layers : std::clamp(heavy, 1, kMostLayers);
-    for (size_t m = 0; m < result->modules.size(); ++m) {
-      const Module& module = result->modules[m];
+    const int finest = std::clamp(heavy_before_[n_], 1, kMostLayers);
+    cut(*result, options_.layers > 0 ? options_.layers : finest, cuts, module_of);
+    result->coarser =
+        options_.layers == 0 && options_.most > 0 && static_cast<int>(cuts->size()) > options_.most;
+    if (result->coarser) cut(*result, options_.most, cuts, module_of);
+  }
+
+  void cut(const Layers& result, double wanted, std::vector<int>* cuts,
+           std::vector<int>* module_of) const {
+    cuts->clear();
+    module_of->clear();
+    const Flops total = flops_before_[n_];
+    for (size_t m = 0; m < result.modules.size(); ++m) {
+      const Module& module = result.modules[m];
       int period = (module.end - module.first) / module.repeats;
       Flops work = flops_before_[module.first + period] - flops_before_[module.first];
       int count = static_cast<int>(std::lround(total > 0 ? wanted * work / total : 1));
@@ -171,7 +180,8 @@ class Builder {
     if (!op || !op->flops || op->alias) return false;
     int64_t touched = 0;
     for (ValueId v : graph_.inputs_of(node)) touched = std::max(touched, graph_.spec(v).numel());
-    return node.op.find("mm") != std::string::npos || node.op.find("conv") != std::string::npos ||
+    return node.op.str().find("mm") != std::string::npos ||
+           node.op.str().find("conv") != std::string::npos ||
            op->flops(graph_, node) > 64.0 * static_cast<double>(touched);
   }
 

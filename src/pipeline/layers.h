@@ -39,7 +39,8 @@ namespace motley::pipeline {
 struct LayerOptions {
   // About how many; 0: one per heavy op, but at most 160. Repeats beyond these are put together.
   int layers = 0;
-  int heavy = 2;       // z: heavy ops that a repeated module has at least
+  int most = 0;   // of 0 layers: about so many where they would be more; 0: as many as they are
+  int heavy = 2;  // z: heavy ops that a repeated module has at least
   double slack = 0.1;  // eps
   // Instead: layers that begin at these forward nodes, ascending; what is in front is of the first.
   std::vector<NodeId> begin;
@@ -65,6 +66,7 @@ struct Module {
 struct Layers {
   std::vector<Layer> layers;
   std::vector<Module> modules;
+  bool coarser = false;               // than the finest, as they were to be at most so many
   std::vector<int> class_of() const;  // [layer]
 };
 

@@ -135,6 +135,17 @@ TEST(Layers, ManyRepeatsArePutTogether) {
   }
 }
 
+TEST(Layers, AtMostSoMany) {
+  const Graph graph = load("gpt.graph");
+  const Layers finest = find_layers(graph, {});
+  const auto all = static_cast<int>(finest.layers.size());
+  for (int most : {1, 8, 20, all - 1, all, all + 1, 1000}) {
+    const Layers layers = find_layers(graph, {.most = most});
+    EXPECT_EQ(layers.coarser, most < all);
+    EXPECT_EQ(to_text(layers), to_text(most < all ? find_layers(graph, {.layers = most}) : finest));
+  }
+}
+
 // All that reads a parameter or a view of it, forward or backward, is in one layer, so that stages
 // share no parameters but those that the model uses in several places.
 TEST(Layers, ParametersAreInOnePlace) {

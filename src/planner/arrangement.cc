@@ -46,7 +46,7 @@ int parameter_of(const Graph& graph, ValueId value, const std::vector<int>& numb
     if (number[value.index] >= 0) return number[value.index];
     const OpDef* op = find_op(producer.op);
     const bool follows = producer.op == "aten::_to_copy" || (op && op->alias);
-    const std::vector<ValueId> inputs = graph.inputs_of(producer);
+    const ValueList inputs = graph.inputs_of(producer);
     if (is_source(producer) || !follows || inputs.empty()) return -1;
     value = inputs[0];
   }

@@ -63,6 +63,20 @@ const pipeline::Layers& BatchStep::layers(int64_t samples, int count) {
   return *entry.known;
 }
 
+int BatchStep::at_most(int64_t samples, int most) {
+  const std::shared_ptr<const MicroBatch> part = of(samples);
+  check_time(deadline_);
+  auto found = std::make_shared<pipeline::Layers>(
+      pipeline::find_layers(part->graph, {.most = most, .deadline = deadline_}));
+  const int count = found->coarser ? most : 0;
+  std::unique_lock lock(mutex_);
+  Entry<pipeline::Layers>& entry = layers_[{samples, count}];
+  lock.unlock();
+  const std::lock_guard own(entry.mutex);
+  if (!entry.known) entry.known = std::move(found);
+  return count;
+}
+
 std::string BatchStep::why_not() const {
   const std::lock_guard lock(mutex_);
   return why_not_;

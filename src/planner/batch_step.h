@@ -35,6 +35,8 @@ class BatchStep {
   // The layers of such a micro-batch, about so many; for several threads. 0: the finest;
   // kBlockLayers: its blocks. REQUIRES: of(samples).
   const pipeline::Layers& layers(int64_t samples, int count);
+  // The number to ask for so that there are about `most` at most: that, or 0. Finds these layers.
+  int at_most(int64_t samples, int most);
 
  private:
   using Clock = std::chrono::steady_clock;

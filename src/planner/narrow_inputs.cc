@@ -34,7 +34,7 @@ void narrow_inputs(Plan* plan) {
     for (size_t s = 0; s < steps.size() && !changed; ++s) {
       if (!steps[s].is_compute()) continue;
       const Node& node = graph.node(steps[s].node);
-      const std::vector<ValueId> operands = graph.inputs_of(node);
+      const ValueList operands = graph.inputs_of(node);
       const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
       if (node.outputs.empty() || !node.outputs[0].valid()) continue;
       const bool view = op != nullptr && op->alias && operands.size() == 1 &&
@@ -48,7 +48,7 @@ void narrow_inputs(Plan* plan) {
       bool one = true;
       for (const Step& use : steps) {
         if (use.is_compute()) {
-          const std::vector<ValueId> inputs = graph.inputs_of(graph.node(use.node));
+          const ValueList inputs = graph.inputs_of(graph.node(use.node));
           for (size_t i = 0; i < inputs.size(); ++i)
             one =
                 one && !(inputs[i] == value && theory.triples(use.node)[use.triple].in[i] == whole);

@@ -55,9 +55,9 @@ class Reader {
                shape_of(p).size() == 2 && shape_of(p)[1] == sizes_.hidden) {
       sizes_.positions = shape_of(p)[0];
     }
-    const bool fused = node.op.find("scaled_dot_product") != std::string::npos;
+    const bool fused = node.op.str().find("scaled_dot_product") != std::string::npos;
     if (fused || node.op == "aten::_softmax") {
-      const std::vector<ValueId> inputs = graph_.inputs_of(node);
+      const ValueList inputs = graph_.inputs_of(node);
       const Shape& s = graph_.spec(fused ? inputs[0] : node.outputs[0]).shape;
       if (s.size() == 4) {
         sizes_.heads = s[1];
@@ -70,7 +70,7 @@ class Reader {
     if (node.op == "aten::triu" || node.op == "aten::tril") sizes_.causal = true;
     if (node.op == "aten::topk")
       if (const int64_t* k = std::get_if<int64_t>(&node.args[1])) sizes_.top = *k;
-    if (node.op.find("dropout") != std::string::npos && node.args.size() > 1)
+    if (node.op.str().find("dropout") != std::string::npos && node.args.size() > 1)
       if (const double* rate = std::get_if<double>(&node.args[1])) sizes_.dropout = *rate;
     for (const char* name : {"gelu", "relu", "silu"})
       if (node.op == std::string("aten::") + name) sizes_.activation = name;
@@ -85,7 +85,7 @@ class Reader {
       return;
     }
     // What follows the experts of a layer may be of the next one.
-    const std::vector<ValueId> inputs = graph_.inputs_of(node);
+    const ValueList inputs = graph_.inputs_of(node);
     const bool reads = std::any_of(inputs.begin(), inputs.end(), [&](ValueId v) {
       const size_t producer = graph_.value(v).producer.index;
       return own_[producer] && owner_[producer] == p;

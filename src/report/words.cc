@@ -76,7 +76,8 @@ std::string reason(const Theory& theory, const Program& program, size_t at) {
   const Graph& graph = theory.graph();
   const Step& step = program.steps[at];
   const Node& producer = graph.node(graph.value(step.value).producer);
-  const std::string maker = is_source(producer) ? "where it is kept," : "after " + producer.op;
+  const std::string maker =
+      is_source(producer) ? "where it is kept," : "after " + producer.op.str();
   std::string reader;
   for (size_t i = at + 1; i < program.steps.size() && reader.empty(); ++i) {
     const Step& next = program.steps[i];

@@ -269,7 +269,7 @@ bool Executor::join(std::vector<Instruction>* calls, const JoinedCall& call) con
   if (!joining.possible || joining.sums != call.sums()) return false;
   const Graph& graph = theory_.graph();
   std::vector<Shape> operand_shapes, result_shapes = in.result_shapes;
-  const std::vector<ValueId> inputs = graph.inputs_of(*in.node);
+  const ValueList inputs = graph.inputs_of(*in.node);
   const Triple& triple = theory_.triples(in.id)[program_.steps[call.begin].triple];
   for (size_t i = 0; i < inputs.size(); ++i)
     operand_shapes.push_back(local_shape(inputs[i], triple.in[i]));
@@ -280,7 +280,7 @@ bool Executor::join(std::vector<Instruction>* calls, const JoinedCall& call) con
   for (int p = 1; p < call.parts; ++p) {
     const Instruction& other = (*calls)[p];
     const Step& step = program_.steps[call.begin + p];
-    const std::vector<ValueId> own = graph.inputs_of(*other.node);
+    const ValueList own = graph.inputs_of(*other.node);
     for (size_t i = 0; i < own.size(); ++i)
       if (const int d = joining.operands[i]; d >= 0)
         operand_shapes[i][d] +=

@@ -46,7 +46,7 @@ bool is_small(const Graph& graph, const Node& node) {
 // What a node makes of its operands; empty: nothing says. Throws what libtorch throws where it
 // cannot be called like that.
 Specs derived(const Graph& graph, const Node& node) {
-  if (is_boundary(node)) return {graph.spec(graph.inputs_of(node).at(0))};
+  if (is_boundary(node)) return {graph.spec(graph.inputs_of(node)[0])};
   const OpDef* def = find_op(node.op);
   ShapeFunction shape = def != nullptr ? def->shape : nullptr;
   if (shape == nullptr) shape = find_shape(node.op);

@@ -108,7 +108,7 @@ TensorMap differentiated(const Graph& graph, const Feeds& feeds,
                      .to(to_torch(spec.dtype))
                      .reshape(spec.shape)};
     } else if (is_boundary(node)) {
-      results = {value(graph.inputs_of(node).at(0))};
+      results = {value(graph.inputs_of(node)[0])};
     } else if (is_random(node)) {
       for (ValueId v : node.outputs)
         results.push_back(v.valid() ? draws.at(v.index) : at::Tensor());

@@ -142,7 +142,7 @@ class Divider {
   void reach(NodeId id) {
     const Node& node = graph_.node(id);
     if (node.op == "motley::input") return;
-    const std::vector<ValueId> inputs = graph_.inputs_of(node);
+    const ValueList inputs = graph_.inputs_of(node);
     const auto& triples = theory_.triples(id);
     for (size_t t = 0; t < triples.size(); ++t) {
       const Triple& triple = triples[t];
@@ -199,7 +199,7 @@ class Divider {
       result(b.update, Placement::replicated(), "the new value of " + b.name);
     for (size_t n = graph_.nodes.size(); n-- > 0;) {
       const Node& node = graph_.nodes[n];
-      const std::vector<ValueId> inputs = graph_.inputs_of(node);
+      const ValueList inputs = graph_.inputs_of(node);
       for (ValueId v : node.outputs) {
         if (!v.valid()) continue;
         std::set<Placement>& wanted = demanded_[v.index];
@@ -319,7 +319,7 @@ class Divider {
   void emit_node(NodeId id, int number, std::vector<bool>* each) {
     const Node& node = graph_.node(id);
     const Triple& triple = theory_.triples(id)[number];
-    const std::vector<ValueId> inputs = graph_.inputs_of(node);
+    const ValueList inputs = graph_.inputs_of(node);
     std::vector<Shape> operand_shapes, result_shapes;
     for (size_t i = 0; i < inputs.size(); ++i)
       operand_shapes.push_back(local_spec(inputs[i], triple.in[i]).shape);

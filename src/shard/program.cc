@@ -16,17 +16,18 @@ bool has_forms(Collective kind) {
 }
 
 std::string to_text(const Theory& theory, const Step& step) {
-  const std::string again =
-      fmt::format("{}{}{}", step.later ? "later " : "", step.joined ? "joined " : "",
-                  step.again  ? "again "
-                  : step.each ? "each "
-                              : "");
-  if (!step.is_compute())
-    return fmt::format("{}{} %{} {} -> {}{}", again, to_string(step.kind), step.value.index,
-                       to_string(step.from), to_string(step.to),
-                       step.form == PieceForm::grouped ? " grouped" : "");
-  return fmt::format("{}node {} {} {}", again, step.node.index, theory.graph().node(step.node).op,
-                     to_string(theory.triples(step.node)[step.triple]));
+  std::string text;
+  const auto add = [&](const auto&... parts) { ((text += parts), ...); };
+  if (step.later) add("later ");
+  if (step.joined) add("joined ");
+  if (step.again || step.each) add(step.again ? "again " : "each ");
+  if (step.is_compute())
+    add("node ", std::to_string(step.node.index), " ", theory.graph().node(step.node).op.str(), " ",
+        to_string(theory.triples(step.node)[step.triple]));
+  else
+    add(to_string(step.kind), " %", std::to_string(step.value.index), " ", to_string(step.from),
+        " -> ", to_string(step.to), step.form == PieceForm::grouped ? " grouped" : "");
+  return text;
 }
 
 Step parse_step(const Theory& theory, const std::string& line, const std::string& where) {

@@ -14,10 +14,18 @@
 namespace motley {
 
 std::string to_string(const Triple& triple) {
-  std::string in, out;
-  for (size_t i = 0; i < triple.in.size(); ++i) in += (i ? ", " : "") + to_string(triple.in[i]);
-  for (size_t o = 0; o < triple.out.size(); ++o) out += (o ? ", " : "") + to_string(triple.out[o]);
-  return in + " -> " + out + (triple.kernel.empty() ? "" : " [" + triple.kernel + "]");
+  std::string text;
+  const auto append = [&](const std::vector<Placement>& list) {
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (i) text += ", ";
+      text += to_string(list[i]);
+    }
+  };
+  append(triple.in);
+  text += " -> ";
+  append(triple.out);
+  if (!triple.kernel.empty()) text += " [" + triple.kernel + "]";
+  return text;
 }
 
 namespace {
@@ -285,7 +293,7 @@ class Theory::Derivation {
   const size_t n_;
   const Node& node_;
   const Signature& signature_;
-  const std::vector<ValueId> inputs_;
+  const ValueList inputs_;
   const std::vector<ValueId>& outputs_;
   const Triple whole_;  // every device does all of it
   std::unique_ptr<std::vector<Triple>> table_;

@@ -38,7 +38,7 @@ std::string to_string(
 
 class Theory {
  public:
-  using Lookup = const OpDef* (*)(const std::string&);
+  using Lookup = const OpDef* (*)(const OpName&);
   // `lookup` finds the entries of the op table; tests plant wrong ones.
   explicit Theory(const Graph& graph, Lookup lookup = find_op);
   // The theory of a graph that is that of `like` but for names; nothing is derived anew.

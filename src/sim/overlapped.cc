@@ -164,7 +164,7 @@ class Walk {
   void compute(const Step& step, const Work& work) {
     const Node& node = graph_.node(step.node);
     const Triple& triple = theory_.triples(step.node)[step.triple];
-    const std::vector<ValueId> inputs = graph_.inputs_of(node);
+    const ValueList inputs = graph_.inputs_of(node);
     for (size_t i = 0; i < inputs.size(); ++i) wait_for({inputs[i], triple.in[i]});
     for (const InnerCollective& c : triple.collectives) {
       const Seconds end =

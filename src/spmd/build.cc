@@ -267,7 +267,7 @@ bool ProblemBuilder::is_parameter(int value) const {
     const Node& producer = graph.node(graph.value(v).producer);
     if (producer.op == "motley::parameter") return true;
     const OpDef* op = find_op(producer.op);
-    const std::vector<ValueId> read = graph.inputs_of(producer);
+    const ValueList read = graph.inputs_of(producer);
     if (read.empty() || !(producer.op == "aten::_to_copy" || (op && op->alias))) return false;
     v = read[0];
   }

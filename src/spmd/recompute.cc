@@ -95,7 +95,7 @@ void begin_where_least_passes(const Graph& graph, const std::vector<int>& owner,
       for (const size_t m : between)
         if (m >= best) (*block)[m] = b;
     }
-    const std::vector<ValueId> inputs = graph.inputs_of(graph.nodes[n]);
+    const ValueList inputs = graph.inputs_of(graph.nodes[n]);
     const bool reads = std::any_of(inputs.begin(), inputs.end(), [&](ValueId v) {
       const size_t producer = graph.value(v).producer.index;
       return own[producer] && owner[producer] >= 0;

@@ -61,7 +61,7 @@ std::vector<int> partition_segments(const Graph& graph, int count, SegmentWeight
     const Node& node = graph.nodes[n];
     if (!is_forward(node)) continue;
     const OpDef* op = find_op(node.op);
-    const std::vector<ValueId> inputs = graph.inputs_of(node);
+    const ValueList inputs = graph.inputs_of(node);
     if (op && op->alias && inputs.size() == 1) {
       vertex[n] = vertex[graph.value(inputs[0]).producer.index];
       continue;

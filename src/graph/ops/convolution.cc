@@ -71,7 +71,7 @@ double macs(const TensorSpec& output, const TensorSpec& weight) {
 double convolution_flops(const Graph& graph, const Node& node) {
   return macs(result_spec(graph, node, 0), operand_spec(graph, node, 1));
 }
-double backward_flops(const Graph& graph, const Node& node) {
+double convolution_backward_flops(const Graph& graph, const Node& node) {
   int products = 0;
   for (size_t o = 0; o < node.outputs.size() && o < 2; ++o) products += node.outputs[o].valid();
   return products * macs(operand_spec(graph, node, 0), operand_spec(graph, node, 2));
@@ -159,7 +159,8 @@ const std::vector<OpDef>& convolution_ops() {
     std::vector<OpDef> ops = {
         def("aten::col2im", columns),
         def("aten::convolution", convolution, convolution_flops),
-        def("aten::convolution_backward", convolution_backward, backward_flops, localize_backward),
+        def("aten::convolution_backward", convolution_backward, convolution_backward_flops,
+            localize_backward),
         def("aten::grid_sampler_2d", grid_sampler),
         def("aten::grid_sampler_2d_backward", grid_sampler),
         def("aten::grid_sampler_3d", grid_sampler),

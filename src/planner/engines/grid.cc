@@ -129,11 +129,11 @@ class GridPlanner {
   PlanBuilder& builder_of(int64_t size) {
     auto& builder = builders_[size];
     if (!builder) {
-      builder = std::make_unique<PlanBuilder>(request_, &groups_, step_, size, wanted_, &cache_);
-      if (wanted_ == 0 && !finest_ && builder->size() > kLayers) {
-        wanted_ = kLayers;
-        builder = std::make_unique<PlanBuilder>(request_, &groups_, step_, size, wanted_, &cache_);
+      if (wanted_ == 0 && !finest_) {
+        wanted_ = step_->at_most(size, kLayers);
+        finest_ = wanted_ == 0;
       }
+      builder = std::make_unique<PlanBuilder>(request_, &groups_, step_, size, wanted_, &cache_);
     }
     return *builder;
   }
