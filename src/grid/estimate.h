@@ -22,6 +22,7 @@
 // replica; replicas that are alike are simulated once.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -29,6 +30,7 @@
 #include "cluster/cluster.h"
 #include "grid/calibration.h"
 #include "grid/model.h"
+#include "grid/ring_uses.h"
 #include "grid/schedule.h"
 #include "grid/strategy.h"
 #include "net/topology.h"
@@ -180,6 +182,7 @@ class Estimator {
   Calibration calibration_;
   LayerTimes times_;
   net::Topology topology_;
+  std::shared_ptr<RingUses> ring_uses_ = std::make_shared<RingUses>();
   std::vector<BytesPerSecond> ring_bandwidth_, message_bandwidth_;  // [link] that is reached
   BytesPerSecond fastest_ring_ = 0;                                 // no ring is faster
   std::vector<Seconds> start_;                // [group] of a collective that crosses its link

@@ -1,19 +1,42 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <mutex>
+#include <utility>
 
 #include "grid/estimate.h"
+#include "grid/ring_uses.h"
 #include "net/traffic.h"
 
 namespace motley::grid {
+
+void RingUses::add(const net::Topology& topology, const std::vector<int>& devices,
+                   net::LinkLoad* load) {
+  constexpr size_t kMostNumbers = 10'000'000;
+  std::unique_lock lock(mutex_);
+  const auto it = known_.find(devices);
+  const std::vector<net::LinkUse>* uses = it == known_.end() ? nullptr : &it->second;
+  lock.unlock();
+  net::Chain chain;
+  if (uses == nullptr) {
+    chain = net::traffic(topology, Collective::all_reduce, net::Algorithm::ring, devices, 1);
+    uses = &chain[0].uses;
+  }
+  for (const net::LinkUse& use : *uses) load->add(use.link, use.flows);
+  if (chain.empty()) return;
+  lock.lock();
+  const size_t numbers = devices.size() + 3 * uses->size();
+  if (numbers_ + numbers > kMostNumbers) return;
+  if (known_.try_emplace(devices, std::move(chain[0].uses)).second) numbers_ += numbers;
+}
 
 namespace {
 
 // Rings and messages that run together, and the links they cross.
 class Flows {
  public:
-  explicit Flows(const net::Topology& topology)
-      : topology_(topology), load_(static_cast<int>(topology.links().size())) {}
+  Flows(const net::Topology& topology, RingUses* rings)
+      : topology_(topology), rings_(*rings), load_(static_cast<int>(topology.links().size())) {}
 
   // Forgets all flows; those to come take links of this bandwidth.
   void start(const std::vector<double>& bandwidth) {
@@ -27,9 +50,7 @@ class Flows {
   void add_ring(std::vector<int>* devices) {
     std::sort(devices->begin(), devices->end());
     if (!topology_.plain()) {  // channels
-      const net::Chain chain =
-          net::traffic(topology_, Collective::all_reduce, net::Algorithm::ring, *devices, 1);
-      for (const net::LinkUse& use : chain[0].uses) load_.add(use.link, use.flows);
+      rings_.add(topology_, *devices, &load_);
       finish();
       return;
     }
@@ -57,6 +78,7 @@ class Flows {
   }
 
   const net::Topology& topology_;
+  RingUses& rings_;
   const std::vector<double>* bandwidth_ = nullptr;
   net::LinkLoad load_;
   std::vector<double> flows_;       // [link]
@@ -108,12 +130,12 @@ void set_groups(const Cluster& cluster, const Strategy& s, Mesh& mesh) {
 }
 
 void set_rings(const net::Topology& topology, const std::vector<double>& bandwidth,
-               const std::vector<Seconds>& start, const Strategy& s, Mesh& mesh) {
+               const std::vector<Seconds>& start, const Strategy& s, RingUses* uses, Mesh& mesh) {
   const int groups = s.pp * s.dp;
   mesh.tensor.resize(groups);
   mesh.context.resize(groups);
   mesh.data.resize(s.pp);
-  Flows flows(topology);
+  Flows flows(topology, uses);
   // Rings of one kind all run at once. devices_of(o, k) lists the devices of ring k of an owner.
   auto rings = [&](int owners, int each, int size, auto&& devices_of,
                    std::vector<Mesh::Ring>* out) {
@@ -168,9 +190,9 @@ void set_rings(const net::Topology& topology, const std::vector<double>& bandwid
 }
 
 void set_messages(const net::Topology& topology, const std::vector<double>& bandwidth,
-                  const Strategy& s, Mesh& mesh) {
+                  const Strategy& s, RingUses* uses, Mesh& mesh) {
   const int groups = s.pp * s.dp;
-  Flows flows(topology);
+  Flows flows(topology, uses);
   mesh.message_seconds_per_byte.assign(groups, 0.0);
   mesh.message_latency.assign(groups, 0.0);
   for (int b = 0; s.pp > 1 && b < s.pp; ++b) {
@@ -225,8 +247,8 @@ Mesh Estimator::groups(const Strategy& s) const {
 }
 
 void Estimator::add_links(const Strategy& s, Mesh* mesh) const {
-  set_rings(topology_, ring_bandwidth_, start_, s, *mesh);
-  set_messages(topology_, message_bandwidth_, s, *mesh);
+  set_rings(topology_, ring_bandwidth_, start_, s, ring_uses_.get(), *mesh);
+  set_messages(topology_, message_bandwidth_, s, ring_uses_.get(), *mesh);
   set_like(s, *mesh);
 }
 
