@@ -54,7 +54,7 @@ class PlanBuilder : public LayeredGraph {
   bool limited() const { return programs_.limited(); }
   // As of StagePrograms.
   bool slow() const { return programs_.slow(); }
-  void set_hurried(bool hurried) { programs_.set_hurried(hurried); }
+  void set_effort(Effort effort) { programs_.set_effort(effort); }
   void set_threads(int threads) { programs_.set_threads(threads); }
 
  private:

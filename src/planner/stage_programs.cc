@@ -94,10 +94,10 @@ int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const P
         for (int held : std::set<int, std::greater<>>{task.in_flight, task.fewer, 1}) {
           task.in_flight = held;
           planned = plan(task);
-          if (planned.feasible || hurried_) break;
+          if (planned.feasible || effort_ != Effort::all) break;
         }
         lock.lock();
-        if (planned.feasible || !hurried_) {
+        if (planned.feasible || effort_ == Effort::all) {
           known = &stages.try_emplace(key, std::move(planned)).first->second;
         } else {
           refused = std::move(planned);
@@ -236,6 +236,12 @@ std::string StagePrograms::lack_of(const StageTask& task, const Planned& planned
   return text;
 }
 
+Planned StagePrograms::too_large(const StageTask& task, Planned planned) const {
+  planned.feasible = false;
+  planned.reason = lack_of(task, planned);
+  return planned;
+}
+
 void StagePrograms::plan_unlimited(const std::vector<StageTask>& tasks, bool backwards) {
   std::vector<const StageTask*> distinct;  // the first of equal ones has most in flight
   std::set<std::tuple<int, int, int, bool>> known;
@@ -261,7 +267,7 @@ bool StagePrograms::plan_unlimited(const StageTask& task, bool wait) {
   const Planned* best = unlimited(task, task.pieces(), &warm, wait);
   if (best == nullptr) return false;
   if (!request_.memory_limit || !best->feasible || task.pieces() || !task.strategy.empty() ||
-      task.group->cluster.size() == 1 || hurried_ || fits(task, *best))
+      task.group->cluster.size() == 1 || effort_ == Effort::none || fits(task, *best))
     return true;
   return unlimited(task, true, &warm, wait) != nullptr;
 }
@@ -276,11 +282,7 @@ Planned StagePrograms::plan(const StageTask& task) {
     planned.memory = std::move(memory);
     return planned;
   }
-  if (!task.strategy.empty() || hurried_) {
-    planned.feasible = false;
-    planned.reason = lack_of(task, planned);
-    return planned;
-  }
+  if (!task.strategy.empty() || effort_ == Effort::none) return too_large(task, planned);
   // `hidden`: with as much of the reduction as a backward pass can hide.
   const auto seconds_of = [&](const Planned& p, bool hidden = false) {
     const Shares shares(p.ratios);
@@ -324,6 +326,7 @@ Planned StagePrograms::plan(const StageTask& task) {
         seconds_of(*lean) <= (task.thorough ? kHardlySlower : kLittleSlower) * seconds_of(planned))
       return *lean;
   }
+  if (effort_ == Effort::lean) return too_large(task, planned);
   const auto better = [&](const Planned& p) {
     return lean && seconds_of(*lean) < seconds_of(p) ? *lean : p;
   };

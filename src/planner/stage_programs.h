@@ -47,6 +47,10 @@ struct StageTask {
   bool pieces() const { return divided.level == 3 && group->cluster.size() > 1; }
 };
 
+// What is tried for stages whose best program does not fit into memory: nothing, one with all
+// parameters cut that is hardly slower, or all there is, which takes long.
+enum class Effort : uint8_t { none, lean, all };
+
 class StagePrograms {
   // Graph, group, stages per device, count, in flight, recompute, thorough, divided.
   using StageKey = std::tuple<int, int, int, int, int, bool, bool, Divided>;
@@ -73,7 +77,7 @@ class StagePrograms {
 
   // [task] The best that fit; what it points to stays. Returns the first task in whose way
   // something is, or -1, and `*why`. With a draft, stages that are found are known to it alone, and
-  // threads may have drafts of their own while they hurry (set_hurried): what they ask for twice
+  // threads may have drafts of their own while effort is `none`: what they ask for twice
   // is searched for once.
   int find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found,
            std::string* why, Draft* draft = nullptr);
@@ -88,9 +92,9 @@ class StagePrograms {
   // Whether some stage takes longer than it is worth, even with more memory.
   bool slow() const { return was_slow_; }
 
-  // Until told otherwise, stages whose best program does not fit are refused at once, and planned
-  // again when they are next asked for.
-  void set_hurried(bool hurried) { hurried_ = hurried; }
+  // Until told otherwise. Stages that are refused with less than `all` are planned again when they
+  // are next asked for.
+  void set_effort(Effort effort) { effort_ = effort; }
 
   // Of searches; as PlanOptions say, until told otherwise.
   void set_threads(int threads) { threads_ = threads; }
@@ -112,6 +116,8 @@ class StagePrograms {
             std::shared_ptr<const MemoryCost>* memory = nullptr) const;
   // "V100 lacks 3 GiB, T4 lacks 5 GiB"; empty if it fits.
   std::string lack_of(const StageTask& task, const Planned& planned) const;
+  // Refused for what it lacks.
+  Planned too_large(const StageTask& task, Planned planned) const;
   // As it runs: with pieces held, if it is to.
   static Planned as_run(const StageTask& task, Planned planned);
   // The best program regardless of memory; of equal graphs and groups once. Unless told to wait,
@@ -147,7 +153,7 @@ class StagePrograms {
   std::mutex mutex_;  // of the maps above, while stages are planned: threads have groups of
                       // their own, and so entries, or drafts
   std::atomic<bool> was_limited_ = false, was_slow_ = false;
-  bool hurried_ = false;
+  Effort effort_ = Effort::all;
 };
 
 }  // namespace motley::planner

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -33,6 +34,8 @@ constexpr int kComposed = 4;        // of each: one stage a device, several
 constexpr int kParted = 2;          // of each, in addition: with context or expert parallelism
 constexpr int kHurried = 3;         // of each, looked at before those that take long to plan
 constexpr double kWorth = 1.1;      // times the best estimate that one may have
+// Times its estimate that a plan may take, for the estimate to be one that others are compared with.
+constexpr double kFarOff = 1.5;
 constexpr int kLayers = 48;
 constexpr int kContext[] = {2, 4, 8};
 // Of graphs of which threads plan several strategies at a time: of larger ones, the first should not
@@ -106,12 +109,16 @@ class GridPlanner {
            [&](int64_t size) { prepare(size); });
     result_.lower_bound = found.lower_bound;
     result_.reason = found.ranked.empty() ? found.reason : found.stop_reason;
-    // First strategies whose stages fit with their best programs, as the others take long to plan.
-    // What else is planned does not depend on that.
-    std::vector<char> made(found.ranked.size(), false);
-    for (const bool first : {true, false}) try {
-        hurried_ = first;
-        if (!first || request_.memory_limit) compose_all(found.ranked, &made);
+    // First strategies whose stages fit with their best programs, as the others take long to plan;
+    // if there are none, with programs that cut all parameters. What else is planned does not depend
+    // on that.
+    std::vector<Seconds> made(found.ranked.size(), 0);
+    for (const Effort effort : {Effort::none, Effort::lean, Effort::all}) try {
+        effort_ = effort;
+        const bool wanted =
+            effort == Effort::all ||
+            (request_.memory_limit && (effort == Effort::none || result_.candidates.empty()));
+        if (wanted) compose_all(found.ranked, &made);
       } catch (const TimeIsUp&) {
         if (result_.candidates.empty()) result_.reason = kNoTime;
         break;
@@ -243,7 +250,7 @@ class GridPlanner {
         attempt.out_of_time = true;
       }
       if (!attempt.builder || attempt.builder->size() != layers_) continue;
-      attempt.builder->set_hurried(true);
+      attempt.builder->set_effort(Effort::none);
       attempt.draft.backwards = attempts.size() % 2 == 1;
       attempts.push_back(&attempt);
     }
@@ -268,26 +275,37 @@ class GridPlanner {
     });
   }
 
-  // [candidate] *made: whether it has been planned.
-  void compose_all(const std::vector<grid::Candidate>& ranked, std::vector<char>* made) {
+  // [candidate] *made: the step of its plan; 0: there is none.
+  void compose_all(const std::vector<grid::Candidate>& ranked, std::vector<Seconds>* made) {
     int composed[2][2] = {}, tried[2][2] = {};
-    bool any = false;
-    if (hurried_ && small_) compose_beside(ranked);
+    bool any = false, far_off = false;
+    const Seconds least = ranked.empty() ? 0 : ranked[0].estimate.step;
+    // The estimate that one may have.
+    Seconds worth =
+        effort_ == Effort::none ? kWorth * least : std::numeric_limits<double>::infinity();
+    if (effort_ == Effort::none && small_) compose_beside(ranked);
     for (size_t c = 0; c < ranked.size(); ++c) {
       grid::Strategy s = ranked[c].strategy;
       const bool parts = s.cp > 1 || s.ep > 1;
       int& count = composed[s.interleave > 1][parts];
       if (count >= (parts ? kParted : kComposed)) continue;
-      if (hurried_ && ++tried[s.interleave > 1][parts] > kHurried) continue;
-      if ((any || hurried_) && ranked[c].estimate.step > kWorth * ranked[0].estimate.step) break;
-      const bool divided = request_.memory_limit && !any && !hurried_;
+      if (effort_ != Effort::all && ++tried[s.interleave > 1][parts] > kHurried) continue;
+      const Seconds estimate = ranked[c].estimate.step;
+      if (estimate > worth) break;
+      const bool divided = request_.memory_limit && !any && effort_ == Effort::all;
       for (int level : levels_of(s, fixed_, divided)) {
         s.zero = level;
         bool skipped = false;
-        if (!(*made)[c]) (*made)[c] = compose(c, s, &skipped);
-        if ((*made)[c]) any = true, ++count;
-        if ((*made)[c] || skipped) break;
+        Seconds& step = (*made)[c];
+        if (step == 0) step = compose(c, s, &skipped);
+        if (step > 0) any = true, ++count;
+        if (step > 0 || skipped) break;
       }
+      if ((*made)[c] == 0) continue;
+      if ((*made)[c] > kFarOff * estimate)
+        far_off = true;
+      else
+        worth = std::min(worth, kWorth * (effort_ == Effort::all && !far_off ? least : estimate));
     }
   }
 
@@ -317,23 +335,23 @@ class GridPlanner {
   }
 
   // Plans of a candidate's strategy at the levels of ZeRO that its replicas, or the devices of its
-  // stages (3), can have. Whether there are any; if it was not even tried, *skipped.
-  bool compose(size_t c, const grid::Strategy& s, bool* skipped) {
+  // stages (3), can have. The step of the first; 0: none, and if it was not even tried, *skipped.
+  Seconds compose(size_t c, const grid::Strategy& s, bool* skipped) {
     *skipped = true;
     const int merged = merged_replicas(s);
-    if (!even(s, merged)) return false;
+    if (!even(s, merged)) return 0;
     const std::string look = look_of(s, merged);
-    if (seen_.count(look)) return false;
+    if (seen_.count(look)) return 0;
     if (!step_->of(s.micro_batch * merged)) {
       if (result_.candidates.empty()) result_.reason = step_->why_not();
-      return false;
+      return 0;
     }
     PlanBuilder& own = builder_of(s.micro_batch * merged);
-    if (own.size() != layers_) return false;
-    own.set_hurried(hurried_);
+    if (own.size() != layers_) return 0;
+    own.set_effort(effort_);
     *skipped = false;
     Attempt attempt;
-    if (const auto it = beside_.find(c); it != beside_.end() && hurried_) {
+    if (const auto it = beside_.find(c); it != beside_.end() && effort_ == Effort::none) {
       if (it->second.out_of_time) throw TimeIsUp();
       if (own.holds(it->second.draft)) attempt = std::move(it->second);
     }
@@ -344,14 +362,15 @@ class GridPlanner {
       attempt.builder = &own;
       make(&attempt, nullptr);
     }
-    if (attempt.plan || !hurried_) seen_.insert(look);
+    if (attempt.plan || effort_ == Effort::all) seen_.insert(look);
     if (!attempt.plan) {
       if (result_.candidates.empty()) result_.reason = attempt.reason;
-      return false;
+      return 0;
     }
+    const Seconds step = attempt.plan->predicted_step_s;
     add(std::move(attempt.plan), s, "");
     if (attempt.jointly) add(std::move(attempt.jointly), s, " placed jointly");
-    return true;
+    return step;
   }
 
   void make(Attempt* attempt, StagePrograms::Draft* draft) {
@@ -390,7 +409,7 @@ class GridPlanner {
   int layers_ = 0;
   std::map<size_t, Attempt> beside_;  // by candidate: of those that are planned in any case
   std::set<std::string> seen_;        // looks of what was planned
-  bool hurried_ = false;
+  Effort effort_ = Effort::all;
   EngineResult result_;
 };
 
