@@ -125,7 +125,7 @@ py::list random_nodes(const CapturedGraph& captured) {
     const OpDef* op = is_source(node) ? nullptr : find_op(node.op);
     if (op == nullptr || !op->random) continue;
     const TensorSpec& spec = graph.spec(node.outputs[0]);
-    list.append(py::make_tuple(n, node.op, spec.shape, to_string(spec.dtype)));
+    list.append(py::make_tuple(n, node.op.str(), spec.shape, to_string(spec.dtype)));
   }
   return list;
 }
