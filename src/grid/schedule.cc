@@ -47,79 +47,117 @@ std::vector<Seconds> simulate_blocking(const Pipeline& p, int micro_batches) {
   return now;
 }
 
-struct Op {
-  bool forward;
-  int range, micro_batch;
+// Transfers of one direction over a boundary of stages, in the order of production.
+struct Link {
+  Seconds free = 0;
+  Seconds send(Seconds produced, Seconds transfer) {
+    return free = std::max(free, produced) + transfer;
+  }
 };
 
-// Runs every stage's operations in its order; transfers overlap, or delay their receiver.
-std::vector<Seconds> run_orders(const Pipeline& p, const std::vector<std::vector<Op>>& orders,
-                                int micro_batches, bool blocking) {
-  const int ranges = static_cast<int>(p.forward.size());
-  const int stages = static_cast<int>(orders.size());
-  std::vector<Seconds> forward_in(static_cast<size_t>(ranges) * micro_batches, -1.0);
-  std::vector<Seconds> backward_in(forward_in), now(stages, 0.0);
-  std::vector<Seconds> right(ranges, 0.0), left(ranges, 0.0);  // links: free from
-  auto at = [&](int range, int m) { return static_cast<size_t>(range) * micro_batches + m; };
-  for (int m = 0; m < micro_batches; ++m) forward_in[at(0, m)] = 0;
-  std::vector<size_t> next(stages, 0);
-  std::vector<int> ready(stages);
-  for (int s = 0; s < stages; ++s) ready[s] = stages - 1 - s;
-  size_t done = 0, total = 0;
-  for (const auto& order : orders) total += order.size();
-  while (!ready.empty()) {
-    const int s = ready.back();
-    ready.pop_back();
-    while (next[s] < orders[s].size()) {
-      const Op& op = orders[s][next[s]];
-      const Seconds in = (op.forward ? forward_in : backward_in)[at(op.range, op.micro_batch)];
-      if (in < 0) break;
-      Seconds end = std::max(now[s], in);
-      if (blocking) {
-        if (op.forward && op.range > 0) end += p.activation[op.range - 1];
-        if (!op.forward && op.range + 1 < ranges) end += p.gradient[op.range];
-      }
-      end += op.forward ? p.forward[op.range] : p.backward[op.range];
-      now[s] = end;
-      ++next[s];
-      ++done;
-      auto deliver = [&](std::vector<Seconds>& to, int range, Seconds* link, Seconds transfer) {
-        Seconds arrival = end;
-        if (!blocking) arrival = *link = std::max(*link, end) + transfer;
-        to[at(range, op.micro_batch)] = arrival;
-        if (range % stages != s) ready.push_back(range % stages);
-      };
-      if (op.forward) {
-        if (op.range + 1 < ranges)
-          deliver(forward_in, op.range + 1, &right[op.range], p.activation[op.range]);
-        else
-          deliver(backward_in, op.range, &right[op.range], 0);
-      } else if (op.range > 0) {
-        deliver(backward_in, op.range - 1, &left[op.range - 1], p.gradient[op.range - 1]);
-      }
+// Overlapped 1F1B. Stage s runs backward m right behind forward m + stages - 1 - s, and forward m
+// right behind backward m + s - stages. So at a step k every stage runs forward k - s, then backward
+// k - stages + 1, and what a forward pass needs arrived at the step before.
+std::vector<Seconds> simulate_overlapped(const Pipeline& p, int micro_batches) {
+  const int stages = static_cast<int>(p.forward.size());
+  std::vector<Seconds> now(stages, 0.0), arrived(stages, 0.0);  // [stage], forward
+  std::vector<Link> right(stages), left(stages);                // of a stage
+  for (int step = 0; step < micro_batches + stages - 1; ++step) {
+    for (int s = std::min(step, stages - 1); s >= std::max(0, step - micro_batches + 1); --s) {
+      now[s] = std::max(now[s], arrived[s]) + p.forward[s];
+      if (s + 1 < stages) arrived[s + 1] = right[s].send(now[s], p.activation[s]);
+    }
+    if (step < stages - 1) continue;
+    Seconds in = 0;
+    for (int s = stages - 1; s >= 0; --s) {
+      now[s] = std::max(now[s], in) + p.backward[s];
+      if (s > 0) in = left[s].send(now[s], p.gradient[s - 1]);
     }
   }
-  MOTLEY_CHECK(done == total, "a pipeline of {} stages and {} micro-batches is stuck", stages,
-               micro_batches);
   return now;
 }
 
-// Overlapped 1F1B without lists of operations: in the order of (micro-batch, direction) every
-// operation's inputs are known.
-std::vector<Seconds> simulate_overlapped(const Pipeline& p, int micro_batches) {
-  const int stages = static_cast<int>(p.forward.size());
-  std::vector<std::vector<Op>> orders(stages);
-  for (int s = 0; s < stages; ++s) {
-    const int warm = std::min(micro_batches, stages - s);
-    orders[s].reserve(2 * static_cast<size_t>(micro_batches));
-    for (int m = 0; m < warm; ++m) orders[s].push_back({true, s, m});
-    for (int m = 0; m < micro_batches; ++m) {
-      orders[s].push_back({false, s, m});
-      if (m + warm < micro_batches) orders[s].push_back({true, s, m + warm});
+// Interleaved 1F1B of v ranges a stage. The k-th forward and the k-th backward pass of all stages
+// are of the same micro-batch, and of the ranges in the same round, the (k / stages) % v-th from
+// their end. At a step t every stage s runs forward pass t - s, then backward pass
+// t - (v + 1) * stages + 2 + s, and what both need arrived at the step before, but for the first
+// backward pass of a micro-batch.
+class Interleaved {
+ public:
+  Interleaved(const Pipeline& p, int stages, int micro_batches, bool blocking)
+      : p_(p),
+        stages_(stages),
+        rounds_(static_cast<int>(p.forward.size()) / stages),
+        total_(micro_batches * rounds_),
+        blocking_(blocking),
+        now_(stages, 0.0),
+        forth_(stages, 0.0),
+        back_(stages, 0.0),
+        right_(p.forward.size()),
+        left_(p.forward.size()),
+        round_(static_cast<size_t>(stages) * rounds_) {
+    for (size_t k = 0; k < round_.size(); ++k) round_[k] = static_cast<int>(k) / stages;
+  }
+
+  std::vector<Seconds> run() {
+    const int steps = total_ + (rounds_ + 1) * stages_ - 2;
+    // As many micro-batches as stages: all forward passes come first.
+    const bool forward_first = total_ == static_cast<int>(round_.size());
+    for (int step = 0; step < steps; ++step) {
+      forward(step);
+      if (!forward_first) backward(step);
+    }
+    for (int step = 0; forward_first && step < steps; ++step) backward(step);
+    return std::move(now_);
+  }
+
+ private:
+  int ranges() const { return static_cast<int>(p_.forward.size()); }
+
+  void forward(int step) {
+    const Seconds round_trip = forth_[0];  // from the last stage, of the step before
+    for (int s = std::min(step, stages_ - 1); s >= std::max(0, step - total_ + 1); --s) {
+      const int round = round_[(step - s) % round_.size()], range = round * stages_ + s;
+      Seconds end = now_[s];
+      if (range > 0) end = std::max(end, s > 0 ? forth_[s] : round_trip);
+      if (blocking_ && range > 0) end += p_.activation[range - 1];
+      now_[s] = end += p_.forward[range];
+      const bool last = range + 1 == ranges();
+      const Seconds transfer = last ? 0 : p_.activation[range];
+      const Seconds arrival = blocking_ ? end : right_[range].send(end, transfer);
+      if (last)
+        turned_.push_back(arrival);
+      else
+        forth_[s + 1 < stages_ ? s + 1 : 0] = arrival;
     }
   }
-  return run_orders(p, orders, micro_batches, false);
-}
+
+  void backward(int step) {
+    const Seconds round_trip = back_[stages_ - 1];  // from the first stage, of the step before
+    for (int s = 0; s < stages_; ++s) {
+      const int k = step - (rounds_ + 1) * stages_ + 2 + s;
+      if (k < 0 || k >= total_) continue;
+      const int round = rounds_ - 1 - round_[k % round_.size()], range = round * stages_ + s;
+      const bool first = range + 1 == ranges();
+      const Seconds in = first ? turned_[next_turned_++] : s + 1 < stages_ ? back_[s] : round_trip;
+      Seconds end = std::max(now_[s], in);
+      if (blocking_ && !first) end += p_.gradient[range];
+      now_[s] = end += p_.backward[range];
+      if (range == 0) continue;
+      back_[s > 0 ? s - 1 : stages_ - 1] =
+          blocking_ ? end : left_[range].send(end, p_.gradient[range - 1]);
+    }
+  }
+
+  const Pipeline& p_;
+  const int stages_, rounds_, total_;  // passes of a stage in one direction
+  const bool blocking_;
+  std::vector<Seconds> now_, forth_, back_;  // [stage]; what arrived there
+  std::vector<Link> right_, left_;           // of a range
+  std::vector<Seconds> turned_;              // what the last range computed, by micro-batch
+  size_t next_turned_ = 0;
+  std::vector<int> round_;  // of the passes of one group of micro-batches
+};
 
 }  // namespace
 
@@ -134,26 +172,7 @@ std::vector<Seconds> simulate_interleaved(const Pipeline& pipeline, int stages, 
                                           Runtime runtime) {
   const int ranges = static_cast<int>(pipeline.forward.size());
   MOTLEY_CHECK(ranges % stages == 0 && micro_batches % stages == 0);
-  const int v = ranges / stages, total = micro_batches * v;
-  std::vector<std::vector<Op>> orders(stages);
-  // The k-th forward (backward) of any stage: micro-batches go in groups of `stages`, range by
-  // range.
-  auto op_of = [&](int s, int k, bool forward) {
-    const int group = k / (stages * v), in = k % (stages * v);
-    const int range = forward ? in / stages : v - 1 - in / stages;
-    return Op{forward, range * stages + s, group * stages + in % stages};
-  };
-  for (int s = 0; s < stages; ++s) {
-    const int warm =
-        micro_batches == stages ? total : std::min(total, (stages - s - 1) * 2 + (v - 1) * stages);
-    for (int k = 0; k < warm; ++k) orders[s].push_back(op_of(s, k, true));
-    for (int k = warm; k < total; ++k) {
-      orders[s].push_back(op_of(s, k, true));
-      orders[s].push_back(op_of(s, k - warm, false));
-    }
-    for (int k = total - warm; k < total; ++k) orders[s].push_back(op_of(s, k, false));
-  }
-  return run_orders(pipeline, orders, micro_batches, runtime != Runtime::motley);
+  return Interleaved(pipeline, stages, micro_batches, runtime != Runtime::motley).run();
 }
 
 std::vector<Seconds> finish_bounds(const Pipeline& p, int stages, int micro_batches,

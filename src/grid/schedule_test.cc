@@ -114,6 +114,86 @@ std::vector<Seconds> interpret_blocking(const Pipeline& p, int micro_batches) {
   return now;
 }
 
+struct Op {
+  bool forward;
+  int range, micro_batch;
+};
+
+// Runs every stage's operations in its order as soon as their input is there; transfers overlap, or
+// delay their receiver.
+std::vector<Seconds> run_orders(const Pipeline& p, const std::vector<std::vector<Op>>& orders,
+                                int micro_batches, bool blocking) {
+  const int ranges = static_cast<int>(p.forward.size());
+  const int stages = static_cast<int>(orders.size());
+  std::vector<Seconds> forward_in(static_cast<size_t>(ranges) * micro_batches, -1.0);
+  std::vector<Seconds> backward_in(forward_in), now(stages, 0.0);
+  std::vector<Seconds> right(ranges, 0.0), left(ranges, 0.0);  // links: free from
+  auto at = [&](int range, int m) { return static_cast<size_t>(range) * micro_batches + m; };
+  for (int m = 0; m < micro_batches; ++m) forward_in[at(0, m)] = 0;
+  std::vector<size_t> next(stages, 0);
+  std::vector<int> ready(stages);
+  for (int s = 0; s < stages; ++s) ready[s] = stages - 1 - s;
+  while (!ready.empty()) {
+    const int s = ready.back();
+    ready.pop_back();
+    while (next[s] < orders[s].size()) {
+      const Op& op = orders[s][next[s]];
+      const Seconds in = (op.forward ? forward_in : backward_in)[at(op.range, op.micro_batch)];
+      if (in < 0) break;
+      Seconds end = std::max(now[s], in);
+      if (blocking) {
+        if (op.forward && op.range > 0) end += p.activation[op.range - 1];
+        if (!op.forward && op.range + 1 < ranges) end += p.gradient[op.range];
+      }
+      end += op.forward ? p.forward[op.range] : p.backward[op.range];
+      now[s] = end;
+      ++next[s];
+      auto deliver = [&](std::vector<Seconds>& to, int range, Seconds* link, Seconds transfer) {
+        Seconds arrival = end;
+        if (!blocking) arrival = *link = std::max(*link, end) + transfer;
+        to[at(range, op.micro_batch)] = arrival;
+        if (range % stages != s) ready.push_back(range % stages);
+      };
+      if (op.forward) {
+        if (op.range + 1 < ranges)
+          deliver(forward_in, op.range + 1, &right[op.range], p.activation[op.range]);
+        else
+          deliver(backward_in, op.range, &right[op.range], 0);
+      } else if (op.range > 0) {
+        deliver(backward_in, op.range - 1, &left[op.range - 1], p.gradient[op.range - 1]);
+      }
+    }
+  }
+  for (int s = 0; s < stages; ++s) EXPECT_EQ(next[s], orders[s].size());
+  return now;
+}
+
+// Lists of every stage's operations (Narayanan et al. 2021), run.
+std::vector<Seconds> run_interleaved(const Pipeline& pipeline, int stages, int micro_batches,
+                                     bool blocking) {
+  const int ranges = static_cast<int>(pipeline.forward.size());
+  const int v = ranges / stages, total = micro_batches * v;
+  std::vector<std::vector<Op>> orders(stages);
+  // The k-th forward (backward) of any stage: micro-batches go in groups of `stages`, range by
+  // range.
+  auto op_of = [&](int s, int k, bool forward) {
+    const int group = k / (stages * v), in = k % (stages * v);
+    const int range = forward ? in / stages : v - 1 - in / stages;
+    return Op{forward, range * stages + s, group * stages + in % stages};
+  };
+  for (int s = 0; s < stages; ++s) {
+    const int warm =
+        micro_batches == stages ? total : std::min(total, (stages - s - 1) * 2 + (v - 1) * stages);
+    for (int k = 0; k < warm; ++k) orders[s].push_back(op_of(s, k, true));
+    for (int k = warm; k < total; ++k) {
+      orders[s].push_back(op_of(s, k, true));
+      orders[s].push_back(op_of(s, k - warm, false));
+    }
+    for (int k = total - warm; k < total; ++k) orders[s].push_back(op_of(s, k, false));
+  }
+  return run_orders(pipeline, orders, micro_batches, blocking);
+}
+
 TEST(Schedule, RecurrencesEqualTheirTwins) {
   Rng rng(1);
   for (int trial = 0; trial < 2000; ++trial) {
@@ -121,6 +201,19 @@ TEST(Schedule, RecurrencesEqualTheirTwins) {
     const Pipeline p = random_pipeline(&rng, stages);
     EXPECT_EQ(simulate_1f1b(p, m, Runtime::motley), relax_overlapped(p, m));
     EXPECT_EQ(simulate_1f1b(p, m, Runtime::deepspeed), interpret_blocking(p, m));
+  }
+}
+
+TEST(Schedule, InterleavedIsAsItsListsOfOperations) {
+  Rng rng(3);
+  for (int trial = 0; trial < 2000; ++trial) {
+    const int stages = static_cast<int>(rng.between(1, 6)),
+              rounds = static_cast<int>(rng.between(1, 4)),
+              m = stages * static_cast<int>(rng.between(1, 4));
+    const Pipeline p = random_pipeline(&rng, stages * rounds);
+    for (Runtime runtime : {Runtime::motley, Runtime::megatron})
+      EXPECT_EQ(simulate_interleaved(p, stages, m, runtime),
+                run_interleaved(p, stages, m, runtime != Runtime::motley));
   }
 }
 
