@@ -218,7 +218,9 @@ TEST_P(Grids, HoldNoMoreThanPlanned) {
       ++planned;
       Plan& plan = *result.candidates[0].plan;
       plan.precision = precision;
-      for (const StagePlan& stage : plan.pipeline->replicas[0].stages) again += stage.recompute;
+      for (const StagePlan& stage : plan.pipeline->replicas[0].stages)
+        again += std::any_of(stage.program.steps.begin(), stage.program.steps.end(),
+                             [](const Step& step) { return step.again && step.is_compute(); });
       const std::string what = fmt::format("{} {}", model, fix);
       const std::vector<double> shares = shares_of(plan, what);
       const double fullest = *std::max_element(shares.begin(), shares.end());
@@ -226,7 +228,7 @@ TEST_P(Grids, HoldNoMoreThanPlanned) {
       RecordProperty(what, fmt::format("{:.3f}", fullest));
     }
   EXPECT_GT(planned, 36);
-  EXPECT_GT(again, 8);
+  EXPECT_GT(again, 5);
 }
 INSTANTIATE_TEST_SUITE_P(Precisions, Grids, ::testing::Values(DType::f32, DType::bf16));
 

@@ -332,6 +332,45 @@ TEST(Pipeline, PiecesEqualOneDevice) {
   EXPECT_GT(shared, 25);
 }
 
+// Stages that compute some of their blocks again, with parameters held in pieces or whole, and
+// passes that are split, run again as a whole or share their devices.
+TEST(Pipeline, BlocksComputedAgainEqualOneDevice) {
+  int again = 0, in_pieces = 0, later = 0;
+  for (size_t c = 0; c < pipeline_cases().size(); ++c) {
+    RandomPipeline what = pipeline_cases()[c];
+    what.again = true;
+    Rng rng(2100 + c);
+    for (int trial = 0; trial < 6; ++trial) {
+      what.pieces = trial % 2 == 1;
+      what.zero = trial % 3 == 2;
+      what.shared = trial >= 4;
+      const Plan plan = random_pipeline(what, &rng);
+      const std::vector<std::string> problems = check(plan, false);
+      ASSERT_TRUE(problems.empty()) << what.model << ": " << problems[0];
+      const std::string text = to_json(plan).dump();
+      EXPECT_EQ(to_json(parse_plan(text, "plan")).dump(), text);
+      const Verification v = verify_plan(plan, DType::f64, 3 + trial);
+      EXPECT_LT(v.loss_error, 1e-9) << what.model << " trial " << trial;
+      EXPECT_LT(v.gradient_error, 1e-9)
+          << what.model << " trial " << trial << " at " << v.worst_parameter;
+      for (const ReplicaPlan& replica : plan.pipeline->replicas)
+        for (const StagePlan& stage : replica.stages) {
+          const std::vector<Step>& steps = stage.program.steps;
+          const bool computes = std::any_of(steps.begin(), steps.end(), [](const Step& step) {
+            return step.again && step.is_compute();
+          });
+          again += computes;
+          in_pieces += computes && std::any_of(steps.begin(), steps.end(),
+                                               [](const Step& step) { return step.each; });
+          later += computes && has_later(stage.program);
+        }
+    }
+  }
+  EXPECT_GT(again, 50);
+  EXPECT_GT(in_pieces, 10);
+  EXPECT_GT(later, 5);
+}
+
 TEST(Pipeline, FilesRoundTrip) {
   Rng rng(5);
   for (const RandomPipeline& c : pipeline_cases()) {

@@ -160,6 +160,12 @@ Program random_stage_program(const RandomPipeline& what, const Plan& plan, int s
   const Shares shares(stage.ratios);
   builder.price(Fractions(model.cluster(), shares));
   Program program = phase_ordered(theory, random_program(builder, rng));
+  if (what.again && rng->chance(0.7)) {
+    const std::vector<int> block = spmd::blocks_of(theory.graph());
+    std::vector<bool> chosen(1 + *std::max_element(block.begin(), block.end()));
+    for (size_t b = 0; b < chosen.size(); ++b) chosen[b] = rng->chance(0.7);
+    program = spmd::recompute(theory, program, block, chosen);
+  }
   if (what.pieces && rng->chance(0.8)) program = spmd::hold_pieces(theory, program);
   const size_t steps = program.steps.size();
   program.sizes = {static_cast<Bytes>(1 << steps % 18), static_cast<Bytes>(1 << steps % 21)};

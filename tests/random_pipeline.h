@@ -21,8 +21,9 @@ struct RandomPipeline {
   bool zero = false;    // two or three replicas that divide the state of parameters
   // Most stages gather parameters and scatter gradients in every pass (spmd/recompute.h).
   bool pieces = false;
-  int kinds = 0;      // at least one: up to five replicas of so many kinds
-  bool split = true;  // some stages that have their devices to themselves split backward passes
+  bool again = false;  // most stages compute some of their blocks again
+  int kinds = 0;       // at least one: up to five replicas of so many kinds
+  bool split = true;   // some stages that have their devices to themselves split backward passes
 };
 
 // A sound plan, not one that would fit or be fast.

@@ -436,7 +436,8 @@ TEST(JointPlacement, PipelinesWithReplicasGain) {
     planner::ReplicaChoice replica;
     replica.micro_batches = 2;
     for (int s = 0; s < 2; ++s) {
-      planner::StageChoice stage{s * half, s == 0 ? half - 1 : builder.size() - 1, {}, false};
+      planner::StageChoice stage{
+          s * half, s == 0 ? half - 1 : builder.size() - 1, {}, planner::Again::never};
       for (int i = 0; i < 4; ++i) stage.devices.push_back(8 * r + 4 * s + i);
       replica.stages.push_back(std::move(stage));
     }

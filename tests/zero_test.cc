@@ -61,7 +61,7 @@ planner::Composition random_composition(Kind kind, int level, int64_t micro_batc
     planner::ReplicaChoice replica;
     replica.micro_batches = groups * passes;
     for (int s = 0; s < stages; ++s) {
-      planner::StageChoice stage{cuts[s], cuts[s + 1] - 1, {}, false};
+      planner::StageChoice stage{cuts[s], cuts[s + 1] - 1, {}, planner::Again::never};
       for (int i = 0; i < ranks; ++i)
         stage.devices.push_back(kind == Kind::virtual_devices
                                     ? i * replicas + r

@@ -20,11 +20,13 @@ Json schedule_of(const PipelinePlan& pipeline) {
   Json replicas = Json::array();
   for (const ReplicaPlan& replica : pipeline.replicas) {
     Json stages = Json::array();
-    for (const StagePlan& s : replica.stages) {
-      stages.push_back({{"devices", s.devices},
-                        {"ratios", s.ratios},
-                        {"warm_up", s.warm_up},
-                        {"recompute", s.recompute}});
+    for (size_t i = 0; i < replica.stages.size(); ++i) {
+      const StagePlan& s = replica.stages[i];
+      stages.push_back(
+          {{"devices", s.devices},
+           {"ratios", s.ratios},
+           {"warm_up", s.warm_up},
+           {"recompute", computed_again(pipeline.theory(static_cast<int>(i)), s) > 0}});
       if (has_later(s.program)) stages.back()["weights_behind"] = s.weights_behind;
     }
     replicas.push_back({{"micro_batches", replica.micro_batches}, {"stages", stages}});

@@ -43,9 +43,7 @@ bool FirstBound::too_large(const Strategy& s) const {
   } else {
     for (int i = 1; i <= s.pp; ++i) room += largest_sum_[i * each] - largest_sum_[i * each - 1];
   }
-  const Bytes held = Estimator::again_at_once(s)
-                         ? estimator_.transient_bytes(0, layers, s)
-                         : (1 + c.fragmentation) * estimator_.activation_bytes(0, layers, s);
+  const Bytes held = (1 + c.fragmentation) * estimator_.activation_bytes(0, layers, s);
   return estimator_.state_bytes(0, layers, s) + held >
          (room - estimator_.context_bytes(s) * s.pp) * (1 + 1e-12);
 }

@@ -100,24 +100,21 @@ void set_memory(const Estimator& estimator, const Mesh& mesh, const Strategy& s,
                 AssignProblem* problem) {
   const int layers = estimator.model().size(), ranges = s.pp * s.interleave;
   std::vector<Bytes> state(layers), activation(layers);
-  const bool at_once = Estimator::again_at_once(s);
-  Bytes transient = 0, input = 0;  // the largest of what one layer is alive with, takes in
+  Bytes transient = 0;  // the most that one layer is alive with
   for (int l = 0; l < layers; ++l) {
-    const Bytes again = estimator.transient_bytes(l, l + 1, s),
-                kept = (1 + estimator.calibration().fragmentation) *
-                       estimator.activation_bytes(l, l + 1, s);
-    state[l] = estimator.state_bytes(l, l + 1, s) + (at_once ? again : 0);
-    activation[l] = at_once ? 0 : kept;
-    transient = std::max(transient, at_once ? 0 : again);
-    input = std::max(input, at_once ? kept : 0);
+    state[l] = estimator.state_bytes(l, l + 1, s);
+    activation[l] =
+        (1 + estimator.calibration().fragmentation) * estimator.activation_bytes(l, l + 1, s);
+    transient = std::max(transient, estimator.transient_bytes(l, l + 1, s));
   }
   for (int range = 0; range < ranges; ++range) {
     std::vector<Bytes> row(layers);
     const double held = estimator.in_flight(range, s);
     for (int l = 0; l < layers; ++l) row[l] = state[l] + held * activation[l];
     problem->memory.push_back(std::move(row));
-    problem->limit.push_back((Estimator::memory_limit(range % s.pp, s, mesh) -
-                              estimator.context_bytes(s) - transient - held * input) /
+    problem->limit.push_back((estimator.memory_limit(range % s.pp, s, mesh) -
+                              estimator.context_bytes(s) -
+                              transient * Estimator::alive_at_once(s)) /
                              s.interleave);
   }
 }

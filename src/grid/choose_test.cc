@@ -28,23 +28,17 @@ Cluster two_groups(Rng* rng) {
 bool some_cut_fits(const Estimator& e, int batch, const Mesh& mesh, Strategy s) {
   const int total = batch / s.micro_batch, layers = e.model().size(), ranges = s.pp * s.interleave;
   s.micro_batches = {(total + s.dp - 1) / s.dp};
-  const bool whole = Estimator::again_at_once(s);
   const auto kept = [&](int l) {
     return (1 + e.calibration().fragmentation) * e.activation_bytes(l, l + 1, s);
   };
-  Bytes once = 0, input = 0;  // of the layer that needs most of it
-  for (int l = 0; l < layers; ++l) {
-    if (whole) input = std::max(input, kept(l));
-    if (!whole) once = std::max(once, e.transient_bytes(l, l + 1, s));
-  }
+  Bytes once = 0;  // of the layer that needs most of it
+  for (int l = 0; l < layers; ++l) once = std::max(once, e.transient_bytes(l, l + 1, s));
   const auto fits = [&](int range, int first, int last) {
     const double held = e.in_flight(range, s);
     Bytes used = 0;
-    for (int l = first; l < last; ++l)
-      used +=
-          e.state_bytes(l, l + 1, s) + (whole ? e.transient_bytes(l, l + 1, s) : held * kept(l));
-    const Bytes room =
-        Estimator::memory_limit(range % s.pp, s, mesh) - e.context_bytes(s) - once - held * input;
+    for (int l = first; l < last; ++l) used += e.state_bytes(l, l + 1, s) + held * kept(l);
+    const Bytes room = e.memory_limit(range % s.pp, s, mesh) - e.context_bytes(s) -
+                       once * Estimator::alive_at_once(s);
     return first == last || used <= room / s.interleave * (1 + 1e-9);
   };
   const auto rest = [&](auto&& self, int range, int first) -> bool {

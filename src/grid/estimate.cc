@@ -277,6 +277,15 @@ double Estimator::parameters(int first, int last, const Strategy& s) const {
   return sum;
 }
 
+Bytes Estimator::memory_limit(int stage, const Strategy& s, const Mesh& mesh) const {
+  if (s.zero == 0 || s.runtime != Runtime::motley) return mesh.memory[stage];
+  const Precision& p = model_.precision;
+  const double divided =
+      p.optimizer + (s.zero >= 2 ? p.gradient + p.reduce_buffer : 0) + (s.zero >= 3 ? p.weight : 0);
+  const Bytes taken_over = parameters(0, model_.size(), s) / s.pp * divided / (s.dp * s.cp);
+  return std::min(mesh.mean_memory[stage], mesh.memory[stage] + taken_over);
+}
+
 Bytes Estimator::state_bytes(int first, int last, const Strategy& s) const {
   const Precision& p = model_.precision;
   const double replicas = static_cast<double>(s.dp) * s.cp;
@@ -287,10 +296,6 @@ Bytes Estimator::state_bytes(int first, int last, const Strategy& s) const {
 }
 
 Bytes Estimator::activation_bytes(int first, int last, const Strategy& s) const {
-  if (again_at_once(s))
-    return first == 0 ? 0
-                      : model_.layers[first - 1].output * model_.precision.activation *
-                            s.micro_batch / s.cp;
   Bytes sum = 0;
   for (int l = first; l < last; ++l) {
     const Layer& layer = model_.layers[l];
@@ -309,15 +314,15 @@ Bytes Estimator::transient_bytes(int first, int last, const Strategy& s) const {
   Bytes most = 0;
   for (int l = first; l < last; ++l) {
     const Layer& layer = model_.layers[l];
-    if (again_at_once(s)) {
-      most += (1 + calibration_.fragmentation) * (layer.saved / s.tp + layer.saved_whole);
-    } else if (s.recompute == Recompute::full) {
+    if (s.recompute == Recompute::full) {
       if (layer.block) most = std::max(most, layer.saved / s.tp + layer.saved_whole);
     } else {
       most = std::max(most, layer.core_saved / s.tp);
     }
   }
-  return most * s.micro_batch / s.cp;
+  // With gradients of half as many bytes, which Megatron's calibration has elsewhere.
+  const double whole = s.runtime == Runtime::motley ? 1.5 + calibration_.fragmentation : 1;
+  return whole * most * s.micro_batch / s.cp;
 }
 
 double Estimator::in_flight(int range, const Strategy& s) const {
@@ -532,7 +537,7 @@ MemoryParts Estimator::memory_parts(int stage, const Strategy& s) const {
       transient = std::max(transient, parameters(l, l + 1, s) * std::max(p.weight, p.gradient) -
                                           activation_bytes(l + 1, first[r + 1], s));
   }
-  parts.transient = transient;
+  parts.transient = transient * alive_at_once(s);
   return parts;
 }
 

@@ -142,13 +142,13 @@ class Estimator {
   // Bytes that stay for the step, and of one micro-batch in flight.
   Bytes state_bytes(int first, int last, const Strategy& strategy) const;
   Bytes activation_bytes(int first, int last, const Strategy& strategy) const;
-  // Whether a recomputed stage keeps what came in alone, and is alive again as a whole, as motley
-  // runs it; else layer by layer.
-  static bool again_at_once(const Strategy& strategy) {
-    return strategy.recompute == Recompute::full && strategy.runtime == Runtime::motley;
-  }
-  // Extra bytes while one layer of a recomputed stage, or all of it, is alive again.
+  // Extra bytes while one layer of a recomputed stage is alive again.
   Bytes transient_bytes(int first, int last, const Strategy& strategy) const;
+  // Of a device's stages, how many are given room for that: motley gives each a like part of the
+  // memory.
+  static int alive_at_once(const Strategy& strategy) {
+    return strategy.runtime == Runtime::motley ? strategy.interleave : 1;
+  }
   // How many micro-batches a range holds at most.
   double in_flight(int range, const Strategy& strategy) const;
   // Context and buffers are of the device type of the cluster that has most of them.
@@ -156,11 +156,8 @@ class Estimator {
   // Bytes of the driver, of libraries and of communicators on a rank.
   Bytes context_bytes(const Strategy& strategy, Bytes* buffers = nullptr) const;
   // What a stage's device may take, on average: where motley's runtime divides state, replicas with
-  // more memory take more of it.
-  static Bytes memory_limit(int stage, const Strategy& strategy, const Mesh& mesh) {
-    const bool shared = strategy.zero > 0 && strategy.runtime == Runtime::motley;
-    return (shared ? mesh.mean_memory : mesh.memory)[stage];
-  }
+  // more memory take more of it, up to all that is divided of an average stage.
+  Bytes memory_limit(int stage, const Strategy& strategy, const Mesh& mesh) const;
 
   // The step is never shorter, whatever the schedule waits for: for pruning.
   Seconds lower_bound(const Strategy& strategy, const Mesh& mesh) const;

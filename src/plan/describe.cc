@@ -80,6 +80,12 @@ struct StageLine {
   std::string types, devices, rest;
 };
 
+// ", recomputes 60%": of what it computes in forward passes.
+std::string recomputes(const Theory& theory, const StagePlan& stage) {
+  const double share = computed_again(theory, stage);
+  return share > 0 ? fmt::format(", recomputes {:.0f}%", 100 * share) : "";
+}
+
 std::vector<StageLine> stage_lines(const Plan& plan, const ReplicaPlan& replica,
                                    const std::vector<Bytes>& memory) {
   const PipelinePlan& pipeline = *plan.pipeline;
@@ -110,7 +116,7 @@ std::vector<StageLine> stage_lines(const Plan& plan, const ReplicaPlan& replica,
          fmt::format("{} nodes, parameters {} ({}), holds {}{}, {} of {}", graph.nodes.size(),
                      parameters.empty() ? "none" : parameters,
                      format_bytes(static_cast<Bytes>(graph.parameter_bytes())),
-                     in_flight(replica, s), stage.recompute ? ", recomputes" : "",
+                     in_flight(replica, s), recomputes(pipeline.theory(s), stage),
                      format_bytes(most),
                      format_bytes(plan.cluster.type_of(stage.devices[0]).memory))});
   }
@@ -217,7 +223,7 @@ std::string describe_pipeline(const Plan& plan) {
   for (int s = 0; s < pipeline.stages(); ++s) {
     const StagePlan& stage = pipeline.replicas[0].stages[s];
     if (std::none_of(stage.program.steps.begin(), stage.program.steps.end(),
-                     [](const Step& step) { return step.each || step.again; }))
+                     [](const Step& step) { return step.each; }))
       continue;
     const auto stored = stored_placements(pipeline.theory(s), stage.program);
     Bytes bytes = 0;

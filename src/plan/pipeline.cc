@@ -12,6 +12,18 @@
 
 namespace motley {
 
+double computed_again(const Theory& theory, const StagePlan& stage) {
+  if (stage.recompute) return 1;
+  int again = 0, once = 0;
+  for (const Step& step : stage.program.steps) {
+    if (!step.is_compute()) continue;
+    const Node& node = theory.graph().node(step.node);
+    const OpDef* op = node.phase == Phase::forward && !is_source(node) ? find_op(node.op) : nullptr;
+    if (op && op->flops) ++(step.again ? again : once);
+  }
+  return once > 0 ? static_cast<double>(again) / once : 0;
+}
+
 void PipelinePlan::take_parts(const Theory& whole, int64_t batch, const std::string& where) {
   if (micro_batch < 1 || batch % micro_batch != 0)
     throw user_error("plan", "{}: a batch of {} is not made of micro-batches of {}", where, batch,

@@ -17,7 +17,8 @@
 //
 // A stage runs `warm_up` forward passes, then a backward and a forward pass in turn, then the
 // remaining backward passes; with `recompute` it keeps of a micro-batch only what came in, and
-// runs the forward pass again in front of the backward pass. A stage with devices of its own whose
+// runs the forward pass again in front of the backward pass. Layers alone are computed again by
+// steps of its program that say `again`. A stage with devices of its own whose
 // program has steps that say `later` splits its backward pass: these steps are a pass that follows
 // the backward pass of the micro-batch that is `weights_behind` further on, and in the end the
 // others (Qi et al. 2023). When a stage is done it reduces its
@@ -55,6 +56,10 @@ struct StagePlan {
   bool recompute = false;
   Program program;  // over the stage's graph, in phases (shard/program.h)
 };
+
+// The share of its forward passes that a stage computes again, by what costs floating-point
+// operations: all, or some of the model's layers.
+double computed_again(const Theory& theory, const StagePlan& stage);
 
 struct ReplicaPlan {
   int micro_batches = 1;

@@ -38,7 +38,8 @@ bool AlternationSearch::holds_state() {
   const Graph& graph = theory_.graph();
   Bytes state = 0, capacity = 0;
   for (const Parameter& p : graph.parameters) state += state_bytes(graph, p, options_.optimizer);
-  const Bytes least = options_.recompute ? state : least_memory(graph, options_.optimizer);
+  const Bytes least = options_.recompute ? least_memory_again(graph, options_.optimizer)
+                                         : least_memory(graph, options_.optimizer);
   for (int d = 0; d < cluster.size(); ++d) capacity += cluster.type_of(d).memory;
   if (options_.restriction == Restriction::data_parallel) {
     for (const DeviceType& t : cluster.types)
@@ -51,10 +52,11 @@ bool AlternationSearch::holds_state() {
   }
   if (least <= capacity) return true;
   if (state <= capacity) {
-    best_.reason = fmt::format(
-        "state and what the backward pass reads of the forward pass take {} and all devices "
-        "together have {}",
-        format_bytes(least), format_bytes(capacity));
+    best_.reason =
+        fmt::format("state and {} take {} and all devices together have {}",
+                    options_.recompute ? "what one operator reads and makes"
+                                       : "what the backward pass reads of the forward pass",
+                    format_bytes(least), format_bytes(capacity));
     return false;
   }
   best_.reason = fmt::format(

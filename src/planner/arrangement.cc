@@ -306,7 +306,15 @@ std::optional<Arrangement> read_arrangement(const Plan& plan, std::string* reaso
     ArrangedStage stage;
     stage.blocks = blocks[s];
     const std::vector<StagePlan>& first = pipeline.replicas[0].stages;
-    stage.recompute = first[s].recompute;
+    const auto again = [&](const StagePlan& of) {
+      return of.recompute ? true : recomputed(pipeline.graph(s), of.program);
+    };
+    const std::optional<bool> first_again = again(first[s]);
+    if (!first_again) {
+      *reason = fmt::format("stage {} computes some layers again and others not", s);
+      return std::nullopt;
+    }
+    stage.recompute = *first_again;
     for (size_t r = 0; r < pipeline.replicas.size(); ++r) {
       const StagePlan& own = pipeline.replicas[r].stages[s];
       const bool equal = equal_shares(own.ratios);
@@ -325,7 +333,7 @@ std::optional<Arrangement> read_arrangement(const Plan& plan, std::string* reaso
                               100 * *std::min_element(own.ratios.begin(), own.ratios.end()),
                               100 * *std::max_element(own.ratios.begin(), own.ratios.end()));
         inside.reset();
-      } else if (own.recompute != stage.recompute) {
+      } else if (again(own) != stage.recompute) {
         *reason = fmt::format("stage {} computes again in one replica and not in another", s);
         inside.reset();
       }
@@ -391,7 +399,7 @@ std::unique_ptr<Plan> Arranger::make(const Arrangement& a, const std::string& en
     int first = 0;
     for (const ArrangedStage& s : a.stages) {
       const int last = a.stages.size() == 1 ? own->size() - 1 : first + s.blocks - 1;
-      StageChoice choice{first, last, s.devices[r], s.recompute};
+      StageChoice choice{first, last, s.devices[r], s.recompute ? Again::always : Again::never};
       if (!free && s.width() > 1) {
         choice.strategy = strategy_of(s.inside);
         choice.ratios = a.shares;

@@ -128,7 +128,6 @@ class PlanBuilder::Composer {
             &builder_.groups().of(seats_[s], r, composition_.joint ? joint_of(s) : nullptr));
         StagePlan stage;
         stage.devices = seats_[s][r];
-        stage.recompute = choice.stages[s].recompute;
         replica.stages.push_back(std::move(stage));
       }
       result_.replicas.push_back(std::move(replica));
@@ -175,7 +174,7 @@ class PlanBuilder::Composer {
              .micro_batches = count,
              .in_flight = most,
              .fewer = stages_per_device_ > 1 ? most : usual,
-             .recompute = replica.stages[s].recompute,
+             .again = composition_.replicas[r].stages[s].again,
              .thorough = composition_.thorough,
              .worth = stages_ == 1 ? composition_.worth : std::numeric_limits<double>::infinity(),
              .divided = divided[s],
@@ -193,6 +192,7 @@ class PlanBuilder::Composer {
     for (ReplicaPlan& replica : result_.replicas)
       for (StagePlan& stage : replica.stages) {
         stage.program = (*next)->program;
+        stage.recompute = (*next)->all_again;
         stage.ratios = (*next)->ratios;
         ++next;
       }
@@ -465,7 +465,7 @@ class PlanBuilder::Composer {
     for (size_t r = 0; r < whole.size(); ++r)
       for (int s = 1; s < stages_; ++s) {
         StagePlan& stage = result_.replicas[r].stages[s];
-        if (stage.recompute) continue;  // what waits for its weights would be made again
+        if (found_[r * stages_ + s]->again()) continue;  // what waits would be made again
         stage.program = alike_[r] < r ? result_.replicas[alike_[r]].stages[s].program
                                       : weights_later(result_.theory(s), stage.program);
         any = any || has_later(stage.program);

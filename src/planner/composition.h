@@ -10,10 +10,13 @@
 
 namespace motley::planner {
 
+// Which blocks of a stage its backward passes compute again: none; as few as memory asks for; all.
+enum class Again : uint8_t { never, if_needed, always };
+
 struct StageChoice {
   int first = 0, last = 0;  // layers, last included
   std::vector<int> devices;
-  bool recompute = false;
+  Again again = Again::never;
   int in_flight = 0;  // micro-batches that it has room for, if it can; at least those of 1F1B
   // What its program is restricted to (program_plan.h), and its shares; empty: what PlanOptions
   // say, and the program's own. The same in all replicas.

@@ -104,7 +104,7 @@ int taken_by(const grid::Strategy& s, int first, int merged) {
                          0);
 }
 
-Composition composition_of(const grid::Strategy& s) {
+Composition composition_of(const grid::Strategy& s, Again again) {
   Composition composition;
   const int merged = merged_replicas(s);
   composition.micro_batch = s.micro_batch * merged;
@@ -114,7 +114,10 @@ Composition composition_of(const grid::Strategy& s) {
     replica.micro_batches = taken_by(s, r, merged) / merged;
     int first = 0;
     for (int p = 0; p < s.pp * s.interleave; ++p) {
-      StageChoice stage{first, first + s.stages[p] - 1, {}, s.recompute != grid::Recompute::none};
+      StageChoice stage{first,
+                        first + s.stages[p] - 1,
+                        {},
+                        s.recompute == grid::Recompute::none ? Again::never : again};
       for (int k = r; k < r + merged; ++k)
         for (int c = 0; c < s.cp; ++c)
           for (int t = 0; t < s.tp; ++t) stage.devices.push_back(s.device(p % s.pp, k, c, t));

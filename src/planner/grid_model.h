@@ -27,6 +27,7 @@ int merged_replicas(const grid::Strategy& strategy);
 // Micro-batches of the strategy that `merged` replicas from `first` on take.
 int taken_by(const grid::Strategy& strategy, int first, int merged);
 
-Composition composition_of(const grid::Strategy& strategy);
+// `again`: of stages that are to compute again.
+Composition composition_of(const grid::Strategy& strategy, Again again = Again::if_needed);
 
 }  // namespace motley::planner

@@ -35,6 +35,10 @@ struct Planned {
   bool slow = false;  // likewise
   Program program;
   std::vector<double> ratios;
+  bool in_pieces = false;  // parameters are held whole no longer than they are used (hold_pieces)
+  int blocks_again = 0;    // of its graph, whose activations the program computes again
+  bool all_again = false;  // its forward passes run again as a whole (StagePlan::recompute)
+  bool again() const { return blocks_again > 0 || all_again; }
   // Of the program once a micro-batch, nothing divided among replicas; null: nobody asked yet.
   std::shared_ptr<const MemoryCost> memory;
 };

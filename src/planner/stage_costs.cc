@@ -7,6 +7,7 @@
 #include "cluster/backend.h"
 #include "cost/cost.h"
 #include "net/messages.h"
+#include "spmd/recompute.h"
 
 namespace motley::planner {
 
@@ -14,6 +15,8 @@ namespace {
 
 constexpr size_t kTogether = 16;    // slices that are planned at the same time, or more
 constexpr double kMuchState = 0.5;  // of a device's memory: it is cut, or divided
+// Micro-batches that a stage is taken to hold where its backward passes compute again.
+constexpr double kInFlight = 4;
 
 Bytes least_memory(const Cluster& cluster) {
   Bytes least = std::numeric_limits<double>::infinity();
@@ -33,6 +36,11 @@ StageCosts::StageCosts(const PlanOptions& request, DeviceGroups* groups,
       use_(std::move(use)),
       micro_batch_(micro_batch),
       runs_(static_cast<int>(request.batch / micro_batch)) {
+  const std::vector<int> block = spmd::blocks_of(graph_.graph());
+  for (const pipeline::Layer& layer : graph_.layers().layers) {
+    block_.push_back(-1);
+    for (NodeId n : layer.forward) block_.back() = std::max(block_.back(), block[n.index]);
+  }
   std::vector<LayeredGraph::OnGroup> alone;
   for (const Part* p : use_) {
     devices_ += p->shape.size();
@@ -209,6 +217,23 @@ StageCosts::Slice StageCosts::slice(const pipeline::Mesh& mesh, int pipelines) {
   return slice;
 }
 
+void StageCosts::compute_again(const Slice& on, int first, int last, Bytes* workspace,
+                               Bytes* activation) const {
+  Bytes most = 0, kept = 0;  // of a block that is there again; in front of blocks and outside
+  for (int l = first; l <= last;) {
+    const int b = l;
+    Bytes own = on.workspace[l];
+    for (; l <= last && block_[l] == block_[b]; ++l) own = std::max(own, on.workspace[l]);
+    const Bytes held = on.held[l] - on.held[b];
+    most = std::max(most, block_[b] < 0 ? own : own + held);
+    kept += block_[b] < 0 ? held : on.held_inputs[b];
+  }
+  const Bytes whole = *workspace + *activation, came_in = on.held_inputs[first];
+  const bool by_block = most + kInFlight * kept < whole + kInFlight * came_in;
+  *workspace = by_block ? most : whole;
+  *activation = by_block ? kept : came_in;
+}
+
 pipeline::StageProfile StageCosts::profile(const pipeline::StageQuery& q) {
   pipeline::StageProfile profile;
   auto [it, fresh] =
@@ -230,8 +255,7 @@ pipeline::StageProfile StageCosts::profile(const pipeline::StageQuery& q) {
   profile.activation = sum(on.held);
   if (q.mesh.recompute) {
     profile.backward += profile.forward;
-    workspace += profile.activation;
-    profile.activation = on.held_inputs[q.first];
+    compute_again(on, q.first, q.last, &workspace, &profile.activation);
   }
   // Gradients gather while activations are given back.
   Bytes state = sum(on.state);

@@ -56,6 +56,10 @@ class StageCosts {
   Slice slice(const pipeline::Mesh& mesh, int pipelines);
   LayeredGraph::LayerCost bound(const pipeline::Mesh& mesh, int layer,
                                 const LayeredGraph::OnGroup& group);
+  // What a stage that computes again needs beside its state, in: without that; and what a micro-batch
+  // in flight holds. Block by block, or all of it at once.
+  void compute_again(const Slice& on, int first, int last, Bytes* workspace,
+                     Bytes* activation) const;
   pipeline::StageProfile profile(const pipeline::StageQuery& query);
   Seconds crossing(int from, int to, Bytes bytes, int pipelines) const;
 
@@ -65,7 +69,8 @@ class StageCosts {
   LayeredGraph& graph_;
   std::vector<const Part*> use_;
   int64_t micro_batch_;
-  int devices_ = 0;  // of all parts
+  std::vector<int> block_;  // [layer] of the model; -1: of none
+  int devices_ = 0;         // of all parts
   // How often the program runs in a step, about, which only says which one is best.
   int runs_;
   bool bound_ = false;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -24,6 +26,10 @@ constexpr int kAttempts = 4;  // to fit a stage's program into the memory that i
 constexpr double kRoughly = 1.5;
 // Times the time of the best program.
 constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
+
+int count_of(const std::vector<int>& block) {
+  return block.empty() ? 0 : *std::max_element(block.begin(), block.end()) + 1;
+}
 
 AlternationOptions lean_of(AlternationOptions options) {
   options.restriction = spmd::Restriction::zero;
@@ -52,7 +58,7 @@ std::vector<int> StagePrograms::numbers_of(const PipelinePlan& plan,
 
 StagePrograms::StageKey StagePrograms::key_of(const StageTask& t) {
   return {t.number,    t.group->number, t.stages_per_device, t.micro_batches,
-          t.in_flight, t.recompute,     t.thorough,          t.divided};
+          t.in_flight, t.again,         t.thorough,          t.divided};
 }
 
 int StagePrograms::find(const std::vector<StageTask>& tasks, std::vector<const Planned*>* found,
@@ -161,7 +167,7 @@ Planned StagePrograms::search(const StageTask& task, const CostModel& model, boo
   AlternationOptions options = search_.options(task.micro_batches, warm);
   options.memory_limit = memory_limit;
   options.worth = kRoughly * task.worth / task.micro_batches;
-  options.recompute = false;  // all of a stage or nothing (StageChoice::recompute)
+  options.recompute = false;  // chosen when it is found (run_of)
   if (!task.strategy.empty())
     options = restricted(task.strategy, model.cluster(), std::move(options));
   else if (lean)
@@ -170,14 +176,37 @@ Planned StagePrograms::search(const StageTask& task, const CostModel& model, boo
   return search_.find(*task.theory, model, std::move(options), memory_price);
 }
 
-Planned StagePrograms::as_run(const StageTask& task, Planned planned) {
-  if (task.pieces() && planned.feasible)
-    planned.program = spmd::hold_pieces(*task.theory, planned.program);
-  return planned;
+bool StagePrograms::Run::fits() const { return lack() <= 0; }
+
+Bytes StagePrograms::Run::lack() const {
+  Bytes most = -std::numeric_limits<Bytes>::infinity();
+  for (const Shortage& s : shortages) most = std::max(most, s.lack);
+  return most;
 }
 
-std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(
-    const StageTask& task, const Planned& p, std::shared_ptr<const MemoryCost>* known) const {
+Planned StagePrograms::as_run(const StageTask& task, Planned found, int blocks) {
+  if (!found.feasible) return found;
+  if (blocks > 0) {
+    std::vector<int> block = spmd::blocks_of(task.theory->graph());
+    std::vector<bool> chosen(count_of(block), false);
+    std::fill_n(chosen.begin(), blocks, true);
+    Program again = spmd::recompute(*task.theory, found.program, block, chosen);
+    if (again.steps.size() > found.program.steps.size()) found.blocks_again = blocks;
+    found.program = std::move(again);
+  }
+  if (task.pieces() || found.in_pieces)
+    found.program = spmd::hold_pieces(*task.theory, found.program);
+  return found;
+}
+
+MemoryCost StagePrograms::memory_with(const StageTask& task, const Planned& planned,
+                                      const ZeroShare& kept) const {
+  const Shares shares(planned.ratios);
+  return memory_of(*task.theory, planned.program, Fractions(task.group->cluster, shares),
+                   task.group->model.types(), request_.optimizer, true, kept);
+}
+
+StagePrograms::Run StagePrograms::measured(const StageTask& task, Planned as_run) const {
   const Cluster& cluster = task.group->cluster;
   const Divided& divided = task.divided;
   // As if the pieces of all replicas were alike.
@@ -188,57 +217,65 @@ std::vector<StagePrograms::Shortage> StagePrograms::shortage_of(
       kept.optimizer.push_back(parameter.gradient.valid());
     if (divided.level == 2) kept.gradient.push_back(parameter.gradient.valid());
   }
-  const Shares shares(p.ratios);
-  const Fractions fractions(cluster, shares);
-  const auto memory_with = [&](const Program& program, const ZeroShare& what) {
-    return memory_of(*task.theory, program, fractions, task.group->model.types(),
-                     request_.optimizer, true, what);
-  };
-  Program in_pieces;
-  if (task.pieces() && p.feasible) in_pieces = spmd::hold_pieces(*task.theory, p.program);
-  const Program& program = task.pieces() && p.feasible ? in_pieces : p.program;
-  const auto counted = std::make_shared<const MemoryCost>(memory_with(program, kept));
+  Run run{std::move(as_run), {}};
+  const auto counted = std::make_shared<const MemoryCost>(memory_with(task, run.planned, kept));
   const MemoryCost& memory = *counted;
-  if (known && kept.optimizer.empty() && kept.gradient.empty()) *known = counted;
+  if (kept.optimizer.empty() && kept.gradient.empty()) run.planned.memory = counted;
+  const Shares shares(run.planned.ratios);
+  const Fractions fractions(cluster, shares);
   const int types = task.group->model.types();
   const std::vector<Bytes> at_the_end = reduction_workspace(
-      *task.theory, program, task.exchanged_among, task.replicas, fractions, types);
-  std::vector<Shortage> shortages;
+      *task.theory, run.planned.program, task.exchanged_among, task.replicas, fractions, types);
   for (int t = 0; t < types; ++t) {
     const Bytes others = memory.sums[t] + task.fixed_bytes / task.stages_per_device,
-                flying = (task.in_flight - 1) * memory.another(t, task.recompute),
+                flying = (task.in_flight - 1) * memory.another(t, run.planned.all_again),
                 // Beside the state: in a pass, or when gradients are summed.
         peak = std::max(memory.peak[t] + flying, memory.state[t] + at_the_end[t]);
-    shortages.push_back({peak + others - cluster.types[t].memory / task.stages_per_device,
-                         peak + others - memory.peak[t], 0});
+    run.shortages.push_back({peak + others - cluster.types[t].memory / task.stages_per_device,
+                             peak + others - memory.peak[t], memory.peak[t]});
   }
-  if (divided.level == 0) return shortages;
-  const MemoryCost whole = memory_with(p.program, {});
-  for (size_t t = 0; t < shortages.size(); ++t)
-    shortages[t].divided = whole.peak[t] - memory.peak[t];
-  return shortages;
+  return run;
 }
 
-bool StagePrograms::fits(const StageTask& task, const Planned& planned,
-                         std::shared_ptr<const MemoryCost>* memory) const {
-  const std::vector<Shortage> shortages = shortage_of(task, planned, memory);
-  return std::all_of(shortages.begin(), shortages.end(),
-                     [](const Shortage& r) { return r.lack <= 0; });
+StagePrograms::Run StagePrograms::run_of(const StageTask& task, const Planned& found) const {
+  const auto with = [&](int blocks) { return measured(task, as_run(task, found, blocks)); };
+  Run best;
+  if (task.again != Again::always) {
+    best = with(0);
+    if (task.again == Again::never || best.fits()) return best;
+  }
+  const int blocks = count_of(spmd::blocks_of(task.theory->graph()));
+  // What is computed again at once saves nothing: the last block may as well stay.
+  for (int most = blocks; most > 0 && most >= blocks - 1; --most) {
+    Run run = with(most);
+    if (run.planned.blocks_again == 0) break;  // all that is made is read by others
+    if (run.fits()) {
+      int low = task.again == Again::always ? most - 1 : 0;  // do not fit
+      while (most - low > 1) {
+        const int middle = (low + most) / 2;
+        Run fewer = with(middle);
+        if (fewer.fits())
+          most = middle, run = std::move(fewer);
+        else
+          low = middle;
+      }
+      return run;
+    }
+    if (best.shortages.empty() || run.lack() < best.lack()) best = std::move(run);
+  }
+  Planned again = as_run(task, found);
+  again.all_again = true;
+  Run run = measured(task, std::move(again));
+  return best.shortages.empty() || run.lack() < best.lack() ? run : best;
 }
 
-std::string StagePrograms::lack_of(const StageTask& task, const Planned& planned) const {
-  const std::vector<Shortage> shortages = shortage_of(task, planned);
-  std::string text;
-  for (size_t t = 0; t < shortages.size(); ++t)
-    if (shortages[t].lack > 0)
-      text += fmt::format("{}{} lacks {}", text.empty() ? "" : ", ",
-                          task.group->cluster.types[t].name, format_bytes(shortages[t].lack));
-  return text;
-}
-
-Planned StagePrograms::too_large(const StageTask& task, Planned planned) const {
-  planned.feasible = false;
-  planned.reason = lack_of(task, planned);
+Planned StagePrograms::too_large(const StageTask& task, const Run& run) {
+  Planned planned;
+  for (size_t t = 0; t < run.shortages.size(); ++t)
+    if (run.shortages[t].lack > 0)
+      planned.reason +=
+          fmt::format("{}{} lacks {}", planned.reason.empty() ? "" : ", ",
+                      task.group->cluster.types[t].name, format_bytes(run.shortages[t].lack));
   return planned;
 }
 
@@ -267,7 +304,7 @@ bool StagePrograms::plan_unlimited(const StageTask& task, bool wait) {
   const Planned* best = unlimited(task, task.pieces(), &warm, wait);
   if (best == nullptr) return false;
   if (!request_.memory_limit || !best->feasible || task.pieces() || !task.strategy.empty() ||
-      task.group->cluster.size() == 1 || effort_ == Effort::none || fits(task, *best))
+      task.group->cluster.size() == 1 || effort_ == Effort::none || run_of(task, *best).fits())
     return true;
   return unlimited(task, true, &warm, wait) != nullptr;
 }
@@ -276,23 +313,22 @@ Planned StagePrograms::plan(const StageTask& task) {
   const Theory& theory = *task.theory;
   const DeviceGroups::Kind& group = *task.group;
   Planned planned = *unlimited(task, task.pieces(), nullptr);
-  std::shared_ptr<const MemoryCost> memory;
-  if (!request_.memory_limit || !planned.feasible || fits(task, planned, &memory)) {
-    planned = as_run(task, std::move(planned));
-    planned.memory = std::move(memory);
-    return planned;
-  }
-  if (!task.strategy.empty() || effort_ == Effort::none) return too_large(task, planned);
-  // `hidden`: with as much of the reduction as a backward pass can hide.
-  const auto seconds_of = [&](const Planned& p, bool hidden = false) {
+  if (!planned.feasible) return planned;
+  if (!request_.memory_limit && task.again != Again::always) return as_run(task, planned);
+  Run run = run_of(task, planned);
+  if (!request_.memory_limit || run.fits()) return std::move(run.planned);
+  if (!task.strategy.empty() || effort_ == Effort::none) return too_large(task, run);
+  // `passes`: forward passes of a micro-batch; `hidden`: with as much of the reduction as a backward
+  // pass can hide.
+  const auto seconds_of = [&](const Planned& p, int passes = 1, bool hidden = false) {
     const Shares shares(p.ratios);
     const PhaseSeconds s = phase_seconds(theory, p.program, group.model,
                                          Fractions(group.cluster, shares), request_.optimizer);
     const Seconds reduction = hidden ? std::max(0.0, s.reduction - s.backward) : s.reduction;
-    return s.forward * (task.recompute ? 2 : 1) + s.backward +
+    return s.forward * (p.all_again ? 2 : passes) + s.backward +
            (reduction + s.update) / task.micro_batches;
   };
-  if (const Seconds all = task.micro_batches * seconds_of(planned, true); all > task.worth) {
+  if (const Seconds all = task.micro_batches * seconds_of(planned, 1, true); all > task.worth) {
     planned.feasible = false;
     planned.slow = true;
     planned.reason = fmt::format("takes {:.3g} s a step even with more memory", all);
@@ -308,35 +344,36 @@ Planned StagePrograms::plan(const StageTask& task) {
   double& memory_price = memory_price_[group.number];
   lock.unlock();
   for (const Planned& known : limited)
-    if (fits(task, known)) return as_run(task, known);
-  // With all parameters cut: good enough if it is hardly slower, and better than nothing. Where
-  // that does not fit, gathered and scattered in every pass.
-  const Planned* lean = nullptr;
-  Planned in_pieces;
+    if (Run again = run_of(task, known); again.fits()) return std::move(again.planned);
+  // With all parameters cut: good enough if it is hardly slower, and better than nothing. Or that
+  // gathered and scattered in every pass, where it does not fit, or only if it computes again.
+  std::optional<Planned> lean;
+  Planned cut;  // as it was found
   if (group.cluster.size() > 1 && !task.pieces()) {
-    const Planned& cut = *unlimited(task, true, nullptr);
-    if (cut.feasible && fits(task, cut)) {
-      lean = &cut;
-    } else if (cut.feasible) {
-      in_pieces = cut;
-      in_pieces.program = spmd::hold_pieces(theory, cut.program);
-      if (fits(task, in_pieces)) lean = &in_pieces;
+    for (const bool in_pieces : {false, true}) {
+      Planned next = *unlimited(task, true, nullptr);
+      if (!next.feasible || (lean && !lean->again())) break;
+      next.in_pieces = in_pieces;
+      Run its = run_of(task, next);
+      if (!its.fits() || (lean && seconds_of(*lean) <= seconds_of(its.planned))) continue;
+      lean = std::move(its.planned);
+      cut = std::move(next);
     }
+    const double worse = task.thorough ? kHardlySlower : kLittleSlower;
     if (lean &&
-        seconds_of(*lean) <= (task.thorough ? kHardlySlower : kLittleSlower) * seconds_of(planned))
+        seconds_of(*lean) <= worse * seconds_of(planned, task.again == Again::never ? 1 : 2))
       return *lean;
   }
-  if (effort_ == Effort::lean) return too_large(task, planned);
-  const auto better = [&](const Planned& p) {
-    return lean && seconds_of(*lean) < seconds_of(p) ? *lean : p;
-  };
+  if (effort_ == Effort::lean) return too_large(task, run);
   Cluster left = group.cluster;  // with the memory that other micro-batches leave
   solver::WarmStart warm;
   for (int attempt = 1; attempt < kAttempts; ++attempt) {
-    const std::vector<Shortage> shortages = shortage_of(task, planned);
+    const std::vector<Shortage>& shortages = run.shortages;
+    const std::vector<Bytes> whole = memory_with(task, planned, {}).peak;
     for (size_t t = 0; t < left.types.size(); ++t) {
       const DeviceType& type = group.cluster.types[t];
-      const Bytes most = std::max(0.0, type.memory / task.stages_per_device + shortages[t].divided);
+      const Bytes most =
+          std::max(0.0, type.memory / task.stages_per_device + whole[t] - shortages[t].peak);
       if (attempt == 1) left.types[t].memory = most;
       if (shortages[t].lack <= 0) continue;
       planned.reason = fmt::format("{} lacks {}", type.name, format_bytes(shortages[t].lack));
@@ -357,10 +394,11 @@ Planned StagePrograms::plan(const StageTask& task) {
       unfit = std::max(unfit, left.types[0].memory + planned.excess);
       break;
     }
-    if (fits(task, planned)) {
-      limited.push_back(better(planned));
-      return as_run(task, limited.back());
-    }
+    run = run_of(task, planned);
+    if (!run.fits()) continue;
+    const bool slower = lean && seconds_of(*lean) < seconds_of(run.planned);
+    limited.push_back(slower ? cut : planned);
+    return slower ? *lean : std::move(run.planned);
   }
   if (lean) return *lean;
   if (!planned.feasible) return planned;

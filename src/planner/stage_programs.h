@@ -1,7 +1,8 @@
 // Programs of stages: for each the best that leaves room for its micro-batches in flight.
 //
-// Where the best program of all does not leave it, one with all parameters cut may do, or one found
-// under the memory that the other micro-batches leave. Equal stages are planned once.
+// Where the best program of all does not leave it, it computes as few of its blocks again as do, if
+// it may. Else one with all parameters cut may do, or one found under the memory that the other
+// micro-batches leave. Equal stages are planned once.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "planner/composition.h"
 #include "planner/groups.h"
 #include "planner/options.h"
 #include "planner/program_search.h"
@@ -37,7 +39,8 @@ struct StageTask {
   const DeviceGroups::Kind* group;
   int stages_per_device, micro_batches, in_flight;
   int fewer;  // in flight, if there is no room for `in_flight`; if there is none for these, 1
-  bool recompute, thorough;
+  Again again;
+  bool thorough;
   Seconds worth;  // of all micro-batches: no program is fitted into memory that takes longer
   Divided divided;
   Bytes fixed_bytes = 0;    // that its devices hold all the time: the batch
@@ -52,8 +55,8 @@ struct StageTask {
 enum class Effort : uint8_t { none, lean, all };
 
 class StagePrograms {
-  // Graph, group, stages per device, count, in flight, recompute, thorough, divided.
-  using StageKey = std::tuple<int, int, int, int, int, bool, bool, Divided>;
+  // Graph, group, stages per device, count, in flight, again, thorough, divided.
+  using StageKey = std::tuple<int, int, int, int, int, Again, bool, Divided>;
 
  public:
   // Both outlive this.
@@ -104,22 +107,26 @@ class StagePrograms {
   // cut wherever they can be.
   Planned search(const StageTask& task, const CostModel& model, bool memory_limit, bool lean,
                  double* memory_price, solver::WarmStart* warm);
-  // Of a type of devices: what a program lacks, what other micro-batches take, and what is not
-  // there because it is divided.
+  // Of a type of devices: what a program lacks, what other micro-batches take, and its own peak.
   struct Shortage {
-    Bytes lack = 0, others = 0, divided = 0;
+    Bytes lack = 0, others = 0, peak = 0;
   };
-  // `memory`, unless null: of the program as it runs, as in Planned.
-  std::vector<Shortage> shortage_of(const StageTask& task, const Planned& planned,
-                                    std::shared_ptr<const MemoryCost>* memory = nullptr) const;
-  bool fits(const StageTask& task, const Planned& planned,
-            std::shared_ptr<const MemoryCost>* memory = nullptr) const;
-  // "V100 lacks 3 GiB, T4 lacks 5 GiB"; empty if it fits.
-  std::string lack_of(const StageTask& task, const Planned& planned) const;
-  // Refused for what it lacks.
-  Planned too_large(const StageTask& task, Planned planned) const;
-  // As it runs: with pieces held, if it is to.
-  static Planned as_run(const StageTask& task, Planned planned);
+  // A program as it runs: with pieces held, and blocks computed again.
+  struct Run {
+    Planned planned;  // with its memory, if nothing is divided
+    std::vector<Shortage> shortages;
+    bool fits() const;
+    Bytes lack() const;  // of the type that lacks most
+  };
+  MemoryCost memory_with(const StageTask& task, const Planned& planned,
+                         const ZeroShare& kept) const;
+  Run measured(const StageTask& task, Planned as_run) const;
+  // As few blocks computed again as fit, if any do; else what lacks least.
+  Run run_of(const StageTask& task, const Planned& found) const;
+  // Refused for what it lacks: "V100 lacks 3 GiB, T4 lacks 5 GiB".
+  static Planned too_large(const StageTask& task, const Run& run);
+  // With pieces held, if they are to be; once, with `blocks` blocks computed again.
+  static Planned as_run(const StageTask& task, Planned found, int blocks = 0);
   // The best program regardless of memory; of equal graphs and groups once. Unless told to wait,
   // nothing if another thread searches for it.
   const Planned* unlimited(const StageTask& task, bool lean, solver::WarmStart* warm,

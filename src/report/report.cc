@@ -55,6 +55,7 @@ std::vector<std::vector<std::string>> stage_cells(const Plan& plan, const Replic
     const PhaseSeconds seconds =
         phase_seconds(pipeline.theory(s), stage.program, model,
                       Fractions(model.cluster(), shares, plan.redundancy), plan.optimizer);
+    const double again = computed_again(pipeline.theory(s), stage);
     std::vector<std::string> parts;
     for (double ratio : stage.ratios) parts.push_back(fmt::format("{:.1f}%", 100 * ratio));
     const bool even = std::all_of(parts.begin(), parts.end(),
@@ -64,7 +65,7 @@ std::vector<std::vector<std::string>> stage_cells(const Plan& plan, const Replic
               : fmt::format("{}", fmt::join(parts, " / ")),
          std::to_string(stage.warm_up),
          fmt::format("{} of {} micro-batches{}{}", in_flight(replica, s), replica.micro_batches,
-                     stage.recompute ? ", recomputed" : "",
+                     again > 0 ? fmt::format(", {:.0f}% computed again", 100 * again) : "",
                      has_later(stage.program)
                          ? fmt::format("; gradients of weights {} behind", stage.weights_behind)
                          : ""),

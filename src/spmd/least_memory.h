@@ -10,4 +10,8 @@ namespace motley::spmd {
 // whatever pieces. With gradients instead of activations, if that is more.
 Bytes least_memory(const Graph& graph, Optimizer optimizer);
 
+// The same of programs that may make activations again: with what one operator reads and makes, which
+// is there at once. Of attention over many samples that alone may be too much.
+Bytes least_memory_again(const Graph& graph, Optimizer optimizer);
+
 }  // namespace motley::spmd

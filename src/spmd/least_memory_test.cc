@@ -30,6 +30,7 @@ TEST(LeastMemory, NoProgramHoldsLess) {
         for (const Device& d : model.cluster().devices) all += memory.peak[d.type];
         const Bytes least = least_memory(graph, optimizer);
         EXPECT_LE(least, all * (1 + 1e-9)) << name;
+        EXPECT_LE(least_memory_again(graph, optimizer), all * (1 + 1e-9)) << name;
         nearest = std::max(nearest, least / all);
       }
     }

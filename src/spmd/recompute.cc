@@ -290,8 +290,17 @@ Program gathered_again(const Theory& theory, const Program& program) {
     }
   };
   for (int s = backward; s < steps; ++s) {
-    want(program.steps[s]);
-    result.push_back(program.steps[s]);
+    const Step& step = program.steps[s];
+    if (step.again) {  // of a block that is computed again
+      made_by(theory, step, &made);
+      const auto it = makers.find(made[0]);
+      if (it != makers.end() && it->second.copy) {
+        if (again[it->second.step]) continue;
+        again[it->second.step] = true;
+      }
+    }
+    want(step);
+    result.push_back(step);
   }
   return {std::move(result), program.sizes};
 }

@@ -7,7 +7,8 @@
 // collectives inside, right before the first backward step that needs it. Random elements do not
 // depend on when they are drawn (runtime/executor.h), so the result is the same to the last bit.
 //
-// A recomputed stage of a pipeline is coarser: its runtime runs the whole forward phase again.
+// Stages of pipelines do so too. Where that does not fit, a stage keeps only what came in, and its
+// runtime runs the whole forward phase again (plan/pipeline.h, StagePlan::recompute).
 #pragma once
 
 #include <functional>
@@ -53,7 +54,7 @@ Program recompute(const Theory& theory, const Program& program, const std::vecto
 
 // The program with what is gathered or converted of parameters freed after the forward pass and made
 // again in front of the backward steps that read it (ZeRO stage 3, Rajbhandari et al. 2020): more
-// communication for less memory. REQUIRES: the forward pass comes first; nothing is made again.
+// communication for less memory. Blocks may be computed again. REQUIRES: the forward pass comes first.
 Program gathered_again(const Theory& theory, const Program& program);
 // The program with parameters kept in the pieces that their gradients come in. A gradient that is
 // scattered, and then gathered for a whole parameter, is not gathered: the parameter is, right before

@@ -87,7 +87,8 @@ class Accumulation {
     composition.thorough = false;
     composition.worth = best_;
     composition.zero = zero;
-    composition.replicas = {{count, {{0, builder->size() - 1, all, recompute}}}};
+    const Again again = recompute ? Again::if_needed : Again::never;
+    composition.replicas = {{count, {{0, builder->size() - 1, all, again}}}};
     std::string reason;
     std::unique_ptr<Plan> plan = builder->compose(composition, "spmd", &reason);
     if (!plan) {

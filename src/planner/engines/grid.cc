@@ -110,14 +110,12 @@ class GridPlanner {
     result_.lower_bound = found.lower_bound;
     result_.reason = found.ranked.empty() ? found.reason : found.stop_reason;
     // First strategies whose stages fit with their best programs, as the others take long to plan;
-    // if there are none, with programs that cut all parameters. What else is planned does not depend
-    // on that.
+    // if there are none worth it, with programs that cut all parameters.
     std::vector<Seconds> made(found.ranked.size(), 0);
     for (const Effort effort : {Effort::none, Effort::lean, Effort::all}) try {
         effort_ = effort;
         const bool wanted =
-            effort == Effort::all ||
-            (request_.memory_limit && (effort == Effort::none || result_.candidates.empty()));
+            effort == Effort::all || (request_.memory_limit && (effort == Effort::none || !near_));
         if (wanted) compose_all(found.ranked, &made);
       } catch (const TimeIsUp&) {
         if (result_.candidates.empty()) result_.reason = kNoTime;
@@ -297,15 +295,23 @@ class GridPlanner {
         s.zero = level;
         bool skipped = false;
         Seconds& step = (*made)[c];
-        if (step == 0) step = compose(c, s, &skipped);
-        if (step > 0) any = true, ++count;
+        if (step == 0) step = compose(c, s, kFarOff * estimate, &skipped);
         if (step > 0 || skipped) break;
       }
-      if ((*made)[c] == 0) continue;
-      if ((*made)[c] > kFarOff * estimate)
+      Seconds& step = (*made)[c];
+      if (step == 0) continue;
+      if (step > kFarOff * estimate) {
         far_off = true;
-      else
+        if (effort_ != Effort::all) {  // which may do better
+          step = 0;
+          continue;
+        }
+      } else {
+        near_ = true;
         worth = std::min(worth, kWorth * (effort_ == Effort::all && !far_off ? least : estimate));
+      }
+      any = true, ++count;
+      if (effort_ == Effort::all) worth = std::min(worth, kWorth * step);
     }
   }
 
@@ -335,8 +341,9 @@ class GridPlanner {
   }
 
   // Plans of a candidate's strategy at the levels of ZeRO that its replicas, or the devices of its
-  // stages (3), can have. The step of the first; 0: none, and if it was not even tried, *skipped.
-  Seconds compose(size_t c, const grid::Strategy& s, bool* skipped) {
+  // stages (3), can have. The step of the first; 0: none, and if it was not even tried, *skipped. It
+  // may be tried again with more effort, unless it takes no longer than `enough`.
+  Seconds compose(size_t c, const grid::Strategy& s, Seconds enough, bool* skipped) {
     *skipped = true;
     const int merged = merged_replicas(s);
     if (!even(s, merged)) return 0;
@@ -362,7 +369,8 @@ class GridPlanner {
       attempt.builder = &own;
       make(&attempt, nullptr);
     }
-    if (attempt.plan || effort_ == Effort::all) seen_.insert(look);
+    if (effort_ == Effort::all || (attempt.plan && attempt.plan->predicted_step_s <= enough))
+      seen_.insert(look);
     if (!attempt.plan) {
       if (result_.candidates.empty()) result_.reason = attempt.reason;
       return 0;
@@ -375,7 +383,8 @@ class GridPlanner {
 
   void make(Attempt* attempt, StagePrograms::Draft* draft) {
     const grid::Strategy& s = attempt->strategy;
-    Composition composition = composition_of(s);
+    Composition composition =
+        composition_of(s, fixed_.recompute ? Again::always : Again::if_needed);
     // The least level at which it fits.
     const bool any = !fixed_.zero && composition.replicas.size() > 1;
     const int least = s.zero == 3 ? 3 : fixed_.zero.value_or(0),
@@ -410,6 +419,7 @@ class GridPlanner {
   std::map<size_t, Attempt> beside_;  // by candidate: of those that are planned in any case
   std::set<std::string> seen_;        // looks of what was planned
   Effort effort_ = Effort::all;
+  bool near_ = false;  // some plan takes about what its estimate says
   EngineResult result_;
 };
 

@@ -206,8 +206,8 @@ class Opponent {
     composition.zero = rule_.pieces && cluster_.size() > 1 ? 3 : 0;
     std::vector<int> devices(cluster_.size());
     std::iota(devices.begin(), devices.end(), 0);
-    composition.replicas = {
-        {static_cast<int>(count), {{0, builder.size() - 1, devices, recompute}}}};
+    const Again again = recompute ? Again::if_needed : Again::never;
+    composition.replicas = {{static_cast<int>(count), {{0, builder.size() - 1, devices, again}}}};
     found.plan = builder.compose(composition, rule_.name, &found.reason);
     if (!found.plan) return found;
     const StagePlan& stage = found.plan->pipeline->replicas[0].stages[0];

@@ -472,7 +472,8 @@ class PipelineSearch {
       const auto seats = seats_of(parts_, found.plan, k);
       for (size_t i = 0; i < seats.size(); ++i) {
         const pipeline::Stage& s = found.plan.stages[i];
-        const StageChoice stage{s.first, s.last, seats[i], s.mesh.recompute};
+        const StageChoice stage{s.first, s.last, seats[i],
+                                s.mesh.recompute ? Again::if_needed : Again::never};
         devices += seats[i].size();
         if (k == 0) {
           std::map<int, int> types;  // how many devices

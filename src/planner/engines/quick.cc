@@ -130,6 +130,13 @@ class Quick {
     for (const grid::Layer& layer : model.layers) saved_ += layer.saved + layer.saved_whole;
   }
 
+  // Whether it can be composed. Experts are cut into no more parts than there are, so that with more
+  // devices their parameters take more than the formulas say.
+  bool suits(const grid::Strategy& s, const char* strategy, const grid::Model& model) {
+    if (model.experts > 0 && s.tp > model.experts) return false;
+    return step_->of(s.micro_batch) && builder_of(s.micro_batch, strategy).size() == model.size();
+  }
+
   // Nothing fits as far as one may guess. What would on devices with a little more memory needs
   // least, and may fit if its programs cut all parameters, and gather them where they are used.
   void leanest(const grid::Model& model, grid::SearchOptions* search) {
@@ -141,8 +148,7 @@ class Quick {
           grid::search(estimator_of(model, larger, kWorkspace[0]), *search).ranked;
       for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
         const grid::Strategy& s = ranked[i].strategy;
-        if (!step_->of(s.micro_batch) || builder_of(s.micro_batch, kCut).size() != model.size())
-          continue;
+        if (!suits(s, kCut, model)) continue;
         if (!gather(s)) continue;
         if (step_->graph().nodes.size() >= kManyNodes) return;
         Composition composition = composition_of(s);
@@ -158,8 +164,7 @@ class Quick {
   size_t first_of_tensors(const std::vector<grid::Candidate>& ranked, const grid::Model& model) {
     for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
       const grid::Strategy& s = ranked[i].strategy;
-      if (!step_->of(s.micro_batch) || builder_of(s.micro_batch, kTensors).size() != model.size())
-        continue;
+      if (!suits(s, kTensors, model)) continue;
       Composition composition = composition_of(s);
       composition.zero = s.zero;
       if (compose(s.micro_batch, kTensors, composition, grid::to_string(s))) return i;
@@ -182,8 +187,7 @@ class Quick {
     for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
       const grid::Strategy& s = ranked[i].strategy;
       if (composed_ >= (many ? 1 : early_.over() ? kComposed : kMore)) break;
-      if (!step_->of(s.micro_batch) || builder_of(s.micro_batch, kTensors).size() != model.size())
-        continue;
+      if (!suits(s, kTensors, model)) continue;
       Composition composition = composition_of(s);
       composition.zero = s.zero;
       bool made = i == tensors || compose(s.micro_batch, kTensors, composition, grid::to_string(s));
@@ -207,7 +211,7 @@ class Quick {
         Composition composition;
         composition.micro_batch = options_.batch;
         composition.replicas = {
-            {1, {{0, builder_of(options_.batch, strategy).size() - 1, devices, false}}}};
+            {1, {{0, builder_of(options_.batch, strategy).size() - 1, devices, Again::never}}}};
         if (compose(options_.batch, strategy, composition,
                     fmt::format("{} on {} devices", strategy, devices.size())))
           break;
@@ -235,11 +239,12 @@ class Quick {
       if (!step_->of(samples)) break;
       for (const bool recompute : {false, true}) {
         if (recompute && !options_.recompute) break;
+        const Again again = recompute ? Again::if_needed : Again::never;
         Composition composition;
         composition.micro_batch = samples;
         composition.zero = devices > 1 ? 3 : 0;
         composition.replicas = {
-            {static_cast<int>(count), {{0, builder_of(samples, kCut).size() - 1, all, recompute}}}};
+            {static_cast<int>(count), {{0, builder_of(samples, kCut).size() - 1, all, again}}}};
         if (compose(samples, kCut, composition,
                     fmt::format("{} micro-batches of {}, parameters gathered in every pass", count,
                                 samples)))

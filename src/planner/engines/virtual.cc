@@ -163,7 +163,8 @@ EngineResult plan_virtual(const PlanOptions& request, const Cluster& cluster,
       for (int64_t i = 0; i < size; ++i) {
         ReplicaChoice replica;
         replica.micro_batches = static_cast<int>(request.batch / (micro_batch * size));
-        replica.stages.push_back({0, builder.size() - 1, {}, recompute});
+        replica.stages.push_back(
+            {0, builder.size() - 1, {}, recompute ? Again::if_needed : Again::never});
         for (const std::vector<int>& d : devices) replica.stages[0].devices.push_back(d[i]);
         composition.replicas.push_back(std::move(replica));
       }
