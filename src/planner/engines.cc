@@ -91,7 +91,7 @@ const std::vector<Engine>& engines() {
       {"grid", true, 0, 0.9, wants_quick, quick_of},
       {"spmd", false, 1, 0.4, wants_one_program, one_program},
       {"grid", true, 1, 0.5, wants_grid, grid_of},
-      {"opponents", true, 1, 0.4, wants_opponents, opponents_of},
+      {"opponents", true, 2, 0.8, wants_opponents, opponents_of},
       {"target", true, 1, 1, wants_target, target_of},
       {"pipeline", true, 2, 0.8, wants_pipeline, pipeline_of},
       {"duplex", false, 3, 0.5, wants_duplex, plan_duplex},

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 
 #include "cluster/part.h"
 #include "core/error.h"
@@ -36,6 +37,8 @@ constexpr int kLayers = 48;
 // Strategies of Megatron that are composed, the fastest by formula first: so many, and more until
 // one fits.
 constexpr size_t kMegatron = 3, kMegatronTried = 8;
+// Beside activations, in parts of them, for what the formulas do not count.
+constexpr double kRoom[] = {0, 0.5, 1.5};
 
 struct Rule {
   const char* name;
@@ -155,15 +158,13 @@ class Opponent {
     return lack <= 0;
   }
 
-  // In one pass some blocks are computed again, in several all.
+  // As few blocks as it takes are computed again.
   Found attempt(int64_t count, bool recompute) {
     options_.limits.deadline.check();
     Found found = count == 1 ? in_one_pass(recompute) : in_passes(count, recompute);
     const int64_t samples = options_.batch / count;
     found.knobs = fmt::format("{} micro-batch{} of {}{}", count, count > 1 ? "es" : "", samples,
-                              !recompute   ? ""
-                              : count == 1 ? ", selective recomputation"
-                                           : ", recomputation");
+                              recompute ? ", selective recomputation" : "");
     return found;
   }
 
@@ -221,7 +222,7 @@ class Opponent {
     } else {
       const PhaseSeconds s =
           phase_seconds(theory, stage.program, model, fractions, options_.optimizer);
-      const double passes = recompute ? 1 + s.forward / (s.forward + s.backward) : 1;
+      const double passes = stage.recompute ? 1 + s.forward / (s.forward + s.backward) : 1;
       found.step -=
           static_cast<double>(count) * passes * prefetched(theory, stage.program, model, shares);
     }
@@ -254,40 +255,62 @@ class Opponent {
     }
     const PlanBuilder builder(options_, &groups_, step_, samples, kLayers);
     const grid::Model model = grid_model(builder, samples);
-    const grid::Estimator estimator = estimator_of(model, cluster_);
-    std::vector<std::pair<Seconds, grid::Strategy>> order;
+    best_.reason = "no degrees with even layers fit";
+    // First what need not be fitted into memory for long: what fits by the formulas, or as they do not
+    // count all that a pass needs, with room left.
+    const std::vector<grid::Strategy> all = uniform_strategies(model);
+    std::set<std::string> tried;
+    for (const double room : kRoom) {
+      const std::vector<grid::Strategy> order = by_time(model, all, room);
+      for (size_t i = 0; i < order.size() && i < (best_.plan ? kMegatron : kMegatronTried); ++i)
+        if (tried.insert(grid::to_string(order[i])).second) compose(order[i], model, Effort::lean);
+      if (best_.plan || !options_.memory_limit) return;
+    }
+    const std::vector<grid::Strategy> order = by_time(model, all, kRoom[0]);
+    for (size_t i = 0; i < std::min(kMegatron, order.size()) && !best_.plan; ++i)
+      compose(order[i], model, Effort::all);
+  }
+
+  // Those that fit with `room` for that much more than activations, in parts of them.
+  std::vector<grid::Strategy> by_time(const grid::Model& model,
+                                      const std::vector<grid::Strategy>& all, double room) {
+    const grid::Estimator estimator = estimator_of(model, cluster_, room);
+    std::vector<std::pair<Seconds, const grid::Strategy*>> order;
     grid::Mesh mesh;  // of all strategies with the same degrees: one follows the other
     int tp = 0, pp = 0;
-    for (const grid::Strategy& s : uniform_strategies(model)) {
+    for (const grid::Strategy& s : all) {
       options_.limits.deadline.check();
       estimator.check(s);
       if (s.tp != tp || s.pp != pp) mesh = estimator.mesh(s);
       tp = s.tp, pp = s.pp;
       if (const grid::Estimate e = estimator.estimate(s, mesh); e.fits || !options_.memory_limit)
-        order.emplace_back(e.step, s);
+        order.emplace_back(e.step, &s);
     }
     std::stable_sort(order.begin(), order.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
-    best_.reason = "no degrees with even layers fit";
-    for (size_t i = 0; i < order.size() && i < (best_.plan ? kMegatron : kMegatronTried); ++i) {
-      const grid::Strategy& s = order[i].second;
-      options_.limits.deadline.check();
-      if (!step_->of(s.micro_batch)) continue;
-      std::unique_ptr<PlanBuilder>& own = builders_[s.micro_batch];
-      if (!own)
-        own = std::make_unique<PlanBuilder>(options_, &groups_, step_, s.micro_batch, kLayers,
-                                            &cache_);
-      if (own->size() != model.size()) continue;
-      Composition composition = composition_of(s);
-      composition.zero = s.zero;
-      composition.try_split = false;  // Megatron has no backward passes of weights alone
-      Found found;
-      found.plan = own->compose(composition, rule_.name, &found.reason);
-      found.knobs = grid::to_string(s);
-      if (found.plan) found.step = found.plan->predicted_step_s;
-      if (!found.plan && !best_.plan) best_.reason = found.reason;
-      keep(std::move(found));
-    }
+    std::vector<grid::Strategy> sorted;
+    for (const auto& [step, s] : order) sorted.push_back(*s);
+    return sorted;
+  }
+
+  void compose(const grid::Strategy& s, const grid::Model& model, Effort effort) {
+    options_.limits.deadline.check();
+    if (!step_->of(s.micro_batch)) return;
+    std::unique_ptr<PlanBuilder>& own = builders_[s.micro_batch];
+    if (!own)
+      own =
+          std::make_unique<PlanBuilder>(options_, &groups_, step_, s.micro_batch, kLayers, &cache_);
+    if (own->size() != model.size()) return;
+    own->set_effort(effort);
+    Composition composition = composition_of(s);
+    composition.zero = s.zero;
+    composition.try_split = false;  // Megatron has no backward passes of weights alone
+    Found found;
+    found.plan = own->compose(composition, rule_.name, &found.reason);
+    found.knobs = grid::to_string(s);
+    if (found.plan) found.step = found.plan->predicted_step_s;
+    if (!found.plan && !best_.plan) best_.reason = found.reason;
+    keep(std::move(found));
   }
 
   // Tensor parallelism within a machine, as many blocks in all stages, as many micro-batches in all
