@@ -13,6 +13,7 @@
 // they have to beat.
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -184,16 +185,25 @@ class Quick {
   void compose_best(const std::vector<grid::Candidate>& ranked, const grid::Model& model) {
     const bool many = step_->graph().nodes.size() >= kManyNodes;
     const size_t tensors = model.experts > 0 ? first_of_tensors(ranked, model) : kTried;
+    Bytes state = 0, least = std::numeric_limits<double>::infinity();  // of a device
+    for (const Parameter& p : step_->graph().parameters)
+      state += state_bytes(step_->graph(), p, options_.optimizer);
+    for (const DeviceType& type : cluster_.types) least = std::min(least, type.memory);
     for (size_t i = 0; i < std::min(kTried, ranked.size()); ++i) {
       const grid::Strategy& s = ranked[i].strategy;
       if (composed_ >= (many ? 1 : early_.over() ? kComposed : kMore)) break;
       if (!suits(s, kTensors, model)) continue;
       Composition composition = composition_of(s);
       composition.zero = s.zero;
-      bool made = i == tensors || compose(s.micro_batch, kTensors, composition, grid::to_string(s));
-      if (!made && s.tp > 1)
-        made = compose(s.micro_batch, kCut, composition, grid::to_string(s) + ", parameters cut");
-      if (made)
+      const auto tensor_parallel = [&] {
+        return compose(s.micro_batch, kTensors, composition, grid::to_string(s));
+      };
+      const auto cut = [&] {
+        return s.tp > 1 &&
+               compose(s.micro_batch, kCut, composition, grid::to_string(s) + ", parameters cut");
+      };
+      const bool large = model.experts == 0 && state / s.pp > least;  // if held whole
+      if (i == tensors || (large ? cut() || tensor_parallel() : tensor_parallel() || cut()))
         ++composed_;
       else if (s.tp > 1 && result_.candidates.empty())
         gather(s);
