@@ -80,14 +80,21 @@ struct StageLine {
   std::string types, devices, rest;
 };
 
-// ", recomputes 60%": of what it computes in forward passes.
-std::string recomputes(const Theory& theory, const StagePlan& stage) {
-  const double share = computed_again(theory, stage);
+// ", recomputes 60%": of what it computes in forward passes. `known`: of replicas with the same steps.
+using KnownShares = std::map<const std::vector<Step>*, double>;
+std::string recomputes(const Theory& theory, const StagePlan& stage, KnownShares* known) {
+  double share = 1;
+  if (!stage.recompute) {
+    const auto [it, fresh] = known->try_emplace(&stage.program.steps.all(), 0);
+    if (fresh) it->second = computed_again(theory, stage);
+    share = it->second;
+  }
   return share > 0 ? fmt::format(", recomputes {:.0f}%", 100 * share) : "";
 }
 
 std::vector<StageLine> stage_lines(const Plan& plan, const ReplicaPlan& replica,
-                                   const std::vector<Bytes>& memory) {
+                                   const std::vector<Bytes>& memory,
+                                   std::vector<KnownShares>* known) {
   const PipelinePlan& pipeline = *plan.pipeline;
   std::vector<StageLine> lines;
   for (int s = 0; s < pipeline.stages(); ++s) {
@@ -116,7 +123,7 @@ std::vector<StageLine> stage_lines(const Plan& plan, const ReplicaPlan& replica,
          fmt::format("{} nodes, parameters {} ({}), holds {}{}, {} of {}", graph.nodes.size(),
                      parameters.empty() ? "none" : parameters,
                      format_bytes(static_cast<Bytes>(graph.parameter_bytes())),
-                     in_flight(replica, s), recomputes(pipeline.theory(s), stage),
+                     in_flight(replica, s), recomputes(pipeline.theory(s), stage, &(*known)[s]),
                      format_bytes(most),
                      format_bytes(plan.cluster.type_of(stage.devices[0]).memory))});
   }
@@ -172,8 +179,9 @@ std::string describe_pipeline(const Plan& plan) {
   out += describe_precision(plan);
   const std::vector<Bytes> memory = pipeline_memory(pipeline, plan.cluster, plan.optimizer);
   std::vector<std::vector<StageLine>> lines;
+  std::vector<KnownShares> again(pipeline.stages());
   for (const ReplicaPlan& replica : pipeline.replicas)
-    lines.push_back(stage_lines(plan, replica, memory));
+    lines.push_back(stage_lines(plan, replica, memory, &again));
   for (size_t r = 0, end = 0; r < lines.size(); r = end) {
     // Many that differ in their devices alone are told once.
     const auto alike = [&](size_t other) {

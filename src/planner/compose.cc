@@ -146,8 +146,7 @@ class PlanBuilder::Composer {
     return true;
   }
 
-  // Programs and shares; the memory that warm-up counts will need is what the choice says, or else
-  // that of 1F1B, then of a single micro-batch.
+  // Programs and shares; with room for the choice's warm-up counts, 1F1B's, or one micro-batch.
   bool find_programs() {
     std::vector<std::string> asked;
     for (int s = 0; s < stages_; ++s)
@@ -155,7 +154,9 @@ class PlanBuilder::Composer {
                                   fmt::join(composition_.replicas[0].stages[s].ratios, " ")));
     const std::vector<int> numbers = builder_.programs_.numbers_of(result_, asked);
     std::vector<Divided> divided;
-    for (int s = 0; s < stages_; ++s) divided.push_back(divided_of(s));
+    std::vector<int> among;
+    for (int s = 0; s < stages_; ++s)
+      divided.push_back(divided_of(s)), among.push_back(exchanged_among(s));
     const Bytes fixed = whole_batch(result_);
     std::vector<StageTask> tasks;
     for (size_t r = 0; r < kinds_.size(); ++r) {
@@ -179,7 +180,7 @@ class PlanBuilder::Composer {
              .worth = stages_ == 1 ? composition_.worth : std::numeric_limits<double>::infinity(),
              .divided = divided[s],
              .fixed_bytes = fixed,
-             .exchanged_among = exchanged_among(s),
+             .exchanged_among = among[s],
              .replicas = result_.replicas.size() > 1});
       }
     }

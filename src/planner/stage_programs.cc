@@ -21,6 +21,7 @@ namespace {
 // Of programs with all parameters cut, of which many are about as good: states of each step.
 constexpr int64_t kLeanStates = 50;
 
+constexpr int kHalvings = 3;  // of the number of blocks that may have to be computed again
 constexpr int kAttempts = 4;  // to fit a stage's program into the memory that is left
 // Times what a program may take that is fitted into memory, for one to be searched for at all.
 constexpr double kRoughly = 1.5;
@@ -251,7 +252,7 @@ StagePrograms::Run StagePrograms::run_of(const StageTask& task, const Planned& f
     if (run.planned.blocks_again == 0) break;  // all that is made is read by others
     if (run.fits()) {
       int low = task.again == Again::always ? most - 1 : 0;  // do not fit
-      while (most - low > 1) {
+      for (int i = 0; i < kHalvings && most - low > 1; ++i) {
         const int middle = (low + most) / 2;
         Run fewer = with(middle);
         if (fewer.fits())
