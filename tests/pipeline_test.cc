@@ -281,6 +281,18 @@ TEST(Pipeline, DividedStateEqualsOneDevice) {
   EXPECT_GT(cut, 25);
 }
 
+// That it is sound, comes back from its file, and computes what one device does.
+void equals_one_device(const Plan& plan, int trial) {
+  const std::vector<std::string> problems = check(plan, false);
+  ASSERT_TRUE(problems.empty()) << plan.model << ": " << problems[0];
+  const std::string text = to_json(plan).dump();
+  EXPECT_EQ(to_json(parse_plan(text, "plan")).dump(), text);
+  const Verification v = verify_plan(plan, DType::f64, 3 + trial);
+  EXPECT_LT(v.loss_error, 1e-9) << plan.model << " trial " << trial;
+  EXPECT_LT(v.gradient_error, 1e-9)
+      << plan.model << " trial " << trial << " at " << v.worst_parameter;
+}
+
 // Programs that gather parameters and scatter gradients in every pass, whatever else they do: with
 // replicas that divide state or not, stages that are computed again or share their devices.
 TEST(Pipeline, PiecesEqualOneDevice) {
@@ -293,14 +305,7 @@ TEST(Pipeline, PiecesEqualOneDevice) {
       what.zero = trial % 2 == 1;
       what.shared = trial >= 4;
       const Plan plan = random_pipeline(what, &rng);
-      const std::vector<std::string> problems = check(plan, false);
-      ASSERT_TRUE(problems.empty()) << what.model << ": " << problems[0];
-      const std::string text = to_json(plan).dump();
-      EXPECT_EQ(to_json(parse_plan(text, "plan")).dump(), text);
-      const Verification v = verify_plan(plan, DType::f64, 3 + trial);
-      EXPECT_LT(v.loss_error, 1e-9) << what.model << " trial " << trial;
-      EXPECT_LT(v.gradient_error, 1e-9)
-          << what.model << " trial " << trial << " at " << v.worst_parameter;
+      ASSERT_NO_FATAL_FAILURE(equals_one_device(plan, trial));
       const PipelinePlan& pipeline = *plan.pipeline;
       for (const ReplicaPlan& replica : pipeline.replicas)
         for (int s = 0; s < pipeline.stages(); ++s) {
@@ -320,7 +325,7 @@ TEST(Pipeline, PiecesEqualOneDevice) {
           }
         }
       if (trial > 0) continue;
-      Plan wrong = parse_plan(text, "plan");
+      Plan wrong = parse_plan(to_json(plan).dump(), "plan");
       wrong.pipeline->replicas[0].stages[0].program.steps.change(
           [](std::vector<Step>& steps) { steps[0].each = true; });
       EXPECT_FALSE(check(wrong, false).empty());
@@ -345,14 +350,7 @@ TEST(Pipeline, BlocksComputedAgainEqualOneDevice) {
       what.zero = trial % 3 == 2;
       what.shared = trial >= 4;
       const Plan plan = random_pipeline(what, &rng);
-      const std::vector<std::string> problems = check(plan, false);
-      ASSERT_TRUE(problems.empty()) << what.model << ": " << problems[0];
-      const std::string text = to_json(plan).dump();
-      EXPECT_EQ(to_json(parse_plan(text, "plan")).dump(), text);
-      const Verification v = verify_plan(plan, DType::f64, 3 + trial);
-      EXPECT_LT(v.loss_error, 1e-9) << what.model << " trial " << trial;
-      EXPECT_LT(v.gradient_error, 1e-9)
-          << what.model << " trial " << trial << " at " << v.worst_parameter;
+      ASSERT_NO_FATAL_FAILURE(equals_one_device(plan, trial));
       for (const ReplicaPlan& replica : plan.pipeline->replicas)
         for (const StagePlan& stage : replica.stages) {
           const std::vector<Step>& steps = stage.program.steps;

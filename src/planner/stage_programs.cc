@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "plan/pipeline.h"
+#include "planner/arrangement.h"
 #include "planner/program_plan.h"
 #include "planner/shape.h"
 #include "spmd/recompute.h"
@@ -27,10 +28,6 @@ constexpr int kAttempts = 4;  // to fit a stage's program into the memory that i
 constexpr double kRoughly = 1.5;
 // Times the time of the best program.
 constexpr double kHardlySlower = 1.02, kLittleSlower = 1.1;
-
-int count_of(const std::vector<int>& block) {
-  return block.empty() ? 0 : *std::max_element(block.begin(), block.end()) + 1;
-}
 
 AlternationOptions lean_of(AlternationOptions options) {
   options.restriction = spmd::Restriction::zero;
@@ -189,7 +186,7 @@ Planned StagePrograms::as_run(const StageTask& task, Planned found, int blocks) 
   if (!found.feasible) return found;
   if (blocks > 0) {
     std::vector<int> block = spmd::blocks_of(task.theory->graph());
-    std::vector<bool> chosen(count_of(block), false);
+    std::vector<bool> chosen(1 + *std::max_element(block.begin(), block.end()), false);
     std::fill_n(chosen.begin(), blocks, true);
     Program again = spmd::recompute(*task.theory, found.program, block, chosen);
     if (again.steps.size() > found.program.steps.size()) found.blocks_again = blocks;
@@ -245,7 +242,7 @@ StagePrograms::Run StagePrograms::run_of(const StageTask& task, const Planned& f
     best = with(0);
     if (task.again == Again::never || best.fits()) return best;
   }
-  const int blocks = count_of(spmd::blocks_of(task.theory->graph()));
+  const int blocks = count_blocks(task.theory->graph());
   // What is computed again at once saves nothing: the last block may as well stay.
   for (int most = blocks; most > 0 && most >= blocks - 1; --most) {
     Run run = with(most);
