@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kSamples = 8;  // of a device, where no batch is given
 
-struct Args {
+struct AdviseArgs {
   std::string model, cluster, objective = "seconds", deadline, optimizer = "adamw", profile,
                               precision = "fp32", output;
   std::vector<std::string> edits;
@@ -43,7 +43,7 @@ Seconds duration(const std::string& text) {
   return value * it->second;
 }
 
-advise::Question question_of(const Args& args) {
+advise::Question question_of(const AdviseArgs& args) {
   advise::Question q;
   q.cluster = load_cluster(args.cluster, 0, args.profile);
   q.tariffs = load_tariffs(args.cluster);
@@ -83,7 +83,7 @@ advise::Question question_of(const Args& args) {
   return q;
 }
 
-void run(const Args& args) {
+void run(const AdviseArgs& args) {
   if (!args.output.empty()) require_writable("--output", args.output);
   ModelGraphs graphs(args.model);
   advise::Question question = question_of(args);
@@ -106,7 +106,7 @@ void run(const Args& args) {
 }  // namespace
 
 void add_advise_command(Command app) {
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<AdviseArgs>();
   Command command = app.add_subcommand(
       "advise", "Say whether a model fits, how fast, and what changes would give");
   command.add_option("model", args->model, "Model, as of motley plan").required();

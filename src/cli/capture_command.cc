@@ -12,12 +12,12 @@
 namespace motley {
 
 void add_capture_command(Command app) {
-  struct Args {
+  struct CaptureArgs {
     std::string model, output, dtype = "f32";
     int64_t batch = 8;
     bool json = false;
   };
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<CaptureArgs>();
   Command command =
       app.add_subcommand("capture", "Write the training step of a model as a graph file");
   command.add_option("model", args->model, "Model of the zoo: name or name:key=value,...")

@@ -12,11 +12,11 @@
 namespace motley {
 
 void add_check_command(Command app) {
-  struct Args {
+  struct CheckArgs {
     std::string plan, memory = "on";
     bool json = false;
   };
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<CheckArgs>();
   Command command = app.add_subcommand(
       "check", "Check that a plan computes what one device would, and fits into memory");
   command.add_option("plan", args->plan, "Plan file").required();

@@ -11,7 +11,7 @@ namespace motley {
 
 namespace {
 
-struct Args {
+struct ClusterArgs {
   std::string name = "cluster", topo, query, nodes, hostfile, topology, layers, overlap, model,
               output;
   std::vector<std::string> nccl;
@@ -24,7 +24,7 @@ std::optional<readers::Source> source(const std::string& path) {
 }
 
 // What of the devices was measured, where there is one type.
-void read_device(const Args& args, readers::Sources* sources) {
+void read_device(const ClusterArgs& args, readers::Sources* sources) {
   if (args.layers.empty() != args.model.empty())
     throw user_error("cluster", "--from-layers and --model go together; give both, or neither");
   if (args.layers.empty() && args.overlap.empty()) return;
@@ -59,7 +59,7 @@ void read_device(const Args& args, readers::Sources* sources) {
   sources->device = type;
 }
 
-void run(const Args& args) {
+void run(const ClusterArgs& args) {
   if (!args.output.empty()) require_writable("--output", args.output);
   readers::Sources sources;
   sources.cluster = args.name;
@@ -93,7 +93,7 @@ void run(const Args& args) {
 }  // namespace
 
 void add_cluster_command(Command app) {
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<ClusterArgs>();
   Command command =
       app.add_subcommand("cluster", "Write a cluster file from what other tools print");
   command.add_option("--from-topo", args->topo, "Output of nvidia-smi topo -m, of one machine");

@@ -9,12 +9,12 @@
 namespace motley {
 
 void add_emulate_command(Command app) {
-  struct Args {
+  struct EmulateArgs {
     std::string cluster;
     int scale = 0;
     std::vector<std::string> command;
   };
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<EmulateArgs>();
   Command command =
       app.add_subcommand("emulate", "Run a program once for each device of an emulated cluster");
   command.add_option("--cluster", args->cluster, "Cluster file, or the name of a shipped cluster")

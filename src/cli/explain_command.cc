@@ -10,12 +10,12 @@
 namespace motley {
 
 void add_explain_command(Command app) {
-  struct Args {
+  struct ExplainArgs {
     std::string plan, profile;
     explain::Options options;
     bool json = false;
   };
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<ExplainArgs>();
   Command command =
       app.add_subcommand("explain", "Say what limits a plan's step, and what would help");
   command.add_option("plan", args->plan, "Plan file").required();

@@ -36,13 +36,13 @@ std::unique_ptr<Plan> nearest_of(const Plan& plan, const std::string& target, do
   return std::move(report.candidates[0].plan);
 }
 
-struct Args {
+struct ExportArgs {
   std::string plan, target, output;
   double time_limit = 10;
   bool json = false, force = false, nearest = false;
 };
 
-void print(const Args& args, const Exported& exported) {
+void print(const ExportArgs& args, const Exported& exported) {
   if (args.json) {
     Json files = Json::array();
     for (const ExportedFile& file : exported.files) files.push_back(file.path);
@@ -59,7 +59,7 @@ void print(const Args& args, const Exported& exported) {
     std::printf("  difference  %s\n", difference.c_str());
 }
 
-void run(const Args& args) {
+void run(const ExportArgs& args) {
   const planner::Target& target = *planner::find_target(args.target);
   const Exporter& exporter = *find_exporter(args.target);
   const Plan plan = load_plan(args.plan);
@@ -108,7 +108,7 @@ void run(const Args& args) {
 }  // namespace
 
 void add_export_command(Command app) {
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<ExportArgs>();
   Command command =
       app.add_subcommand("export", "Write a plan as the files of a training framework");
   command.add_option("plan", args->plan, "Plan file").required();

@@ -15,14 +15,14 @@ namespace motley {
 
 namespace {
 
-struct Args {
+struct ImportArgs {
   std::string path, model, cluster, output, optimizer = "adamw", precision = "fp32";
   int64_t batch = 0;
   double time_limit = 10;
   bool json = false;
 };
 
-void import_directory(const Args& args) {
+void import_directory(const ImportArgs& args) {
   if (!args.model.empty() || args.batch > 0)
     throw user_error("import",
                      "--model and --batch are of a plan file; {} is a directory, which says both",
@@ -47,7 +47,7 @@ void import_directory(const Args& args) {
                 format_seconds(plan->predicted_step_s).c_str());
 }
 
-planner::PlanOptions options_of(const Args& args) {
+planner::PlanOptions options_of(const ImportArgs& args) {
   planner::PlanOptions options;
   options.model = args.model;
   options.batch = args.batch;
@@ -59,7 +59,7 @@ planner::PlanOptions options_of(const Args& args) {
   return options;
 }
 
-void print(const Args& args, const std::string& planner, const PlanFile& theirs,
+void print(const ImportArgs& args, const std::string& planner, const PlanFile& theirs,
            const planner::PlanReport& ours) {
   const planner::Candidate* best = ours.candidates.empty() ? nullptr : &ours.best();
   const Plan& plan = *theirs.plan;
@@ -96,7 +96,7 @@ void print(const Args& args, const std::string& planner, const PlanFile& theirs,
   if (!args.output.empty()) std::printf("written to %s\n", args.output.c_str());
 }
 
-void import_file(const Args& args) {
+void import_file(const ImportArgs& args) {
   const std::pair<const char*, bool> needed[] = {{"--model", args.model.empty()},
                                                  {"--cluster", args.cluster.empty()},
                                                  {"--batch", args.batch == 0}};
@@ -134,7 +134,7 @@ void import_file(const Args& args) {
 }  // namespace
 
 void add_import_command(Command app) {
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<ImportArgs>();
   Command command = app.add_subcommand(
       "import", "Read a directory that was exported, or another planner's plan, as a plan");
   command

@@ -26,7 +26,7 @@ namespace motley {
 
 namespace {
 
-struct Args {
+struct PlanArgs {
   std::string model, cluster, output, fix, target,
       engine = "auto", memory = "on", optimizer = "adamw", strategy, profile, precision = "fp32",
       recompute = "auto", virtual_devices = "auto", segments = "1", layers, duplex = "auto";
@@ -39,7 +39,7 @@ struct Args {
   bool json = false, certify = false, no_comparison = false;
 };
 
-void add_question(Command command, Args* args) {
+void add_question(Command command, PlanArgs* args) {
   command
       .add_option("model", args->model,
                   "Model of the zoo (name or name:key=value,...), a graph file, or a Hugging Face "
@@ -55,7 +55,7 @@ void add_question(Command command, Args* args) {
   command.add_flag("--json", args->json, "Print one JSON object");
 }
 
-void add_search_options(Command command, Args* args) {
+void add_search_options(Command command, PlanArgs* args) {
   const std::string group = "Search";
   command
       .add_option("--engine", args->engine, "Which engine plans; auto (default): the best of all")
@@ -139,7 +139,7 @@ void add_search_options(Command command, Args* args) {
       .group(group);
 }
 
-void add_training_options(Command command, Args* args) {
+void add_training_options(Command command, PlanArgs* args) {
   const std::string group = "Training";
   add_optimizer(command, args->optimizer).group(group);
   command
@@ -168,7 +168,7 @@ void add_training_options(Command command, Args* args) {
       .group(group);
 }
 
-void add_cluster_options(Command command, Args* args) {
+void add_cluster_options(Command command, PlanArgs* args) {
   const std::string group = "Cluster";
   command.add_option("--profile", args->profile, "Measured profile, from motley calibrate")
       .group(group);
@@ -179,7 +179,7 @@ void add_cluster_options(Command command, Args* args) {
       .group(group);
 }
 
-planner::PlanOptions options_of(const Args& args) {
+planner::PlanOptions options_of(const PlanArgs& args) {
   planner::PlanOptions options;
   options.model = args.model;
   options.engine = args.engine;
@@ -249,12 +249,13 @@ class ProgressLine {
 };
 
 // Seconds that planning may take from the start of the program; 0: any.
-double time_limit_of(const Args& args, int64_t batch, const Cluster& cluster, ModelGraphs* graphs) {
+double time_limit_of(const PlanArgs& args, int64_t batch, const Cluster& cluster,
+                     ModelGraphs* graphs) {
   if (args.time_limit > 0 || args.work_limit > 0) return args.time_limit;
   return planner::usual_time_limit(cluster, graphs->at(batch));
 }
 
-std::string limit_of(const Args& args, double seconds) {
+std::string limit_of(const PlanArgs& args, double seconds) {
   return seconds > 0 ? fmt::format("{} s", seconds) : fmt::format("{} states", args.work_limit);
 }
 
@@ -267,7 +268,7 @@ double running() {
                            ticks / static_cast<double>(sysconf(_SC_CLK_TCK)));
 }
 
-Deadline deadline_of(const Args& args, double seconds) {
+Deadline deadline_of(const PlanArgs& args, double seconds) {
   constexpr double kLeast = 0.1, kOutput = 0.05;  // that it has, that follows: parts of the limit
   Deadline::Limits limits;
   limits.interrupted = &interrupted;
@@ -290,7 +291,7 @@ struct TooLarge {
   std::string why;
 };
 
-void run(const Args& args) {
+void run(const PlanArgs& args) {
   if (!args.output.empty()) require_writable("--output", args.output);
   const Cluster cluster = load_cluster(args.cluster, args.scale, args.profile);
   planner::PlanOptions options = options_of(args);
@@ -356,7 +357,7 @@ void run(const Args& args) {
 }  // namespace
 
 void add_plan_command(Command app) {
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<PlanArgs>();
   Command command = app.add_subcommand("plan", "Find the fastest plan for a model on a cluster");
   add_question(command, args.get());
   add_search_options(command, args.get());

@@ -11,14 +11,14 @@ namespace motley {
 
 namespace {
 
-struct Args {
+struct ReportArgs {
   std::string plan, output, profile;
   std::vector<std::string> edits;
   double time_limit = 10;
   bool json = false, quick = false;
 };
 
-Plan read_plan(const Args& args) {
+Plan read_plan(const ReportArgs& args) {
   Plan plan = load_plan(args.plan);
   if (auto problems = check(plan, false); !problems.empty())
     throw user_error("report", "{}: {}", args.plan, problems[0]);
@@ -26,7 +26,7 @@ Plan read_plan(const Args& args) {
   return plan;
 }
 
-void run(const Args& args) {
+void run(const ReportArgs& args) {
   require_writable("--output", args.output);
   if (args.quick && !args.edits.empty())
     throw user_error("report", "--quick plans nothing anew, which --what-if needs; leave one out");
@@ -64,7 +64,7 @@ void run(const Args& args) {
 }  // namespace
 
 void add_report_command(Command app) {
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<ReportArgs>();
   Command command = app.add_subcommand("report", "Write a plan as one page for a browser");
   command.add_option("plan", args->plan, "Plan file").required();
   command.add_option("-o,--output", args->output, "Page to write").required();

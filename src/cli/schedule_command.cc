@@ -88,12 +88,12 @@ void print(const Pipeline& pipeline, const ScheduleRun& run, int micro_batches, 
 }  // namespace
 
 void add_schedule_command(Command app) {
-  struct Args {
+  struct ScheduleArgs {
     std::string stages, kind = "best";
     int64_t micro_batches = 0, width = 110;
     bool json = false;
   };
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<ScheduleArgs>();
   Command command = app.add_subcommand(
       "schedule", "Find a pipeline schedule for given times of stages and links, and draw it");
   command.add_option("--stages", args->stages, "JSON file with the times of stages and links")

@@ -11,11 +11,11 @@
 namespace motley {
 
 void add_simulate_command(Command app) {
-  struct Args {
+  struct SimulateArgs {
     std::string plan, trace, profile;
     bool json = false;
   };
-  auto args = std::make_shared<Args>();
+  auto args = std::make_shared<SimulateArgs>();
   Command command = app.add_subcommand("simulate", "Simulate one step of a plan on every device");
   command.add_option("plan", args->plan, "Plan file").required();
   command.add_option("--trace", args->trace, "Timeline to write, for ui.perfetto.dev");

@@ -107,4 +107,35 @@ void Background::run() {
   }
 }
 
+namespace {
+
+class Later final : public Message {
+ public:
+  Later(Background& background, int64_t number, std::function<void()> then)
+      : background_(background), number_(number), then_(std::move(then)) {}
+  ~Later() override {
+    try {
+      wait();
+    } catch (const std::exception&) {  // whoever waits for another is told
+    }
+  }
+  void wait() override {
+    if (number_ == 0) return;
+    background_.wait(std::exchange(number_, 0));
+    if (then_) then_();
+  }
+
+ private:
+  Background& background_;
+  int64_t number_;
+  std::function<void()> then_;
+};
+
+}  // namespace
+
+std::unique_ptr<Message> message_of(Background& background, int64_t number,
+                                    std::function<void()> then) {
+  return std::make_unique<Later>(background, number, std::move(then));
+}
+
 }  // namespace motley

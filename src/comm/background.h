@@ -12,10 +12,12 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
 
+#include "comm/communicator.h"
 #include "comm/moment.h"
 
 namespace motley {
@@ -58,5 +60,9 @@ class Background {
   std::exception_ptr failure_;
   std::thread thread_;
 };
+
+// What a background does, as a message, and what is left to do then.
+std::unique_ptr<Message> message_of(Background& background, int64_t number,
+                                    std::function<void()> then = nullptr);
 
 }  // namespace motley

@@ -95,32 +95,13 @@ class Reducing final : public Forwarding {
     std::vector<Part> steps;
   };
 
-  class Running final : public Message {
-   public:
-    Running(Background& background, int64_t number) : background_(background), number_(number) {}
-    ~Running() override {
-      try {
-        wait();
-      } catch (const std::exception&) {  // whoever waits for another is told
-      }
-    }
-    void wait() override {
-      if (number_ == 0) return;
-      background_.wait(std::exchange(number_, 0));
-    }
-
-   private:
-    Background& background_;
-    int64_t number_;
-  };
-
   // Programs run in the background, in the order in which they were started: their messages have
   // the same tags.
   std::unique_ptr<Message> started(const Compiled& program, at::Tensor& tensor) {
     if (!background_) background_ = std::make_unique<Background>(device());
     background_->keep(tensor);
     auto all = std::make_shared<at::Tensor>(tensor);
-    return std::make_unique<Running>(*background_, background_->start([this, &program, all] {
+    return message_of(*background_, background_->start([this, &program, all] {
       at::NoGradGuard no_grad;
       // Let go of before the message has arrived: whoever waits for it frees the memory.
       at::Tensor here = std::move(*all);

@@ -63,7 +63,7 @@ class Staged final : public Communicator {
       at::Tensor copy = down(tensor);
       *sent = copied_back({}, copy, on_cpu_.send(copy, to, tag));
     });
-    return std::make_unique<Later>(sends_, number, [sent] { (*sent)->wait(); });
+    return message_of(sends_, number, [sent] { (*sent)->wait(); });
   }
   std::unique_ptr<Message> receive(at::Tensor& tensor, int from, int tag) override {
     at::Tensor copy = room_for(tensor);
@@ -72,29 +72,6 @@ class Staged final : public Communicator {
   }
 
  private:
-  // What a background does, and what is left to do then.
-  class Later final : public Message {
-   public:
-    Later(Background& background, int64_t number, std::function<void()> then)
-        : background_(background), number_(number), then_(std::move(then)) {}
-    ~Later() override {
-      try {
-        wait();
-      } catch (const std::exception&) {  // whoever waits for another is told
-      }
-    }
-    void wait() override {
-      if (number_ == 0) return;
-      background_.wait(std::exchange(number_, 0));
-      if (then_) then_();
-    }
-
-   private:
-    Background& background_;
-    int64_t number_;
-    std::function<void()> then_;
-  };
-
   struct Received final : Message {
     Received(Staged& s, at::Tensor t, at::Tensor c, std::unique_ptr<Message> m)
         : staged(s), tensor(std::move(t)), copy(std::move(c)), message(std::move(m)) {}
@@ -121,7 +98,7 @@ class Staged final : public Communicator {
       on_cpu_.all_reduce(copy, reduction);
       up(copy, tensor);
     });
-    return std::make_unique<Later>(collectives_, number, nullptr);
+    return message_of(collectives_, number);
   }
   template <typename F>
   void run(Background& background, F body) {
