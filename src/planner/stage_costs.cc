@@ -243,7 +243,8 @@ pipeline::StageProfile StageCosts::profile(const pipeline::StageQuery& q) {
   const auto sum = [&](const auto& sums) { return sums[q.last + 1] - sums[q.first]; };
   profile.feasible = sum(on.infeasible) == 0;
   if (!profile.feasible) return profile;
-  const auto times = static_cast<double>(request_.batch / (q.micro_batch * q.pipelines));
+  const int64_t micro_batches = request_.batch / (q.micro_batch * q.pipelines);
+  const auto times = static_cast<double>(micro_batches);
   profile.forward = sum(on.forward);
   // What is done once per step counts with the passes.
   profile.backward = sum(on.backward) + sum(on.once) / times;

@@ -3,7 +3,7 @@
 
     tests/exports/check_peers.py --plans 1000       makes the environments first, if they are not there
     tests/exports/check_peers.py --mutants          of plans with one number changed those that motley accepts: the framework should too
-    tests/exports/check_peers.py --brief            50 plans of the frameworks that are quickly installed, as ./dev test does
+    tests/exports/check_peers.py --brief            50 plans of the frameworks that are quickly installed, as ./dev test --all does
 
 Megatron-LM: its argument parser, validate_args and layout. torchtitan: configuration, degrees and the model itself, without
 memory, of train.toml in 0.2 and of recipe.py in 0.3. torch: the schedule's CSV, as torch.distributed.pipelining loads it, with its
