@@ -39,6 +39,12 @@ constexpr double kMostWork = 1e18;
 constexpr double kPolish[] = {0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064};
 constexpr int kPolishIdle = 2;
 
+// Of a step: what types of devices wait for one another in turn, for programs to be searched for
+// with that in mind.
+constexpr double kWorthWaiting = 1e-2;
+
+constexpr double kWorthRestart = 5e-3;  // gap for which rounds begin elsewhere too
+constexpr double kHalfway[] = {0.5, 0.75};
 constexpr size_t kSizesTried = 3;
 constexpr int64_t kRoughStates = 8;  // of each step, of a search for a bound alone
 
@@ -75,7 +81,9 @@ Alternation AlternationSearch::timed(const std::function<void()>& search) {
   try {
     search();
   } catch (const TimeIsUp&) {
-    polishing_ = false;
+    if (restarted_ && beaten_.feasible && !(best_.feasible && best_.step() < beaten_.step()))
+      best_ = std::move(beaten_);
+    restarted_ = polishing_ = false;
     if (!best_.feasible) throw;
     best_.reason = to_string(StopReason::kTimeLimit);
   }
@@ -159,6 +167,17 @@ void AlternationSearch::prove() {
   most_work_ = most < kMostWork ? deadline.work() + std::max(kLeastWork, static_cast<int64_t>(most))
                                 : std::numeric_limits<int64_t>::max();
   bound();
+  if (model_.types() > 1 && options_.ratios.empty() && gap() > kWorthRestart &&
+      best_.step() <= kNearly * options_.certify_below) {
+    const Seconds before = best_.step();
+    worst_stop_ = stop_;
+    restart([&] { leave_out(); });
+    restart([&] { price_alternating_types(); });
+    if (options_.overlap && options_.certify && gap() > kWideGap)
+      for (const double way : kHalfway) restart([&] { halfway(way); });
+    stop_ = worst_stop_;
+    if (best_.step() < before) bound();
+  }
   best_.reason = to_string(stop_);
 }
 
@@ -202,6 +221,77 @@ void AlternationSearch::finish() {
   if (!options_.overlap) return;
   hide();
   if (options_.sizes) choose_sizes();
+}
+
+void AlternationSearch::restart(const std::function<void()>& rounds) {
+  beaten_ = std::move(best_);
+  restarted_ = true;
+  const Program* program = best_program_;
+  const ValueId first = first_;
+  const std::vector<bool> blocks = best_blocks_;
+  best_ = {};
+  best_blocks_.clear();
+  best_.rounds = beaten_.rounds;
+  best_.solves = beaten_.solves;
+  best_.states = beaten_.states;
+  rounds();
+  if (best_.feasible) finish();
+  restarted_ = false;
+  if (best_.feasible && best_.step() < beaten_.step()) return;
+  beaten_.rounds = best_.rounds;
+  beaten_.solves = best_.solves;
+  beaten_.states = best_.states;
+  best_ = std::move(beaten_);
+  best_program_ = program;
+  first_ = first;
+  best_blocks_ = blocks;
+  sizes_ = best_.program.sizes;
+}
+
+void AlternationSearch::leave_out() {
+  for (int t = 0; t < model_.types(); ++t)
+    if (const std::vector<double> others = without(t); !others.empty())
+      alternate(everywhere(others), {});
+}
+
+std::vector<double> AlternationSearch::without(int type) const {
+  std::vector<double> others = proportional_ratios(model_.cluster());
+  for (int d = 0; d < model_.cluster().size(); ++d)
+    if (model_.cluster().devices[d].type == type) others[d] = 0;
+  const double part = std::accumulate(others.begin(), others.end(), 0.0);
+  if (beaten_.cost.step - beaten_.cost.comm >= part * beaten_.cost.step) return {};
+  for (double& share : others) share /= part;
+  return others;
+}
+
+void AlternationSearch::halfway(double way) {
+  const std::vector<double> all = proportional_ratios(model_.cluster());
+  for (int t = 0; t < model_.types(); ++t) {
+    const std::vector<double> others = without(t);
+    if (others.empty()) continue;
+    std::vector<double> between(all.size());
+    for (size_t d = 0; d < all.size(); ++d) between[d] = all[d] + way * (others[d] - all[d]);
+    weights_ = {};
+    round(everywhere(between), false);
+  }
+  if (!best_.feasible) return;
+  hide();
+  if (bound_overlapped(options_.certify_states) < (1 - kWideGap) * best_.step())
+    bound_synchronised(true);
+}
+
+void AlternationSearch::price_alternating_types() {
+  Seconds stages = 0;
+  std::vector<Seconds> all(model_.types(), 0);
+  for (const StageCost& s : beaten_.cost.stages) {
+    stages += *std::max_element(s.compute.begin(), s.compute.end());
+    for (int t = 0; t < model_.types(); ++t) all[t] += s.compute[t];
+  }
+  const Seconds waiting = stages - *std::max_element(all.begin(), all.end());
+  if (waiting < kWorthWaiting * beaten_.cost.step) return;
+  price_at_slowest_ = true;
+  alternate(beaten_.ratios, {});
+  price_at_slowest_ = false;
 }
 
 Balance AlternationSearch::balance_of(const ProgramCost& cost, bool memory_limit) const {
@@ -287,6 +377,7 @@ Solution AlternationSearch::solve(const Ratios& ratios, const Weights& weights) 
   Shares shares(ratios);
   Fractions fractions(model_.cluster(), shares, options_.redundancy);
   builder_.price(fractions, options_.micro_batches, pricing_);
+  if (price_at_slowest_) builder_.price_at_slowest_type();
   std::optional<Solution> plain = cheapest(builder_.problem(), weights);
   Solution solution =
       plain ? *std::move(plain)
@@ -344,7 +435,7 @@ Ratios AlternationSearch::round(const Ratios& ratios, bool rebalance,
   }
   const Program& program = pool_.of(builder_, solution);
   const Offer& offered = offer(program, ratios);
-  if (weights_.memory.empty() && pricing_ == nullptr)
+  if (weights_.memory.empty() && pricing_ == nullptr && !price_at_slowest_)
     proven_.push_back({ratios, solution.lower_bound + fixed_seconds(weights_)});
   last_ = priced(solution, weights_);
   last_.fits = offered.fits;

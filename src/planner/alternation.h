@@ -4,10 +4,13 @@
 //     Q(s) = argmin over programs of t(Q, B(s-1))      folded search on prices weighted over device
 //     types B(s) = argmin over ratios of t(Q(s), B)          load-balancing LP
 //
-// starting from ratios proportional to speed and, again, from equal ones. The weights of the types
-// are the duals of the LP's stage constraints. Per-device memory is a hard limit: a program that
-// exceeds it is also tried with the cheapest blocks computed again, and programs are searched again
-// with a price per byte, found by the secant method on the dual.
+// starting from ratios proportional to speed and, again, from equal ones; then, to an end of their
+// own, from proportional ones without the devices of one type where communication leaves room, and
+// at prices of the slowest type where types wait for one another in turn, and, where gradients are
+// hidden and the lower bound is far, at shares between those with and without a type. The weights
+// of the types are the duals of the LP's stage constraints. Per-device memory is a hard limit: a
+// program that exceeds it is also tried with the cheapest blocks computed again, and programs are
+// searched again with a price per byte, found by the secant method on the dual.
 //
 // A graph of several segments (graph/segment.h) has ratios for each of them. Its rounds first keep
 // all segments to the same ratios, as if there were one; they go on from the best pair with ratios
@@ -111,7 +114,7 @@ class Alternator {
   ~Alternator();
   Alternation run();
   // What run() leaves out where options do not `certify`: lower bounds, if the best pair takes no
-  // longer than `below`. Better pairs may be found on the way.
+  // longer than `below`; and rounds elsewhere, if it takes not much longer and bounds are far.
   // REQUIRES: run() found something.
   Alternation certify(Seconds below);
 

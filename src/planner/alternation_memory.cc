@@ -82,7 +82,7 @@ const AlternationSearch::Offer& AlternationSearch::offer(const Program& program,
     if (o.program == &program && o.ratios == ratios && o.sizes == sizes_) return o;
   const Deadline& deadline = options_.limits.deadline;
   deadline.spend(static_cast<int64_t>(program.steps.size()));
-  if (best_.feasible) deadline.check();
+  if (best_.feasible || restarted_) deadline.check();
   Shares shares(ratios);
   Fractions fractions(model_.cluster(), shares, options_.redundancy);
   Program formed = program;

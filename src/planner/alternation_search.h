@@ -36,12 +36,13 @@ class AlternationSearch {
 
   // Throws TimeIsUp if the deadline passes before anything is found.
   Alternation run();
-  // What run() leaves out without `certify`, if its answer takes no longer than `below`: the lower
-  // bounds, on the way to which better programs may be found. REQUIRES: run().
+  // What run() leaves out without `certify`, if its answer takes no longer than `below`, or not
+  // much longer: the lower bounds, and rounds elsewhere where they are far. REQUIRES: run().
   Alternation certify(Seconds below);
 
  private:
   void search();
+  // Bounds, and rounds elsewhere where these are far.
   void prove();
   // The best pair after a search, or so far if time is up.
   Alternation timed(const std::function<void()>& search);
@@ -57,6 +58,25 @@ class AlternationSearch {
 
   // What follows the rounds: shares nearby, and programs that hide more.
   void finish();
+
+  // Rounds from another beginning, to their own end: what is best before gradients are hidden need
+  // not be so after. The better end is kept.
+  void restart(const std::function<void()>& rounds);
+
+  // Rounds without the devices of one type.
+  void leave_out();
+
+  // Shares in proportion to speed of all devices but those of a type; empty if computation alone
+  // takes longer than the best step then, as far as speeds tell.
+  std::vector<double> without(int type) const;
+
+  // A round at shares between those in proportion to speed and those without the devices of one
+  // type, to which rounds tend that see no gradients hidden: so much of the way to the latter.
+  // Their bounds come with programs that hide more.
+  void halfway(double way);
+
+  // Rounds for programs in which types wait for one another in turn: no weights of types find them.
+  void price_alternating_types();
 
   // The ratios of a type in every segment, from the linear program.
   Balance balance_of(const ProgramCost& cost, bool memory_limit) const;
@@ -177,14 +197,16 @@ class AlternationSearch {
   std::vector<double> byte_prices_;          // that the limits ask for; empty: none
   Priced last_;                              // of the last round
   std::vector<Ratios> seen_;
-  Alternation best_;
+  Alternation best_, beaten_;              // beaten_: the best so far, while rounds begin anew
   const Program* best_program_ = nullptr;  // of pool_
   GradientSizes sizes_;                    // that programs are offered with
   std::string no_program_, lack_;
   double least_excess_ = 0;
-  bool tied_ = false;          // all segments have the same ratios
-  bool fits_plain_ = false;    // a program fits with nothing computed again
-  std::vector<int> block_of_;  // [node of the graph]
+  bool restarted_ = false;         // rounds begin anew, and beaten_ is the best so far
+  bool price_at_slowest_ = false;  // prices are those of the slowest type of each operator
+  bool tied_ = false;              // all segments have the same ratios
+  bool fits_plain_ = false;        // a program fits with nothing computed again
+  std::vector<int> block_of_;      // [node of the graph]
   int blocks_ = 0;
   // Of the best pair, computed again; empty: none.
   std::vector<bool> best_blocks_;

@@ -68,6 +68,39 @@ TEST(Builder, PriceIsTheCostOfTheProgram) {
   }
 }
 
+// With prices of the slowest type the price is no less than the cost of any program: what is left
+// between them are stages whose operators do not all wait for the same type.
+TEST(Builder, LevelPriceIsNoLessThanTheCost) {
+  double equal = 0;
+  for (const char* name : kGraphs) {
+    const Graph graph = load(name);
+    const Theory theory(graph);
+    const CostModel model(mixed(2, 2));
+    Rng rng(2);
+    for (int trial = 0; trial < 20; ++trial) {
+      const double fast = 0.1 + 0.3 * rng.uniform();
+      const Shares shares({fast, fast, 0.5 - fast, 0.5 - fast});
+      const Fractions fractions(model.cluster(), shares);
+      ProblemBuilder builder(theory, model, Optimizer::adamw);
+      builder.price(fractions);
+      const Solution weighted =
+          solve_folded(builder.problem(), make_order(builder.problem()), {{0.5, 0.5}, {}});
+      builder.price_at_slowest_type();
+      const Weights any{{0, 1}, {}};
+      const Solution level = solve_folded(builder.problem(), make_order(builder.problem()), any);
+      for (const std::vector<int>& option : {weighted.option, level.option}) {
+        const Solution solution = evaluate(builder.problem(), option, any);
+        const Seconds cost =
+            cost_of(theory, builder.program(solution), model, fractions, Optimizer::adamw).step;
+        const Seconds most = solution.price + by_itself(graph, model);
+        EXPECT_LE(cost, most * (1 + 1e-9)) << name;
+        equal = std::max(equal, cost / most);
+      }
+    }
+  }
+  EXPECT_GT(equal, 0.99);
+}
+
 // No program drawn at random is cheaper than the lower bound, on any number of types.
 TEST(Alternation, LowerBoundHoldsAgainstRandomPrograms) {
   for (const char* name : kGraphs) {

@@ -94,6 +94,10 @@ class ProblemBuilder {
   // come decided_seconds(). REQUIRES: what is decided has tables of its own.
   void price(const Fractions& fractions, int micro_batches = 1,
              const OverlapPricing* pricing = nullptr);
+  // Until the next price(), every operator takes on every type what it takes on the slowest: no
+  // program costs more than its price then, and one whose stages are of one kind each costs just
+  // that.
+  void price_at_slowest_type();
   // The parts of a program's cost that prices with an pricing are made of. Gradients that its
   // class all-reduces count whether or not the program does.
   OverlapCost overlap_cost(const Program& program, const Fractions& fractions,

@@ -176,6 +176,12 @@ Bytes ProblemBuilder::least_bytes(int value, int type, const Fractions& fraction
   return least;
 }
 
+void ProblemBuilder::price_at_slowest_type() {
+  for (OptionTable& table : problem_.option_tables)
+    for (Option& o : table.options)
+      o.compute.assign(o.compute.size(), *std::max_element(o.compute.begin(), o.compute.end()));
+}
+
 Seconds ProblemBuilder::received_whole(NodeId node, const Fractions& fractions) const {
   const ValueId v = theory_.graph().node(node).outputs[0];
   Seconds least = kInfinity;
